@@ -38,6 +38,15 @@ JOINS_GRADSKIP = ("zero_gradients",)
 MOST_SEED = 2**32 - 1
 
 
+def wrapped_seed(number: int) -> int:
+    """Return a number as a seed: after `MOST_SEED` they begin again at 0.
+
+    >>> wrapped_seed(MOST_SEED), wrapped_seed(MOST_SEED + 1)
+    (4294967295, 0)
+    """
+    return number % (MOST_SEED + 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _RunFields:
     """Fields of what is trained and of its resources."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.formatting import LINE_WIDTH, ROUNDING, percent, plural, short_name
+from analysis.formatting import LINE_WIDTH, ROUNDING, percent, plural, short_name, whole_percent
 from analysis.io.layout import StudyInfo
 from analysis.metrics.accounting import SearchCost
 from analysis.metrics.confirmation import compared, of_trial, saved_again, without_refuted
@@ -134,7 +134,7 @@ def headline(
         text = (
             f"You can skip {percent(saved_again(again))} of {share} {words.at(again[quality.drop])} in "
             f"{compared(again)} (allowed: {words.allowed}); confirmed over {plural(again['seeds'], 'seed')}: "
-            f"{words.at_most(again['drop_high'])} with {again['confidence']:.0%} confidence."
+            f"{words.at_most(again['drop_high'])} with {whole_percent(again['confidence'])} confidence."
         )
     else:
         text = (
@@ -338,7 +338,7 @@ def about_answer(
         f"# Confirmed on {plural(again['seeds'], 'fresh seed')}{_and_split(best)}: {saved} "
         f"{percent(saved_again(again))},",
         f"#   {drop_words(quality)} {drop_text(again[quality.drop], quality)}; {words.at_most(again['drop_high'])} "
-        f"with {again['confidence']:.0%} confidence.",
+        f"with {whole_percent(again['confidence'])} confidence.",
     ]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import search_spaces
 from analysis.formatting import LINE_WIDTH, percent, plural
 from analysis.io.study_options import options_of, results_here
-from trainables.config import MOST_SEED, TrialConfig, check_integer
+from trainables.config import TrialConfig, check_integer, wrapped_seed
 from trainables.errors import UserError
 from trainables.quality import Quality
 from tune_cac.cli.options import add_options, add_results
@@ -110,7 +110,7 @@ def _searched(arguments: argparse.Namespace, given: TrialConfig) -> bool:
     from tune_cac.tuning.seeds import search_seeds, study_name
 
     check_integer("--seeds", arguments.seeds, 2)
-    seeds = [(given.seed + n) % (MOST_SEED + 1) for n in range(arguments.seeds)]
+    seeds = [wrapped_seed(given.seed + n) for n in range(arguments.seeds)]
     prior = list(arguments.prior or ())
     on_gpu = {"gpus_per_trial": 1.0} if given.device == "cuda" else {}
     name = arguments.name or NAME

@@ -31,7 +31,7 @@ from tune_cac.study.budgets import check_cost_budget, read_bytes, read_duration
 from tune_cac.study.database import check_url
 from tune_cac.study.fixed_params import check_hold, has_marks, with_schedule
 from tune_cac.study.grid_options import check_points, check_sampler, grid_of
-from tune_cac.study.run_lengths import AUTO_LENGTHS, read_lengths
+from tune_cac.study.length_option import AUTO_LENGTHS, read_lengths
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from analysis.metrics.other_seeds import is_unsure, with_holds
 from analysis.metrics.ranking import rank
 from analysis.presentation.summary_text import config_of
 from analysis.quality_words import drop_words
-from trainables.config import MOST_SEED, TrialConfig, check_integer
+from trainables.config import TrialConfig, check_integer, wrapped_seed
 from trainables.errors import UserError
 from trainables.quality import Quality
 from trainables.storage import joined
@@ -104,7 +104,7 @@ def confirm(
             f"{drop_words(info.quality)} of {info.allowed_drop}: search more trials, or anew with a larger "
             "--allowed-drop"
         )
-    fresh = [(info.seed + 1 + n) % (MOST_SEED + 1) for n in range(seeds)]
+    fresh = [wrapped_seed(info.seed + 1 + n) for n in range(seeds)]
     wanted = runs(candidates, base, fresh)
     child = layout.confirmation
     check_writable(layout.root)

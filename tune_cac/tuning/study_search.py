@@ -15,7 +15,7 @@ from analysis.io.studies import read_journal
 from analysis.io.study_options import RESULTS, SURE, results_here
 from search_spaces import SpaceContext
 from search_spaces.grid import GridPoints
-from trainables.config import MOST_SEED, TrialConfig
+from trainables.config import TrialConfig, wrapped_seed
 from trainables.errors import UserError
 from trainables.registry import BY_NETWORK, is_factory
 from trainables.script.placeholders import names
@@ -27,11 +27,11 @@ from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.fixed_params import check_hold_on_run, shown_hold, with_watch
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, written
 from tune_cac.study.grid_options import points_of, trials_in_all, words_of
+from tune_cac.study.length_option import AUTO_LENGTHS
 from tune_cac.study.object_storage import copied_to_storage, fetch_study
 from tune_cac.study.option_signatures import with_options
 from tune_cac.study.options import SearchOptions
 from tune_cac.study.result_files import write_answer
-from tune_cac.study.run_lengths import AUTO_LENGTHS
 from tune_cac.study.script_files import check_unchanged, script_identity
 from tune_cac.study.study_result import SearchResult, answer
 from tune_cac.tuning.outcomes.prior_reading import priors_in, read_priors
@@ -319,7 +319,7 @@ def _searcher(
         context,
         base,
         # A later search of the same study must not draw the same random start again.
-        seed=(options.seed + 7919 * earlier) % (MOST_SEED + 1),
+        seed=wrapped_seed(options.seed + 7919 * earlier),
         grid=grid,
     )
     if len(searcher.study.get_trials(deepcopy=False)) == 0:

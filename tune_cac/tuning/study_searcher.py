@@ -15,7 +15,7 @@ from ray.tune.search import Searcher
 from analysis.metrics.controls import CUT, SHORTER
 from search_spaces import Space, SpaceContext
 from search_spaces.grid import GridPoints
-from trainables.config import MOST_SEED, TrialConfig
+from trainables.config import TrialConfig, wrapped_seed
 from trainables.metrics import ROW_KEYS, objective_keys
 from trainables.storage import parent
 from tune_cac.study.grid_options import AUTO
@@ -135,7 +135,7 @@ class StudySearch(JournalSearcher):
         """Trials that are begun again."""
         self.candidates = Candidates(
             trials=self.trials, base=base, allowed_drop=allowed_drop, sampler=make_sampler(seed),
-            fresh_sampler=lambda number: make_sampler((seed + number) % MOST_SEED, sampler),
+            fresh_sampler=lambda number: make_sampler(wrapped_seed(seed + number), sampler),
             config_of=self._config, changes_nothing=lambda config: self.learn().does_nothing(config),
         )  # fmt: skip
         """Draws settings and checks them before training."""

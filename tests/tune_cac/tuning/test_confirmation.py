@@ -100,12 +100,12 @@ def test_what_is_confirmed_is_preferred_and_said(tmp_path: Path) -> None:
     assert best["trial"] == 3
     assert headline(ranking, best, 0.005, confirmation=table) == (
         "You can skip 19.0 % of the training compute at a loss of 0.10 points in test accuracy (allowed: 0.50 points); "
-        "confirmed over 5 seeds: the accuracy loss is at most 0.40 points with 95% confidence."
+        "confirmed over 5 seeds: the accuracy loss is at most 0.40 points with 95 % confidence."
     )
     info = analysis.io.layout.Layout(folder).read_info()
     lines = best_env(info, best, 0.005, confirmation=table).splitlines()
     assert "# Confirmed on 5 fresh seeds and the test split: compute saved 19.0 %," in lines
-    assert "#   accuracy loss 0.10 points; the accuracy loss is at most 0.40 points with 95% confidence." in lines
+    assert "#   accuracy loss 0.10 points; the accuracy loss is at most 0.40 points with 95 % confidence." in lines
 
 
 def test_with_a_price_the_confirmed_setting_that_is_worth_most_is_preferred(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_nothing_lost_is_said_so(tmp_path: Path) -> None:
     folder = study(tmp_path, trial(0.3))
     ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
     table = confirmation((1, 0.3, -0.01, -0.002, True))
-    assert "confirmed over 5 seeds: nothing is lost with 95% confidence." in headline(
+    assert "confirmed over 5 seeds: nothing is lost with 95 % confidence." in headline(
         ranking, best_or_confirmed(ranking, table), 0.005, confirmation=table
     )
 
@@ -317,7 +317,7 @@ def test_what_training_shorter_reaches_is_said_in_headline_and_settings(shorter:
     assert found.headline.partition("One seed, not confirmed.")[2].strip() == unconfirmed
     table = confirmation((1, 0.29, 0.001, 0.004, True))
     said = headline(found.ranking, best, 0.005, confirmation=table, line=found.control_line)
-    assert said.partition("with 95% confidence.")[2].strip() == confirmed
+    assert said.partition("with 95 % confidence.")[2].strip() == confirmed
     write_answer(analysis.io.layout.Layout(found.folder), found)
     lines = (found.folder / "best.env").read_text().splitlines()
     assert (

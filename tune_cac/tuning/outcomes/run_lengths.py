@@ -13,7 +13,7 @@ from typing import Any
 from analysis.metrics.controls import CUT, SHORTER
 from trainables.config import TrialConfig
 from trainables.quality import allowed_amount
-from tune_cac.study.run_lengths import AUTO_LENGTHS, read_lengths
+from tune_cac.study.length_option import AUTO_LENGTHS, read_lengths
 from tune_cac.tuning.optuna_objectives import missing_objectives
 from tune_cac.tuning.outcomes.prior import PriorStudy, first_length
 from tune_cac.tuning.outcomes.trial_attributes import OF_EPOCHS

@@ -17,8 +17,8 @@ from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.stage_tree.shared_run import SharedRun, Sharing
+from tune_cac.study.length_option import read_lengths
 from tune_cac.study.options import SearchOptions
-from tune_cac.study.run_lengths import read_lengths
 from tune_cac.tuning.outcomes.prior import PriorRun, PriorStudy
 from tune_cac.tuning.outcomes.run_lengths import lengths_in_epochs
 from tune_cac.tuning.study_searcher import FINISHED
