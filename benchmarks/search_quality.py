@@ -5,8 +5,9 @@
                                         [--epochs N] [--sure P] [--fresh 0] [--equal-compute] [--results FOLDER]
 
 Each search is a command of its own. ``lengths`` is the default search, with cut dense runs and all controls, whose cost
-counts; ``early`` the same with early ends of trials; ``auto`` the default on runs of full length, without controls; the
-others (``tpe``, ``random``, ``gp``, ``nsga2``) are samplers of Optuna over our stage tree, without controls, and
+counts; ``early`` the same with early ends of trials; ``prior`` the same from the default search of the seed before (the
+first from that of the last), whose cost does not count; ``auto`` the default on runs of full length, without controls;
+the others (``tpe``, ``random``, ``gp``, ``nsga2``) are samplers of Optuna over our stage tree, without controls, and
 ``asha`` is Ray's scheduler without that tree (``asha_search.py``, always with ``--equal-compute``). With
 ``--equal-compute`` all but the first search named may execute what the first one did.
 
@@ -28,11 +29,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 import numpy as np
 from fresh_seeds import ALLOWED, fresh_losses, fresh_seeds, share_kept
@@ -85,7 +84,7 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
     """
     import analysis
     from analysis.io.layout import Layout
-    from analysis.io.studies import read_journal
+    from analysis.presentation.summary_text import config_of
     from tune_cac.study.study_result import answer
 
     if kind == "asha":
@@ -93,7 +92,10 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
     name = f"{kind}-{seed}" if budget is None else f"{kind}-equal-{seed}"
     study, begun, wall_time_s = folder / "results" / name, time.perf_counter(), 0.0
     if not (study / "best.env").exists():
-        ours = {"lengths": (), "early": ("--early-ending",)}
+        before = (seed - 1) % arguments.seeds
+        if kind == "prior":
+            found_by("lengths", before, folder, arguments, None)
+        ours = {"lengths": (), "early": ("--early-ending",), "prior": ("--prior", f"lengths-{before}")}
         how = ("--sampler", "auto", *ours[kind]) if kind in ours else ("--sampler", kind, "--no-controls")
         given = {"--data": arguments.data, "--model": arguments.model, "--epochs": arguments.epochs}
         run(
@@ -105,14 +107,13 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
             *(() if arguments.sure is None or kind not in ours else ("--sure", str(arguments.sure))),
         )  # fmt: skip
         wall_time_s = time.perf_counter() - begun
-    trials = analysis.load(study)
+    found = answer(Layout(study), allowed_drop=ALLOWED)
+    trials, best = found.trials, found.best
+    assert best is not None  # the baseline at least
     ended = trials[(trials["status"] == "completed") & (trials["role"] != "control")]
     within = ended[ended["accuracy_drop"] <= ALLOWED + 1e-9]
     points = ended[["accuracy_drop", "compute_saved"]].to_numpy(float) * (-1.0, 1.0)
-    best = answer(Layout(study), allowed_drop=ALLOWED).best
-    assert best is not None  # the baseline at least
-    (config,) = (one["config"] for one in read_journal(study / "optuna.journal") if one["trial"] == best["trial"])
-    loss, kept = on_fresh_seeds(config, float(best["compute_saved"]), seed, folder, arguments)
+    loss, kept = on_fresh_seeds(config_of(best), float(best["compute_saved"]), seed, folder, arguments)
     return Found(
         saved=float(best["compute_saved"]),
         most=float(within["compute_saved"].max()),
@@ -153,7 +154,7 @@ def found_by_asha(seed: int, folder: Path, arguments: argparse.Namespace, budget
     told = json.loads(file.read_text())
     points = np.array([(-one["loss"], one["saved"]) for one in told["rows"]])
     saved = float(points[points[:, 0] >= -ALLOWED - 1e-9, 1].max())
-    loss, kept = on_fresh_seeds(told["answer"], saved, seed, folder, arguments)
+    loss, kept = on_fresh_seeds(TrialConfig.from_mapping(told["answer"]), saved, seed, folder, arguments)
     return Found(
         saved=saved,
         most=saved,
@@ -167,18 +168,17 @@ def found_by_asha(seed: int, folder: Path, arguments: argparse.Namespace, budget
 
 
 def on_fresh_seeds(
-    answer: Mapping[str, Any], saved: float, seed: int, folder: Path, arguments: argparse.Namespace
+    answer: TrialConfig, saved: float, seed: int, folder: Path, arguments: argparse.Namespace
 ) -> tuple[float, float]:
     """Return mean loss and share within the allowed loss of an answer on fresh seeds; NaN for no seeds."""
     if arguments.fresh == 0:
         return float("nan"), float("nan")
     if saved <= 0:
         return 0.0, 1.0
-    config = TrialConfig.from_mapping(answer)
     epochs = (
-        default_epochs(config.workload, config.workload_options or ()) if arguments.epochs is None else arguments.epochs
+        default_epochs(answer.workload, answer.workload_options or ()) if arguments.epochs is None else arguments.epochs
     )
-    found = fresh_losses(config, epochs, fresh_seeds(seed, arguments.fresh), folder, arguments.concurrency)
+    found = fresh_losses(answer, epochs, fresh_seeds(seed, arguments.fresh), folder, arguments.concurrency)
     losses = [loss for loss, _ in found]
     return fmean(losses), share_kept(losses)
 
