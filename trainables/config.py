@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, make_dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
@@ -222,6 +222,10 @@ class TrialConfig(RecipeFields, GradientFields, _VariableFields, _RunFields):
 
     def gradskip_settings(self) -> Settings:
         """Return the Gradient-Skip settings, with published defaults for unset variables; ignores the environment."""
+        return self._gradskip_settings
+
+    @cached_property  # a replay of thousands of configurations asks for those of each several times
+    def _gradskip_settings(self) -> Settings:
         return Settings.from_environment({}, **self._variables())
 
     def settings_of_network(self, network: str) -> Settings:

@@ -35,6 +35,7 @@ from tune_cac.tuning.outcomes.outcome_queue import SETTINGS
 from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, features_of, prior_rows
 from tune_cac.tuning.outcomes.prior_reading import study_as_prior
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
+from tune_cac.tuning.outcomes.region_middle import at_middle
 from tune_cac.tuning.outcomes.run_lengths import SHORTEST, at_most
 from tune_cac.tuning.outcomes.seed_luck import luck_of_one_run
 from tune_cac.tuning.outcomes.trace_extension import extended
@@ -140,8 +141,8 @@ def foreseen(
     until: int,
     earlier: Sequence[Earlier],
     complete: Callable[[list[dict[str, Any]]], RunTrace] | None = None,
-) -> tuple[RunTrace, list[Outcome]]:
-    """Return the run's extended trace and the distinct outcomes of the space's settings on it.
+) -> tuple[WarmStart, list[Outcome]]:
+    """Return the space on the run with its extended trace, and the distinct outcomes of its settings there.
 
     Args:
         known: the space on the run.
@@ -155,22 +156,26 @@ def foreseen(
     drawn = ranges.drawn(known.base.seed, SETTINGS)
     if complete is not None:
         trace = extended(complete([values for _, values in drawn]), until, traces)
-    return trace, distinct_outcomes(replace(ranges, trace=trace), drawn)[0]
+    ranges = replace(ranges, trace=trace)
+    return ranges, distinct_outcomes(ranges, drawn)[0]
 
 
 def recommended(
-    trace: RunTrace, outcomes: Sequence[Outcome], earlier: Sequence[Earlier]
+    known: WarmStart, outcomes: Sequence[Outcome], earlier: Sequence[Earlier]
 ) -> tuple[Recommendation, Recommendation | None] | None:
     """Return the outcome that saves most of those that surely stay within the allowed loss, or the surest one.
 
+    Thresholds are in the middle of the values that train alike: the rest of the run is foreseen, not known.
+
     Args:
-        trace: of the full run.
+        known: the space on the full run (`foreseen`).
         outcomes: on it; their stops are considered at the same shares of shorter runs, too.
         earlier: the studies.
 
     Returns:
         That on the full run, and that on a shorter one if it is better; None if there is no outcome.
     """
+    trace = known.trace
     full = trace.run["epochs"]
     choices = [at_length(one, trace, epochs) for epochs in (full, *shorter_lengths(earlier, full)) for one in outcomes]
     if not choices:
@@ -181,7 +186,8 @@ def recommended(
     made = [Recommendation(outcome=one, loss=loss, spread=spread, within=p) for one, loss, spread, p in figures]
     whole = max(made[: len(outcomes)], key=lambda one: one.rank)
     best = max(made, key=lambda one: one.rank)
-    return whole, best if best.rank > whole.rank else None
+    middle = replace(whole, outcome=at_middle(whole.outcome, known, trace))
+    return middle, best if best.rank > whole.rank else None
 
 
 def at_length(one: Outcome, trace: RunTrace, epochs: int) -> Outcome:
@@ -251,8 +257,7 @@ def left_out(earlier: Sequence[Earlier], share: float) -> Errors | None:
     for place, one in enumerate(earlier):
         trace = one.known.trace
         others = [*earlier[:place], *earlier[place + 1 :]]
-        extension, outcomes = foreseen(one.known, max(1, round(share * trace.total_steps)), others)
-        chosen = recommended(extension, outcomes, others)
+        chosen = recommended(*foreseen(one.known, max(1, round(share * trace.total_steps)), others), others)
         if chosen is None:
             continue
         choice, shorter = chosen
@@ -323,8 +328,7 @@ def recommend(
             return completed(store, read_trace(store), settings)
 
         until = epochs * known.trace.steps_per_epoch
-        trace, outcomes = foreseen(known, until, earlier, complete)
-        chosen = recommended(trace, outcomes, earlier)
+        chosen = recommended(*foreseen(known, until, earlier, complete), earlier)
         if chosen is None:
             return None
         full, shorter = chosen

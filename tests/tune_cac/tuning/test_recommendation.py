@@ -28,11 +28,14 @@ from tune_cac.tuning.recommendation import (
     Recommendation,
     check_space,
     expected,
+    foreseen,
     left_out,
     read_earlier,
     recommend,
+    recommended,
     shorter_lengths,
 )
+from tune_cac.tuning.warm_start.threshold_ranges import outcome, predictions
 
 SPACE = "auto_thresholds"
 
@@ -69,6 +72,24 @@ def test_what_is_recommended_saves_as_much_when_it_is_trained(earlier: list[Earl
     assert stops.outcome.stops == thresholds.outcome.stops
     assert 0 < thresholds.outcome.saved < 1
     assert thresholds.spread > 0
+
+
+@pytest.mark.slow
+def test_thresholds_are_in_the_middle_of_what_trains_alike(earlier: list[Earlier]) -> None:
+    known, outcomes = foreseen(earlier[0].known, 8, earlier[1:])
+    chosen = recommended(known, outcomes, earlier[1:])
+    assert chosen is not None
+    one = chosen[0].outcome
+    low, high = known.context.start_thr_range
+    values = np.linspace(low, high, 2001)
+    rows = predictions(known.trace, [{**one.config, "CAC_VAR_START_THR": float(value)} for value in values])
+    alike = np.array([row is not None and outcome(row, one.config) == one.identity for row in rows])
+    own = int(np.argmin(np.abs(values - one.config["CAC_VAR_START_THR"])))
+    assert alike[own]
+    others = np.flatnonzero(~alike)
+    first, last = max(others[others < own], default=-1) + 1, min(others[others > own], default=len(values)) - 1
+    assert not alike.all()
+    assert own == pytest.approx((first + last) / 2, abs=(last - first) / 20)  # ends are found to a 16th of a step
 
 
 def trained(found: Recommendation) -> dict[str, Any]:
