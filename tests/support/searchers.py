@@ -28,6 +28,7 @@ def searcher(
     hold: dict[str, Any] | None = None,
     context: SpaceContext = CONTEXT,
     baseline: bool = True,
+    own: Space | None = None,
     **more: Any,
 ) -> StudySearch:
     """A searcher; its baseline has completed, as trial 0, unless told otherwise. ``more``: further arguments."""
@@ -42,7 +43,7 @@ def searcher(
         tree=folder / "tree",
         budget_bytes=0,
         trials=1,
-        **{"space": search_spaces.load(space), "base": TrialConfig(method="none"), **more},
+        **{"space": own or search_spaces.load(space), "base": TrialConfig(method="none"), **more},
     )
     if begin:
         made.begin()

@@ -11,6 +11,7 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
+from analysis.formatting import plural
 from trainables.compression.model_check import facts_of_run
 from trainables.compression.schedule import ModelFacts, read_schedule, resolve
 from trainables.compression.trial.from_config import schedule_of
@@ -19,10 +20,14 @@ from trainables.errors import UserError
 from tune_cac.tuning.draft_study import DraftStudy
 from tune_cac.tuning.optuna_objectives import tell_complete
 from tune_cac.tuning.study_trials import StudyTrials
+from tune_cac.tuning.trained_settings import TrainedSettings
 from tune_cac.tuning.warm_start.baseline import WarmStart
 
 #: Most settings skipped in a row because they change nothing; the next one is trained anyway.
 _MOST_SKIPPED = 50
+#: Most settings drawn in a row that the study has; then it is taken to have all. The second half is drawn at random,
+#: for a sampler may stay where it was best.
+_MOST_REPEATED = 50
 #: Most combinations of values in a row that do not fit the model; then the search ends.
 _MOST_IMPOSSIBLE = 200
 #: Most settings at a study's start that are chosen by replay; at most a third of its trials.
@@ -51,6 +56,8 @@ class Candidates:
     """Facts on the model, by the workload's options."""
     _skips: int = _MOST_SKIPPED
     """Most settings to skip for the next trial."""
+    ended: bool = False
+    """Whether no setting was found that the study does not have."""
 
     @cached_property
     def drafts(self) -> DraftStudy:
@@ -61,12 +68,23 @@ class Candidates:
     def _plain_drafts(self) -> DraftStudy:
         return DraftStudy(self.trials, self.fresh_sampler(0), with_parameters=True)
 
-    def start_one_that_acts(self, baseline: dict[str, Any] | None) -> optuna.Trial:
-        """Start a sampled setting that changes the baseline's training.
+    @cached_property
+    def _trained(self) -> TrainedSettings:
+        return TrainedSettings(self.trials)
+
+    def why_ended(self) -> str:
+        """Return in one line why the search ended before its trials were used up."""
+        return (
+            f"ended after {plural(self.trials.finished_count(), 'trial')}: {_MOST_REPEATED} settings drawn in a row "
+            "had been trained before"
+        )
+
+    def start_one_that_acts(self, baseline: dict[str, Any] | None) -> optuna.Trial | None:
+        """Start a sampled setting that the study lacks and that changes the baseline's training; None if none is found.
 
         It is drawn in a copy of the study in which skipped settings have the baseline's result, so that the sampler
         avoids them. The study itself holds only trials that are trained. Where none is found that acts, fewer are
-        skipped for the next one.
+        skipped for the next one, and the last one is trained.
 
         Args:
             baseline: its result row; None if it is not known what acts, so that none is skipped.
@@ -74,8 +92,10 @@ class Candidates:
         self.drafts.follow()
         draft = self.drafts.study
         for last in range(self._skips, -1, -1):
-            drawn = draft.ask()
-            config = self.config_of(drawn)
+            if (found := self._draw_new(draft)) is None:
+                self.ended = True
+                return None
+            drawn, config = found
             acts = baseline is None or not self.changes_nothing(TrialConfig.from_mapping(config))
             if acts or last == 0 or baseline is None:
                 break
@@ -84,6 +104,23 @@ class Candidates:
         trial = self.trials.start({}, params=drawn.params, distributions=drawn.distributions)
         self.drafts.begin(drawn.number, trial.number)
         return trial
+
+    def _draw_new(self, draft: optuna.Study) -> tuple[optuna.Trial, Mapping[str, Any]] | None:
+        """Return a draw that the study does not have, with its configuration; None if many in a row were known."""
+        self._trained.follow()
+        sampler = draft.sampler
+        try:
+            for repeated in range(_MOST_REPEATED):
+                if repeated == _MOST_REPEATED // 2:
+                    draft.sampler = optuna.samplers.RandomSampler(seed=len(draft.get_trials(deepcopy=False)))
+                drawn = draft.ask()
+                config = self.config_of(drawn)
+                if not self._trained.have(config):
+                    return drawn, config
+                draft.tell(drawn, state=TrialState.FAIL)  # no sampler learns from it
+        finally:
+            draft.sampler = sampler
+        return None
 
     def start_plain(self) -> optuna.Trial:
         """Start a setting that a plain sampler draws.
