@@ -94,7 +94,9 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
     if not (study / "best.env").exists():
         before = (seed - 1) % arguments.seeds
         if kind == "prior":
+            assert arguments.seeds > 1, "prior needs --seeds of at least 2: a search from the study of another seed"
             found_by("lengths", before, folder, arguments, None)
+            begun = time.perf_counter()
         ours = {"lengths": (), "early": ("--early-ending",), "prior": ("--prior", f"lengths-{before}")}
         how = ("--sampler", "auto", *ours[kind]) if kind in ours else ("--sampler", kind, "--no-controls")
         given = {"--data": arguments.data, "--model": arguments.model, "--epochs": arguments.epochs}

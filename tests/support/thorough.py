@@ -1,4 +1,4 @@
-"""Cases of which the first stands for all in CI."""
+"""Cases of which the first stands for all in `make test`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--top", type=int, default=5, help="settings to retrain (default: 5)")
     parser.add_argument("--seeds", type=int, default=5, help="fresh seeds (default: 5)")
-    parser.add_argument("--concurrency", type=int, help="runs at a time (default: what the processors allow)")
+    parser.add_argument("--concurrency", type=int, help="runs at a time (default: what the assigned processors allow)")
     add_options(
         parser, (found for found in options_of(SearchOptions) if found.name in ("checkpoint_budget", "address"))
     )

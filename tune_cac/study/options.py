@@ -79,7 +79,11 @@ class SearchOptions(StudyOptions):
         on_resume=True,
     )
     concurrency: int | None = option(
-        None, "trials at a time", at_least=1, default_words="what the processors allow", on_resume=True
+        None,
+        "trials at a time",
+        at_least=1,
+        default_words="what the assigned processors allow",
+        on_resume=True,
     )
     cpus_per_trial: int = option(1, "processors a trial, and its torch threads", at_least=1, on_resume=True)
     checkpoint_every_s: float = option(

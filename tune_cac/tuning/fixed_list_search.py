@@ -25,6 +25,7 @@ class FixedListSearch(StudySearch):
 
     def __init__(self, *, wanted: Sequence[PredefinedTrial], **how: Any) -> None:
         super().__init__(**how)
+        self.outcomes = None  # none is chosen, and runs of several seeds say nothing of other seeds to it
         self._wanted = list(wanted)
         self._again = self._failed_before()
 

@@ -57,7 +57,7 @@ class SearchProgress(tune.Callback):
         # empty text.
         self._baselines: dict[str, dict[str, Any]] = {}
         self._within: dict[str, list[tuple[float, float, int]]] = {}  # compute saved, gain of the metric, -number
-        self._likely: list[tuple[float, float, int]] | None = None  # those of them that may be the answer; None: ask
+        self._best: tuple[float, float, int] | None = None  # the best that may be the answer; None: to be found again
         self._unjudged: dict[str, list[tuple[int, dict[str, Any]]]] = {}  # trials that ended before their baseline
         self._dense_flops = 0  # of the largest baseline
         self.counts_shares = False
@@ -114,7 +114,7 @@ class SearchProgress(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Count a trial that ended well, or early, and show its result."""
-        row = self._live.pop(trial.trial_id, {})
+        row, self._best = self._live.pop(trial.trial_id, {}), None
         self._spend(row)
         number, role = trial.config["trial"], trial.config["role"]
         if self._early_stopper is not None and (why := self._early_stopper.why(trial.trial_id)):
@@ -141,7 +141,7 @@ class SearchProgress(tune.Callback):
         """Report a trial that raised to the searcher and show its message."""
         failure = failure_of(trial, silent_s=self._silent_s(trial), timeout_s=self._timeout_s)
         message = failure.message
-        row = self._live.pop(trial.trial_id, {})
+        row, self._best = self._live.pop(trial.trial_id, {}), None
         self._spend(row)
         if self._searcher.tell_failure(trial.trial_id, message, died=failure.died, out_of_memory=failure.out_of_memory):
             self._say(f"trial {trial.config['trial']} failed and is begun again: {message}")
@@ -178,7 +178,6 @@ class SearchProgress(tune.Callback):
         for judged, its_row in waiting:
             lost = self._quality.lost(its_row[self._quality.key], reference)
             if lost <= most:
-                self._likely = None
                 self._within.setdefault(options, []).append((self._saved(its_row, baseline), -lost, -judged))
         waiting.clear()
 
@@ -243,10 +242,11 @@ class SearchProgress(tune.Callback):
     def _best_so_far(self) -> str:
         if not self._baselines:
             return "no baseline yet"
-        if self._likely is None:
-            unsure = unsure_trials(self._searcher)
-            self._likely = [one for found in self._within.values() for one in found if -one[2] not in unsure]
-        saved, gain, number = max(self._likely, default=(0.0, 0.0, 0))  # a baseline may have no finite value
+        if self._best is None:
+            unsure = set(unsure_trials(self._searcher))
+            likely = (one for found in self._within.values() for one in found if -one[2] not in unsure)
+            self._best = max(likely, default=(0.0, 0.0, 0))  # a baseline may have no finite value
+        saved, gain, number = self._best
         if saved <= 0:
             return "nothing saved yet"
         return (

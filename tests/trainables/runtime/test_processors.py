@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from trainables.errors import UserError
+from trainables.runtime.processors import processors
+
 SEARCHED = "from tune_cac.study.options import SearchOptions; print(SearchOptions().trials_at_a_time)"
 
 
@@ -20,3 +23,11 @@ def test_a_batch_system_may_assign_fewer_than_the_machine_has() -> None:
         [sys.executable, "-c", assigned + SEARCHED], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "1"
+
+
+def test_a_limit_that_is_no_number_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "x")
+    with pytest.raises(UserError, match="LOKY_MAX_CPU_COUNT must be an integer >= 1, got 'x': unset it"):
+        processors()
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
+    assert processors() == 1

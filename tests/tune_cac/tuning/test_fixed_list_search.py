@@ -11,11 +11,12 @@ from searchers import CONTEXT, row, told
 from studies import result_row, write_study
 
 import search_spaces
-from analysis.io.layout import Layout
+from analysis.io.layout import Layout, StudyInfo
 from trainables.config import TrialConfig
 from tune_cac.cli.main import main
 from tune_cac.study.folder import is_locked, locked
 from tune_cac.tuning.fixed_list_search import FixedListSearch
+from tune_cac.tuning.outcomes.known_holds import unsure_trials, write_holds
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.study_searcher import FINISHED
 
@@ -43,6 +44,11 @@ def test_runs_are_trained_in_their_order_and_once(tmp_path: Path) -> None:
     assert search.suggest("d") == FINISHED
     assert [trial.values for trial in told(tmp_path)] == [[0.9, 0.0]] * 3
     assert given(tmp_path).suggest("e") == FINISHED
+    assert unsure_trials(search) == []  # runs of several seeds say nothing of other seeds
+    layout = Layout(tmp_path)
+    layout.write_info(StudyInfo(space="auto_thresholds", workload="digits", epochs=1, seed=0, versions={}))
+    write_holds(layout, search)
+    assert layout.read_info().holds == {}
 
 
 def test_what_was_interrupted_or_failed_is_trained_again_and_what_diverged_is_not(tmp_path: Path) -> None:

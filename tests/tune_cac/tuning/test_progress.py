@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,11 +90,30 @@ def test_the_best_so_far_is_one_that_may_be_the_answer_and_what_says_so_is_writt
     assert progress.summary().startswith("best 25.0 % saved at 0.00 points of accuracy loss (trial 1), ")
     assert layout.read_info().holds == {"1": 0.9, "2": 0.4}
     holds[2] = 0.6  # what is known of it changes with every further trial
-    progress.on_trial_result(0, [], a_trial(3), result_row(0.97, saved=0.1))
+    progress.on_trial_result(0, [], a_trial(3), result_row(0.9, saved=0.1))  # loses too much
     progress.on_trial_complete(0, [], a_trial(3))
     written.on_trial_complete(0, [], a_trial(3))
     assert progress.summary().startswith("best 50.0 % saved at 0.00 points of accuracy loss (trial 2), ")
     assert layout.read_info().holds == {"1": 0.9, "2": 0.6}
+
+
+def test_a_disk_that_is_full_when_they_are_written_fails_no_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout(tmp_path)
+    layout.write_info(StudyInfo(space="auto_thresholds", workload="digits", epochs=1, seed=0, versions={}))
+    known: Any = SimpleNamespace(outcomes=SimpleNamespace(holds=lambda: {1: 0.9}), gave_up="")
+    written = HoldsWriter(layout, known)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Layout, "write_info", full)
+        written.on_trial_complete(0, [], a_trial(1))  # Ray would take an error for the trial's
+    assert layout.read_info().holds == {}
+    written.on_trial_error(0, [], a_trial(2))
+    assert layout.read_info().holds == {"1": 0.9}
 
 
 @pytest.mark.parametrize("error", [*DEATHS, None])

@@ -5,6 +5,7 @@ They are written after every trial, so that a search that is killed leaves them 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -43,7 +44,12 @@ class HoldsWriter(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Write them once the searcher has the trial's result."""
-        write_holds(self._layout, self._searcher)
+        with suppress(OSError):  # Ray would take it for the trial's; they are written again after the next one
+            write_holds(self._layout, self._searcher)
+
+    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """Write them without a trial that failed."""
+        self.on_trial_complete(iteration, trials, trial)
 
 
 def write_holds(layout: Layout, searcher: Search) -> None:
