@@ -13,6 +13,7 @@ import pandas as pd
 
 from analysis.io.checked import numbers_of
 from analysis.metrics.controls import is_cut
+from analysis.metrics.duplicates import duplicate_of
 
 #: Statuses of ended trials. An interrupted one continues as a later trial, so only its compute counts.
 _ENDED = ("completed", "failed")
@@ -32,6 +33,10 @@ class SearchCost:
     """The same in dense runs: the FLOPs of each trial divided by its own full budget with nothing stopped, summed."""
     own_equivalents: float
     """FLOPs that the trials with a result would have executed alone, in dense runs."""
+    outcomes: int
+    """Trials that completed and are not `duplicate_of` an earlier one."""
+    outcome_equivalents: float
+    """`own_equivalents` without duplicates, whose results a search need not train again to know."""
 
 
 def search_cost(trials: pd.DataFrame) -> SearchCost:
@@ -45,16 +50,23 @@ def search_cost(trials: pd.DataFrame) -> SearchCost:
     ...     "role": ["baseline", "search"], "status": "completed", "dense_flops": 1000,
     ...     "executed_flops": [1000, 700], "search_flops": [1000, 250],
     ... })
-    >>> search_cost(trials)
-    SearchCost(trials=2, ended_early=0, search_flops=1250, dense_equivalents=1.25, own_equivalents=1.7)
+    >>> cost = search_cost(trials)
+    >>> cost.trials, cost.outcomes, cost.search_flops, cost.dense_equivalents, cost.own_equivalents
+    (2, 2, 1250, 1.25, 1.7)
     """
+    completed, own = trials["status"] == "completed", own_fraction(trials)
+    repeated = pd.Series(False, index=trials.index)
+    if "trial" in trials.columns:
+        repeated[completed] = ~duplicate_of(trials[completed]).isna()
     ended_early = int(((trials["status"] == "pruned") & _search_flops(trials).notna()).sum())
     return SearchCost(
         trials=int(trials["status"].isin(_ENDED).sum()) + ended_early,
         ended_early=ended_early,
         search_flops=sum(int(flops) for flops in _search_flops(trials) if not np.isnan(flops)),
         dense_equivalents=float(search_fraction(trials).sum()),
-        own_equivalents=float(own_fraction(trials).sum()),
+        own_equivalents=float(own.sum()),
+        outcomes=int((completed & ~repeated).sum()),
+        outcome_equivalents=float(own[~repeated].sum()),
     )
 
 

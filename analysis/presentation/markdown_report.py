@@ -16,6 +16,7 @@ from analysis.metrics.drops import allowed_limit
 from analysis.metrics.quality import quality_of
 from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import without_files
+from analysis.presentation.cost_text import search_cost_line
 from analysis.presentation.ranked_table import ranked_table, stop_table
 from analysis.presentation.recipe_text import RECIPE_NOTE, recipe_table
 from analysis.presentation.schedule_text import compresses
@@ -26,7 +27,6 @@ from analysis.presentation.summary_text import (
     compression_of,
     config_of,
     headline,
-    search_cost_line,
     settings_text,
     short,
 )

@@ -12,7 +12,6 @@ import pandas as pd
 
 from analysis.formatting import LINE_WIDTH, ROUNDING, percent, plural, short_name, whole_percent
 from analysis.io.layout import StudyInfo
-from analysis.metrics.accounting import SearchCost
 from analysis.metrics.confirmation import compared, of_trial, saved_again, without_refuted
 from analysis.metrics.controls import BEATS, EQUAL, accuracy_when_shorter, beats_shorter, difference_that_says_nothing
 from analysis.metrics.drops import reference_values
@@ -42,16 +41,6 @@ TREE_CAPTION = (
 )
 
 
-def full_trainings(equivalents: float) -> str:
-    """Return an amount of compute in trainings of the baseline, as text.
-
-    >>> full_trainings(11.83), full_trainings(1.04)
-    ('11.8 full trainings', '1.0 full training')
-    """
-    said = f"{equivalents:.1f}"
-    return f"{said} full training{'' if said == '1.0' else 's'}"
-
-
 def trial_numbers(trials: Sequence[int]) -> str:
     """Return the numbers of trials in words; beyond six they are only counted.
 
@@ -60,16 +49,6 @@ def trial_numbers(trials: Sequence[int]) -> str:
     """
     more = f" and {len(trials) - 6} more" if len(trials) > 6 else ""
     return f"trial{'' if len(trials) == 1 else 's'} {', '.join(map(str, trials[:6]))}{more}"
-
-
-def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:
-    """Return one sentence on the compute executed, and on the trials' compute without sharing if that is more."""
-    line = f"{of}: {full_trainings(cost.dense_equivalents)} for {plural(cost.trials, 'trial')}"
-    line += f", {cost.ended_early} of which ended early" if cost.ended_early else ""
-    alone, executed = f"{cost.own_equivalents:.1f}", f"{cost.dense_equivalents:.1f}"
-    if cost.own_equivalents > cost.dense_equivalents and alone != executed:
-        line += f"; trained alone, each from its start, they would have cost {alone}"
-    return line + "."
 
 
 def config_of(row: pd.Series) -> TrialConfig:

@@ -37,7 +37,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the confirmation; print the table of candidates and the study's answer."""
     from analysis.metrics.accounting import search_cost
-    from analysis.presentation.summary_text import search_cost_line
+    from analysis.presentation.cost_text import search_cost_line
     from tune_cac.tuning.confirmation import confirm as confirm_study
 
     found = confirm_study(

@@ -35,8 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     from analysis.formatting import plural
     from analysis.io.studies import load
     from analysis.metrics.accounting import search_cost
+    from analysis.presentation.cost_text import search_cost_line
     from analysis.presentation.stage_frame import stage_frame, tree_text
-    from analysis.presentation.summary_text import search_cost_line
     from tune_cac.cli.console import write_asked
     from tune_cac.study.folder import find_study
     from tune_cac.study.result_files import tree_picture

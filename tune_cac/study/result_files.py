@@ -10,10 +10,11 @@ from analysis.formatting import plural
 from analysis.io.layout import Layout
 from analysis.metrics.accounting import SearchCost
 from analysis.metrics.controls import beats_shorter
+from analysis.presentation.cost_text import full_trainings
 from analysis.presentation.export import hidden_columns
 from analysis.presentation.markdown_report import report_markdown
 from analysis.presentation.stage_frame import stage_frame
-from analysis.presentation.summary_text import best_env, best_schedule, full_trainings
+from analysis.presentation.summary_text import best_env, best_schedule
 from analysis.presentation.tree_picture import tree_svg
 from tune_cac.study.study_result import SearchResult
 

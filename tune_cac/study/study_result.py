@@ -16,8 +16,9 @@ from analysis.metrics.controls import beats_shorter, control_line
 from analysis.metrics.duplicates import outcomes
 from analysis.metrics.other_seeds import with_holds
 from analysis.metrics.ranking import best, rank
+from analysis.presentation.cost_text import search_cost_line
 from analysis.presentation.ranked_table import ranked_table
-from analysis.presentation.summary_text import config_of, headline, is_answer, search_cost_line
+from analysis.presentation.summary_text import config_of, headline, is_answer
 from analysis.trace_replay.same_run import same_run, same_run_text
 from analysis.trace_replay.traces import load_trace
 from trainables.errors import UserError

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from analysis.formatting import ROUNDING, percent, plural
 from analysis.metrics.controls import CUT
-from analysis.presentation.summary_text import full_trainings
+from analysis.presentation.cost_text import full_trainings
 from analysis.quality_words import drop_text, drop_words, value_text
 from trainables.quality import ACCURACY, Quality, allowed_amount
 from tune_cac.messages import say

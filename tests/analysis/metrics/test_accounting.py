@@ -15,9 +15,10 @@ import analysis
 from analysis.io.layout import Layout
 from analysis.io.studies import read_journal, to_frame
 from analysis.metrics.accounting import SearchCost, search_cost, search_fraction
+from analysis.presentation.cost_text import full_trainings, search_cost_line
 from analysis.presentation.markdown_report import report_markdown
 from analysis.presentation.ranked_table import ranked_table
-from analysis.presentation.summary_text import full_trainings, search_cost_line
+from trainables.config import TrialConfig
 from trainables.metrics import METRICS
 
 flops = st.one_of(st.none(), st.integers(0, 10**15))
@@ -27,6 +28,10 @@ def so_far(search_flops: int, **more: Any) -> dict[str, Any]:
     return {"search_flops": search_flops, "dense_flops": DENSE_FLOPS, "accuracy": 0.5, "epoch": 3, **more}
 
 
+def setting(start_thr: float) -> dict[str, Any]:
+    return TrialConfig(method="gradskip", CAC_VAR_START_THR=start_thr).to_dict()
+
+
 @pytest.fixture
 def study(tmp_path: Path) -> Layout:
     """Five that ended well or badly, one that goes on as another."""
@@ -34,10 +39,10 @@ def study(tmp_path: Path) -> Layout:
         tmp_path / "s",
         [
             {"row": result_row()},
-            {"row": result_row(saved=0.2, search_flops=100)},
+            {"row": result_row(saved=0.2, search_flops=100), "config": setting(0.9)},
             {"error": "ValueError: no", "row_so_far": so_far(300)},
             {"error": "interrupted", "continued_by": "a later trial", "row_so_far": so_far(20)},
-            {"row": result_row(saved=0.5, search_flops=0)},
+            {"row": result_row(saved=0.5, search_flops=0), "config": setting(0.8)},
             {"error": "at once", "row_so_far": {}},
         ],
     )
@@ -54,9 +59,27 @@ def test_everything_executed_counts_whoever_has_a_result(study: Layout) -> None:
         search_flops=1000 + 100 + 300 + 20,
         dense_equivalents=pytest.approx(1.42),
         own_equivalents=pytest.approx(1 + 0.8 + 0.5),
+        outcomes=3,
+        outcome_equivalents=pytest.approx(1 + 0.8 + 0.5),
     )
     assert search_cost_line(cost) == (
         "Search cost: 1.4 full trainings for 5 trials; trained alone, each from its start, they would have cost 2.3."
+    )
+
+
+def test_what_repeats_an_outcome_is_told_apart(study: Layout) -> None:
+    trials = analysis.load(study.root)
+    first = trials.iloc[[1]]
+    same = first.assign(trial=6, search_flops=0)
+    other = same.assign(trial=7, CAC_VAR_START_THR=0.7, train_loss=0.3)
+    again = pd.concat([trials, same, other], ignore_index=True)
+    cost = analysis.search_cost(again)
+    assert (cost.trials, cost.outcomes) == (7, 4)
+    assert cost.own_equivalents == pytest.approx(1 + 3 * 0.8 + 0.5)
+    assert cost.outcome_equivalents == pytest.approx(1 + 2 * 0.8 + 0.5)
+    assert search_cost_line(cost) == (
+        "Search cost: 1.4 full trainings for 7 trials (4 distinct outcomes); trained alone, each from its start, "
+        "they would have cost 3.9, the outcomes 3.1."
     )
 
 

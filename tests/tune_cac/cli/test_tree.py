@@ -39,7 +39,8 @@ def test_it_prints_the_tree(
     before = sorted(study.root.rglob("*"))
     assert run(["tree", "s"], tmp_path, monkeypatch) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "Search cost: 1.8 full trainings for 3 trials; trained alone, each from its start, they would have cost 2.5.",
+        "Search cost: 1.8 full trainings for 3 trials (2 distinct outcomes); trained alone, each from its start, they "
+        "would have cost 2.5, the outcomes 1.8.",
         "2 stages, 0 checkpoints (0.0 MB)",
         "",
         "dense run, 0..300, 3 trials, accuracy 0.9700 (trial 0)",
