@@ -33,10 +33,12 @@ class SearchCost:
     """The same in dense runs: the FLOPs of each trial divided by its own full budget with nothing stopped, summed."""
     own_equivalents: float
     """FLOPs that the trials with a result would have executed alone, in dense runs."""
+    completed: int
+    """Trials that completed."""
     outcomes: int
-    """Trials that completed and are not `duplicate_of` an earlier one."""
+    """Those of them that are not `duplicate_of` an earlier one."""
     outcome_equivalents: float
-    """`own_equivalents` without duplicates, whose results a search need not train again to know."""
+    """FLOPs that these would have executed alone, in dense runs: repeating an outcome is no training."""
 
 
 def search_cost(trials: pd.DataFrame) -> SearchCost:
@@ -65,8 +67,9 @@ def search_cost(trials: pd.DataFrame) -> SearchCost:
         search_flops=sum(int(flops) for flops in _search_flops(trials) if not np.isnan(flops)),
         dense_equivalents=float(search_fraction(trials).sum()),
         own_equivalents=float(own.sum()),
+        completed=int(completed.sum()),
         outcomes=int((completed & ~repeated).sum()),
-        outcome_equivalents=float(own[~repeated].sum()),
+        outcome_equivalents=float(own[completed & ~repeated].sum()),
     )
 
 

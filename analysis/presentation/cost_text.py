@@ -19,7 +19,7 @@ def full_trainings(equivalents: float) -> str:
 def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:
     """Return one sentence on the compute executed, and on the trials' and their outcomes' without sharing if more."""
     line = f"{of}: {full_trainings(cost.dense_equivalents)} for {plural(cost.trials, 'trial')}"
-    repeats = cost.outcome_equivalents < cost.own_equivalents
+    repeats = cost.outcomes < cost.completed
     line += f" ({plural(cost.outcomes, 'distinct outcome')})" if repeats else ""
     line += f", {cost.ended_early} of which ended early" if cost.ended_early else ""
     alone, executed = f"{cost.own_equivalents:.1f}", f"{cost.dense_equivalents:.1f}"

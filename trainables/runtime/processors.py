@@ -21,4 +21,4 @@ def processors() -> int:
         return int(cpu_count())
     except ValueError as error:
         text = os.environ.get("LOKY_MAX_CPU_COUNT")
-        raise UserError(f"LOKY_MAX_CPU_COUNT must be an integer >= 1, got {text!r}: unset it") from error
+        raise UserError(f"LOKY_MAX_CPU_COUNT must be an integer, got {text!r}: unset it") from error

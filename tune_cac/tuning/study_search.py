@@ -221,7 +221,8 @@ def _run_missing(
 
         write_holds(layout, searcher)
         layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))
-        if ended := [one for one in (searcher.outcomes, searcher.candidates) if one is not None and one.ended]:
+        ended = [one for one in (searcher.outcomes, searcher.candidates) if one is not None and one.ended]
+        if ended and not searcher.trials.runs_on():
             say(ended[0].why_ended())
             layout.write_info(replace(layout.read_info(), trials=searcher.trials.finished_count()))
     exchange(layout)

@@ -1,4 +1,4 @@
-"""Settings that a study has trained or is training, so that none is trained again."""
+"""Settings that a study has trained, or that need no training, so that none is trained again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tune_cac.tuning.study_trials import StudyTrials
 class TrainedSettings:
     """Follow a study; what it costs is what has changed since the last call.
 
-    A setting that failed is not known: what was wrong may have been mended.
+    A setting that failed in an earlier search is not known: what was wrong may have been mended.
 
     Args:
         trials: of the study.
@@ -23,26 +23,45 @@ class TrainedSettings:
 
     def __init__(self, trials: StudyTrials) -> None:
         self._trials = trials
-        self._completed: set[bytes] = set()
-        self._open: dict[int, bytes] = {}  # of trials that have not ended, by their numbers
+        self._known: set[bytes] = set()
+        self._open: dict[int, bytes] = {}  # of trials that have not ended, by their numbers; empty without a setting
         self._seen = 0
+        self._failures_count = False
+        self.follow()
+        self._failures_count = True  # from here on
 
-    def follow(self) -> None:
-        """Add what the study has begun since the last call, and drop what has failed."""
+    def follow(self) -> bool:
+        """Add what the study has begun and ended since the last call; return whether that is anything."""
         known = self._trials.all()
+        changed = False
         for number in (*self._open, *range(self._seen, len(known))):
-            state, config = known[number].state, known[number].user_attrs.get("config")
+            state, attrs = known[number].state, known[number].user_attrs
+            if not state.is_finished():
+                changed |= number not in self._open
+                if not self._open.get(number):  # its setting is written after it began
+                    self._open[number] = _digest(attrs["config"]) if "config" in attrs else b""
+                continue
+            changed = True
             self._open.pop(number, None)
-            if state == TrialState.COMPLETE and config is not None:
-                self._completed.add(_digest(config))
-            elif not state.is_finished():
-                self._open[number] = _digest(config or {})
+            ended = state == TrialState.COMPLETE or (self._failures_count and "continued_by" not in attrs)
+            if ended and "config" in attrs:
+                self._known.add(_digest(attrs["config"]))
         self._seen = len(known)
+        return changed
+
+    def leave_out(self, config: Mapping[str, Any]) -> None:
+        """Take a configuration for known that need not be trained."""
+        self._known.add(_digest(config))
 
     def have(self, config: Mapping[str, Any]) -> bool:
-        """Return whether a configuration has completed, or is being trained, as of the last `follow`."""
+        """Return whether a configuration is known, or is being trained, as of the last `follow`."""
         digest = _digest(config)
-        return digest in self._completed or digest in self._open.values()
+        return digest in self._known or digest in self._open.values()
+
+    def others_run(self) -> bool:
+        """Return whether a trial runs, or is to begin again, that may yet fail; controls do not count."""
+        running = (trial.user_attrs for trial in self._trials.all() if trial.number in self._open)
+        return any("row" not in attrs and attrs.get("role") != "control" for attrs in running)
 
 
 def _digest(config: Mapping[str, Any]) -> bytes:

@@ -59,6 +59,7 @@ def test_everything_executed_counts_whoever_has_a_result(study: Layout) -> None:
         search_flops=1000 + 100 + 300 + 20,
         dense_equivalents=pytest.approx(1.42),
         own_equivalents=pytest.approx(1 + 0.8 + 0.5),
+        completed=3,
         outcomes=3,
         outcome_equivalents=pytest.approx(1 + 0.8 + 0.5),
     )

@@ -37,7 +37,7 @@ def trained(made: StudySearch, failing: Collection[int] = ()) -> list[str]:
             made.tell_failure(number, "no memory")
         else:
             made.on_trial_complete(number, row(0.9, 0.1))
-        assert len(found) < 40
+        assert len(found) < 120
     return found
 
 
@@ -49,19 +49,58 @@ def test_each_of_a_few_settings_is_trained_once_and_the_search_ends(seed: int, t
     assert (len(found), made.gave_up) == (6, "")
     assert len(set(found)) == 6
     assert made.nothing_left
-    assert made.candidates.why_ended() == "ended after 7 trials: 50 settings drawn in a row had been trained before"
+    assert made.candidates.why_ended() == (
+        "ended after 7 trials: of 525 settings drawn in a row none was left to train"
+    )
     assert len(told(tmp_path)) == 7  # with the baseline: nothing is padded into the study
 
 
-def test_what_runs_is_not_begun_again_and_what_failed_is(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_hundred_settings_are_all_found(tmp_path: Path) -> None:
+    def suggest(trial: Any, context: Any) -> dict[str, Any]:
+        return {"method": "svrg", "svrg_alpha": trial.suggest_int("tenth", 1, 100) / 100}
+
+    own = Space(name="many", method="svrg", suggest=suggest, start=lambda context: {"tenth": 1})
+    made = searcher(tmp_path, own=own)
+    made.plan(300)
+    assert 98 <= len(set(found := trained(made))) == len(found) <= 100
+
+
+def test_the_search_goes_on_while_one_runs_that_may_begin_again(tmp_path: Path) -> None:
     made = searcher(tmp_path, own=SPACE)
     made.plan(30)
     running = [made.suggest(str(number)) for number in range(6)]
     assert len({json.dumps(one["config"], sort_keys=True) for one in running if isinstance(one, dict)}) == 6
-    assert made.suggest("more") is None  # one of them may fail
-    (tmp_path / "again").mkdir()
-    again = searcher(tmp_path / "again", own=SPACE)
+    assert made.suggest("6") is None
+    assert not made.nothing_left
+    for number in "01234":
+        made.on_trial_complete(number, row(0.9, 0.1))
+    assert made.suggest("6") is None
+    assert made.tell_failure("5", "its worker died", died=True)
+    again = made.suggest("6")
+    assert isinstance(again, dict)
+    assert isinstance(running[5], dict)
+    assert again["config"] == running[5]["config"]
+    made.on_trial_complete("6", row(0.9, 0.1))
+    assert trained(made) == []
+    assert made.nothing_left
+
+
+def test_what_failed_is_drawn_again_once_the_search_is_resumed(tmp_path: Path) -> None:
+    made = searcher(tmp_path, own=SPACE)
+    made.plan(30)
+    first = trained(made, failing=range(3))
+    assert len(set(first)) == len(first) == 6  # one that always fails would take all the other trials
+    again = searcher(tmp_path, own=SPACE, begin=False)
     again.plan(30)
-    found = trained(again, failing=range(3))
-    assert len(set(found)) == 6
-    assert len(found) == 9
+    assert set(trained(again)) == set(first[:3])
+
+
+def test_what_cannot_be_is_drawn_once(tmp_path: Path) -> None:
+    made = searcher(tmp_path, own=SPACE)
+    made.plan(30)
+    made.baselines.why_useless = lambda config: "no" if config["zero_unbiased"] else ""  # type: ignore[method-assign]
+    assert len(trained(made)) == 3
+    assert made.gave_up == ""  # what could be was trained
+    assert made.nothing_left
+    assert [trial.state.name for trial in told(tmp_path)].count("PRUNED") == 3
