@@ -56,6 +56,8 @@ class Candidates:
     """Facts on the model, by the workload's options."""
     _skips: int = _MOST_SKIPPED
     """Most settings to skip for the next trial."""
+    _impossible: list[str] = field(default_factory=list)
+    """Why settings so far could not be."""
     ended: bool = False
     """Whether no setting was found that the study does not have, and none runs that may fail."""
     _none_found: bool = False
@@ -161,17 +163,22 @@ class Candidates:
         Returns:
             The trial, and an empty text; or None and why none of many can be.
         """
-        reason = ""
         for _ in range(_MOST_IMPOSSIBLE):
             if not isinstance(trial := ask(), optuna.Trial):
-                return trial, ""
+                only_baseline = trial is None and self.ended and self.trials.finished_count() <= 1
+                return trial, self._why_none_can_be() if only_baseline and self._impossible else ""
             reason = self.why_impossible(trial) or why_useless(trial)
             if not reason:
                 return trial, ""
+            self._impossible.append(reason)
             self._trained.leave_out(self.config_of(trial))
             trial.set_user_attr("error", reason)
             self.trials.study.tell(trial, state=TrialState.PRUNED)
-        return None, f"of {_MOST_IMPOSSIBLE} combinations of the marked values none can be, such as: {reason}"
+        return None, self._why_none_can_be()
+
+    def _why_none_can_be(self) -> str:
+        tried = plural(len(self._impossible), "combination")
+        return f"of {tried} of the marked values none can be, such as: {self._impossible[-1]}"
 
     def why_impossible(self, trial: optuna.Trial) -> str:
         """Return what is wrong with a trial's compression schedule; empty for one that fits the model."""

@@ -208,7 +208,9 @@ def test_combinations_that_only_the_model_refuses_are_pruned_too(tmp_path: Path)
     """Rows want a matrix, filters a convolution: such a trial failed, and with it the search's exit code."""
     search = compressing(tmp_path, ROWS)
     search.plan(8)
-    pruned = [schedule_of(TrialConfig.from_mapping(search.suggest(str(n))["config"])) for n in range(8)]  # type: ignore[index]
+    suggested = [one["config"] for n in range(8) if isinstance(one := search.suggest(str(n)), dict)]
+    assert len(suggested) == 2  # all that can be
+    pruned = [schedule_of(TrialConfig.from_mapping(config)) for config in suggested]
     kinds = {(one["pruners"]["g"]["group_type"], one["pruners"]["g"]["weights"][0]) for one in pruned}
     assert kinds == {("Filters", "conv1.weight"), ("Rows", "classifier.weight")}
     assert any("need a matrix" in trial.user_attrs.get("error", "") for trial in told(tmp_path))
@@ -239,4 +241,4 @@ def test_marks_of_which_no_combination_can_be_end_the_search(tmp_path: Path) -> 
     search = compressing(tmp_path, MARKED.replace("high: 8", "high: 9").replace("low: 0", "low: 8") % 2)
     search.plan(3)
     assert search.suggest("x") == FINISHED
-    assert re.match("of 200 combinations of the marked values none can be, such as: ", search.gave_up)
+    assert re.match("of [0-9]+ combinations of the marked values none can be, such as: ", search.gave_up)
