@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from thorough import rest_thorough
 
 import analysis
 from trainables.config import TrialConfig
@@ -32,8 +31,9 @@ def test_at_most_five_lines_are_changed(name: str) -> None:
     assert len(ours) <= MOST_CHANGED
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize("name", rest_thorough(SCRIPTS))
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_as_a_script(name: str, one_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     flags, columns = SCRIPTS[name]

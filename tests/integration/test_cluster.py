@@ -24,6 +24,7 @@ def manual(*stops: int) -> dict[str, Any]:
     return TrialConfig(epochs=12, CAC_STOP_LAYER_NUM=(2, 5), CAC_STOP_LAYER_ITR=stops).to_dict()
 
 
+@pytest.mark.thorough
 def test_trials_on_two_nodes_share_training(two_nodes: str, tune_cac_command: Run, tmp_path: Path) -> None:
     """A confirmation: its first two runs begin at once, so that both nodes are used from the start."""
     layout = write_study(

@@ -112,6 +112,7 @@ def test_a_finished_study_has_nothing_to_resume(folder: Path) -> None:
     assert len(analysis.load(folder / "results" / "s")) == len(before)
 
 
+@pytest.mark.thorough
 def test_where_nothing_is_predicted_the_option_has_no_effect_and_it_is_said(tmp_path: Path) -> None:
     done = run_here(
         tmp_path, "search", "--trials", "2", "--epochs", "1", "--sampler", "random", "--no-controls", "--early-ending"

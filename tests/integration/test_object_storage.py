@@ -38,6 +38,7 @@ pytestmark = pytest.mark.slow
 SEARCH = ("search", "--trials", "4", "--epochs", "8", "--no-controls", "--name", "s", "--checkpoint-every", "0")
 
 
+@pytest.mark.thorough
 def test_trials_on_two_nodes_share_training_and_the_study_comes_back(
     two_nodes: str, s3: str, tune_cac_command: Run, tmp_path: Path
 ) -> None:

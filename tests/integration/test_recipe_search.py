@@ -15,6 +15,7 @@ from trainables.config import TrialConfig
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.thorough
 def test_a_recipe_is_searched_by_the_clock_and_ends_in_lines_to_paste(one_ray: None, tmp_path: Path) -> None:
     done = run_here(
         tmp_path, "search", "--space", "training_recipe", "--epochs", "2", "--trials", "5", "--name", "s",

@@ -130,6 +130,7 @@ def test_a_killed_process_loses_no_more_than_an_epoch(tmp_path: Path) -> None:
     assert over(tree, DENSE) == 2 * STEPS_PER_EPOCH
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("limit_bytes", [0, 2500])
 def test_a_full_disk_costs_sharing_but_no_result(limit_bytes: int, tmp_path: Path) -> None:
     """The kernel refuses to write on: nothing at all, or no checkpoint and no long chunk."""

@@ -42,6 +42,7 @@ def test_trials_share_training_through_it_and_equal_the_trials_alone(s3: str) ->
     assert _assert_equals_alone(manual(2 * STEPS_PER_EPOCH + 2), sharing) == EPOCHS * STEPS_PER_EPOCH
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_storage_that_is_away_for_a_while_costs_time_and_no_result(

@@ -48,6 +48,7 @@ run()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_start_that_hangs_ends_in_one_line_and_leaves_no_process(tmp_path: Path) -> None:
     done = run(STOPPED, tmp_path)
