@@ -59,9 +59,9 @@ class Candidates:
     _impossible: list[str] = field(default_factory=list)
     """Why settings so far could not be."""
     ended: bool = False
-    """Whether no setting was found that the study does not have, and none runs that may fail."""
+    """True once no setting is left: none was found that the study lacks, and none runs that may fail."""
     _none_found: bool = False
-    """Whether the last draws found none; they are repeated when a trial has begun or ended."""
+    """True if the last draws found none; they are repeated when a trial has begun or ended."""
 
     @cached_property
     def drafts(self) -> DraftStudy:
@@ -105,7 +105,7 @@ class Candidates:
         for last in range(self._skips, -1, -1):
             found = self._draw_new(draft)
             if found is None:
-                self._none_found, self.ended = True, not self._trained.others_run()
+                self._none_found, self.ended = True, not self.trials.settings_are_trained()
                 return None
             drawn, config = found
             acts = baseline is None or not self.changes_nothing(TrialConfig.from_mapping(config))

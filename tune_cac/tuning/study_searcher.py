@@ -271,8 +271,8 @@ class StudySearch(JournalSearcher):
     @property
     def nothing_left(self) -> bool:
         """Return whether every point of a grid, or setting, was begun, or no outcome is worth its training."""
-        if self.candidates.ended or self.outcomes is not None:
-            return self.candidates.ended or bool(self.outcomes and self.outcomes.ended)
+        if self.candidates.ended or (self.outcomes is not None and self.outcomes.ended):
+            return True
         return self._grid is not None and self.trials.baseline_row() is not None and self._grid.ended
 
     def _ask(self) -> optuna.Trial | str | None:

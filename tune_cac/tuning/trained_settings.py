@@ -58,11 +58,6 @@ class TrainedSettings:
         digest = _digest(config)
         return digest in self._known or digest in self._open.values()
 
-    def others_run(self) -> bool:
-        """Return whether a trial runs, or is to begin again, that may yet fail; controls do not count."""
-        running = (trial.user_attrs for trial in self._trials.all() if trial.number in self._open)
-        return any("row" not in attrs and attrs.get("role") != "control" for attrs in running)
-
 
 def _digest(config: Mapping[str, Any]) -> bytes:
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).digest()
