@@ -77,6 +77,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_a_minimised_study_is_the_mirror_image_of_one_with_its_negative(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

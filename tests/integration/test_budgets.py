@@ -65,6 +65,7 @@ def trains(pid: int) -> bool:
         return False
 
 
+@pytest.mark.thorough
 def test_budgets_of_a_package_that_torchrun_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     package = tmp_path / "project"

@@ -47,6 +47,7 @@ def block(begin: str, page: str = "") -> str:
     return str(re.findall(rf"```{begin}\n(.*?)```", text, re.DOTALL)[0])
 
 
+@pytest.mark.thorough
 def test_the_example_of_the_page(project: Path) -> None:
     explain, *searches = re.findall(r"^python -m tune_cac (.*)$", PAGE, re.MULTILINE)
     shown = run_here(project, *explain.split()).stdout

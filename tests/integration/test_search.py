@@ -208,9 +208,10 @@ def test_a_trial_that_raises_is_counted_and_shown_and_the_others_go_on(
 
 @pytest.mark.parametrize(
     ("ending", "flags"),
-    [  # SIGTERM is turned into SIGINT, so it stands for both
-        (signal.SIGTERM, ("--no-sharing",)),
+    [
         (signal.SIGKILL, ()),
+        # It is turned into SIGINT, so it stands for both.
+        pytest.param(signal.SIGTERM, ("--no-sharing",), marks=pytest.mark.thorough),
     ],
 )
 def test_an_interrupted_search_resumes(tmp_path: Path, ending: signal.Signals, flags: tuple[str, ...]) -> None:

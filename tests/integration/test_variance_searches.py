@@ -45,6 +45,7 @@ def test_a_space_is_searched_and_costs_what_it_executes(space: str, one_ray: Non
     assert (tmp_path / "results" / "s" / "best.env").is_file()
 
 
+@pytest.mark.thorough
 def test_a_grid_and_gradient_skip_beside_it_are_compared_at_equal_compute(one_ray: None, tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text(GRID)
     common = ("--epochs", "5", "--no-controls", "--concurrency", "1", "--allowed-drop", "0.5")
