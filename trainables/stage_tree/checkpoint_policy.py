@@ -32,6 +32,8 @@ class Sharing:
     """Values of ``CAC_WATCH`` in the study; their layers are recorded from the first trial on."""
     checkpoint_every_s: float = 60.0
     """Most seconds of training that a crash may lose; 0 for one epoch."""
+    of_epochs: int | None = None
+    """Epochs of the study's full run, for a cut one, which may begin as it does (`other_length.CommonStart`)."""
 
 
 class CheckpointPolicy:

@@ -179,6 +179,13 @@ class Stage:
                 np.copyto(part, values[low - begin : high - begin], where=np.isnan(part))
         return found
 
+    def sparse(self, begin: int, end: int) -> dict[str, tuple[tuple[int, float], ...]]:
+        """Return (iteration, value) pairs of the sparse signals in [``begin``, ``end``), by name."""
+        return {
+            name: tuple(sorted((i, value) for i, value in found.items() if begin <= i < end))
+            for name, found in self._sparse.items()
+        }
+
 
 def _covered(start: int, spans: Iterable[tuple[int, int]]) -> int:
     until = start

@@ -24,6 +24,7 @@ from trainables.config import TrialConfig
 from trainables.savings import INFERENCE, TIME
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.outcomes.run_lengths import RunLengths
+from tune_cac.tuning.outcomes.trial_attributes import EPOCHS, OF_EPOCHS
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.study_trials import BestSetting
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed
@@ -106,8 +107,14 @@ class StudyControls:
             except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
                 warnings.warn(f"no controls with random stops: {error}", stacklevel=2)
                 found = []
-            length = {} if base.epochs == self._base.epochs else {"epochs": base.epochs}
-            self._random[key] = [control(RANDOM_STOPS, {**run.values, **length}) for run in found]
+            if base.epochs < self._base.epochs:
+                found = [
+                    PredefinedTrial(
+                        attrs={**run.attrs, OF_EPOCHS: self._base.epochs}, values={**run.values, EPOCHS: base.epochs}
+                    )
+                    for run in found
+                ]
+            self._random[key] = found
         return self._random[key]
 
 

@@ -12,7 +12,7 @@ import optuna
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
-from analysis.metrics.controls import CUT, SHORTER
+from analysis.metrics.controls import CUT
 from search_spaces import Space, SpaceContext
 from search_spaces.grid import GridPoints
 from trainables.config import TrialConfig, wrapped_seed
@@ -199,9 +199,8 @@ class StudySearch(JournalSearcher):
         if trial is None or isinstance(trial, str):
             return trial
         self._running[trial_id] = trial
-        attrs = trial.user_attrs
-        shares = attrs.get("role") in ("baseline", CUT) or (self._sharing and attrs.get("control") != SHORTER)
-        config = self._config(trial)
+        attrs, config = trial.user_attrs, self._config(trial)
+        shares = self._sharing or attrs.get("role") in ("baseline", CUT)
         folder = f"{self._run_folder}/{trial_folder_name(trial.number)}"
         trial.set_user_attr("config", config)
         if options := self.baselines.combination(config):
@@ -209,8 +208,9 @@ class StudySearch(JournalSearcher):
         trial.set_user_attr("folder", folder)
         resume_from = self.restarts.own_checkpoint(attrs.get("resume_from"))
         return self._fields.of(
-            trial, config, folder=folder, resume_from=resume_from, shares=shares, claims=self._claims_name
-        )
+            trial, config, folder=folder, resume_from=resume_from, shares=shares, claims=self._claims_name,
+            of_epochs=self._base.epochs if self._sharing else None,
+        )  # fmt: skip
 
     def _config(self, trial: optuna.Trial) -> dict[str, Any]:
         return config_of(trial, self._search_space, self._base, self._hold, self._context_of)

@@ -56,6 +56,7 @@ class TrialFields:
         resume_from: str | None,
         shares: bool,
         claims: str | None,
+        of_epochs: int | None,
     ) -> dict[str, Any]:
         """Return the fields of a trial, its configuration among them.
 
@@ -66,8 +67,11 @@ class TrialFields:
             resume_from: folder of a checkpoint to continue from, or None.
             shares: whether it is trained over the stage tree.
             claims: name of the coordinator of the tree's leases; None for none.
+            of_epochs: epochs of the study's full run, whose start shorter runs may take; None if they may not.
         """
         attrs = trial.user_attrs
+        cut = of_epochs is not None and config["epochs"] < of_epochs
+        sharing = {**self._sharing, "claims": claims, "holder": folder, "of_epochs": of_epochs if cut else None}
         return {
             "config": dict(config),
             "trial": trial.number,
@@ -77,5 +81,5 @@ class TrialFields:
             "options": attrs.get("options", ""),
             "resume_from": resume_from,
             **self._of_all,
-            "sharing": {**self._sharing, "claims": claims, "holder": folder} if shares else None,
+            "sharing": sharing if shares else None,
         }
