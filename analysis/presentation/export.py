@@ -15,7 +15,7 @@ from analysis.presentation.compression_text import WHOLE_FILES, schedule_summary
 from analysis.presentation.env_file import environment_lines
 from analysis.presentation.length_text import cut_words, length_lines
 from analysis.presentation.schedule_text import compresses, schedule_text
-from analysis.presentation.summary_text import config_of, searched_options, settings_text
+from analysis.presentation.summary_text import comment_lines, config_of, searched_options, settings_text
 from analysis.quality_words import axis_words, drop_text, drop_unit, drop_words, metric_words, value_text
 from trainables.errors import UserError, unknown_name
 from trainables.quality import Quality
@@ -47,7 +47,7 @@ _LATEX = str.maketrans(
 _MARKDOWN = str.maketrans({character: "\\" + character for character in "\\|*_`<>[]"})
 
 
-def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
+def export_trial(row: pd.Series, info: StudyInfo, format: str, *, same_run: str = "") -> str:
     """Return the settings of one completed trial as text.
 
     Args:
@@ -56,6 +56,7 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
         format: ``env``: lines for a POSIX shell that set these settings and unset all others; config fields without a
             variable are not included. ``yaml`` and ``json``: the whole config, for `TrialConfig.from_mapping`.
             ``schedule``: the compression schedule as plain YAML with the marked values filled in.
+        same_run: which values train as the trial did, in one line (`analysis.trace_replay.same_run`).
 
     Raises:
         UserError: if the format is unknown or one for tables, if the trial has no result, or if the schedule of a
@@ -71,7 +72,7 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
     config = config_of(row)
     if format == "json":
         return json.dumps(config.to_dict(), indent=2) + "\n"
-    about = [f"# {one_line(line)}" for line in _about(row, info)]
+    about = [f"# {one_line(line)}" for line in _about(row, info)] + comment_lines(same_run)
     if format == "yaml":
         import yaml
 

@@ -247,6 +247,11 @@ def is_answer(best: pd.Series | None) -> bool:
     return best is not None and (best["method"] != "none" or bool(cut_words(best))) and saved_of_one(best) > 0
 
 
+def comment_lines(text: str) -> list[str]:
+    """Return a sentence as lines of a comment; none for an empty one."""
+    return textwrap.wrap(text and f"{text}.", LINE_WIDTH, initial_indent="# ", subsequent_indent="#   ")
+
+
 def best_env(
     info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
     line: pd.DataFrame | None = None, same_run: str = "",
@@ -305,7 +310,7 @@ def about_answer(
         f"(allowed {words.allowed})",
         *([f"# With these options of the workload: {searched_options(best)}"] if searched_options(best) else []),
         *_shorter_line(best, line),
-        *textwrap.wrap(same_run and f"{same_run}.", LINE_WIDTH, initial_indent="# ", subsequent_indent="#   "),
+        *comment_lines(same_run),
     ]
     again = of_trial(confirmation, best)
     if again is None:

@@ -1,8 +1,8 @@
 """Find the values of a setting's variables that train as the setting did, bit for bit.
 
 A setting whose replay on the recorded runs goes through the same stages, to the recorded end, is the same training. So
-every variable is varied alone, on a grid, and the values around the setting's own that replay proves equal are its
-range.
+each variable of its rule is varied alone, on a grid, and the values around the setting's own that replay proves equal
+are its range.
 """
 
 from __future__ import annotations
@@ -13,19 +13,32 @@ import numpy as np
 import pandas as pd
 
 from analysis.trace_replay.replay_frame import replay
+from analysis.trace_replay.step_by_step import follow
 from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 
 #: Thresholds that are tried lie this far apart, and most values that are tried of a variable in iterations.
 RESOLUTION, MOST_TRIED = 0.0005, 1000
-#: Variables of the variance rule: those in iterations or counts, and thresholds.
-WHOLE = ("CAC_VAR_START_ITR", "CAC_VAR_MT_COUNT_THR", "CAC_VAR_SAMPLES")
-THRESHOLDS = ("CAC_VAR_START_THR", "CAC_VAR_MT_THR", "CAC_VAR_SLOPE_THR")
+_FRACTION = (RESOLUTION, 1.0, RESOLUTION)
+#: The same of other rules, which are replayed one setting at a time.
+_COARSE = (0.005, 1.0, 0.005)
+#: Variables of each rule that replay follows without new measurements: the lowest and highest value that is tried and
+#: their distance; of one in iterations or counts the lowest alone.
+VARIED: dict[str, dict[str, tuple[float, float, float] | int]] = {
+    "auto": {
+        "CAC_VAR_START_THR": _FRACTION, "CAC_VAR_MT_THR": _FRACTION, "CAC_VAR_SLOPE_THR": _FRACTION,
+        "CAC_VAR_START_ITR": 0, "CAC_VAR_MT_COUNT_THR": 0, "CAC_VAR_SAMPLES": 1,
+    },
+    "linear": {"CAC_RULE_DEPTH": _COARSE, "CAC_RULE_START_ITR": 0},
+    "gradient_norm": {"CAC_RULE_PERCENTILE": (0.5, 100.0, 0.5)},
+    "gradient_variance": {"CAC_RULE_NOISE": _COARSE},
+    "plasticity": {"CAC_RULE_TOLERANCE": (0.005, 0.995, 0.005), "CAC_RULE_WINDOW": 2},
+}  # fmt: skip
 
 
 def same_run(trace: RunTrace, config: TrialConfig, *, stage: str | None = None) -> dict[str, tuple[float, float]]:
-    """Return lowest and highest value of each variable of the variance rule with which the training is the same.
+    """Return lowest and highest value of each variable of the setting's rule with which the training is the same.
 
     Args:
         trace: the recorded runs of the setting's length, its own among them.
@@ -34,27 +47,27 @@ def same_run(trace: RunTrace, config: TrialConfig, *, stage: str | None = None) 
 
     Returns:
         By variable, each varied alone; without variables of which only the setting's own value is proved. Empty for
-        other rules, for manual stops, and where the setting's own run was not recorded.
+        explicit stops, and where the setting's own run was not recorded.
     """
-    if config.method != "gradskip" or config.gradskip_settings().mode != "auto":
-        return {}
+    varied = varied_variables(config)
     own = config.to_dict()
     tried: list[dict[str, Any]] = [own]
     rows: dict[str, list[int]] = {}
-    for name in (*THRESHOLDS, *WHOLE):
+    for name, tries in varied.items():
         if name not in own:  # an interval may follow the braking distance
             continue
-        values = _values(name, own[name], trace.total_steps)
+        values = [value for value in _values(tries, own[name], trace.total_steps) if _is_valid({**own, name: value})]
         rows[name] = list(range(len(tried), len(tried) + len(values)))
         tried += [{**own, name: value} for value in values]
+    if not rows:
+        return {}
     try:
-        found = replay(trace, pd.DataFrame(tried))
+        ends = _ends(trace, tried, config)
     except UserError:  # the study has not recorded this plan of layers
         return {}
-    first = found.iloc[0]
-    if not first["exact"] or stage not in (None, first["stage"]):
+    if ends[0] is None or stage not in (None, ends[0]):
         return {}
-    same = (found["exact"] & (found["stage"] == first["stage"])).to_numpy(bool)
+    same = [end == ends[0] for end in ends]
     ranges = {}
     for name, places in rows.items():
         values = [tried[place][name] for place in places]
@@ -68,14 +81,40 @@ def same_run(trace: RunTrace, config: TrialConfig, *, stage: str | None = None) 
     return ranges
 
 
-def _values(name: str, own: Any, total_steps: int) -> list[Any]:
+def varied_variables(config: TrialConfig) -> dict[str, tuple[float, float, float] | int]:
+    """Return the variables of a setting that are varied, as `VARIED` has them; none for what has no rule."""
+    return VARIED.get(config.gradskip_settings().mode, {}) if config.method == "gradskip" else {}
+
+
+def _ends(trace: RunTrace, tried: list[dict[str, Any]], config: TrialConfig) -> list[str | None]:
+    """Return the last stage of each setting's run; None for one that was not recorded to its end."""
+    if config.gradskip_settings().mode == "auto":
+        found = replay(trace, pd.DataFrame(tried))
+        return [end if exact else None for end, exact in zip(found["stage"], found["exact"], strict=True)]
+    ends: list[str | None] = []
+    for values in tried:
+        _, path, known = follow(trace, TrialConfig.from_mapping(values))
+        end = trace.stages[path.stage]
+        ends.append(end.id if known and path.own and end.result(trace.total_steps) is not None else None)
+    return ends
+
+
+def _values(tries: tuple[float, float, float] | int, own: Any, total_steps: int) -> list[Any]:
     """Return ascending values to try, the setting's own among them."""
-    if name in THRESHOLDS:
-        grid = np.round(np.arange(RESOLUTION, 1 + RESOLUTION / 2, RESOLUTION), 6)
-        return sorted({*map(float, grid), float(own)})
-    first = 1 if name == "CAC_VAR_SAMPLES" else 0
-    steps = np.unique(np.linspace(first, total_steps, min(total_steps, MOST_TRIED)).astype(int))
+    if isinstance(tries, tuple):
+        low, high, distance = tries
+        return sorted({*map(float, np.round(np.arange(low, high + distance / 2, distance), 6)), float(own)})
+    steps = np.unique(np.linspace(tries, total_steps, min(total_steps, MOST_TRIED)).astype(int))
     return sorted({*map(int, steps), int(own)})
+
+
+def _is_valid(values: dict[str, Any]) -> bool:
+    """Return whether a configuration keeps the rules between its variables, such as a start before the end."""
+    try:
+        TrialConfig.from_mapping(values).gradskip_settings()
+    except UserError:
+        return False
+    return True
 
 
 def same_run_text(ranges: dict[str, tuple[float, float]]) -> str:

@@ -61,25 +61,34 @@ def replay_one(trace: RunTrace, config: TrialConfig) -> Predicted:
     Raises:
         UserError: the study has not recorded the plan of layers or the costs for it, or a layer number is too large.
     """
-    blueprint = trace.blueprint(config)
-    replay = GradskipReplay(config, blueprint)
-    path = RecordedPath(trace)
+    replay, path, known = follow(trace, config)
     found = Predicted.nothing(1, trace)
-    try:
-        if isinstance(replay.machine.rule, FreezeOutRule):
-            _follow_schedule(replay, replay.machine.rule, path, trace.total_steps)
-        while (intervention := replay.advance(path, trace.total_steps)) is not None:
-            path.enter(intervention.iteration, intervention.action)
-    except MissingSignal:
-        found.unknown[0] = True
+    found.unknown[0] = not known
     columns = replay.columns()
     found.stops[0] = len(replay.events)
     found.stopped_through[0] = columns["stopped_through"]
     found.first_stop[0] = replay.events[0].iteration if replay.events else -1
     found.events[0] = columns["stop_events"][1:-1]
     found.certain_until[0], found.stage[0], found.own[0] = path.certain_until, path.stage, path.own
-    _count(trace, blueprint, replay.events, replay.machine.distance, found)
+    _count(trace, trace.blueprint(config), replay.events, replay.machine.distance, found)
     return found
+
+
+def follow(trace: RunTrace, config: TrialConfig) -> tuple[GradskipReplay, RecordedPath, bool]:
+    """Return the replay of a configuration at its end, its path, and whether all signals that it reads are recorded.
+
+    Raises:
+        UserError: the study has not recorded the plan of layers for it.
+    """
+    replay, path = GradskipReplay(config, trace.blueprint(config)), RecordedPath(trace)
+    try:
+        if isinstance(replay.machine.rule, FreezeOutRule):
+            _follow_schedule(replay, replay.machine.rule, path, trace.total_steps)
+        while (intervention := replay.advance(path, trace.total_steps)) is not None:
+            path.enter(intervention.iteration, intervention.action)
+    except MissingSignal:
+        return replay, path, False
+    return replay, path, True
 
 
 def _follow_schedule(replay: GradskipReplay, rule: FreezeOutRule, path: RecordedPath, total_steps: int) -> None:

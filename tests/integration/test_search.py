@@ -102,6 +102,22 @@ def test_progress_is_plain_off_a_terminal(finished: tuple[Path, subprocess.Compl
     assert re.search(r"compute so far: \d+\.\d full trainings?, about .* left", lines[2])
 
 
+def test_an_exported_trial_says_how_exact_its_settings_must_be(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, _ = finished
+    found = 0
+    for number in analysis.load(study).query("method == 'gradskip'")["trial"]:
+        assert main(["export", study.name, "--results", str(study.parent), "--trial", str(number)]) == 0
+        text = re.sub(r"\n#   ", " ", capsys.readouterr().out)
+        own = dict(re.findall(r"export (\w+)=(\S+)", text))
+        told = re.search(rf"# trial {number} is the same run, bit for bit, with any one of these: (.*)\.\n", text)
+        for name, low, high in re.findall(r"(CAC_\w+) (\S+) to ([^\s,]+)", told[1] if told else ""):
+            assert float(low) <= float(own[name]) <= float(high)
+            found += 1
+    assert found
+
+
 def test_every_trial_equals_the_same_configuration_alone(
     finished: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:

@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from analysis.presentation.export import FORMATS, TABLE_FORMATS, export_table, export_trial
     from tune_cac.cli.console import write_asked
     from tune_cac.study.folder import find_study
+    from tune_cac.study.study_result import same_run_line
 
     format, output = arguments.format, arguments.output
     if format not in FORMATS:
@@ -72,7 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
         if len(found) == 0:
             there = f"it has {trials['trial'].min()} to {trials['trial'].max()}" if len(trials) else "it has none yet"
             raise UserError(f"no trial {arguments.trial} in {layout.root}: {there}")
-        content = export_trial(found.iloc[0], info, format)
+        trial = found.iloc[0]
+        exact = "" if format == "json" or trial["status"] != "completed" else same_run_line(layout.root, trial)
+        content = export_trial(trial, info, format, same_run=exact)
     if output is not None:
         write_asked(Path(output), content, "--output")
     else:

@@ -80,22 +80,30 @@ class SearchResult:
     @cached_property
     def same_run(self) -> str:
         """Return in one line which values train as the best setting did, bit for bit; empty if that is not known."""
-        if self.best is None or not is_answer(self.best):
-            return ""
-        try:
-            trace = load_trace(self.folder, epochs=int(self.best["epochs"]))
-            found = same_run_text(same_run(trace, config_of(self.best), stage=str(self.best["stage"])))
-        except (UserError, OSError, LookupError, ValueError):  # no recorded run, a damaged one, or of another version
-            return ""
-        return (
-            f"trial {self.best['trial']} is the same run, bit for bit, with any one of these: {found}" if found else ""
-        )
+        return same_run_line(self.folder, self.best) if is_answer(self.best) else ""
 
     def table(self, top: int | None = None) -> list[list[str]]:
         """Return the ranked table as text cells, header first."""
         return ranked_table(
             self.ranking, top=top, beats=beats_shorter(self.ranking, self.control_line), allowed_drop=self.allowed_drop
         )
+
+
+def same_run_line(folder: Path, trial: pd.Series | None) -> str:
+    """Return in one line which values train as a completed trial did, bit for bit; empty if that is not known.
+
+    Args:
+        folder: the study's.
+        trial: a row of `analysis.load` or `analysis.rank`.
+    """
+    if trial is None:
+        return ""
+    try:
+        trace = load_trace(folder, epochs=int(trial["epochs"]))
+        found = same_run_text(same_run(trace, config_of(trial), stage=str(trial["stage"])))
+    except (UserError, OSError, LookupError, ValueError):  # no recorded run, a damaged one, or of another version
+        return ""
+    return f"trial {trial['trial']} is the same run, bit for bit, with any one of these: {found}" if found else ""
 
 
 def answer(

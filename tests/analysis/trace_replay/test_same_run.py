@@ -13,13 +13,18 @@ from tiny_workload import tiny  # noqa: F401 - a fixture
 
 from analysis import load_trace
 from analysis.trace_replay.same_run import RESOLUTION, same_run, same_run_text
-from analysis.trace_replay.step_by_step import replay_one
 from trainables.config import TrialConfig
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 
 SETTING: dict[str, Any] = {
     "CAC_VAR_START_ITR": 5, "CAC_VAR_START_THR": 0.99, "CAC_VAR_MT_COUNT_THR": 3, "CAC_VAR_MT_THR": 0.97,
     "CAC_VAR_SLOPE_THR": 0.98, "CAC_VAR_SAMPLES": 3,
+}  # fmt: skip
+
+#: Distance of the values that are tried of a variable, and its highest one, where they are not a fraction's.
+STEPS = {
+    "CAC_RULE_DEPTH": (0.005, 1.0), "CAC_RULE_PERCENTILE": (0.5, 100.0), "CAC_RULE_NOISE": (0.005, 1.0),
+    "CAC_RULE_TOLERANCE": (0.005, 0.995),
 }  # fmt: skip
 
 
@@ -31,25 +36,45 @@ def trained(folder: Path, **values: Any) -> TrialConfig:
     return config
 
 
+#: A setting of each rule whose variables may have other values, and some of these.
+RULES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "variance": (SETTING, {"CAC_VAR_START_THR", "CAC_VAR_MT_COUNT_THR"}),
+    "linear": ({"CAC_RULE_START_ITR": 3, "CAC_RULE_END_ITR": 32, "CAC_RULE_DEPTH": 0.6}, {"CAC_RULE_DEPTH"}),
+    "gradient_norm": (
+        {"CAC_RULE_START_ITR": 2, "CAC_RULE_INTERVAL": 4, "CAC_RULE_PERCENTILE": 50.0}, {"CAC_RULE_PERCENTILE"},
+    ),
+    "gradient_variance": (
+        {"CAC_RULE_START_ITR": 2, "CAC_RULE_INTERVAL": 6, "CAC_RULE_NOISE": 0.6}, {"CAC_RULE_NOISE"},
+    ),
+    "plasticity": (
+        {"CAC_RULE_START_ITR": 0, "CAC_RULE_INTERVAL": 2, "CAC_RULE_TOLERANCE": 0.8, "CAC_RULE_WINDOW": 2},
+        {"CAC_RULE_TOLERANCE"},
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-def test_both_ends_train_as_the_setting_did_and_what_lies_beyond_does_not(tmp_path: Path) -> None:
-    learning(tmp_path).learn()
-    config = trained(tmp_path, **SETTING)
+@pytest.mark.parametrize("rule", RULES)
+def test_both_ends_train_as_the_setting_did_and_what_lies_beyond_does_not(tmp_path: Path, rule: str) -> None:
+    given, at_least = RULES[rule]
+    learning(tmp_path, **({} if rule == "variance" else {"space": "stop_rules"})).learn()
+    config = trained(tmp_path, CAC_RULE=rule, **given)
     trace = load_trace(tmp_path)
     found = same_run(trace, config)
-    assert set(found) >= {"CAC_VAR_START_THR", "CAC_VAR_MT_COUNT_THR"}
+    assert set(found) >= at_least
     alone = rows_alone(config)
-    own = replay_one(trace, config).events[0]
+    assert alone[-1]["stop_events"] != "[]"
     for name, ends in found.items():
-        assert ends[0] <= SETTING[name] <= ends[1]
+        assert ends[0] <= given[name] <= ends[1]
         for end in ends:
             assert rows_alone(replace(config, **{name: end})) == alone, (name, end)
-        step = RESOLUTION if isinstance(SETTING[name], float) else 1
-        top = 1.0 if isinstance(SETTING[name], float) else trace.total_steps
+        whole = isinstance(given[name], int)
+        step, top = (1, trace.total_steps) if whole else STEPS.get(name, (RESOLUTION, 1.0))
         for beyond in (ends[0] - step, ends[1] + step):
-            if step <= beyond <= top:
-                assert replay_one(trace, replace(config, **{name: round(beyond, 6)})).events[0] != own, (name, beyond)
+            if step <= beyond <= top and not (name == "CAC_RULE_WINDOW" and beyond < 2):
+                other = replace(config, **{name: beyond if whole else round(beyond, 6)})
+                assert rows_alone(other) != alone, (name, beyond)
 
 
 @pytest.mark.usefixtures("tiny")

@@ -13,8 +13,9 @@ import numpy as np
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import FixedTrial
 
-from analysis.trace_replay.same_run import RESOLUTION, THRESHOLDS, WHOLE
+from analysis.trace_replay.same_run import RESOLUTION, varied_variables
 from analysis.trace_replay.traces import RunTrace
+from trainables.config import TrialConfig
 from tune_cac.tuning.outcomes.distinct_outcomes import Outcome
 from tune_cac.tuning.warm_start.baseline import WarmStart
 from tune_cac.tuning.warm_start.threshold_ranges import outcome, predictions
@@ -26,7 +27,7 @@ _DIGITS = 5
 
 
 def at_middle(one: Outcome, known: WarmStart, trace: RunTrace) -> Outcome:
-    """Return an outcome with the variables of the variance rule in the middle of the values that train alike.
+    """Return an outcome with the variables of its setting's rule in the middle of the values that train alike.
 
     Each variable in turn is moved to the middle of its own values within the space's range, the others as they are by
     then; whole numbers stay on the space's grid. One that trains alike over all of its range is left as it was drawn:
@@ -40,7 +41,7 @@ def at_middle(one: Outcome, known: WarmStart, trace: RunTrace) -> Outcome:
     drawn = FixedTrial(dict(one.parameters))
     known.space.suggest(drawn, known.context)
     parameter_of = {full.rpartition(".")[2]: full for full in one.parameters}  # those of a branch begin with its name
-    for name in (*THRESHOLDS, *WHOLE):
+    for name in varied_variables(TrialConfig.from_mapping(one.config)):
         parameter = parameter_of.get(name, "")
         own, asked = one.parameters.get(parameter), drawn.distributions.get(parameter)
         if own is None or own != one.config.get(name) or not isinstance(asked, (FloatDistribution, IntDistribution)):
