@@ -21,6 +21,9 @@ from tune_cac.tuning.outcomes.trial_attributes import EPOCHS
 from tune_cac.tuning.warm_start.baseline import WarmStart
 from tune_cac.tuning.warm_start.threshold_ranges import outcome, predictions
 
+#: Parameters of a setting, and the fields of its configuration.
+Drawn = tuple[Mapping[str, Any], Mapping[str, Any]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -40,14 +43,10 @@ class Outcome:
     """(iteration, position of the last parameter stopped) of each stop."""
     identity: str
     """Text that is equal for settings that train alike in a run of this length: stops, braking, ..."""
-    by_dense_run: str
-    """The same, as the dense run alone predicts it, whatever was trained since."""
     known: bool
     """Whether the whole run was trained before."""
-
-
-#: Parameters of a setting, and the fields of its configuration.
-Drawn = tuple[Mapping[str, Any], Mapping[str, Any]]
+    group: tuple[Drawn, ...]
+    """Settings that train alike by the dense run, this one among them; once others are recorded they may not."""
 
 
 def distinct_outcomes(
@@ -71,30 +70,50 @@ def distinct_outcomes(
             groups.setdefault(outcome(found, drawn[row][1]), []).append(row)
     made = []
     for rows in groups.values():
-        middle = rows[middle_of([drawn[row][0] for row in rows])]
-        facts = _facts(predicted[middle] or {}, drawn[middle][1], share)
+        group = tuple(drawn[row] for row in rows)
+        place = middle_of([parameters for parameters, _ in group])
+        parameters, config = group[place]
+        facts = facts_of(predicted[rows[place]] or {}, config, share)
         made.append(
-            Outcome(
-                parameters=drawn[middle][0], config=drawn[middle][1], epochs=known.base.epochs, share=share, **facts,
-                by_dense_run=facts["identity"],
-            )
-        )  # fmt: skip
+            Outcome(parameters=parameters, config=config, epochs=known.base.epochs, share=share, group=group, **facts)
+        )
     unpredicted = [setting for setting, found in zip(drawn, predicted, strict=True) if found is None]
     return sorted(made, key=lambda one: one.saved), unpredicted
 
 
 def predicted_again(outcomes: Sequence[Outcome], trace: RunTrace) -> list[Outcome]:
-    """Return the outcomes as all recorded runs predict them, in the given order.
+    """Return the outcomes as all recorded runs predict them: groups that do not train alike parted, equal ones once.
 
     Args:
-        outcomes: to predict.
+        outcomes: of groups of settings, as the dense run predicts them.
         trace: all recorded runs of the study.
     """
-    found = predictions(trace, [one.config for one in outcomes], branches=True)
-    return [
-        one if row is None else replace(one, **_facts(row, one.config, one.share))
-        for one, row in zip(outcomes, found, strict=True)
-    ]
+    found: list[Outcome] = []
+    for one, row in zip(outcomes, predictions(trace, [one.config for one in outcomes], branches=True), strict=True):
+        if row is None:
+            found.append(one)
+        elif row["stage"] == trace.root or len(one.group) == 1:  # nothing but the dense run was read
+            found.append(replace(one, **facts_of(row, one.config, one.share)))
+        else:
+            found += _parted(one, row, trace)
+    return list({one.identity: one for one in reversed(found)}.values())[::-1]
+
+
+def _parted(one: Outcome, row: Mapping[str, Any], trace: RunTrace) -> list[Outcome]:
+    """Return the outcomes of one group: that of its own setting, and those of settings that train otherwise."""
+    rows = predictions(trace, [config for _, config in one.group], branches=True)
+    parts: dict[str, list[int]] = {outcome(row, one.config): []}
+    for place, (found, (_, config)) in enumerate(zip(rows, one.group, strict=True)):
+        if found is not None:
+            parts.setdefault(outcome(found, config), []).append(place)
+    _, *others = parts.items()
+    made = [replace(one, **facts_of(row, one.config, one.share))]
+    for _, places in others:
+        place = places[middle_of([one.group[place][0] for place in places])]
+        parameters, config = one.group[place]
+        facts = facts_of(rows[place] or {}, config, one.share)
+        made.append(replace(one, parameters=parameters, config=config, **facts))
+    return made
 
 
 def is_predicted(values: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
@@ -104,7 +123,14 @@ def is_predicted(values: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
     return same and bool(values.get("CAC_PREFIX_AUTOGRAD", True))
 
 
-def _facts(row: Mapping[str, Any], config: Mapping[str, Any], share: float) -> dict[str, Any]:
+def facts_of(row: Mapping[str, Any], config: Mapping[str, Any], share: float) -> dict[str, Any]:
+    """Return the fields of an outcome that are predicted.
+
+    Args:
+        row: of `predictions`.
+        config: fields of the setting's configuration.
+        share: steps of its run over those of the full run.
+    """
     return {
         "identity": outcome(row, config),
         "saved": 1 - share * (1 - float(row["compute_saved"])),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +22,29 @@ from numpy.typing import NDArray
 from optuna.trial import TrialState
 
 from analysis.formatting import plural
-from analysis.metrics.controls import CUT
 from analysis.metrics.other_seeds import is_less
 from analysis.trace_replay.traces import RunTrace, read_trace
 from trainables.config import TrialConfig
 from trainables.quality import allowed_amount
 from trainables.stage_tree.store import StageStore
-from tune_cac.tuning.optuna_objectives import missing_objectives, saved_of_baseline
 from tune_cac.tuning.outcomes.distinct_outcomes import (
     Drawn,
     Outcome,
     distinct_outcomes,
+    facts_of,
     is_predicted,
     predicted_again,
     shared_steps,
-    stops_in,
 )
 from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, features_of, prior_rows
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
 from tune_cac.tuning.outcomes.region_middle import at_middle
 from tune_cac.tuning.outcomes.seed_luck import limit_between_counts, luck_of_one_run
-from tune_cac.tuning.outcomes.trial_attributes import ENDED_EARLY, EPOCHS, OF_EPOCHS, OUTCOME, PREDICTED, UNPREDICTED
+from tune_cac.tuning.outcomes.trial_attributes import EPOCHS, OF_EPOCHS, OUTCOME, PREDICTED, UNPREDICTED
+from tune_cac.tuning.outcomes.tried import Tried, tried_in
 from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed
-from tune_cac.tuning.warm_start.threshold_ranges import outcome, spread
+from tune_cac.tuning.warm_start.threshold_ranges import predictions, spread
 
 #: Settings that are drawn to find the outcomes of a space.
 SETTINGS = 4000
@@ -173,7 +172,7 @@ class OutcomeQueue:
             running = [t for t in self._trials.all() if t.state == TrialState.RUNNING and "row" not in t.user_attrs]
             self.ended = all(t.user_attrs.get("role") == "control" for t in running)
             return None
-        attrs: dict[str, Any] = {"role": "search", OUTCOME: chosen.by_dense_run, PREDICTED: chosen.saved}
+        attrs: dict[str, Any] = {"role": "search", OUTCOME: chosen.identity, PREDICTED: chosen.saved}
         chosen = at_middle(chosen, self._roots()[chosen.epochs], traces[chosen.epochs])
         cut = chosen.epochs < self._epochs
         if cut:
@@ -206,40 +205,23 @@ class OutcomeQueue:
         """
         found = []
         for epochs, trace in traces.items():
-            taken = {name for one in tried if one.epochs == epochs for name in (one.identity, one.chosen)}
-            found += [
-                one
-                for one in predicted_again(self._outcomes[epochs], trace)
-                if not one.known and one.identity not in taken and one.by_dense_run not in taken
-            ]
+            taken = {one.identity for one in tried if one.epochs == epochs}
+            again = predicted_again(self._outcomes[epochs], trace)
+            found += [one for one in again if not one.known and one.identity not in taken]
         return sorted(found, key=lambda one: one.saved)
 
     def _tried(self, baseline: Mapping[str, Any]) -> list[Tried]:
-        """Return what was trained or is being trained.
+        """Return what was trained or is being trained."""
+        return tried_in(self._trials.all(), baseline, self._quality, self._epochs, self._predicted)
 
-        Failed trials are as bad as a run can be; what ended early loses what it would if the lead over it lasted.
-        """
-        found = []
-        for trial in self._trials.all():
-            attrs = trial.user_attrs
-            if attrs.get("role") in ("baseline", "control") or "continued_by" in attrs:
-                continue
-            row, config, chosen = attrs.get("row"), attrs.get("config", {}), attrs.get(OUTCOME, "")
-            epochs = config.get(EPOCHS, self._epochs)
-            known: dict[str, Any] = {"trial": trial.number, "epochs": epochs, "chosen": chosen}
-            not_told = None if trial.state == TrialState.RUNNING else np.inf  # it runs, or failed
-            if ENDED_EARLY in attrs:
-                not_told = self._quality.lost(attrs[ENDED_EARLY]["expected"], baseline[self._quality.key])
-            if row is not None and not missing_objectives(row, self._quality):
-                loss = self._quality.lost(row[self._quality.key], baseline[self._quality.key])
-                stops, saved = stops_in(row), saved_of_baseline(row, baseline)
-                identity = outcome({"stop_events": row.get("stop_events") or "[]"}, config)
-                found.append(Tried(**known, stops=stops, saved=saved, loss=loss, identity=identity))
-            elif attrs.get("role") == CUT:
-                found.append(Tried(**known, stops=(), saved=1 - epochs / self._epochs, loss=not_told))
-            elif drawn := [one for one in self._outcomes.get(epochs, []) if one.by_dense_run == chosen]:
-                found.append(Tried(**known, stops=drawn[0].stops, saved=drawn[0].saved, loss=not_told))
-        return found
+    def _predicted(self, epochs: int, configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
+        """Return stops, savings and identity of settings of a length, as all recorded runs predict them."""
+        known = self._roots().get(epochs)
+        if known is None or not self._drawn(epochs, known):
+            return [None] * len(configs)
+        trace = read_trace(StageStore(self._tree, known.trace.root))
+        rows, share = predictions(trace, configs, branches=True), trace.total_steps / self._total_steps
+        return [None if row is None else facts_of(row, one, share) for row, one in zip(rows, configs, strict=True)]
 
     def holds(self) -> dict[int, float]:
         """Return probabilities that trained outcomes stay within the allowed loss on another seed, by their trials."""
@@ -354,32 +336,6 @@ class OutcomeQueue:
             not_shared = 1 - shared_steps(one.stops, others, total) / total
             found.append(one.share * not_shared * (1 - own_saved * total / max(1, total - one.stops[0][0])))
         return np.maximum(_LEAST_COST, np.array(found))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tried:
-    """An outcome that was trained or is being trained."""
-
-    trial: int
-    """Number of its trial."""
-    epochs: int
-    """Epochs of the run."""
-    stops: tuple[tuple[int, int], ...]
-    """(iteration, position of the last parameter stopped) of each stop."""
-    saved: float
-    """Compute saved, a fraction of that of the full run."""
-    loss: float | None
-    """Of quality against the baseline; None while it is being trained."""
-    identity: str = ""
-    """`Outcome.identity` as it was trained; empty until then."""
-    chosen: str = ""
-    """The same as the dense run predicted it; empty for what was not chosen as an outcome."""
-
-    @property
-    def lost(self) -> float:
-        """Return the loss of one that was trained."""
-        assert self.loss is not None, f"trial {self.trial} is being trained"
-        return self.loss
 
 
 def answer_gained(

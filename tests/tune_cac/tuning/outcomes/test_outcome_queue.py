@@ -14,11 +14,14 @@ from tiny_workload import tiny  # noqa: F401 - a fixture
 import analysis
 from analysis.io.layout import Layout
 from analysis.trace_replay.step_by_step import replay_one
+from analysis.trace_replay.traces import RunTrace, read_trace
+from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.gradskip.variables import MEASURED_RULES
 from trainables.stage_tree.shared_run import SharedRun, Sharing
+from trainables.stage_tree.store import StageStore
 from tune_cac import search
-from tune_cac.tuning.outcomes.distinct_outcomes import Outcome, distinct_outcomes
+from tune_cac.tuning.outcomes.distinct_outcomes import Outcome, distinct_outcomes, predicted_again
 from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy
 from tune_cac.tuning.outcomes.trial_attributes import OUTCOME
 from tune_cac.tuning.study_searcher import FINISHED, StudySearch
@@ -68,6 +71,45 @@ def test_no_outcome_is_trained_twice_and_the_search_ends_by_itself(tmp_path: Pat
     again.adopt_unfinished()
     assert again.suggest("more") is None
     assert again.suggest("more") == FINISHED
+
+
+def identity_of(trace: RunTrace, config: Mapping[str, Any]) -> str:
+    """What a setting does, replayed step by step."""
+    events = json.loads(f"[{replay_one(trace, TrialConfig.from_mapping(config)).events[0]}]")
+    braking = config.get("CAC_BRAKING_DISTANCE") or 0
+    return json.dumps([[[event["iteration"], event["layer"]] for event in events], [braking if events else 0]])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_recorded_branches_part_settings_that_the_dense_run_takes_for_one_outcome(tmp_path: Path) -> None:
+    fixed = {"CAC_VAR_START_THR": 0.99, "CAC_VAR_START_ITR": 2, "CAC_VAR_SAMPLES": 1}
+    start = {"CAC_VAR_MT_THR": 0.96, "CAC_VAR_SLOPE_THR": 0.98, "CAC_VAR_MT_COUNT_THR": 5}
+
+    def suggest(trial: Any, context: SpaceContext) -> dict[str, Any]:
+        later = {name: trial.suggest_float(name, 0.9, 1.0) for name in ("CAC_VAR_MT_THR", "CAC_VAR_SLOPE_THR")}
+        return {**fixed, **later, "CAC_VAR_MT_COUNT_THR": trial.suggest_int("CAC_VAR_MT_COUNT_THR", 0, 10)}
+
+    made = learning(
+        tmp_path, own=Space(name="own", method="gradskip", suggest=suggest, start=lambda context: start)
+    )  # the first layer stops at the same step under all of them
+    trained_by(made, tmp_path)
+    known = made.learn()
+    grown = read_trace(StageStore(tmp_path / "tree", known.trace.root))
+    drawn = known.drawn(0, 300)
+    groups, _ = distinct_outcomes(known, drawn)
+    found = predicted_again(groups, grown)
+    alone = [identity_of(grown, group.config) for group in groups]
+    assert len({identity_of(grown, config) for group in groups for _, config in group.group}) > len(set(alone))
+
+    identities = [one.identity for one in found]
+    assert len(set(identities)) == len(identities)
+    assert set(identities) == {identity_of(grown, config) for group in groups for _, config in group.group}
+    for one in found:
+        assert one.identity == identity_of(grown, one.config)
+        assert (one.parameters, one.config) in one.group
+        (row,) = analysis.replay(grown, TrialConfig.from_mapping(one.config)).to_dict("records")
+        assert (one.saved, one.known) == (pytest.approx(row["compute_saved"]), row["exact"])
 
 
 @pytest.mark.slow
