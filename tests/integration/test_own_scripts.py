@@ -18,10 +18,12 @@ from analysis.io.layout import Layout
 from analysis.metrics.controls import CUT, SHORTER
 from analysis.presentation.length_text import EPOCHS_VARIABLE
 from analysis.presentation.summary_text import config_of
+from search_spaces import SpaceContext
+from search_spaces.auto_thresholds import SPACE
 from trainables.errors import UserError
 from tune_cac.cli.main import main
 from tune_cac.tuning.outcomes.trial_attributes import PREDICTED
-from tune_cac.tuning.script_search import NOT_RECORDED
+from tune_cac.tuning.script_search import NOT_RECORDED, START_DOES_NOTHING
 
 pytestmark = pytest.mark.slow
 
@@ -109,6 +111,20 @@ def test_what_settings_of_a_script_stop_is_known_before_they_are_trained(
     with pytest.warns(UserWarning, match="nothing was learned from the baseline: root.json"):
         again = tune_cac.search(**given, trials=1)
     assert len(again.trials) == len(found.trials) + 1
+
+
+@pytest.mark.usefixtures("one_ray")
+def test_a_starting_point_that_stops_nothing_is_not_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAIN)
+    found = tune_cac.search(script=f"{sys.executable} train.py 0.02", name="s", concurrency=1, trials=3)
+    assert found.trials["role"].tolist() == ["baseline", "search", "search"]
+    assert START_DOES_NOTHING in capsys.readouterr().err
+    published = {"method": "gradskip", **SPACE.start(SpaceContext(total_steps=24))}
+    (known,) = analysis.replay(analysis.load_trace(tmp_path / "results" / "s"), published).to_dict("records")
+    assert (known["stops"], known["exact"]) == (0, True)
 
 
 @pytest.mark.thorough

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import optuna
+from optuna.trial import FixedTrial
 
 from analysis.metrics.controls import CUT
 from analysis.trace_replay.traces import RunTrace, complete, read_trace
@@ -30,6 +31,7 @@ from tune_cac.study.fixed_params import with_watch
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.script_root import write_root
 from tune_cac.tuning.study_searcher import StudySearch
+from tune_cac.tuning.trial_config import config_of
 from tune_cac.tuning.warm_start.baseline import WarmStart, typical_configs, warn_of_nothing_learned
 from tune_cac.tuning.warm_start.threshold_ranges import with_learned_ranges
 
@@ -39,6 +41,10 @@ UNKNOWN_RUN = SpaceContext(total_steps=1, layer_names=(), unit_ends=())
 NOT_RECORDED = (
     "the baseline's run could not be recorded, so what settings stop is not known before they are trained and they are "
     "drawn by TPE (docs/own-training.md says what can be recorded)"
+)
+#: Said where the starting point is left out.
+START_DOES_NOTHING = (
+    "the space's starting point stops nothing on this run, as the baseline's shows, so it is not trained"
 )
 
 
@@ -136,9 +142,20 @@ class ScriptSearch(StudySearch):
     def _enqueue_spread(self) -> None:
         if self.study.user_attrs.get("spread"):
             return
-        self._enqueue_start(self.learn().context)
+        if self._start_does_nothing():
+            say(START_DOES_NOTHING)
+        else:
+            self._enqueue_start(self.learn().context)
         self.trials.tell_why_little(self.learn().why_little(self._start_seed, acts=False))
         self.study.set_user_attr("spread", True)
+
+    def _start_does_nothing(self) -> bool:
+        """Return whether the baseline's run proves that the starting point, a whole training, would be the same one."""
+        if self.outcomes is None or not self.outcomes.predicts:
+            return False
+        start = FixedTrial(dict(self._search_space.start(self.learn().context)))
+        config = config_of(start, self._search_space, self._base, self._hold, self._context_of)
+        return self.learn().does_nothing(TrialConfig.from_mapping(config))
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Store the run facts that the baseline or a cut run reports, then report the trial as in every search."""

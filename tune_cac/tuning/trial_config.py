@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import optuna
+from optuna.trial import FixedTrial
 
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
@@ -15,7 +16,7 @@ from tune_cac.tuning.predefined_trial import plain
 
 
 def config_of(
-    trial: optuna.Trial,
+    trial: optuna.Trial | FixedTrial,
     space: Space,
     base: TrialConfig,
     hold: Mapping[str, Any],
@@ -24,7 +25,7 @@ def config_of(
     """Return all fields of a trial's configuration; suggests its parameters.
 
     Args:
-        trial: of Optuna's study.
+        trial: of Optuna's study, or one of fixed parameters.
         space: what is searched.
         base: config of the baseline, which the trial's own values override.
         hold: fields with a fixed value in every trial but the baseline.
@@ -38,7 +39,7 @@ def config_of(
         epochs = trial.user_attrs.get(EPOCHS, base.epochs)
         context = context_of(epochs)
         with warnings.catch_warnings():  # the published defaults may lie outside the ranges of this run
-            warnings.filterwarnings("ignore", message="Fixed parameter .* is out of range")
+            warnings.filterwarnings("ignore", message="(Fixed|The value .*) parameter .* is out of (the )?range")
             suggested = space.suggest(trial, context)
         values = {"method": space.method, **plain(suggested), **hold}
         if epochs != base.epochs:
