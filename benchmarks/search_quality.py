@@ -1,7 +1,7 @@
 """Measure the cost and the quality of a search's answer, by way of searching and seed.
 
     python benchmarks/search_quality.py [--searches lengths auto tpe] [--trials 100] [--seeds 10] [--concurrency 2]
-                                        [--workload digits] [--option NAME=VALUE ...] [--data FOLDER] [--model NAME]
+                                        [--space auto_thresholds] [--workload digits] [--option NAME=VALUE ...] [--data FOLDER] [--model NAME]
                                         [--epochs N] [--sure P] [--fresh 0] [--equal-compute] [--results FOLDER]
 
 Each search is a command of its own. ``lengths`` is the default search, with cut dense runs and all controls, whose cost
@@ -11,7 +11,8 @@ the others (``tpe``, ``random``, ``gp``, ``nsga2``) are samplers of Optuna over 
 ``asha`` is Ray's scheduler without that tree (``asha_search.py``, always with ``--equal-compute``). With
 ``--equal-compute`` all but the first search named may execute what the first one did.
 
-``answer`` is the compute that the setting handed out saves (``--sure``: that of our searches), ``most`` that of the
+``answer`` is what the setting handed out saves of the compute that the study ranks by, which is training's unless the
+``--space`` joins another (``--sure``: the answer's of our searches), ``most`` that of the
 setting that saves most within the allowed loss on the search's own seed, which others hand out; ``executed`` is what
 the search trained, in dense runs, its baseline included; ``hypervolume`` is that of the front above no saving and
 twice the allowed loss. With ``--fresh N`` every answer and its baseline are trained on N fresh seeds, others for each
@@ -99,6 +100,7 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
             begun = time.perf_counter()
         ours = {"lengths": (), "early": ("--early-ending",), "prior": ("--prior", f"lengths-{before}")}
         how = ("--sampler", "auto", *ours[kind]) if kind in ours else ("--sampler", kind, "--no-controls")
+        how = ("--space", arguments.space, *how)
         given = {"--data": arguments.data, "--model": arguments.model, "--epochs": arguments.epochs}
         run(
             folder, "search", "--trials", str(arguments.trials), "--seed", str(seed), "--name", name, *how,
@@ -114,11 +116,11 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
     assert best is not None  # the baseline at least
     ended = trials[(trials["status"] == "completed") & (trials["role"] != "control")]
     within = ended[ended["accuracy_drop"] <= ALLOWED + 1e-9]
-    points = ended[["accuracy_drop", "compute_saved"]].to_numpy(float) * (-1.0, 1.0)
-    loss, kept = on_fresh_seeds(config_of(best), float(best["compute_saved"]), seed, folder, arguments)
+    points = ended[["accuracy_drop", "saved"]].to_numpy(float) * (-1.0, 1.0)
+    loss, kept = on_fresh_seeds(config_of(best), float(best["saved"]), seed, folder, arguments)
     return Found(
-        saved=float(best["compute_saved"]),
-        most=float(within["compute_saved"].max()),
+        saved=float(best["saved"]),
+        most=float(within["saved"].max()),
         executed=analysis.search_cost(trials).dense_equivalents,
         settings=len(ended) - 1,
         hypervolume=area_of(points),
@@ -197,6 +199,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--concurrency", type=int, default=2)
+    parser.add_argument("--space", default="auto_thresholds")
     parser.add_argument("--workload", default="digits")
     parser.add_argument("--option", action="append", default=[])
     parser.add_argument("--data")
@@ -208,7 +211,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="keep the studies in this folder")
     arguments = parser.parse_args()
     print(header("benchmarks/search_quality.py"))
-    print(f"{arguments.workload}, at most {arguments.trials} trials, {arguments.concurrency} at a time")
+    print(
+        f"{arguments.space} on {arguments.workload}, at most {arguments.trials} trials, {arguments.concurrency} at a time"
+    )
     print(
         f"{'search':<9}{'seed':>5}{'settings':>9}{'executed':>9}{'answer':>8}{'most':>7}{'hypervolume':>12}{'loss':>7}{'kept':>6}"
         f"{'wall s':>8}"

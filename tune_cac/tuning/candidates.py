@@ -18,6 +18,7 @@ from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from tune_cac.tuning.draft_study import DraftStudy
+from tune_cac.tuning.joined_stops import JoinedStops
 from tune_cac.tuning.optuna_objectives import tell_complete
 from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.trained_settings import TrainedSettings
@@ -52,6 +53,8 @@ class Candidates:
     """Function that returns the full config of an Optuna trial; suggests its parameters."""
     changes_nothing: Callable[[TrialConfig], bool]
     """Function that returns whether a config is certain to train as the baseline did."""
+    joined_stops: JoinedStops | None = None
+    """Chooses other stops for what is trained; None where no space joins Gradient-Skip with another method."""
     _model_facts: dict[tuple[str, ...], ModelFacts] = field(default_factory=dict)
     """Facts on the model, by the workload's options."""
     _skips: int = _MOST_SKIPPED
@@ -86,7 +89,17 @@ class Candidates:
             f"{_MOST_REPEATED + _MOST_REPEATED_AT_RANDOM} settings drawn in a row none was left to train"
         )
 
-    def start_one_that_acts(self, baseline: dict[str, Any] | None) -> optuna.Trial | None:
+    def start_next(self, baseline: dict[str, Any], *, knows: bool) -> optuna.Trial | None:
+        """Start other stops for what is trained, where there are, or a sampled setting.
+
+        Args:
+            baseline: its result row.
+            knows: whether its run can prove of a setting that it changes nothing.
+        """
+        restopped = None if self.joined_stops is None else self.joined_stops.start_next(baseline)
+        return restopped or self._start_one_that_acts(baseline if knows else None)
+
+    def _start_one_that_acts(self, baseline: dict[str, Any] | None) -> optuna.Trial | None:
         """Start a sampled setting that the study lacks and that changes the baseline's training; None if none is found.
 
         Then `ended` says whether that is final.

@@ -25,6 +25,7 @@ from tune_cac.tuning.controls import StudyControls
 from tune_cac.tuning.coordinated import leases_of, release_all
 from tune_cac.tuning.early_stopper import EarlyStopper
 from tune_cac.tuning.grid_walk import GridWalk
+from tune_cac.tuning.joined_stops import JoinedStops
 from tune_cac.tuning.journal_searcher import JournalSearcher
 from tune_cac.tuning.memory_concurrency import MemoryConcurrency
 from tune_cac.tuning.option_baselines import OptionBaselines
@@ -137,13 +138,15 @@ class StudySearch(JournalSearcher):
             trials=self.trials, base=base, allowed_drop=allowed_drop, sampler=make_sampler(seed),
             fresh_sampler=lambda number: make_sampler(wrapped_seed(seed + number), sampler),
             config_of=self._config, changes_nothing=lambda config: self.learn().does_nothing(config),
+            joined_stops=JoinedStops(self.trials, self.learn, tree, allowed_drop, base.quality, base.seed)
+            if space.method.startswith("gradskip+") and repeats and sharing and grid is None else None,
         )  # fmt: skip
         """Draws settings and checks them before training."""
-        # With other values fixed it is not what was published.
-        self._start_role = "published" if space.start_is_published and not hold else "search"
+        is_published = space.start_is_published and not hold  # with other values fixed it is not
+        self._start_role = "published" if is_published else "search"
         self._grid = None if grid is None else GridWalk(self.trials, grid, self._start_role)
         self.outcomes: OutcomeQueue | None = None
-        """Chooses the settings in place of a sampler."""
+        """Chooses settings in place of a sampler."""
         # Those that the study has are known where no further ones are searched, too.
         self._cut_runs = RunLengths(self.trials, base, lengths or "1.0", allowed_drop, self._learned, priors)
         self.lengths: RunLengths | None = None
@@ -158,8 +161,7 @@ class StudySearch(JournalSearcher):
             if space.method == "gradskip" and not space.options and base.saving is None:
                 self.lengths = self._cut_runs if lengths else None
                 self.early_stopper = EarlyStopper(self.trials, base, self._running) if early_ending else None
-        self._controls = StudyControls(base, tree)
-        self._concurrency = MemoryConcurrency()
+        self._controls, self._concurrency = StudyControls(base, tree), MemoryConcurrency()
         self.baselines = OptionBaselines(self.trials, space, base)
         """Baselines, of which there are several if the space varies options of the workload."""
 
@@ -206,10 +208,9 @@ class StudySearch(JournalSearcher):
         if options := self.baselines.combination(config):
             trial.set_user_attr("options", options)
         trial.set_user_attr("folder", folder)
-        resume_from = self.restarts.own_checkpoint(attrs.get("resume_from"))
         return self._fields.of(
-            trial, config, folder=folder, resume_from=resume_from, shares=shares, claims=self._claims_name,
-            of_epochs=self._base.epochs if self._sharing else None,
+            trial, config, folder=folder, resume_from=self.restarts.own_checkpoint(attrs.get("resume_from")),
+            shares=shares, claims=self._claims_name, of_epochs=self._base.epochs if self._sharing else None,
         )  # fmt: skip
 
     def _config(self, trial: optuna.Trial) -> dict[str, Any]:
@@ -293,8 +294,7 @@ class StudySearch(JournalSearcher):
             return self.candidates.start_plain()
         if self.outcomes is not None and self.outcomes.predicts:
             return self.outcomes.start_next(baseline)
-        knows = self._repeats and self.learn().proves_what_acts
-        return self.candidates.start_one_that_acts(baseline if knows else None)
+        return self.candidates.start_next(baseline, knows=self._repeats and self.learn().proves_what_acts)
 
     def learn(self) -> WarmStart:
         """Return what the baseline's run shows about this space; nothing is known if it failed."""

@@ -185,12 +185,12 @@ def test_fewer_are_skipped_where_nothing_acts(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(made.candidates, "changes_nothing", lambda config: True)
     found = []
     for _ in range(8):
-        made.candidates.start_one_that_acts(baseline)
+        made.candidates.start_next(baseline, knows=True)
         found.append(len(drawn))
         drawn.clear()
     assert found == [50, 25, 12, 6, 3, 1, 1, 1]
     monkeypatch.setattr(made.candidates, "changes_nothing", lambda config: False)
-    made.candidates.start_one_that_acts(baseline)
+    made.candidates.start_next(baseline, knows=True)
     monkeypatch.setattr(made.candidates, "changes_nothing", lambda config: True)
-    made.candidates.start_one_that_acts(baseline)
+    made.candidates.start_next(baseline, knows=True)
     assert len(drawn) == 50
