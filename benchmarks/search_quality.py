@@ -1,8 +1,9 @@
 """Measure the cost and the quality of a search's answer, by way of searching and seed.
 
     python benchmarks/search_quality.py [--searches lengths auto tpe] [--trials 100] [--seeds 10] [--concurrency 2]
-                                        [--space auto_thresholds] [--workload digits] [--option NAME=VALUE ...] [--data FOLDER] [--model NAME]
-                                        [--epochs N] [--sure P] [--fresh 0] [--equal-compute] [--results FOLDER]
+                                        [--space auto_thresholds] [--workload digits] [--option NAME=VALUE ...]
+                                        [--data FOLDER] [--model NAME] [--epochs N] [--sure P] [--fresh 0]
+                                        [--equal-compute] [--results FOLDER]
 
 Each search is a command of its own. ``lengths`` is the default search, with cut dense runs and all controls, whose cost
 counts; ``early`` the same with early ends of trials; ``prior`` the same from the default search of the seed before (the
