@@ -213,7 +213,8 @@ def main() -> None:
     arguments = parser.parse_args()
     print(header("benchmarks/search_quality.py"))
     print(
-        f"{arguments.space} on {arguments.workload}, at most {arguments.trials} trials, {arguments.concurrency} at a time"
+        f"{arguments.space} on {arguments.workload}, at most {arguments.trials} trials, "
+        f"{arguments.concurrency} at a time"
     )
     print(
         f"{'search':<9}{'seed':>5}{'settings':>9}{'executed':>9}{'answer':>8}{'most':>7}{'hypervolume':>12}{'loss':>7}{'kept':>6}"
