@@ -60,6 +60,7 @@ def build_shared_run(config: TrialConfig, sharing: dict[str, Any]) -> SharedRun:
         watches=tuple(tuple(watch) for watch in sharing["watches"]),
         checkpoint_every_s=sharing["checkpoint_every_s"],
         of_epochs=sharing["of_epochs"],
+        awaits_full_run=sharing["awaits_full_run"],
     )
     claims = None if name is None else RayLeases(name)
     return SharedRun(config, how, claims=claims, holder=sharing["holder"])

@@ -23,9 +23,9 @@ RESOLUTION, MOST_TRIED = 0.0005, 1000
 _FRACTION = (RESOLUTION, 1.0, RESOLUTION)
 #: The same of other rules, which are replayed one setting at a time.
 _COARSE = (0.005, 1.0, 0.005)
-#: Variables of each rule that replay follows without new measurements: the lowest and highest value that is tried and
-#: their distance; of one in iterations or counts the lowest alone.
-VARIED: dict[str, dict[str, tuple[float, float, float] | int]] = {
+#: Variables of each rule that replay follows without new measurements, with the values that are tried: lowest, highest
+#: and their distance; of one in iterations or counts the lowest alone.
+VARIED: dict[str, dict[str, tuple[float, float, float] | range | int]] = {
     "auto": {
         "CAC_VAR_START_THR": _FRACTION, "CAC_VAR_MT_THR": _FRACTION, "CAC_VAR_SLOPE_THR": _FRACTION,
         "CAC_VAR_START_ITR": 0, "CAC_VAR_MT_COUNT_THR": 0, "CAC_VAR_SAMPLES": 1,
@@ -33,7 +33,7 @@ VARIED: dict[str, dict[str, tuple[float, float, float] | int]] = {
     "linear": {"CAC_RULE_DEPTH": _COARSE, "CAC_RULE_START_ITR": 0},
     "gradient_norm": {"CAC_RULE_PERCENTILE": (0.5, 100.0, 0.5)},
     "gradient_variance": {"CAC_RULE_NOISE": _COARSE},
-    "plasticity": {"CAC_RULE_TOLERANCE": (0.005, 0.995, 0.005), "CAC_RULE_WINDOW": 2},
+    "plasticity": {"CAC_RULE_TOLERANCE": (0.005, 0.995, 0.005), "CAC_RULE_WINDOW": range(2, 101)},
 }  # fmt: skip
 
 
@@ -56,7 +56,8 @@ def same_run(trace: RunTrace, config: TrialConfig, *, stage: str | None = None) 
     for name, tries in varied.items():
         if name not in own:  # an interval may follow the braking distance
             continue
-        values = [value for value in _values(tries, own[name], trace.total_steps) if _is_valid({**own, name: value})]
+        most = trace.total_steps if name != "CAC_RULE_START_ITR" else own["CAC_RULE_END_ITR"] - 1  # a schedule's start
+        values = _values(tries, own[name], most)
         rows[name] = list(range(len(tried), len(tried) + len(values)))
         tried += [{**own, name: value} for value in values]
     if not rows:
@@ -81,7 +82,7 @@ def same_run(trace: RunTrace, config: TrialConfig, *, stage: str | None = None) 
     return ranges
 
 
-def varied_variables(config: TrialConfig) -> dict[str, tuple[float, float, float] | int]:
+def varied_variables(config: TrialConfig) -> dict[str, tuple[float, float, float] | range | int]:
     """Return the variables of a setting that are varied, as `VARIED` has them; none for what has no rule."""
     return VARIED.get(config.gradskip_settings().mode, {}) if config.method == "gradskip" else {}
 
@@ -99,22 +100,15 @@ def _ends(trace: RunTrace, tried: list[dict[str, Any]], config: TrialConfig) -> 
     return ends
 
 
-def _values(tries: tuple[float, float, float] | int, own: Any, total_steps: int) -> list[Any]:
-    """Return ascending values to try, the setting's own among them."""
+def _values(tries: tuple[float, float, float] | range | int, own: Any, most: int) -> list[Any]:
+    """Return ascending values to try, the setting's own among them; ``most`` is the highest of one in iterations."""
     if isinstance(tries, tuple):
         low, high, distance = tries
         return sorted({*map(float, np.round(np.arange(low, high + distance / 2, distance), 6)), float(own)})
-    steps = np.unique(np.linspace(tries, total_steps, min(total_steps, MOST_TRIED)).astype(int))
+    if isinstance(tries, range):
+        return sorted({*tries, int(own)})
+    steps = np.unique(np.linspace(tries, most, min(most, MOST_TRIED)).astype(int))
     return sorted({*map(int, steps), int(own)})
-
-
-def _is_valid(values: dict[str, Any]) -> bool:
-    """Return whether a configuration keeps the rules between its variables, such as a start before the end."""
-    try:
-        TrialConfig.from_mapping(values).gradskip_settings()
-    except UserError:
-        return False
-    return True
 
 
 def same_run_text(ranges: dict[str, tuple[float, float]]) -> str:

@@ -127,6 +127,32 @@ def test_a_starting_point_that_stops_nothing_is_not_trained(
     assert (known["stops"], known["exact"]) == (0, True)
 
 
+PARTIAL = """
+from search_spaces import Space
+
+def suggest(trial, context):
+    rest = {name: trial.suggest_float(name, 0.98, 1.0) for name in ("CAC_VAR_MT_THR", "CAC_VAR_SLOPE_THR")}
+    return {"CAC_VAR_START_THR": trial.suggest_float("CAC_VAR_START_THR", 0.9, 1.0), "CAC_VAR_START_ITR": 0,
+            "CAC_VAR_SAMPLES": 1, **rest}
+
+SPACE = Space(name="partial", method="gradskip", suggest=suggest, start=lambda context: {"CAC_VAR_START_THR": 0.95})
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("one_ray")
+def test_a_starting_point_of_some_parameters_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "partial_start.py").write_text(PARTIAL)
+    found = tune_cac.search(
+        script=f"{sys.executable} train.py 0.02", space="partial_start:SPACE", name="s", concurrency=1, trials=3
+    )
+    assert found.trials["status"].tolist() == ["completed"] * 3
+    assert found.trials["CAC_VAR_START_THR"][1] == 0.95
+
+
 @pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
 def test_stops_are_searched_on_shorter_runs_of_a_script_that_takes_epochs(

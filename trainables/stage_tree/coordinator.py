@@ -75,6 +75,10 @@ class RayLeases:
         """Call `Leases.claim`; return True without an answer."""
         return bool(self._ask("claim", stage, holder, lease_s, otherwise=True))
 
+    def is_held(self, stage: str, holder: str) -> bool:
+        """Call `Leases.is_held`; return False without an answer."""
+        return bool(self._ask("is_held", stage, holder, otherwise=False))
+
     def renew(self, holder: str, lease_s: float) -> None:
         """Call `Leases.renew`."""
         self._ask("renew", holder, lease_s)

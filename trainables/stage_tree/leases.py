@@ -14,6 +14,9 @@ class StageLeases(Protocol):
     def claim(self, stage: str, holder: str, lease_s: float) -> bool:
         """Return whether this holder may train the stage."""
 
+    def is_held(self, stage: str, holder: str) -> bool:
+        """Return whether another holder trains the stage."""
+
     def renew(self, holder: str, lease_s: float) -> None:
         """Renew all leases of this holder."""
 
@@ -51,12 +54,15 @@ class Leases:
         Returns:
             Whether this holder has it. If not, nothing has changed.
         """
-        now = self._clock()
-        lease = self._leases.get(stage)
-        if lease is not None and lease.holder != holder and now < lease.until_s:
+        if self.is_held(stage, holder):
             return False
-        self._leases[stage] = _Lease(holder=holder, until_s=now + lease_s)
+        self._leases[stage] = _Lease(holder=holder, until_s=self._clock() + lease_s)
         return True
+
+    def is_held(self, stage: str, holder: str) -> bool:
+        """Return whether another holder has a live lease of the stage."""
+        lease = self._leases.get(stage)
+        return lease is not None and lease.holder != holder and self._clock() < lease.until_s
 
     def renew(self, holder: str, lease_s: float) -> None:
         """Extend all leases of this holder to ``lease_s`` seconds from now.

@@ -80,8 +80,9 @@ class SharedRun:
         self._common: CommonStart | None = None
         if sharing.of_epochs is not None and config.statistics_measurements is None:  # when depends on the length
             self._common = CommonStart(
-                config, sharing.of_epochs, workload, self.store, self.checkpoints, claims, holder
-            )
+                config, sharing.of_epochs, workload, self.store, self.checkpoints, claims, holder,
+                is_awaited=sharing.awaits_full_run, warn_unloadable=self._writer.warn_unloadable,
+            )  # fmt: skip
         self.path = TrialPath(self.store, self._replay)
         """The stages of the trial's run."""
         self._reported = 0  # steps at the end of the last row

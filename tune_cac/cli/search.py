@@ -22,7 +22,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser(
         "search", parents=[debug], help="search a space on a workload", description="Search a space on a workload with "
-        "Ray and Optuna. The first trial is the baseline (method off), the second the space's starting point, as a "
+        "Ray and Optuna. The first trial is the baseline (method off), the next the space's starting point, as a "
         "rule the published defaults scaled to the run's length. Accuracies and accuracy losses are fractions: 0.005 "
         "is half a point.",
     )  # fmt: skip

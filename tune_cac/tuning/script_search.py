@@ -154,7 +154,10 @@ class ScriptSearch(StudySearch):
         if self.outcomes is None or not self.outcomes.predicts:
             return False
         start = FixedTrial(dict(self._search_space.start(self.learn().context)))
-        config = config_of(start, self._search_space, self._base, self._hold, self._context_of)
+        try:
+            config = config_of(start, self._search_space, self._base, self._hold, self._context_of)
+        except (ValueError, UserError):  # a start of some parameters, of which Optuna draws the others
+            return False
         return self.learn().does_nothing(TrialConfig.from_mapping(config))
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:

@@ -56,7 +56,7 @@ _Searcher = TypeVar("_Searcher", bound="StudySearch")
 def search(**given: Any) -> SearchResult:
     """Search a space on a workload.
 
-    The first trial is the baseline (method off), the second the space's starting point, as a rule the published
+    The first trial is the baseline (method off), the next the space's starting point, as a rule the published
     defaults scaled to the run's length; both count among ``trials``. An existing study of that ``name``, space,
     workload, length, seed and ``hold`` gets ``trials`` more.
 

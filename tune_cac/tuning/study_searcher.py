@@ -142,8 +142,7 @@ class StudySearch(JournalSearcher):
             if space.method.startswith("gradskip+") and repeats and sharing and grid is None else None,
         )  # fmt: skip
         """Draws settings and checks them before training."""
-        is_published = space.start_is_published and not hold  # with other values fixed it is not
-        self._start_role = "published" if is_published else "search"
+        self._start_role = "published" if space.start_is_published and not hold else "search"  # held: not as published
         self._grid = None if grid is None else GridWalk(self.trials, grid, self._start_role)
         self.outcomes: OutcomeQueue | None = None
         """Chooses settings in place of a sampler."""
@@ -211,6 +210,7 @@ class StudySearch(JournalSearcher):
         return self._fields.of(
             trial, config, folder=folder, resume_from=self.restarts.own_checkpoint(attrs.get("resume_from")),
             shares=shares, claims=self._claims_name, of_epochs=self._base.epochs if self._sharing else None,
+            baseline_runs=self.trials.baseline_runs(),
         )  # fmt: skip
 
     def _config(self, trial: optuna.Trial) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class TrialFields:
         shares: bool,
         claims: str | None,
         of_epochs: int | None,
+        baseline_runs: bool,
     ) -> dict[str, Any]:
         """Return the fields of a trial, its configuration among them.
 
@@ -68,10 +69,14 @@ class TrialFields:
             shares: whether it is trained over the stage tree.
             claims: name of the coordinator of the tree's leases; None for none.
             of_epochs: epochs of the study's full run, whose start shorter runs may take; None if they may not.
+            baseline_runs: whether that run is being trained.
         """
         attrs = trial.user_attrs
         cut = of_epochs is not None and config["epochs"] < of_epochs
-        sharing = {**self._sharing, "claims": claims, "holder": folder, "of_epochs": of_epochs if cut else None}
+        sharing = {
+            **self._sharing, "claims": claims, "holder": folder, "of_epochs": of_epochs if cut else None,
+            "awaits_full_run": cut and baseline_runs,
+        }  # fmt: skip
         return {
             "config": dict(config),
             "trial": trial.number,

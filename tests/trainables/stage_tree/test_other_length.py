@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from runs import facts, finish
 from tiny_workload import STEPS_PER_EPOCH, Tiny, TinyAdam
-from torch.optim import Optimizer
+from torch import nn
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import (
+    ChainedScheduler,
     ConstantLR,
     CosineAnnealingLR,
     LambdaLR,
@@ -47,6 +52,19 @@ def drops_at_shares(optimizer: Optimizer, total_steps: int) -> LRScheduler:
     return MultiStepLR(optimizer, [total_steps // 2], gamma=0.1)
 
 
+def drops_at_the_end_of_an_epoch(optimizer: Optimizer, total_steps: int) -> LRScheduler:
+    return MultiStepLR(optimizer, [total_steps // 3], gamma=0.1)
+
+
+def table(optimizer: Optimizer, total_steps: int) -> LRScheduler:
+    rates = [1.0] * (total_steps + 1)  # one for each state, and no more
+    return LambdaLR(optimizer, lambda step: rates[step])
+
+
+def chained(optimizer: Optimizer, total_steps: int) -> LRScheduler:
+    return ChainedScheduler([ConstantLR(optimizer, factor=0.5, total_iters=6), MultiStepLR(optimizer, [12])])
+
+
 def warm_up_and_cosine(optimizer: Optimizer, total_steps: int) -> LRScheduler:
     parts = [LinearLR(optimizer, 0.1, 1.0, WARM_UP), CosineAnnealingLR(optimizer, total_steps - WARM_UP)]
     return SequentialLR(optimizer, parts, [WARM_UP])
@@ -70,6 +88,9 @@ SCHEDULES: dict[Callable[[Optimizer, int], LRScheduler], int] = {
     constant: CUT_STEPS + 1,
     drops_at_fixed_epochs: CUT_STEPS + 1,
     drops_at_shares: CUT_STEPS // 2,
+    drops_at_the_end_of_an_epoch: CUT_STEPS // 3,
+    table: CUT_STEPS + 1,
+    chained: CUT_STEPS + 1,
     warm_up_and_cosine: WARM_UP + 1,
     flat_then_linear: CUT_STEPS * 2 // 3 + 1,
     cosine: 1,
@@ -172,7 +193,13 @@ def test_one_that_begins_beside_the_full_run_waits_for_it(tmp_path: Path, monkey
     claims, trained = Leases(), {}
 
     def train(name: str, config: TrialConfig, of_epochs: int | None, go_on: threading.Event) -> None:
-        sharing = Sharing(tree=tmp_path, of_epochs=of_epochs, trials=10**6, checkpoint_every_s=0)
+        sharing = Sharing(
+            tree=tmp_path,
+            of_epochs=of_epochs,
+            trials=10**6,
+            checkpoint_every_s=0,
+            awaits_full_run=of_epochs is not None,
+        )
         with SharedRun(config, sharing, claims=claims, holder=name) as trial:
             while not trial.finished:
                 trial.train_epoch()
@@ -219,3 +246,98 @@ def test_nothing_is_taken_where_it_is_not_asked_for(tmp_path: Path, monkeypatch:
     with SharedRun(dense(CUT), Sharing(tree=tmp_path)) as trial:
         finish(trial)
         assert trial.trained_steps == CUT_STEPS
+
+
+def interpolated(optimizer: Optimizer, total_steps: int) -> LRScheduler:
+    """A schedule whose state has numbers of numpy, which no checkpoint is read with."""
+    return LambdaLR(optimizer, lambda step: np.interp(step, [0, 10], [0.1, 1.0]))
+
+
+def test_checkpoints_that_cannot_be_read_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(Tiny, interpolated, monkeypatch)
+    over(tmp_path, dense(FULL), checkpoint_every_s=0)
+    with pytest.warns(UserWarning, match="a checkpoint of the stage tree cannot be loaded"):
+        cut = over(tmp_path, dense(CUT))
+    assert cut.trained_steps == CUT_STEPS
+
+
+class Scaled(SGD):
+    """An optimizer with a tensor of several elements in its groups."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        for group in self.param_groups:
+            group["scale"] = torch.ones(2)
+
+
+class WithTensors(Tiny):
+    def make_optimizer(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+        return Scaled(named_parameters, lr=0.1, momentum=0.9)
+
+
+def test_groups_may_have_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(WithTensors, constant, monkeypatch)
+    over(tmp_path, dense(FULL), checkpoint_every_s=0)
+    assert over(tmp_path, dense(CUT)).trained_steps <= STEPS_PER_EPOCH
+
+
+class Anneals(ConstantLR):
+    """A schedule whose step does more than to set learning rates."""
+
+    def __init__(self, optimizer: Optimizer, total_steps: int) -> None:
+        self.total_steps = total_steps
+        super().__init__(optimizer, factor=1.0)
+
+    def step(self, epoch: int | None = None) -> None:
+        super().step()
+        self.optimizer.state["anneal"]["share"] = self.last_epoch / self.total_steps
+
+
+def test_a_schedule_that_acts_on_more_than_rates_has_no_common_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(Tiny, Anneals, monkeypatch)
+    over(tmp_path, dense(FULL), checkpoint_every_s=0)
+    assert over(tmp_path, dense(CUT)).trained_steps == CUT_STEPS
+
+
+def test_a_schedule_that_cannot_be_compared_is_said_and_trained_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def once_a_length(optimizer: Optimizer, total_steps: int) -> LRScheduler:
+        made.append(total_steps)
+        if made.count(FULL * STEPS_PER_EPOCH) > 2 and total_steps > CUT_STEPS:  # trained twice, here and alone
+            raise RuntimeError("no more")
+        return constant(optimizer, total_steps)
+
+    use(Tiny, once_a_length, monkeypatch)
+    over(tmp_path, dense(FULL))
+    with pytest.warns(
+        UserWarning, match="3 epochs is trained from its start, .* with that of 6: RuntimeError: no more"
+    ):
+        cut = over(tmp_path, dense(CUT))
+    assert cut.trained_steps == CUT_STEPS
+
+
+def test_nobody_waits_for_a_run_that_was_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(Tiny, constant, monkeypatch)
+    with SharedRun(dense(CUT), Sharing(tree=tmp_path, of_epochs=FULL), claims=Leases(), holder="cut") as trial:
+        monkeypatch.setattr(time, "sleep", lambda s: pytest.fail("it waited"))
+        finish(trial)
+    assert trial.trained_steps == CUT_STEPS
+
+
+def test_rows_that_come_late_are_taken_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(Tiny, constant, monkeypatch)
+    stopped = replace(
+        dense(FULL), method="gradskip", CAC_STOP_LAYER_NUM=(0,), CAC_STOP_LAYER_ITR=(STEPS_PER_EPOCH - 1,)
+    )
+    over(tmp_path, stopped, checkpoint_every_s=0)  # the first epoch's steps without its row
+    with SharedRun(dense(CUT), Sharing(tree=tmp_path, of_epochs=FULL)) as trial:
+        assert trial._common is not None
+        assert trial._common.take(trial.path.here)
+        assert (trial.path.here.known_until, list(trial.path.here.rows)) == (STEPS_PER_EPOCH, [])
+    over(tmp_path, dense(FULL), checkpoint_every_s=0)
+    assert over(tmp_path, dense(CUT)).trained_steps <= STEPS_PER_EPOCH

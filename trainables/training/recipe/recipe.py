@@ -69,18 +69,12 @@ class Recipe:
     def prepare_optimizer(self, optimizer: Optimizer, batch_factor: float) -> Optimizer:
         """Return the optimizer with the recipe's kernels and learning rates; it must not have stepped yet.
 
-        Learning rates follow the batch size linearly with SGD (Goyal et al. 2017, section 2.1), with its square root
-        with other optimizers, whose steps do not grow with the gradient (Malladi et al. 2022, section 5).
-
         Raises:
             UserError: an optimizer without fused steps.
         """
         if self._config.fused_optimizer is not None:
             optimizer = with_kernels(optimizer, fused=self._config.fused_optimizer)
-        if batch_factor != 1.0:
-            factor = batch_factor if isinstance(optimizer, SGD) else batch_factor**0.5
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * factor
+        scale_learning_rates(optimizer, batch_factor)
         self.precision.watch(optimizer)
         return optimizer
 
@@ -123,6 +117,22 @@ class Recipe:
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of a loss."""
         self.precision.scaled(loss).backward()
+
+
+def scale_learning_rates(optimizer: Optimizer, batch_factor: float) -> None:
+    """Multiply the learning rates by what the batch size asks for.
+
+    They follow it linearly with SGD (Goyal et al. 2017, section 2.1), with its square root with other optimizers, whose
+    steps do not grow with the gradient (Malladi et al. 2022, section 5).
+
+    Args:
+        optimizer: that has not stepped yet.
+        batch_factor: batch size over the workload's own.
+    """
+    if batch_factor != 1.0:
+        factor = batch_factor if isinstance(optimizer, SGD) else batch_factor**0.5
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * factor
 
 
 def has_kernels(optimizer: Optimizer) -> bool:

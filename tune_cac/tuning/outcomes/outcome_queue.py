@@ -96,7 +96,7 @@ class OutcomeQueue:
         self._outcomes: dict[int, list[Outcome]] = {}  # by epochs
         self._unpredicted: list[Drawn] = []  # of the full length
         self._depths: Depths | None = None
-        self._held: tuple[list[Tried], dict[int, float]] = [], {}  # what had ended, and its probabilities
+        self._held: tuple[int, dict[int, float]] = 0, {}  # how many trials had ended, and probabilities of theirs
         self.ended = False
         """Whether no outcome is left that is worth its training."""
 
@@ -157,12 +157,8 @@ class OutcomeQueue:
         Args:
             baseline: its result row.
         """
-        tried = self._tried(baseline)
-        traces = {
-            epochs: read_trace(StageStore(self._tree, known.trace.root))
-            for epochs, known in self._roots().items()
-            if self._drawn(epochs, known)
-        }
+        traces = self._traces()
+        tried = self._tried(baseline, traces)
         left = self._left(tried, traces)
         chosen = self._chosen(left, tried, baseline)
         if (drawn := self._next_unpredicted(len(tried), ends=chosen is None)) is not None:
@@ -205,21 +201,33 @@ class OutcomeQueue:
         """
         found = []
         for epochs, trace in traces.items():
-            taken = {one.identity for one in tried if one.epochs == epochs}
+            same = [one for one in tried if one.epochs == epochs]
+            # Without a tree, what was trained is still predicted as before, whatever it was then.
+            foreseen = self._predicted(trace, [one.config for one in same])
+            taken = {one.identity for one in same} | {one["identity"] for one in foreseen if one is not None}
             again = predicted_again(self._outcomes[epochs], trace)
             found += [one for one in again if not one.known and one.identity not in taken]
         return sorted(found, key=lambda one: one.saved)
 
-    def _tried(self, baseline: Mapping[str, Any]) -> list[Tried]:
-        """Return what was trained or is being trained."""
-        return tried_in(self._trials.all(), baseline, self._quality, self._epochs, self._predicted)
+    def _traces(self) -> dict[int, RunTrace]:
+        """Return what is recorded by now, by the epochs of the lengths that have outcomes."""
+        return {
+            epochs: read_trace(StageStore(self._tree, known.trace.root))
+            for epochs, known in self._roots().items()
+            if self._drawn(epochs, known)
+        }
 
-    def _predicted(self, epochs: int, configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
-        """Return stops, savings and identity of settings of a length, as all recorded runs predict them."""
-        known = self._roots().get(epochs)
-        if known is None or not self._drawn(epochs, known):
-            return [None] * len(configs)
-        trace = read_trace(StageStore(self._tree, known.trace.root))
+    def _tried(self, baseline: Mapping[str, Any], traces: Mapping[int, RunTrace] | None = None) -> list[Tried]:
+        """Return what was trained or is being trained; without traces not what has no result."""
+
+        def predicted(epochs: int, configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
+            trace = (traces or {}).get(epochs)
+            return [None] * len(configs) if trace is None else self._predicted(trace, configs)
+
+        return tried_in(self._trials.all(), baseline, self._quality, self._epochs, predicted)
+
+    def _predicted(self, trace: RunTrace, configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
+        """Return stops, savings and identity of settings, as all recorded runs of their length predict them."""
         rows, share = predictions(trace, configs, branches=True), trace.total_steps / self._total_steps
         return [None if row is None else facts_of(row, one, share) for row, one in zip(rows, configs, strict=True)]
 
@@ -228,11 +236,14 @@ class OutcomeQueue:
         baseline = self._trials.baseline_row()
         if baseline is None or not self.predicts:
             return {}
-        ended = [one for one in self._tried(baseline) if one.loss is not None]
-        if ended and self._held[0] != ended:  # asked for often, and each time a fit
-            shares = self._holds(self._expected(ended, ended, baseline), baseline, self._limit(baseline))
-            self._held = ended, {one.trial: share for one, share in zip(ended, shares.tolist(), strict=True)}
-        return self._held[1] if ended else {}
+        finished = sum(trial.state.is_finished() or "row" in trial.user_attrs for trial in self._trials.all())
+        if self._held[0] != finished:  # asked for often, and each time a fit
+            found: dict[int, float] = {}
+            if ended := [one for one in self._tried(baseline, self._traces()) if one.loss is not None]:
+                shares = self._holds(self._expected(ended, ended, baseline), baseline, self._limit(baseline))
+                found = {one.trial: share for one, share in zip(ended, shares.tolist(), strict=True)}
+            self._held = finished, found
+        return self._held[1]
 
     def unsure(self) -> list[int]:
         """Return trials whose outcomes are less sure to hold on another seed than the answer is to be."""

@@ -33,6 +33,8 @@ class Tried:
     """Of quality against the baseline; None while it is being trained."""
     identity: str = ""
     """`Outcome.identity`, predicted until it is trained; empty for a dense run."""
+    config: Mapping[str, Any]
+    """Fields of its configuration."""
     chosen: bool = False
     """Whether it was chosen as an outcome."""
 
@@ -69,7 +71,9 @@ def tried_in(
             continue
         row, config = attrs.get("row"), attrs.get("config", {})
         own_epochs = config.get(EPOCHS, epochs)
-        known: dict[str, Any] = {"trial": trial.number, "epochs": own_epochs, "chosen": OUTCOME in attrs}
+        known: dict[str, Any] = {
+            "trial": trial.number, "epochs": own_epochs, "chosen": OUTCOME in attrs, "config": config,
+        }  # fmt: skip
         if row is not None and not missing_objectives(row, quality):
             loss = quality.lost(row[quality.key], baseline[quality.key])
             identity = outcome({"stop_events": row.get("stop_events") or "[]"}, config)

@@ -20,7 +20,9 @@ from trainables.config import TrialConfig
 from trainables.gradskip.variables import MEASURED_RULES
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.stage_tree.store import StageStore
+from trainables.training.run import TrainingRun
 from tune_cac import search
+from tune_cac.tuning.outcomes import outcome_queue
 from tune_cac.tuning.outcomes.distinct_outcomes import Outcome, distinct_outcomes, predicted_again
 from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy
 from tune_cac.tuning.outcomes.trial_attributes import OUTCOME
@@ -71,6 +73,49 @@ def test_no_outcome_is_trained_twice_and_the_search_ends_by_itself(tmp_path: Pat
     again.adopt_unfinished()
     assert again.suggest("more") is None
     assert again.suggest("more") == FINISHED
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_without_a_tree_no_setting_is_trained_twice_though_it_stops_otherwise_than_predicted(tmp_path: Path) -> None:
+    made = learning(tmp_path, sharing=False, allowed_drop=0.1)
+    configs, otherwise = [], 0
+    for number in range(16):
+        suggested = made.suggest(f"t{number}") or made.suggest(f"t{number}")
+        if suggested == FINISHED:
+            break
+        assert isinstance(suggested, dict)
+        with TrainingRun(TrialConfig(**suggested["config"])) as run:
+            while not run.finished:
+                last = run.train_epoch()
+        made.on_trial_complete(f"t{number}", last)
+        configs.append(suggested["config"])
+        stops = [[event["iteration"], event["layer"]] for event in json.loads(last["stop_events"])]
+        expected = told(tmp_path)[suggested["trial"]].user_attrs.get(OUTCOME)
+        otherwise += expected is not None and json.loads(expected)[0] != stops
+    else:
+        raise AssertionError("it did not end by itself")
+    assert otherwise
+    assert len({json.dumps(config, sort_keys=True) for config in configs}) == len(configs)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_what_holds_is_read_from_the_tree_once_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = by_outcome(tmp_path)
+    for number in range(4):
+        suggested = made.suggest(str(number))
+        assert isinstance(suggested, dict)
+        if number == 2:
+            made.tell_failure("2", "ValueError: of the user's")
+        else:
+            made.on_trial_complete(str(number), train(tmp_path, suggested))
+    assert made.outcomes is not None
+    holds = made.outcomes.holds()
+    assert holds
+    monkeypatch.setattr(outcome_queue, "read_trace", lambda store: pytest.fail("read again"))
+    assert made.outcomes.holds() == holds
+    made.best()
 
 
 def identity_of(trace: RunTrace, config: Mapping[str, Any]) -> str:
