@@ -13,14 +13,14 @@ the others (``tpe``, ``random``, ``gp``, ``nsga2``) are samplers of Optuna over 
 ``--equal-compute`` all but the first search named may execute what the first one did.
 
 ``answer`` is what the setting handed out saves of the compute that the study ranks by, which is training's unless the
-``--space`` joins another (``--sure``: the answer's of our searches), ``most`` that of the
-setting that saves most within the allowed loss on the search's own seed, which others hand out; ``executed`` is what
-the search trained, in dense runs, its baseline included; ``hypervolume`` is that of the front above no saving and
-twice the allowed loss. With ``--fresh N`` every answer and its baseline are trained on N fresh seeds, others for each
-search: ``loss`` is the mean of validation and test loss over them, in points, ``kept`` the share of these seeds on
-which that mean is within the allowed loss; an answer that saves nothing loses nothing. The lines at the end are
-medians over the searches' seeds, with ratios to the last one named, seed by seed. Searches that a folder has already
-are not run again.
+``--space`` joins another (``--sure``: the answer's of our searches), ``most`` that of the setting that saves most within
+the allowed loss on the search's own seed, which others hand out; ``executed`` is what the search trained, in dense
+runs, its baseline included; ``hypervolume`` is that of the front above no saving and twice the allowed loss, ``area``
+the same with gains over the baseline counted as no loss. With ``--fresh N`` every answer and its baseline are trained
+on N fresh seeds, others for each search: ``loss`` is the mean of validation and test loss over them, in points,
+``kept`` the share of these seeds on which that mean is within the allowed loss; an answer that saves nothing loses
+nothing. The lines at the end are medians over the searches' seeds, with ratios to the last one named, seed by seed.
+Searches that a folder has already are not run again.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class Found:
     """Trials that completed, without the baseline and controls."""
     hypervolume: float
     """Of the front, above no saving at the reference loss."""
+    area: float
+    """The same with a gain over the baseline, which is luck of the seed, counted as no loss."""
     wall_time_s: float
     """From the command's start to its end; 0 for a search that was there before."""
     loss: float
@@ -125,6 +127,7 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
         executed=analysis.search_cost(trials).dense_equivalents,
         settings=len(ended) - 1,
         hypervolume=area_of(points),
+        area=area_of(np.minimum(points, (0.0, np.inf))),
         wall_time_s=wall_time_s,
         loss=loss,
         kept=kept,
@@ -166,6 +169,7 @@ def found_by_asha(seed: int, folder: Path, arguments: argparse.Namespace, budget
         executed=told["executed"],
         settings=len(points) - 1,
         hypervolume=area_of(points),
+        area=area_of(np.minimum(points, (0.0, np.inf))),
         wall_time_s=wall_time_s,
         loss=loss,
         kept=kept,
@@ -239,15 +243,15 @@ def main() -> None:
     for kind, runs in of.items():
         saved = [one.saved / other.saved for one, other in zip(runs, reference, strict=True) if other.saved > 0]
         most = [one.most / other.most for one, other in zip(runs, reference, strict=True) if other.most > 0]
-        area = [
-            one.hypervolume / other.hypervolume for one, other in zip(runs, reference, strict=True) if other.saved > 0
-        ]
+        pairs = [(one, other) for one, other in zip(runs, reference, strict=True) if other.saved > 0]
+        volumes = [one.hypervolume / other.hypervolume for one, other in pairs]
+        areas = [one.area / other.area for one, other in pairs]
         executed, shares = [one.executed for one in runs], [one.saved for one in runs]
         print(
             f"{kind}, {len(runs)} seeds: median {median(executed):.2f} dense runs ({min(executed):.2f} to "
             f"{max(executed):.2f}); answer saves {median(shares):.1%}, mean {fmean(shares):.1%}; over "
             f"{arguments.searches[-1]}: answer median {shown(saved)}, most within on its seed {shown(most)}, "
-            f"hypervolume {shown(area)}"
+            f"hypervolume {shown(volumes)}, area {shown(areas)}"
             + (f"; fresh seeds: loss {100 * fmean(one.loss for one in runs):.2f} points, kept "
                f"{fmean(one.kept for one in runs):.0%}" if arguments.fresh else "")
         )  # fmt: skip
