@@ -13,9 +13,9 @@ the others (``tpe``, ``random``, ``gp``, ``nsga2``) are samplers of Optuna over 
 ``--equal-compute`` all but the first search named may execute what the first one did.
 
 ``answer`` is what the setting handed out saves of the compute that the study ranks by, which is training's unless the
-``--space`` joins another (``--sure``: the answer's of our searches), ``most`` that of the setting that saves most within
-the allowed loss on the search's own seed, which others hand out; ``executed`` is what the search trained, in dense
-runs, its baseline included; ``hypervolume`` is that of the front above no saving and twice the allowed loss, ``area``
+``--space`` joins another (``--sure``: the answer's of our searches), ``most`` that of the setting that saves most
+within the allowed loss on the search's own seed, which others hand out; ``executed`` is what the search trained, in
+dense runs, its baseline included; ``hypervolume`` is that of the front above no saving and twice the allowed loss, ``area``
 the same with gains over the baseline counted as no loss. With ``--fresh N`` every answer and its baseline are trained
 on N fresh seeds, others for each search: ``loss`` is the mean of validation and test loss over them, in points,
 ``kept`` the share of these seeds on which that mean is within the allowed loss; an answer that saves nothing loses
