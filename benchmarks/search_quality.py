@@ -15,9 +15,9 @@ the others (``tpe``, ``random``, ``gp``, ``nsga2``) are samplers of Optuna over 
 ``answer`` is what the setting handed out saves of the compute that the study ranks by, which is training's unless the
 ``--space`` joins another (``--sure``: the answer's of our searches), ``most`` that of the setting that saves most
 within the allowed loss on the search's own seed, which others hand out; ``executed`` is what the search trained, in
-dense runs, its baseline included; ``hypervolume`` is that of the front above no saving and twice the allowed loss, ``area``
-the same with gains over the baseline counted as no loss. With ``--fresh N`` every answer and its baseline are trained
-on N fresh seeds, others for each search: ``loss`` is the mean of validation and test loss over them, in points,
+dense runs, its baseline included; ``hypervolume`` is that of the front above no saving and twice the allowed loss,
+``area`` the same with gains over the baseline counted as no loss. With ``--fresh N`` every answer and its baseline are
+trained on N fresh seeds, others for each search: ``loss`` is the mean of validation and test loss over them, in points,
 ``kept`` the share of these seeds on which that mean is within the allowed loss; an answer that saves nothing loses
 nothing. The lines at the end are medians over the searches' seeds, with ratios to the last one named, seed by seed.
 Searches that a folder has already are not run again.
