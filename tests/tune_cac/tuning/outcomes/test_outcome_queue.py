@@ -101,6 +101,51 @@ def test_without_a_tree_no_setting_is_trained_twice_though_it_stops_otherwise_th
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
+def test_the_cost_of_a_training_is_what_follows_the_steps_that_others_trained(tmp_path: Path) -> None:
+    made = by_outcome(tmp_path)
+    outcomes, _ = distinct_outcomes(made.learn(), made.learn().drawn(0, 300))
+    assert made.outcomes is not None
+    assert made.outcomes.predicts
+    chosen = outcomes[:: len(outcomes) // 8]
+    found = made.outcomes._costs(chosen, [])  # nothing but the dense run was trained
+    dense = outcomes[0].config | {"method": "none"}
+    full = flops_by_step(TrialConfig.from_mapping(dense))
+    exact = 0
+    for one, cost in zip(chosen, found, strict=True):
+        alone = flops_by_step(TrialConfig.from_mapping(one.config))
+        stops = first_stop_of(one.config)
+        if stops != one.stops[0]:
+            continue
+        executed = (alone[-1] - alone[stops[0]]) / full[-1]
+        if 1 - alone[-1] / full[-1] == pytest.approx(one.saved):  # what follows the first stop was as predicted
+            assert cost == pytest.approx(max(0.05, executed), abs=1 / len(full))  # a step, for one has fewer samples
+            exact += 1
+    assert exact > 2
+
+
+def flops_by_step(config: TrialConfig) -> list[int]:
+    """FLOPs executed before step 0, 1, ... of the run alone, and at its end."""
+    found = [0]
+    with TrainingRun(config) as run:
+        while not run.finished:
+            run.begin_epoch()
+            while not run.epoch_is_trained:
+                run.train_step()
+                found.append(run.executed_flops)
+            run.end_epoch()
+    return found
+
+
+def first_stop_of(config: Mapping[str, Any]) -> tuple[int, int]:
+    with TrainingRun(TrialConfig.from_mapping(config)) as run:
+        while not run.finished:
+            last = run.train_epoch()
+    event = json.loads(last["stop_events"])[0]
+    return event["iteration"], event["layer"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
 def test_what_holds_is_read_from_the_tree_once_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = by_outcome(tmp_path)
     for number in range(4):
