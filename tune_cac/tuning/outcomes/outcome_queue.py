@@ -23,6 +23,7 @@ from optuna.trial import TrialState
 
 from analysis.formatting import plural
 from analysis.metrics.other_seeds import is_less
+from analysis.metrics.pareto import hypervolume, non_dominated
 from analysis.trace_replay.traces import RunTrace, read_trace
 from trainables.config import TrialConfig
 from trainables.quality import allowed_amount
@@ -57,8 +58,9 @@ LEAST = 6
 #: Outcomes that are trained first where earlier studies are known: those that promise the best answer, at any cost.
 FIRST_BY_PRIOR = 2
 #: Expected improvement of the answer, or of the front, a fraction of the compute, below which no outcome is worth its
-#: training.
+#: training; or this share of what they are, where that is less, but no less than the third.
 WORTHWHILE, WORTHWHILE_AREA = 0.005, 0.01
+_WORTHWHILE_SHARE, _LEAST_WORTHWHILE = 0.05, 0.001
 #: Least cost of a training in full trainings, for one whose steps are nearly all known still has to be begun.
 _LEAST_COST = 0.05
 
@@ -270,11 +272,13 @@ class OutcomeQueue:
         found = self._expected(left, tried, baseline)
         saved = np.array([one.saved for one in left])
         likely = ~is_less(self._holds(found, baseline, limit), self._sure)
-        answer = answer_gained(saved, max(answers, default=0.0), likely, found.own_share_within(limit))
+        best = max(answers, default=0.0)
+        answer = answer_gained(saved, best, likely, found.own_share_within(limit))
         front, worst = [(0.0, 0.0), *((one.lost, one.saved) for one in tried)], 2 * max(allowed, 1e-6)
         area = found.area_gained(saved, front, worst) / worst
-        worth = np.where((answer >= WORTHWHILE) | (area >= WORTHWHILE_AREA), answer + area, 0.0)
-        if self._priors and sum(bool(one.chosen) for one in tried) < FIRST_BY_PRIOR and answer.max() >= WORTHWHILE:
+        least_answer, least_area = worthwhile(best, WORTHWHILE), worthwhile(area_of(front, worst), WORTHWHILE_AREA)
+        worth = np.where((answer >= least_answer) | (area >= least_area), answer + area, 0.0)
+        if self._priors and sum(bool(one.chosen) for one in tried) < FIRST_BY_PRIOR and answer.max() >= least_answer:
             return left[int(np.argmax(answer))]
         if sum(one.saved > 0 for one in tried) < LEAST and not self._priors:
             worth = answer + area
@@ -347,6 +351,25 @@ class OutcomeQueue:
             not_shared = 1 - shared_steps(one.stops, others, total) / total
             found.append(one.share * not_shared * (1 - own_saved * total / max(1, total - one.stops[0][0])))
         return np.maximum(_LEAST_COST, np.array(found))
+
+
+def worthwhile(known: float, most: float) -> float:
+    """Return the least expected improvement of what is known by now, ``most`` where there is much of it.
+
+    >>> worthwhile(0.5, 0.01), worthwhile(0.06, 0.01), worthwhile(0.0, 0.01)
+    (0.01, 0.003, 0.001)
+    """
+    return min(most, max(_WORTHWHILE_SHARE * known, _LEAST_WORTHWHILE))
+
+
+def area_of(front: Sequence[tuple[float, float]], worst: float) -> float:
+    """Return the mean saving of (loss, saving) points up to a loss ``worst``, gains counted as no loss.
+
+    >>> area_of([(-0.1, 0.2), (0.5, 0.4), (2.0, 0.9)], 1.0)
+    0.30000000000000004
+    """
+    points = np.array([(-max(loss, 0.0), saved) for loss, saved in front])
+    return hypervolume(points[non_dominated(points)], (-worst, 0.0)) / worst
 
 
 def answer_gained(
