@@ -43,6 +43,8 @@ from numpy.typing import NDArray
 from trainables.config import TrialConfig
 from trainables.workloads import default_epochs
 
+#: What is searched.
+SPACE = "auto_thresholds"
 #: Loss of accuracy at the hypervolume's reference point.
 REFERENCE_LOSS = 2 * ALLOWED
 
@@ -92,8 +94,10 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
     from tune_cac.study.study_result import answer
 
     if kind == "asha":
+        assert arguments.space == SPACE, f"asha_search.py searches {SPACE} alone"
         return found_by_asha(seed, folder, arguments, budget)
     name = f"{kind}-{seed}" if budget is None else f"{kind}-equal-{seed}"
+    name += "" if arguments.space == SPACE else f"-{arguments.space}"
     study, begun, wall_time_s = folder / "results" / name, time.perf_counter(), 0.0
     if not (study / "best.env").exists():
         before = (seed - 1) % arguments.seeds
@@ -204,7 +208,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--concurrency", type=int, default=2)
-    parser.add_argument("--space", default="auto_thresholds")
+    parser.add_argument("--space", default=SPACE)
     parser.add_argument("--workload", default="digits")
     parser.add_argument("--option", action="append", default=[])
     parser.add_argument("--data")

@@ -121,4 +121,5 @@ def joined(spaces: Sequence[Space]) -> Space:
         notes=_Notes(together),
         saving="both" if len(savings) > 1 else savings.pop(),
         description="; ".join(space.description for space in spaces),
+        parts=together,
     )

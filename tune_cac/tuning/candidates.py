@@ -96,8 +96,12 @@ class Candidates:
             baseline: its result row.
             knows: whether its run can prove of a setting that it changes nothing.
         """
-        restopped = None if self.joined_stops is None else self.joined_stops.start_next(baseline)
-        return restopped or self._start_one_that_acts(baseline if knows else None)
+        if self.joined_stops is None:
+            return self._start_one_that_acts(baseline if knows else None)
+        trial = self.joined_stops.start_next(baseline) or self._start_one_that_acts(baseline if knows else None)
+        if trial is None and (trial := self.joined_stops.start_next(baseline, out_of_turn=True)) is not None:
+            self.ended = False
+        return trial
 
     def _start_one_that_acts(self, baseline: dict[str, Any] | None) -> optuna.Trial | None:
         """Start a sampled setting that the study lacks and that changes the baseline's training; None if none is found.

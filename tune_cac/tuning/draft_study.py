@@ -9,9 +9,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -124,13 +126,24 @@ class DraftStudy:
 
 
 def _copy(trial: FrozenTrial) -> FrozenTrial:
+    """Return a copy without what no sampler reads; values between two steps of a range are on the nearer one."""
     return create_trial(
         state=trial.state,
         values=trial.values if trial.state == TrialState.COMPLETE else None,
-        params=trial.params,
+        params={name: _on_grid(value, trial.distributions[name]) for name, value in trial.params.items()},
         distributions=trial.distributions,
         system_attrs=trial.system_attrs,
     )
+
+
+def _on_grid(value: Any, asked: BaseDistribution) -> Any:
+    if not isinstance(asked, (FloatDistribution, IntDistribution)) or not asked.step or asked.log:
+        return value
+    if not asked.low <= value <= asked.high:
+        return value  # of a starting point outside the range, which Optuna rejects
+    steps = round((value - asked.low) / asked.step)
+    near = min(asked.low + steps * asked.step, asked.high)
+    return int(near) if isinstance(asked, IntDistribution) else float(near)
 
 
 def best_places(

@@ -9,6 +9,8 @@ are the sampler's, which learns from both.
 from __future__ import annotations
 
 import json
+import math
+import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,18 +20,20 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from analysis.trace_replay.traces import read_trace
-from trainables.gradskip.variables import BY_NAME
+from analysis.trace_replay.traces import RunTrace, read_trace
+from search_spaces import Space
 from trainables.quality import Quality, allowed_amount
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.optuna_objectives import saved_of_baseline
-from tune_cac.tuning.outcomes.distinct_outcomes import Drawn, Outcome, distinct_outcomes
+from tune_cac.tuning.outcomes.distinct_outcomes import Outcome, distinct_outcomes
 from tune_cac.tuning.outcomes.path_trace import along
 from tune_cac.tuning.outcomes.region_middle import at_middle
-from tune_cac.tuning.outcomes.trial_attributes import OUTCOME, STOPS_FOR
+from tune_cac.tuning.outcomes.trial_attributes import OUTCOME, PREDICTED, STOPS_FOR
+from tune_cac.tuning.predefined_trial import plain
 from tune_cac.tuning.study_trials import StudyTrials
-from tune_cac.tuning.warm_start.baseline import WarmStart
-from tune_cac.tuning.warm_start.threshold_ranges import outcome
+from tune_cac.tuning.trial_config import asked_of
+from tune_cac.tuning.warm_start.baseline import WarmStart, completed
+from tune_cac.tuning.warm_start.threshold_ranges import DrawnTrial, outcome, predictions
 
 #: Settings of the stops that are drawn for one setting of the other method.
 DRAWS = 1000
@@ -41,16 +45,20 @@ APART = 0.01
 class _Setting:
     """One setting of the other method, with what was trained of it."""
 
+    key: str
+    """Its parameters as text."""
     trial: FrozenTrial
-    """The trial whose stops came latest, of which most is recorded."""
+    """The trial whose stops saved least, of which most is recorded."""
+    trained: int
+    """Its trials that have ended."""
     ranked: float
-    """What its best trial within the allowed loss saves of the compute that the study ranks by; below 0 without one."""
+    """What its best trial within the allowed loss saves of the compute that the study ranks by; -inf without one."""
     least_lost: float
     """Of its trials' losses."""
     most_within: float
-    """Training compute saved by its trials within the allowed loss, the most; 0 without one."""
+    """Compute saved by the stops of its trials within the allowed loss, the most; 0 without one."""
     least_beyond: float
-    """The least saved by one that was not and saved more; 1 without one."""
+    """The least saved by the stops of one that was not, or failed, and saved more; 1 without one."""
     known: frozenset[str]
     """Stops that were trained, and those that were expected of them."""
 
@@ -60,6 +68,7 @@ class JoinedStops:
 
     Args:
         trials: of the study.
+        space: that joins a space of Gradient-Skip with another one.
         learn: returns what was learned from the baseline.
         tree: the study's ``tree`` folder, or its URI.
         allowed_drop: that may be lost of the metric (`trainables.quality`).
@@ -68,101 +77,126 @@ class JoinedStops:
     """
 
     def __init__(
-        self, trials: StudyTrials, learn: Callable[[], WarmStart], tree: Path | str, allowed_drop: float | str,
-        quality: Quality, seed: int,
+        self, trials: StudyTrials, space: Space, learn: Callable[[], WarmStart], tree: Path | str,
+        allowed_drop: float | str, quality: Quality, seed: int,
     ) -> None:  # fmt: skip
+        (self._stops,) = (part for part in space.parts if part.method == "gradskip")
         self._trials, self._learn, self._tree, self._seed = trials, learn, tree, seed
         self._allowed_drop, self._quality = allowed_drop, quality
+        self._saved: dict[int, float] = {}  # by the stops of a trial
+        self._exhausted: set[tuple[str, int]] = set()  # settings, with how many trials they had then
 
-    def start_next(self, baseline: Mapping[str, Any]) -> optuna.Trial | None:
+    @staticmethod
+    def fits(space: Space) -> bool:
+        """Return whether a space joins one of Gradient-Skip with another method's."""
+        return space.method.startswith("gradskip+") and [part.method for part in space.parts].count("gradskip") == 1
+
+    def start_next(self, baseline: Mapping[str, Any], *, out_of_turn: bool = False) -> optuna.Trial | None:
         """Begin a trained setting with other stops; None if it is the sampler's turn, or nothing is left to bisect.
 
         Args:
             baseline: its result row.
+            out_of_turn: whether it is not the sampler's turn, whatever the newest trial is.
         """
-        begun = [t for t in self._trials.all() if t.params and "continued_by" not in t.user_attrs]
-        own = sum(STOPS_FOR in trial.user_attrs for trial in begun)
-        if 2 * own >= len(begun) or self._learn().trace is None:
+        begun = [
+            t
+            for t in self._trials.all()
+            if t.params and "continued_by" not in t.user_attrs and t.state != TrialState.PRUNED
+        ]
+        if not begun or (STOPS_FOR in begun[-1].user_attrs and not out_of_turn) or self._learn().trace is None:
             return None
-        for setting in self._settings(begun, baseline):
-            found = self._next_stops(setting)
-            if found is not None:
-                return self._start(found, setting)
+        try:
+            trace = read_trace(StageStore(self._tree, self._learn().trace.root))
+            for setting in self._settings(begun, baseline, trace):
+                if (setting.key, setting.trained) in self._exhausted:
+                    continue
+                if (found := self._next_stops(setting, trace)) is not None:
+                    return self._start(found, setting)
+                self._exhausted.add((setting.key, setting.trained))
+        except Exception as error:  # noqa: BLE001 - the user's space or model may raise anything, a file be damaged
+            warnings.warn(f"no other stops for what is trained: {type(error).__name__}: {error}", stacklevel=2)
         return None
 
-    def _settings(self, begun: Sequence[FrozenTrial], baseline: Mapping[str, Any]) -> list[_Setting]:
+    def _settings(self, begun: Sequence[FrozenTrial], baseline: Mapping[str, Any], trace: RunTrace) -> list[_Setting]:
         """Return the settings of the other method, the most promising first, without those that are being trained."""
         groups: dict[str, list[FrozenTrial]] = {}
         for trial in begun:
-            groups.setdefault(_without_stops(trial.user_attrs.get("config", {})), []).append(trial)
+            groups.setdefault(json.dumps(self._others(trial.params), sort_keys=True), []).append(trial)
         allowed = allowed_amount(self._allowed_drop, baseline[self._quality.key]) + 1e-9
         found = []
-        for group in groups.values():
-            if any(t.state == TrialState.RUNNING for t in group) or not any("row" in t.user_attrs for t in group):
+        for key, group in groups.items():
+            ended = [t for t in group if "row" in t.user_attrs and t.values is not None]
+            if any(t.state == TrialState.RUNNING for t in group) or not ended:
                 continue
-            rows = [(t, t.user_attrs["row"]) for t in group if "row" in t.user_attrs and t.values is not None]
-            lost = {
-                t.number: self._quality.lost(row[self._quality.key], baseline[self._quality.key]) for t, row in rows
-            }
-            saved = {t.number: saved_of_baseline(row, baseline) for t, row in rows}
-            within = [t for t, _ in rows if lost[t.number] <= allowed]
+            lost = {t.number: self._lost(t, baseline) for t in ended}
+            saved = {t.number: self._saved_by_stops(t, trace, baseline) for t in ended}
+            within = [t for t in ended if lost[t.number] <= allowed]
             most = max((saved[t.number] for t in within), default=0.0)
-            beyond = [saved[t.number] for t, _ in rows if lost[t.number] > allowed and saved[t.number] > most]
+            failed = [t.user_attrs[PREDICTED] for t in group if t not in ended and PREDICTED in t.user_attrs]
+            beyond = [*failed, *(saved[t.number] for t in ended if lost[t.number] > allowed)]
+            known = {t.user_attrs[OUTCOME] for t in group if OUTCOME in t.user_attrs}
             found.append(
                 _Setting(
-                    trial=min(rows, key=lambda one: saved[one[0].number])[0],
-                    ranked=max((t.values[1] for t in within), default=-1.0),
-                    least_lost=min(lost.values()), most_within=most, least_beyond=min(beyond, default=1.0),
-                    known=frozenset(
-                        text
-                        for t, row in rows
-                        for text in (_identity(row, t.user_attrs["config"]), t.user_attrs.get(OUTCOME, ""))
-                    ),
+                    key=key, trial=min(ended, key=lambda t: saved[t.number]), trained=len(group),
+                    ranked=max((t.values[1] for t in within), default=-math.inf), least_lost=min(lost.values()),
+                    most_within=most, least_beyond=min((one for one in beyond if one > most), default=1.0),
+                    known=frozenset(known | {_identity(t) for t in ended}),
                 )
             )  # fmt: skip
         return sorted(found, key=lambda one: (-one.ranked, one.least_lost))
 
-    def _next_stops(self, setting: _Setting) -> Outcome | None:
+    def _others(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a trial's parameters of the other method."""
+        asked, _ = asked_of(self._stops, parameters, self._learn().context)
+        return {name: value for name, value in parameters.items() if name not in asked.params}
+
+    def _lost(self, trial: FrozenTrial, baseline: Mapping[str, Any]) -> float:
+        return self._quality.lost(trial.user_attrs["row"][self._quality.key], baseline[self._quality.key])
+
+    def _saved_by_stops(self, trial: FrozenTrial, trace: RunTrace, baseline: Mapping[str, Any]) -> float:
+        """Return what a trial's stops save, as replayed on its own run; the other method may cost or save, too."""
+        if trial.number not in self._saved:
+            row = trial.user_attrs["row"]
+            path = along(trace, row["stage"])
+            config = {**trial.user_attrs["config"], "method": "gradskip"}
+            (found,) = [None] if path is None else predictions(path, [config])
+            self._saved[trial.number] = (
+                saved_of_baseline(row, baseline) if found is None else float(found["compute_saved"])
+            )
+        return self._saved[trial.number]
+
+    def _next_stops(self, setting: _Setting, trace: RunTrace) -> Outcome | None:
         """Return the stops whose predicted saving is nearest to the middle of what is not known; None if none is."""
         known = self._learn()
-        trace = along(read_trace(StageStore(self._tree, known.trace.root)), setting.trial.user_attrs["row"]["stage"])
-        if trace is None:
+        own, others = setting.trial.user_attrs["config"], self._others(setting.trial.params)
+        _, fields = asked_of(self._stops, setting.trial.params, known.context)
+        rest = {**known.base.to_dict(), **{name: value for name, value in own.items() if name not in fields}}
+        rng, drawn = random.Random(self._seed), []
+        for _ in range(DRAWS):
+            asked = DrawnTrial(rng)
+            values = plain(self._stops.suggest(asked, known.context))
+            config = {**rest, **values, **plain(known.hold), "method": "gradskip"}
+            drawn.append(({**others, **asked.params}, config))
+        trace = completed(StageStore(self._tree, trace.root), trace, [config for _, config in drawn])
+        path = along(trace, setting.trial.user_attrs["row"]["stage"])
+        if path is None:
             return None
-        own = {**known.base.to_dict(), **setting.trial.user_attrs["config"], "method": "gradskip"}
-        drawn: list[Drawn] = [
-            (_joined(parameters, setting.trial.params), {**own, **_stops_of(values)})
-            for parameters, values in known.drawn(self._seed, DRAWS)
-        ]
-        try:
-            outcomes, _ = distinct_outcomes(replace(known, trace=trace), drawn)
-        except Exception as error:  # noqa: BLE001 - costs of the user's model that were never counted
-            warnings.warn(f"no other stops for trial {setting.trial.number}: {error}", stacklevel=2)
-            return None
+        outcomes, _ = distinct_outcomes(replace(known, trace=path), drawn)
         low, high = setting.most_within, setting.least_beyond
         left = [one for one in outcomes if low + APART < one.saved < high - APART and one.identity not in setting.known]
         most = max((one.saved for one in left), default=0.0)
         middle = (low + min(high, most)) / 2
         chosen = min(left, key=lambda one: abs(one.saved - middle), default=None)
-        return None if chosen is None else at_middle(chosen, known, trace)
+        return None if chosen is None else at_middle(chosen, known, path)
 
     def _start(self, chosen: Outcome, setting: _Setting) -> optuna.Trial:
-        attrs = {"role": "search", STOPS_FOR: setting.trial.number, OUTCOME: chosen.identity}
+        attrs = {
+            "role": "search", STOPS_FOR: setting.trial.number, OUTCOME: chosen.identity, PREDICTED: chosen.saved,
+        }  # fmt: skip
         self._trials.study.enqueue_trial(dict(chosen.parameters), user_attrs=attrs)
         return self._trials.study.ask()
 
 
-def _without_stops(config: Mapping[str, Any]) -> str:
-    return json.dumps({name: value for name, value in config.items() if name not in BY_NAME}, sort_keys=True)
-
-
-def _stops_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name in BY_NAME}
-
-
-def _joined(drawn: Mapping[str, Any], of_trial: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a draw's parameters of stops, those of a trial otherwise."""
-    return {name: value if name.rpartition(".")[2] in BY_NAME else of_trial[name] for name, value in drawn.items()}
-
-
-def _identity(row: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    return outcome({"stop_events": row.get("stop_events") or "[]"}, config)
+def _identity(trial: FrozenTrial) -> str:
+    row = trial.user_attrs["row"]
+    return outcome({"stop_events": row.get("stop_events") or "[]"}, trial.user_attrs["config"])

@@ -138,8 +138,8 @@ class StudySearch(JournalSearcher):
             trials=self.trials, base=base, allowed_drop=allowed_drop, sampler=make_sampler(seed),
             fresh_sampler=lambda number: make_sampler(wrapped_seed(seed + number), sampler),
             config_of=self._config, changes_nothing=lambda config: self.learn().does_nothing(config),
-            joined_stops=JoinedStops(self.trials, self.learn, tree, allowed_drop, base.quality, base.seed)
-            if space.method.startswith("gradskip+") and repeats and sharing and grid is None else None,
+            joined_stops=JoinedStops(self.trials, space, self.learn, tree, allowed_drop, base.quality, base.seed)
+            if JoinedStops.fits(space) and repeats and sharing and grid is None else None,
         )  # fmt: skip
         """Draws settings and checks them before training."""
         self._start_role = "published" if space.start_is_published and not hold else "search"  # held: not as published

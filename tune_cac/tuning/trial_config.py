@@ -45,3 +45,22 @@ def config_of(
         if epochs != base.epochs:
             values[EPOCHS] = trial.suggest_int(EPOCHS, 1, base.epochs)
     return {**base.to_dict(), **values}
+
+
+def asked_of(space: Space, parameters: Mapping[str, Any], context: SpaceContext) -> tuple[FixedTrial, dict[str, Any]]:
+    """Return a trial of fixed parameters that a space has asked, and the values that the space makes of them.
+
+    Values outside its ranges, such as a starting point's, give no warning.
+
+    Args:
+        space: that asks.
+        parameters: Optuna's, by name; those that it does not ask for are ignored.
+        context: the run.
+
+    Raises:
+        ValueError: it asks for one that is not there.
+    """
+    asked = FixedTrial(dict(parameters))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return asked, space.suggest(asked, context)

@@ -365,11 +365,11 @@ def worthwhile(known: float, most: float) -> float:
 def area_of(front: Sequence[tuple[float, float]], worst: float) -> float:
     """Return the mean saving of (loss, saving) points up to a loss ``worst``, gains counted as no loss.
 
-    >>> area_of([(-0.1, 0.2), (0.5, 0.4), (2.0, 0.9)], 1.0)
+    >>> area_of([(-0.1, 0.2), (0.5, 0.4), (2.0, 0.9), (float("inf"), 1.0)], 1.0)
     0.30000000000000004
     """
-    points = np.array([(-max(loss, 0.0), saved) for loss, saved in front])
-    return hypervolume(points[non_dominated(points)], (-worst, 0.0)) / worst
+    points = np.array([(-max(loss, 0.0), saved) for loss, saved in front if loss < worst and saved > 0])
+    return hypervolume(points[non_dominated(points)], (-worst, 0.0)) / worst if len(points) else 0.0
 
 
 def answer_gained(

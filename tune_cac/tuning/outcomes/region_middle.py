@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 from optuna.distributions import FloatDistribution, IntDistribution
-from optuna.trial import FixedTrial
 
 from analysis.trace_replay.same_run import RESOLUTION, varied_variables
 from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig
 from tune_cac.tuning.outcomes.distinct_outcomes import Outcome
+from tune_cac.tuning.trial_config import asked_of
 from tune_cac.tuning.warm_start.baseline import WarmStart
 from tune_cac.tuning.warm_start.threshold_ranges import outcome, predictions
 
@@ -38,8 +38,7 @@ def at_middle(one: Outcome, known: WarmStart, trace: RunTrace) -> Outcome:
         known: the space on the run of its length.
         trace: recorded runs of that length.
     """
-    drawn = FixedTrial(dict(one.parameters))
-    known.space.suggest(drawn, known.context)
+    drawn, _ = asked_of(known.space, one.parameters, known.context)
     parameter_of = {full.rpartition(".")[2]: full for full in one.parameters}  # those of a branch begin with its name
     for name in varied_variables(TrialConfig.from_mapping(one.config)):
         parameter = parameter_of.get(name, "")

@@ -232,10 +232,13 @@ def test_what_runs_or_failed_is_not_suggested_again(tmp_path: Path) -> None:
         assert isinstance(made.suggest(str(number)), dict)
     made.tell_failure("1", "ValueError: of the user's")
     made.tell_failure("2", "ValueError: of the user's")
-    made.suggest("more")
+    assert isinstance(made.suggest("more"), dict)
     begun = [json.dumps(t.user_attrs[OUTCOME]) for t in told(tmp_path) if OUTCOME in t.user_attrs]
     assert len(begun) >= 3
     assert len(set(begun)) == len(begun)
+    again = by_outcome(tmp_path, begin=False)  # a failed trial ends no search
+    again.adopt_unfinished()
+    assert isinstance(again.suggest("after"), dict)
 
 
 @pytest.mark.slow
