@@ -97,7 +97,7 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
         assert arguments.space == SPACE, f"asha_search.py searches {SPACE} alone"
         return found_by_asha(seed, folder, arguments, budget)
     name = f"{kind}-{seed}" if budget is None else f"{kind}-equal-{seed}"
-    name += "" if arguments.space == SPACE else f"-{arguments.space}"
+    name += "" if arguments.space == SPACE else "-" + arguments.space.replace("+", "_")  # names have no plus
     study, begun, wall_time_s = folder / "results" / name, time.perf_counter(), 0.0
     if not (study / "best.env").exists():
         before = (seed - 1) % arguments.seeds
