@@ -20,7 +20,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from analysis.trace_replay.traces import RunTrace, read_trace
+from analysis.trace_replay.traces import RunTrace
 from search_spaces import Space
 from trainables.quality import Quality, allowed_amount
 from trainables.stage_tree.store import StageStore
@@ -83,6 +83,8 @@ class JoinedStops:
         (self._stops,) = (part for part in space.parts if part.method == "gradskip")
         self._trials, self._learn, self._tree, self._seed = trials, learn, tree, seed
         self._allowed_drop, self._quality = allowed_drop, quality
+        self._store: StageStore | None = None  # keeps how stages are linked
+        self._dense: RunTrace | None = None  # with the costs of what was asked for so far
         self._saved: dict[int, float] = {}  # by the stops of a trial
         self._exhausted: set[tuple[str, int]] = set()  # settings, with how many trials they had then
 
@@ -106,18 +108,28 @@ class JoinedStops:
         if not begun or (STOPS_FOR in begun[-1].user_attrs and not out_of_turn) or self._learn().trace is None:
             return None
         try:
-            trace = read_trace(StageStore(self._tree, self._learn().trace.root))
-            for setting in self._settings(begun, baseline, trace):
-                if (setting.key, setting.trained) in self._exhausted:
-                    continue
-                if (found := self._next_stops(setting, trace)) is not None:
-                    return self._start(found, setting)
-                self._exhausted.add((setting.key, setting.trained))
+            found = self._chosen(begun, baseline)
         except Exception as error:  # noqa: BLE001 - the user's space or model may raise anything, a file be damaged
             warnings.warn(f"no other stops for what is trained: {type(error).__name__}: {error}", stacklevel=2)
+            return None
+        if found is None:
+            return None
+        stops, setting = found
+        attrs = {"role": "search", STOPS_FOR: setting.trial.number, OUTCOME: stops.identity, PREDICTED: stops.saved}
+        self._trials.study.enqueue_trial(dict(stops.parameters), user_attrs=attrs)
+        return self._trials.study.ask()
+
+    def _chosen(self, begun: Sequence[FrozenTrial], baseline: Mapping[str, Any]) -> tuple[Outcome, _Setting] | None:
+        """Return the next stops, and the setting that they are for; None if nothing is left to bisect."""
+        for setting in self._settings(begun, baseline):
+            if (setting.key, setting.trained) in self._exhausted:
+                continue
+            if (found := self._next_stops(setting)) is not None:
+                return found, setting
+            self._exhausted.add((setting.key, setting.trained))
         return None
 
-    def _settings(self, begun: Sequence[FrozenTrial], baseline: Mapping[str, Any], trace: RunTrace) -> list[_Setting]:
+    def _settings(self, begun: Sequence[FrozenTrial], baseline: Mapping[str, Any]) -> list[_Setting]:
         """Return the settings of the other method, the most promising first, without those that are being trained."""
         groups: dict[str, list[FrozenTrial]] = {}
         for trial in begun:
@@ -129,10 +141,10 @@ class JoinedStops:
             if any(t.state == TrialState.RUNNING for t in group) or not ended:
                 continue
             lost = {t.number: self._lost(t, baseline) for t in ended}
-            saved = {t.number: self._saved_by_stops(t, trace, baseline) for t in ended}
+            saved = {t.number: self._saved_by_stops(t, baseline) for t in ended}
             within = [t for t in ended if lost[t.number] <= allowed]
             most = max((saved[t.number] for t in within), default=0.0)
-            failed = [t.user_attrs[PREDICTED] for t in group if t not in ended and PREDICTED in t.user_attrs]
+            failed = [t.user_attrs[PREDICTED] for t in group if t.number not in lost and PREDICTED in t.user_attrs]
             beyond = [*failed, *(saved[t.number] for t in ended if lost[t.number] > allowed)]
             known = {t.user_attrs[OUTCOME] for t in group if OUTCOME in t.user_attrs}
             found.append(
@@ -153,19 +165,28 @@ class JoinedStops:
     def _lost(self, trial: FrozenTrial, baseline: Mapping[str, Any]) -> float:
         return self._quality.lost(trial.user_attrs["row"][self._quality.key], baseline[self._quality.key])
 
-    def _saved_by_stops(self, trial: FrozenTrial, trace: RunTrace, baseline: Mapping[str, Any]) -> float:
+    def _saved_by_stops(self, trial: FrozenTrial, baseline: Mapping[str, Any]) -> float:
         """Return what a trial's stops save, as replayed on its own run; the other method may cost or save, too."""
         if trial.number not in self._saved:
             row = trial.user_attrs["row"]
-            path = along(trace, row["stage"])
             config = {**trial.user_attrs["config"], "method": "gradskip"}
+            path = self._path(row["stage"], [config])
             (found,) = [None] if path is None else predictions(path, [config])
             self._saved[trial.number] = (
                 saved_of_baseline(row, baseline) if found is None else float(found["compute_saved"])
             )
         return self._saved[trial.number]
 
-    def _next_stops(self, setting: _Setting, trace: RunTrace) -> Outcome | None:
+    def _path(self, stage: str, configs: Sequence[Mapping[str, Any]]) -> RunTrace | None:
+        """Return the path to a stage as a run, with the costs of what these configurations stop."""
+        known = self._learn().trace
+        if self._dense is None or self._store is None:
+            self._dense, self._store = known.dense_only(), StageStore(self._tree, known.root)
+        # A store of its own, for that keeps all that it reads.
+        self._dense = completed(StageStore(self._tree, known.root), self._dense, configs).dense_only()
+        return along(self._dense, self._store, stage)
+
+    def _next_stops(self, setting: _Setting) -> Outcome | None:
         """Return the stops whose predicted saving is nearest to the middle of what is not known; None if none is."""
         known = self._learn()
         own, others = setting.trial.user_attrs["config"], self._others(setting.trial.params)
@@ -177,8 +198,7 @@ class JoinedStops:
             values = plain(self._stops.suggest(asked, known.context))
             config = {**rest, **values, **plain(known.hold), "method": "gradskip"}
             drawn.append(({**others, **asked.params}, config))
-        trace = completed(StageStore(self._tree, trace.root), trace, [config for _, config in drawn])
-        path = along(trace, setting.trial.user_attrs["row"]["stage"])
+        path = self._path(setting.trial.user_attrs["row"]["stage"], [config for _, config in drawn])
         if path is None:
             return None
         outcomes, _ = distinct_outcomes(replace(known, trace=path), drawn)
@@ -188,13 +208,6 @@ class JoinedStops:
         middle = (low + min(high, most)) / 2
         chosen = min(left, key=lambda one: abs(one.saved - middle), default=None)
         return None if chosen is None else at_middle(chosen, known, path)
-
-    def _start(self, chosen: Outcome, setting: _Setting) -> optuna.Trial:
-        attrs = {
-            "role": "search", STOPS_FOR: setting.trial.number, OUTCOME: chosen.identity, PREDICTED: chosen.saved,
-        }  # fmt: skip
-        self._trials.study.enqueue_trial(dict(chosen.parameters), user_attrs=attrs)
-        return self._trials.study.ask()
 
 
 def _identity(trial: FrozenTrial) -> str:

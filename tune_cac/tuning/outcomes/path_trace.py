@@ -9,44 +9,52 @@ Shapes: T steps of the run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analysis.trace_replay.traces import RunTrace, TraceStage
-from trainables.stage_tree.store import Chunk, Stage
+from trainables.stage_tree.store import Chunk, Stage, StageStore
 
 
-def along(trace: RunTrace, end: str) -> RunTrace | None:
+def along(trace: RunTrace, store: StageStore, end: str) -> RunTrace | None:
     """Return the trace with a path's signals as its only stage; None if the path is not recorded.
 
+    Only the path's own stages are read: those of a long study need not fit into memory.
+
     Args:
-        trace: all recorded runs.
+        trace: with the dense run.
+        store: of its root.
         end: id of the path's last stage.
     """
-    place = next((number for number, stage in enumerate(trace.stages) if stage.id == end), None)
-    path: list[TraceStage] = []
-    while place is not None:
-        path.append(trace.stages[place])
-        place = trace.stages[place].parent
-    if not path or path[0].known_until < trace.total_steps:
+    links, path = store.links(), []
+    stage: str | None = end
+    while stage is not None:
+        if stage not in links:
+            return None
+        link = links[stage]
+        path.append(store.stage(stage, 0 if link is None else link[1].iteration + 1))
+        path[-1].refresh()
+        stage = None if link is None else link[0]
+    if path[0].known_until < trace.total_steps:
         return None
     names = [name for name in trace.dense.recorded.names if name.startswith("variance:")]
     columns = [_signal(path[::-1], trace, name) for name in names]
-    stage = Stage(None, "", trace.root, 0)
+    flat = Stage(None, "", trace.root, 0)
     values = np.array(columns).T.reshape(trace.total_steps, len(names))
-    stage.add(Chunk(begin=0, end=trace.total_steps, names=tuple(names), values=values))
-    return replace(trace, stages=(TraceStage(recorded=stage, parent=None, intervention=None),))
+    flat.add(Chunk(begin=0, end=trace.total_steps, names=tuple(names), values=values))
+    return replace(trace, stages=(TraceStage(recorded=flat, parent=None, intervention=None),))
 
 
-def _signal(path: list[TraceStage], trace: RunTrace, name: str) -> NDArray[np.float64]:
+def _signal(path: Sequence[Stage], trace: RunTrace, name: str) -> NDArray[np.float64]:
     """Return (T,) the values of a signal along a path, from its first stage on."""
     found = np.full(trace.total_steps, np.nan)
     for stage in path:  # a later stage replaces what its parent recorded after the intervention
         found[stage.start :] = np.nan
-        values, _ = stage.signal(name)
-        found[stage.start : stage.start + len(values)] = values[: trace.total_steps - stage.start]
+        values = stage.dense(name)[: trace.total_steps - stage.start]
+        found[stage.start : stage.start + len(values)] = values
     dense = trace.dense.signal(name)[0]
     missing = np.flatnonzero(np.isnan(found))
     if len(missing) and missing[0] > 0 and len(dense) == trace.total_steps:
