@@ -102,7 +102,9 @@ def test_a_trial_that_falls_behind_ends_and_is_told_as_pruned(tmp_path: Path) ->
     assert made.outcomes is not None
     baseline = made.trials.baseline_row()
     assert baseline is not None
-    (tried,) = (one for one in made.outcomes._tried(baseline) if one.identity == attrs[OUTCOME])
+    (tried,) = (
+        one for one in made.outcomes._tried(baseline, made.outcomes._traces()) if one.identity == attrs[OUTCOME]
+    )
     assert (tried.saved, tried.loss) == (pytest.approx(attrs[PREDICTED]), pytest.approx(baseline["accuracy"] - 0.47))
     for more in range(3):
         if isinstance(suggested := made.suggest(f"more{more}"), dict):

@@ -11,7 +11,7 @@ import optuna
 import pytest
 import tiny_workload
 import torch
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 from searchers import learning, row, searcher, told
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
@@ -153,7 +153,14 @@ def test_a_sampler_learns_from_what_is_passed_over_as_if_it_were_trained(tmp_pat
     search.suggest("start")
     search.suggest("a")
     plain = optuna.create_study(directions=["maximize"] * 2, sampler=make_sampler(0))
-    plain.add_trial(told(tmp_path)[0])  # the start lies outside the ranges
+    plain.add_trial(told(tmp_path)[0])
+    start = told(tmp_path)[1]
+    on_steps = {
+        name: type(value)(asked.low + round((value - asked.low) / asked.step) * asked.step)
+        for name, value in start.params.items()
+        for asked in [start.distributions[name]]
+    }
+    plain.add_trial(create_trial(state=TrialState.RUNNING, params=on_steps, distributions=start.distributions))
     row_of_baseline = told(tmp_path)[0].values
     for passed in passed_over(search):
         trial = plain.ask()
