@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,12 +89,23 @@ def assert_trains_as_it_says(printed: str, folder: Path, epochs: str, *, seed: s
     assert 100 - int(own) / int(epochs) * (100 - of_own) == pytest.approx(saved, abs=0.11)
 
 
-def test_a_recommendation_may_search_its_seeds_first(one_ray: None, tmp_path: Path) -> None:
-    arguments = ("--seeds", "2", "--name", "r", "--epochs", "5", "--allowed-drop", "0.3", "--space", "manual_layers")
-    done = run_here(tmp_path, "recommend", *arguments)
+#: Of the recommendation that searches its seeds first.
+OF_SEEDS = ("--seeds", "2", "--name", "r", "--epochs", "5", "--allowed-drop", "0.3", "--space", "manual_layers")
+
+
+@pytest.fixture(scope="module")
+def of_seeds(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("seeds")
+    return folder, run_here(folder, "recommend", *OF_SEEDS)
+
+
+def test_a_recommendation_may_search_its_seeds_first(
+    of_seeds: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, done = of_seeds
     assert done.returncode == 0, done.stderr
     assert "From r-seed0, r-seed1 and the first 2 dense epochs" in done.stdout
-    studies = [Layout(tmp_path / "results" / name) for name in ("r-seed0", "r-seed1")]
+    studies = [Layout(folder / "results" / name) for name in ("r-seed0", "r-seed1")]
     assert [study.read_info().prior for study in studies] == [[], ["r-seed0"]]
     trials = [analysis.load(study.root) for study in studies]
     assert [set(one["seed"]) for one in trials] == [{0}, {1}]
@@ -104,15 +116,22 @@ def test_a_recommendation_may_search_its_seeds_first(one_ray: None, tmp_path: Pa
     assert float(executed) == pytest.approx(
         sum(analysis.search_cost(one).dense_equivalents for one in trials), abs=0.06
     )
-    assert_trains_as_it_says(done.stdout, tmp_path, "5", seed="0")
-    again = run_here(tmp_path, "recommend", *arguments)  # trains nothing but the first part of the dense run
+    assert_trains_as_it_says(done.stdout, folder, "5", seed="0")
+
+
+@pytest.mark.thorough
+def test_it_searches_no_seed_again(of_seeds: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = of_seeds
+    studies = [Layout(folder / "results" / name) for name in ("r-seed0", "r-seed1")]
+    trials = [analysis.load(study.root) for study in studies]
+    again = run_here(folder, "recommend", *OF_SEEDS)  # trains nothing but the first part of the dense run
     assert again.returncode == 0, again.stderr
     assert again.stdout == done.stdout
     assert [len(analysis.load(study.root)) for study in studies] == list(map(len, trials))
-    other = run_here(tmp_path, "recommend", *arguments[:-1], "auto_thresholds")
+    other = run_here(folder, "recommend", *OF_SEEDS[:-1], "auto_thresholds")
     assert other.returncode == 2
     assert "r-seed0 holds a study with space 'manual_layers', not 'auto_thresholds'" in other.stderr
-    assert "--seeds must be an integer >= 2, got 1" in run_here(tmp_path, "recommend", "--seeds", "1").stderr
+    assert "--seeds must be an integer >= 2, got 1" in run_here(folder, "recommend", "--seeds", "1").stderr
 
 
 @pytest.mark.thorough

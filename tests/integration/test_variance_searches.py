@@ -18,11 +18,11 @@ PAGE = (Path(__file__).parents[2] / "docs" / "gradients.md").read_text()
 GRID = re.findall(r"```yaml\n(# grid.yaml.*?)```", PAGE, re.DOTALL)[0]
 #: Whether trials of a space execute more than a dense run.
 SPACES = {
+    "zero_gradients": False,
     "svrg": True,
     "kfac": True,
     "gradient_clustering": True,
     "importance_sampling": None,
-    "zero_gradients": False,
 }
 
 

@@ -99,7 +99,11 @@ SCHEDULES: dict[Callable[[Optimizer, int], LRScheduler], int] = {
 
 
 @pytest.fixture(
-    params=[(make, kind) for make in SCHEDULES for kind in (Tiny, TinyAdam)],
+    params=[
+        pytest.param((make, kind), marks=[pytest.mark.thorough] if kind is TinyAdam and number else [])
+        for kind in (Tiny, TinyAdam)
+        for number, make in enumerate(SCHEDULES)
+    ],
     ids=lambda p: f"{p[0].__name__}-{p[1].name}",
 )
 def schedule(
