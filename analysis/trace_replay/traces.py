@@ -22,7 +22,7 @@ from trainables.gradskip.replay import blueprint_key
 from trainables.interventions import Intervention
 from trainables.metrics import value_in
 from trainables.quality import Quality, quality_in
-from trainables.stage_tree.store import Stage, StageStore, roots
+from trainables.stage_tree.store import Chunk, Stage, StageStore, roots
 
 #: Key of ``root.json``: the run is a script's, whose layers and costs are all that it left.
 OF_SCRIPT = "of_script"
@@ -155,6 +155,22 @@ class RunTrace:
     def dense_only(self) -> RunTrace:
         """Return the trace with the dense run as its only stage; the other stages grow during a search."""
         return replace(self, stages=(replace(self.dense, children={}),))
+
+    @property
+    def variances(self) -> list[str]:
+        """Return the names of the dense run's signals that are weight variances."""
+        return [name for name in self.dense.recorded.names if name.startswith("variance:")]
+
+    def of_signals(self, signals: Mapping[str, NDArray[np.float64]]) -> RunTrace:
+        """Return the trace with these signals as its only stage.
+
+        Args:
+            signals: by name, each (total_steps,).
+        """
+        stage = Stage(None, "", self.root, 0)
+        values = np.array(list(signals.values())).T.reshape(self.total_steps, len(signals))
+        stage.add(Chunk(begin=0, end=self.total_steps, names=tuple(signals), values=values))
+        return replace(self, stages=(TraceStage(recorded=stage, parent=None, intervention=None),))
 
     def blueprint(self, config: TrialConfig) -> Blueprint:
         """Return the facts about the model that the configuration's rule needs.

@@ -131,12 +131,10 @@ ELSEWHERE = {("recipe", workload) for workload in WORKLOADS if workload != "digi
     (method, "gan_digits") for method in ("central_difference", "discrete_gradient", "svrg")
 }
 #: Methods of which every workload's case is of `make test`; the others' are of the digits and the small ones alone.
-EVERYWHERE = {"none", "gradskip", "compression", "gradskip_by_network"}
+EVERYWHERE, LARGE = {"none", "gradskip", "compression", "gradskip_by_network"}, {"text", "images"}
 CASES = [
     pytest.param(
-        method,
-        workload,
-        marks=[pytest.mark.thorough] if workload in ("text", "images") and method not in EVERYWHERE else [],
+        method, workload, marks=[pytest.mark.thorough] if workload in LARGE and method not in EVERYWHERE else []
     )
     for method in METHODS
     for workload in WORKLOADS

@@ -35,7 +35,7 @@ class Sharing:
     of_epochs: int | None = None
     """Epochs of the study's full run, for a cut one, which may begin as it does (`other_length.CommonStart`)."""
     awaits_full_run: bool = False
-    """Whether that run has been begun and may not have got so far as to train."""
+    """True if that run has been begun and may not have got so far as to train."""
 
 
 class CheckpointPolicy:

@@ -84,7 +84,7 @@ class CommonStart:
         return int(known) if known > 1 else 0
 
     def take(self, stage: Stage) -> bool:
-        """Copy what the full run has recorded by now; return whether that was anything.
+        """Copy signals and rows that the full run has recorded by now; return whether that was anything.
 
         Args:
             stage: first stage of the cut run.
@@ -108,7 +108,6 @@ class CommonStart:
             begin=begin, end=end, names=names, values=values,
             sparse=self._full.sparse(begin, end), rows=rows,
         )  # fmt: skip
-        self._copy_checkpoints(stage.id, end)
         try:
             self._store.publish(stage, chunk, None)
         except OSError as error:
@@ -138,13 +137,20 @@ class CommonStart:
             return None
         return {**row, "dense_flops": flops * self._config.epochs // row["epoch"]}
 
-    def _copy_checkpoints(self, stage: str, end: int) -> None:
-        """Copy the checkpoints of steps up to ``end`` that the stage lacks, each with the cut run's own schedule."""
-        there = {entry.step for entry in self._checkpoints.entries(stage)}
+    def copy_checkpoints(self, stage: Stage) -> None:
+        """Copy the checkpoints of what was taken, each with the cut run's own schedule; call before training.
+
+        Args:
+            stage: first stage of the cut run.
+        """
+        there = {entry.step for entry in self._checkpoints.entries(stage.id)}
         wanted = {
             entry.step: entry
             for entry in self._checkpoints.entries(self._full.id)
-            if entry.step <= end and entry.step < self._until and entry.kind == "any" and entry.step not in there
+            if entry.step <= stage.known_until
+            and entry.step < self._until
+            and entry.kind == "any"
+            and entry.step not in there
         }
         if not wanted:
             return
@@ -159,4 +165,4 @@ class CommonStart:
                 return
             file = io.BytesIO()
             torch.save(pack({**state, "scheduler": schedule}), file)
-            self._checkpoints.put(stage, step, file.getvalue())
+            self._checkpoints.put(stage.id, step, file.getvalue())

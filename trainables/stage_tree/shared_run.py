@@ -151,6 +151,8 @@ class SharedRun:
                 continue
             if self.path.here.refresh():
                 continue  # something was published while the lease was requested
+            if self._common is not None:
+                self._common.copy_checkpoints(self.store.first())
             yield from self._train()
 
     def _row(self, stored: Mapping[str, Any]) -> dict[str, Any]:

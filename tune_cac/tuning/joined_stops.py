@@ -25,7 +25,7 @@ from search_spaces import Space
 from trainables.quality import Quality, allowed_amount
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.optuna_objectives import saved_of_baseline
-from tune_cac.tuning.outcomes.distinct_outcomes import Outcome, distinct_outcomes
+from tune_cac.tuning.outcomes.distinct_outcomes import Outcome, distinct_outcomes, identity_in
 from tune_cac.tuning.outcomes.path_trace import along
 from tune_cac.tuning.outcomes.region_middle import at_middle
 from tune_cac.tuning.outcomes.trial_attributes import OUTCOME, PREDICTED, STOPS_FOR
@@ -33,7 +33,7 @@ from tune_cac.tuning.predefined_trial import plain
 from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.trial_config import asked_of
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed
-from tune_cac.tuning.warm_start.threshold_ranges import DrawnTrial, outcome, predictions
+from tune_cac.tuning.warm_start.threshold_ranges import DrawnTrial, predictions
 
 #: Settings of the stops that are drawn for one setting of the other method.
 DRAWS = 1000
@@ -52,7 +52,7 @@ class _Setting:
     trained: int
     """Its trials that have ended."""
     ranked: float
-    """What its best trial within the allowed loss saves of the compute that the study ranks by; -inf without one."""
+    """Saving of its best trial within the allowed loss, of the compute that the study ranks by; -inf without one."""
     least_lost: float
     """Of its trials' losses."""
     most_within: float
@@ -152,7 +152,7 @@ class JoinedStops:
                     key=key, trial=min(ended, key=lambda t: saved[t.number]), trained=len(group),
                     ranked=max((t.values[1] for t in within), default=-math.inf), least_lost=min(lost.values()),
                     most_within=most, least_beyond=min((one for one in beyond if one > most), default=1.0),
-                    known=frozenset(known | {_identity(t) for t in ended}),
+                    known=frozenset(known | {identity_in(t.user_attrs["row"], t.user_attrs["config"]) for t in ended}),
                 )
             )  # fmt: skip
         return sorted(found, key=lambda one: (-one.ranked, one.least_lost))
@@ -208,8 +208,3 @@ class JoinedStops:
         middle = (low + min(high, most)) / 2
         chosen = min(left, key=lambda one: abs(one.saved - middle), default=None)
         return None if chosen is None else at_middle(chosen, known, path)
-
-
-def _identity(trial: FrozenTrial) -> str:
-    row = trial.user_attrs["row"]
-    return outcome({"stop_events": row.get("stop_events") or "[]"}, trial.user_attrs["config"])

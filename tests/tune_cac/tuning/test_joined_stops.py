@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runs import finish
 from searchers import learning, told
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
@@ -39,9 +40,7 @@ PRUNED: dict[str, Any] = {
 
 def train(folder: Path, config: TrialConfig) -> dict[str, Any]:
     with SharedRun(config, Sharing(tree=folder / "tree", budget_bytes=0)) as run:
-        while not run.finished:
-            last = run.train_epoch()
-    return last
+        return finish(run)[-1]
 
 
 def variances(config: TrialConfig) -> np.ndarray:

@@ -144,6 +144,11 @@ def stops_in(row: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     return tuple((event["iteration"], event["layer"]) for event in json.loads(row.get("stop_events") or "[]"))
 
 
+def identity_in(row: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Return `Outcome.identity` of a trial, given its row and its configuration."""
+    return outcome({"stop_events": row.get("stop_events") or "[]"}, config)
+
+
 def region_of(group: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
     """Return the lowest and highest value of each numeric parameter that all settings of a group have.
 

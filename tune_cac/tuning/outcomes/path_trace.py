@@ -10,13 +10,12 @@ Shapes: T steps of the run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.trace_replay.traces import RunTrace, TraceStage
-from trainables.stage_tree.store import Chunk, Stage, StageStore
+from analysis.trace_replay.traces import RunTrace
+from trainables.stage_tree.store import Stage, StageStore
 
 
 def along(trace: RunTrace, store: StageStore, end: str) -> RunTrace | None:
@@ -40,12 +39,7 @@ def along(trace: RunTrace, store: StageStore, end: str) -> RunTrace | None:
         stage = None if link is None else link[0]
     if path[0].known_until < trace.total_steps:
         return None
-    names = [name for name in trace.dense.recorded.names if name.startswith("variance:")]
-    columns = [_signal(path[::-1], trace, name) for name in names]
-    flat = Stage(None, "", trace.root, 0)
-    values = np.array(columns).T.reshape(trace.total_steps, len(names))
-    flat.add(Chunk(begin=0, end=trace.total_steps, names=tuple(names), values=values))
-    return replace(trace, stages=(TraceStage(recorded=flat, parent=None, intervention=None),))
+    return trace.of_signals({name: _signal(path[::-1], trace, name) for name in trace.variances})
 
 
 def _signal(path: Sequence[Stage], trace: RunTrace, name: str) -> NDArray[np.float64]:

@@ -11,13 +11,11 @@ Shapes: T steps of the full run, U steps that are recorded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.trace_replay.traces import RunTrace, TraceStage
-from trainables.stage_tree.store import Chunk, Stage
+from analysis.trace_replay.traces import RunTrace
 from tune_cac.tuning.outcomes.prior import Depths
 
 
@@ -32,27 +30,22 @@ def extended(trace: RunTrace, until: int, earlier: Sequence[RunTrace]) -> RunTra
     depths = Depths(trace)
     alike = [one for one in earlier if one.run.get("workload") == trace.run.get("workload")]
     others = [(one, Depths(one)) for one in alike or earlier]
-    names = [name for name in trace.dense.recorded.names if name.startswith("variance:")]
-    columns = []
-    for name in names:
+    signals = {}
+    for name in trace.variances:
         known = trace.dense.signal(name)[0][:until]
         shares = np.arange(until - 1, trace.total_steps) / trace.total_steps
         found = [_log_of_nearest(one, at, depths.of(_number(name)), shares) for one, at in others]
         logs = [log for log in found if log is not None]
         change = np.exp(np.mean([log - log[0] for log in logs], axis=0)) if logs else np.ones(len(shares))
-        columns.append(np.concatenate([known, known[-1] * change[1:]]))
-    stage = Stage(None, "", trace.root, 0)
-    values = np.array(columns).T.reshape(trace.total_steps, len(names))
-    stage.add(Chunk(begin=0, end=trace.total_steps, names=tuple(names), values=values))
-    return replace(trace, stages=(TraceStage(recorded=stage, parent=None, intervention=None),))
+        signals[name] = np.concatenate([known, known[-1] * change[1:]])
+    return trace.of_signals(signals)
 
 
 def _log_of_nearest(
     trace: RunTrace, depths: Depths, depth: float, shares: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
     """Return the logarithm of the variance of the layer that is nearest in depth, at shares of the run."""
-    names = [name for name in trace.dense.recorded.names if name.startswith("variance:")]
-    for name in sorted(names, key=lambda name: abs(depths.of(_number(name)) - depth)):
+    for name in sorted(trace.variances, key=lambda name: abs(depths.of(_number(name)) - depth)):
         values = trace.dense.signal(name)[0]
         if len(values) == trace.total_steps and np.isfinite(values).all() and (values > 0).all():
             return np.interp(shares, np.arange(len(values)) / len(values), np.log(values))

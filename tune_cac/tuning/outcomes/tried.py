@@ -12,9 +12,8 @@ from optuna.trial import FrozenTrial, TrialState
 from analysis.metrics.controls import CUT
 from trainables.quality import Quality
 from tune_cac.tuning.optuna_objectives import missing_objectives, saved_of_baseline
-from tune_cac.tuning.outcomes.distinct_outcomes import stops_in
+from tune_cac.tuning.outcomes.distinct_outcomes import identity_in, stops_in
 from tune_cac.tuning.outcomes.trial_attributes import ENDED_EARLY, EPOCHS, OUTCOME
-from tune_cac.tuning.warm_start.threshold_ranges import outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,7 @@ class Tried:
     config: Mapping[str, Any]
     """Fields of its configuration."""
     chosen: bool = False
-    """Whether it was chosen as an outcome."""
+    """True if it was chosen as an outcome."""
 
     @property
     def lost(self) -> float:
@@ -76,9 +75,8 @@ def tried_in(
         }  # fmt: skip
         if row is not None and not missing_objectives(row, quality):
             loss = quality.lost(row[quality.key], baseline[quality.key])
-            identity = outcome({"stop_events": row.get("stop_events") or "[]"}, config)
             stops, saved = stops_in(row), saved_of_baseline(row, baseline)
-            found.append(Tried(**known, stops=stops, saved=saved, loss=loss, identity=identity))
+            found.append(Tried(**known, stops=stops, saved=saved, loss=loss, identity=identity_in(row, config)))
             continue
         known["loss"] = None if trial.state == TrialState.RUNNING else np.inf  # it runs, or failed
         if ENDED_EARLY in attrs:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import finish
 from searchers import learning, told
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
@@ -86,8 +87,7 @@ def test_without_a_tree_no_setting_is_trained_twice_though_it_stops_otherwise_th
             break
         assert isinstance(suggested, dict)
         with TrainingRun(TrialConfig(**suggested["config"])) as run:
-            while not run.finished:
-                last = run.train_epoch()
+            last = finish(run)[-1]
         made.on_trial_complete(f"t{number}", last)
         configs.append(suggested["config"])
         stops = [[event["iteration"], event["layer"]] for event in json.loads(last["stop_events"])]
@@ -138,9 +138,7 @@ def flops_by_step(config: TrialConfig) -> list[int]:
 
 def first_stop_of(config: Mapping[str, Any]) -> tuple[int, int]:
     with TrainingRun(TrialConfig.from_mapping(config)) as run:
-        while not run.finished:
-            last = run.train_epoch()
-    event = json.loads(last["stop_events"])[0]
+        event = json.loads(finish(run)[-1]["stop_events"])[0]
     return event["iteration"], event["layer"]
 
 
