@@ -141,14 +141,15 @@ def test_cut_runs_begin_as_the_full_run_does_where_its_schedule_allows(
     (tmp_path / "dropping_rates.py").write_text(FACTORY)
     done = tune_cac_command(
         "search", "--workload", "dropping_rates:make", "--space", "manual_layers", "--trials", "4", "--name", "s",
-        "--concurrency", "2", "--allowed-drop", "0.3",
+        "--concurrency", "2", "--allowed-drop", "0.3", "--checkpoint-every", "0",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     trials = analysis.load(tmp_path / "results" / "s")
     baseline, dense = trials.iloc[0], trials[trials["control"] == SHORTER]
     assert baseline["search_flops"] == baseline["executed_flops"]
     assert dense["epochs"].iloc[0] == 5
-    # What follows the last checkpoint: of the full run, which is begun beside it.
-    assert (dense["search_flops"] < 0.5 * dense["executed_flops"]).all()
+    # Of the full run, which is begun beside it, at least the checkpoints at epochs' starts are there: otherwise their
+    # times follow from what they take, and on a busy machine there may be none.
+    assert (dense["search_flops"] <= dense["executed_flops"] / dense["epochs"]).all()
     for _, row in trials.iterrows():
         assert_equals_alone(row)
