@@ -36,6 +36,8 @@ class Sharing:
     """Epochs of the study's full run, for a cut one, which may begin as it does (`other_length.CommonStart`)."""
     awaits_full_run: bool = False
     """True if that run has been begun and may not have got so far as to train."""
+    cut_epochs: tuple[int, ...] = ()
+    """Epochs of cut runs that will begin as this one; its states before their last steps have checkpoints."""
 
 
 class CheckpointPolicy:
@@ -57,6 +59,9 @@ class CheckpointPolicy:
         self._replay = replay
         self._epoch_steps = epoch_steps
         self._total_steps = total_steps
+        # Wherever others are: before the last steps of cut runs, and near the end, where the search examines the
+        # trained baseline.
+        self._fixed = {total_steps - epoch_steps, *(epochs * epoch_steps - 1 for epochs in sharing.cut_epochs)}
         self.checkpoints = Checkpoints(sharing.tree, sharing.budget_bytes, self._stage_weight)
         self._write_s = 0.0
         self._kept: dict[str, list[int]] = {}
@@ -100,8 +105,8 @@ class CheckpointPolicy:
             return False
         if step == stage.start or self.is_overdue(live):
             return True
-        if depth == 0 and step == self._total_steps - self._epoch_steps:
-            return True  # a fixed place near the end, where the search examines the trained baseline
+        if depth == 0 and step in self._fixed:
+            return True
         if not self._write_s or not live.step_s:
             return not self._write_s
         apart = checkpoint_interval(

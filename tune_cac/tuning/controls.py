@@ -62,6 +62,10 @@ class StudyControls:
             return shorter_trainings(self._base)
         return [] if (run := lengths.next()) is None else [run]
 
+    def planned_epochs(self, lengths: RunLengths | None) -> list[int]:
+        """Return the epochs of cut dense runs that are known before the baseline is trained."""
+        return [run.values["epochs"] for run in shorter_trainings(self._base)] if lengths is None else lengths.planned()
+
     def of_equal_compute(
         self,
         best: BestSetting | None,

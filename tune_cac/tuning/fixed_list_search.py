@@ -9,7 +9,7 @@ import optuna
 from optuna.trial import TrialState
 
 from trainables.errors import TrainingDiverged
-from tune_cac.tuning.optuna_objectives import tell_complete
+from tune_cac.tuning.ended_trials import EndedTrials
 from tune_cac.tuning.predefined_trial import PredefinedTrial, as_key
 from tune_cac.tuning.progress import SearchProgress
 from tune_cac.tuning.study_searcher import FINISHED, StudySearch
@@ -28,6 +28,8 @@ class FixedListSearch(StudySearch):
         self.outcomes = None  # none is chosen, and runs of several seeds say nothing of other seeds to it
         self._wanted = list(wanted)
         self._again = self._failed_before()
+        # There are several baselines, and no sampler uses the constraint.
+        self._ended = EndedTrials(self.study, None, self.quality, how["allowed_drop"])
 
     def _failed_before(self) -> set[str]:
         """Return the keys of runs that failed in an earlier call, as when memory ran out, unless they diverged."""
@@ -50,12 +52,6 @@ class FixedListSearch(StudySearch):
             return None if self._running else FINISHED  # a worker may die, and its run begins again
         self._again.discard(missing[0].key)
         return self.restarts.start_predefined(missing[0])
-
-    def _tell_waiting(self) -> None:
-        # There are several baselines, and no sampler uses the constraint.
-        for trial, row in self._waiting_for_baseline:
-            tell_complete(self.study, trial, row, None, self._allowed_drop, self.quality)
-        self._waiting_for_baseline.clear()
 
 
 class FixedListProgress(SearchProgress):

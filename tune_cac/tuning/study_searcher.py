@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from analysis.metrics.controls import CUT
@@ -24,12 +23,12 @@ from tune_cac.tuning.candidates import Candidates, queue_further, queue_spread
 from tune_cac.tuning.controls import StudyControls
 from tune_cac.tuning.coordinated import leases_of, release_all
 from tune_cac.tuning.early_stopper import EarlyStopper
+from tune_cac.tuning.ended_trials import EndedTrials
 from tune_cac.tuning.grid_walk import GridWalk
 from tune_cac.tuning.joined_stops import JoinedStops
 from tune_cac.tuning.journal_searcher import JournalSearcher
 from tune_cac.tuning.memory_concurrency import MemoryConcurrency
 from tune_cac.tuning.option_baselines import OptionBaselines
-from tune_cac.tuning.optuna_objectives import missing_objectives
 from tune_cac.tuning.outcomes.known_holds import unsure_trials
 from tune_cac.tuning.outcomes.outcome_queue import OutcomeQueue
 from tune_cac.tuning.outcomes.prior import PriorStudy
@@ -124,8 +123,7 @@ class StudySearch(JournalSearcher):
         self._to_ask: int | None = None
         self._rows_so_far: dict[str, dict[str, Any]] = {}
         self._nothing_can_be, self._start_seed, self._with_controls = "", seed, False
-        self._running: dict[str, optuna.Trial] = {}  # trials that have not ended, by Ray's id
-        self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
+        self._running: dict[str, optuna.Trial] = {}  # those that have not ended, by Ray's id
         super().__init__(metric=list(objective_keys(base.quality)), mode=["max", "max"])  # Optuna's are the study's own
         self.study = open_study(journal, make_sampler(seed, sampler), base.quality, database=database)
         """The Optuna study."""
@@ -160,9 +158,11 @@ class StudySearch(JournalSearcher):
             if space.method == "gradskip" and not space.options and base.saving is None:
                 self.lengths = self._cut_runs if lengths else None
                 self.early_stopper = EarlyStopper(self.trials, base, self._running) if early_ending else None
-        self._controls, self._concurrency = StudyControls(base, tree), MemoryConcurrency()
+        self._controls = StudyControls(base, tree)
+        self._concurrency = MemoryConcurrency()
         self.baselines = OptionBaselines(self.trials, space, base)
         """Baselines, of which there are several if the space varies options of the workload."""
+        self._ended = EndedTrials(self.study, self.baselines, base.quality, allowed_drop)
 
     def begin(self) -> None:
         """Queue the baseline and the space's starting point; only for a study without trials.
@@ -211,6 +211,7 @@ class StudySearch(JournalSearcher):
             trial, config, folder=folder, resume_from=self.restarts.own_checkpoint(attrs.get("resume_from")),
             shares=shares, claims=self._claims_name, of_epochs=self._base.epochs if self._sharing else None,
             baseline_runs=self.trials.baseline_runs(),
+            cut_epochs=self._controls.planned_epochs(self.lengths) if self._with_controls or self.lengths else (),
         )  # fmt: skip
 
     def _config(self, trial: optuna.Trial) -> dict[str, Any]:
@@ -353,13 +354,7 @@ class StudySearch(JournalSearcher):
             if self.early_stopper is not None and self.early_stopper.tell(trial_id, trial, row):
                 release_all(self._claims_name, trial.user_attrs["folder"])
                 return
-        if missing := missing_objectives(row, self.quality):
-            self._tell_fail(trial, f"the trial reported no finite {' and '.join(missing)}")
-            return
-        with self.telling():
-            trial.set_user_attr("row", row)  # from here on a crash cannot lose the trial
-            self._waiting_for_baseline.append((trial, row))
-            self._tell_waiting()
+            self._ended.tell(trial, row)
 
     def tell_failure(self, trial_id: str, message: str, *, died: bool = False, out_of_memory: bool = False) -> bool:
         """Report a failed trial to Optuna; return whether it is begun again, as another trial of the same parameters.
@@ -379,22 +374,12 @@ class StudySearch(JournalSearcher):
         again = self.restarts.restart(trial, message, died=died, fits_later=fits_later)
         if again and "given" not in trial.user_attrs and self._to_ask is not None:
             self._to_ask += 1
-        self._tell_fail(trial, message)
+        self._ended.tell_failure(trial, message)
         return again
-
-    def _tell_fail(self, trial: optuna.Trial, message: str) -> None:
-        trial.set_user_attr("error", message)
-        self.study.tell(trial, state=TrialState.FAIL)
-        if trial.user_attrs.get("role") == "baseline":
-            self._tell_waiting()
-
-    def _tell_waiting(self) -> None:
-        self._waiting_for_baseline = self.baselines.tell_judged(self._waiting_for_baseline, self._allowed_drop)
 
     def adopt_unfinished(self) -> None:
         """Report the trials of an interrupted search; call before suggesting.
 
         Those that were running are reported as FAIL and begun again, from their last checkpoint if there is one.
         """
-        self._waiting_for_baseline += self.restarts.adopt_unfinished()
-        self._tell_waiting()
+        self._ended.adopt(self.restarts.adopt_unfinished())

@@ -30,6 +30,7 @@ from torch.optim.lr_scheduler import (
 
 from trainables.config import TrialConfig
 from trainables.registry import WORKLOADS, Entry
+from trainables.stage_tree import checkpoint_policy
 from trainables.stage_tree.leases import Leases
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.stage_tree.store import StageStore
@@ -143,7 +144,7 @@ def stops(epochs: int, threshold: float) -> TrialConfig:
     return replace(dense(epochs), method="gradskip", CAC_VAR_START_ITR=2, CAC_VAR_SAMPLES=1, **given)
 
 
-def over(tree: Path, config: TrialConfig, **sharing: int) -> SharedRun:
+def over(tree: Path, config: TrialConfig, **sharing: Any) -> SharedRun:
     """Train over the tree in a study of ``FULL`` epochs; rows and weights must be those of the run alone."""
     of_epochs = FULL if config.epochs < FULL else None
     with SharedRun(config, Sharing(tree=tree, of_epochs=of_epochs, **{"trials": 10**6, **sharing})) as trial:
@@ -181,6 +182,17 @@ def test_it_is_counted_as_what_it_executed(tmp_path: Path, monkeypatch: pytest.M
     cut = over(tmp_path, dense(CUT))
     assert cut.row is not None
     assert 0 < cut.row["search_flops"] <= cut.row["executed_flops"] / CUT  # the last epoch at most
+
+
+@pytest.mark.parametrize(("planned", "trained"), [((CUT,), 1), ((), CUT_STEPS - 1)])
+def test_where_checkpoints_are_rare_there_is_one_before_the_last_step_of_a_planned_cut_run(
+    planned: tuple[int, ...], trained: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that takes longer to write than many steps to train."""
+    monkeypatch.setattr(checkpoint_policy, "checkpoint_interval", lambda **_: 10**9)
+    use(Tiny, constant, monkeypatch)
+    over(tmp_path, dense(FULL), cut_epochs=planned)
+    assert over(tmp_path, dense(CUT)).trained_steps == trained
 
 
 def test_without_checkpoints_signals_and_rows_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

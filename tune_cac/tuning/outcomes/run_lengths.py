@@ -57,6 +57,10 @@ class RunLengths:
         else:
             self._wanted = [max(known, at_most(SHORTEST, base.epochs))]
 
+    def planned(self) -> list[int]:
+        """Return the epochs of the cut dense runs that are trained first, or may be."""
+        return [*self._wanted, *([at_most(LONGER, self._base.epochs)] if self._may_lengthen else [])]
+
     def learned(self) -> dict[int, WarmStart]:
         """Return what the recorded cut dense runs show, by their epochs, longest first."""
         roots = {

@@ -58,6 +58,24 @@ def test_a_run_as_cheap_as_the_answer_is_none_itself_below_the_chosen_lengths(
     assert (run.values["epochs"], run.attrs["role"], run.attrs["control"]) == (epochs, role, SHORTER)
 
 
+@pytest.mark.parametrize(("lengths", "controls", "epochs"), [
+    ("auto", True, [15, 24]), ("auto", False, [15, 24]), ("1.0,0.9", True, [27]), ("", True, [27, 24, 21, 18, 15]),
+    ("", False, []),
+])  # fmt: skip
+def test_the_full_run_knows_the_lengths_of_runs_that_will_begin_as_it_does(
+    tmp_path: Path, lengths: str, controls: bool, epochs: list[int]
+) -> None:
+    made = searcher(tmp_path, baseline=False, lengths=lengths)
+    made.plan(9, controls=controls)
+    baseline = made.suggest("baseline")
+    assert isinstance(baseline, dict)
+    assert baseline["sharing"]["cut_epochs"] == epochs
+    if lengths:
+        cut = made.suggest("cut")
+        assert isinstance(cut, dict)
+        assert cut["sharing"]["cut_epochs"] == []
+
+
 @pytest.mark.parametrize(("found", "lengths"), [(0.8, [24]), (0.72, [22]), (0.3, [15]), (1.0, [15, 24])])
 def test_the_length_is_that_of_earlier_studies_and_no_shorter_than_others(
     tmp_path: Path, found: float, lengths: list[int]
