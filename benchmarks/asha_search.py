@@ -27,7 +27,7 @@ from trainables.trial import Trial
 from tune_cac.study.options import SearchOptions
 from tune_cac.tuning.run_context import baseline_config, context_of
 from tune_cac.tuning.samplers import make_sampler
-from tune_cac.tuning.trial_config import config_of
+from tune_cac.tuning.trial_config import config_of_trial
 
 #: Compute executed, in percent of a full training: of the first comparison, and what each next one is multiplied by.
 FIRST, FACTOR = 10, 3
@@ -121,7 +121,7 @@ def main() -> None:
     context, concurrency = context_of(base), arguments.concurrency
     (dense,), executed = trained([base.to_dict()], dense_flops=None, concurrency=concurrency)
     study = optuna.create_study(directions=["maximize"] * 2, sampler=make_sampler(arguments.seed, "random"))
-    drawn = [config_of(study.ask(), options.loaded_space, base, {}, lambda _: context) for _ in range(MOST)]
+    drawn = [config_of_trial(study.ask(), options.loaded_space, base, {}, lambda _: context) for _ in range(MOST)]
     rows, spent = trained(
         drawn, dense_flops=dense["dense_flops"], concurrency=concurrency, budget=arguments.budget - executed
     )

@@ -130,15 +130,15 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
         most=float(within["saved"].max()),
         executed=analysis.search_cost(trials).dense_equivalents,
         settings=len(ended) - 1,
-        hypervolume=area_of(points),
-        area=area_of(np.minimum(points, (0.0, np.inf))),
+        hypervolume=hypervolume_of(points),
+        area=hypervolume_of(np.minimum(points, (0.0, np.inf))),
         wall_time_s=wall_time_s,
         loss=loss,
         kept=kept,
     )
 
 
-def area_of(points: NDArray[np.float64]) -> float:
+def hypervolume_of(points: NDArray[np.float64]) -> float:
     """Return the hypervolume of (n, 2) points, loss negated and saving, above no saving at the reference loss."""
     from analysis.metrics.pareto import hypervolume, non_dominated
 
@@ -172,8 +172,8 @@ def found_by_asha(seed: int, folder: Path, arguments: argparse.Namespace, budget
         most=saved,
         executed=told["executed"],
         settings=len(points) - 1,
-        hypervolume=area_of(points),
-        area=area_of(np.minimum(points, (0.0, np.inf))),
+        hypervolume=hypervolume_of(points),
+        area=hypervolume_of(np.minimum(points, (0.0, np.inf))),
         wall_time_s=wall_time_s,
         loss=loss,
         kept=kept,

@@ -14,7 +14,7 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.runtime.processors import processors
 from tune_cac.cli.console import print_table
-from tune_cac.cli.workload_arguments import add_run, config_of
+from tune_cac.cli.workload_arguments import add_run, config_from_arguments
 
 if TYPE_CHECKING:
     from trainables.training.doctor.dry_run import DryRun, ParameterFacts
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     trials: int = arguments.trials
     if trials < 1:
         raise UserError(f"--trials must be an integer >= 1, got {trials}")
-    config = config_of(arguments, method="none")
+    config = config_from_arguments(arguments, method="none")
     from trainables.stage_tree.root import device_kind
     from trainables.training.doctor.determinism import why_not_repeatable
     from trainables.training.doctor.dry_run import MOST_UNITS, dry_run

@@ -16,7 +16,7 @@ from trainables.config import TrialConfig, check_integer, wrapped_seed
 from trainables.errors import UserError
 from trainables.quality import Quality
 from tune_cac.cli.options import add_options, add_results
-from tune_cac.cli.workload_arguments import add_run, config_of
+from tune_cac.cli.workload_arguments import add_run, config_from_arguments
 from tune_cac.messages import say
 from tune_cac.study.options import SearchOptions
 
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     space = search_spaces.load(arguments.space)
     check_space(space)
-    given = config_of(arguments, method="none")
+    given = config_from_arguments(arguments, method="none")
     options = SearchOptions(
         workload=given.workload, workload_options=given.workload_options or (), epochs=given.epochs, seed=given.seed,
         cpus_per_trial=given.threads, space=arguments.space, allowed_drop=arguments.allowed_drop,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainables.errors import UserError
 from trainables.quality import DEFAULT_DROP, DEFAULT_RELATIVE_DROP, Quality, default_drop, read_drop
 from tune_cac.cli.options import add_compatible
-from tune_cac.cli.workload_arguments import add_run, config_of
+from tune_cac.cli.workload_arguments import add_run, config_from_arguments
 from tune_cac.messages import say
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--kind must be one of {', '.join(_KINDS)}, got {arguments.kind!r}")
     if arguments.checkpoint is not None and arguments.epochs is not None:
         raise UserError("--checkpoint is analysed as it is, so it takes no --epochs: leave one of them out")
-    config = config_of(arguments, method="none")
+    config = config_from_arguments(arguments, method="none")
     folder = _made(Path(arguments.output))
     from trainables.compression.schedule.names import listed
     from trainables.compression.sensitivity import evaluate_workload as evaluate

@@ -16,7 +16,7 @@ from trainables.gradskip.variables import BY_NAME, VARIABLES, ratio_name
 from trainables.registry import BY_NETWORK
 from trainables.training.recipe.fields import RECIPE_FIELDS
 from tune_cac.cli.options import add_assignments, add_compatible
-from tune_cac.cli.workload_arguments import add_run, config_of
+from tune_cac.cli.workload_arguments import add_run, config_from_arguments
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import read_assignments, with_schedule
 
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     if method == BY_NETWORK or "gradskip" in method.split("+"):
         settings = Settings.from_environment(**{name: value for name, value in values.items() if name in BY_NAME})
         values |= {v.name: getattr(settings, v.field) for v in VARIABLES}
-    config = config_of(arguments, method=method, **values)
+    config = config_from_arguments(arguments, method=method, **values)
     from analysis.formatting import percent
     from analysis.quality_words import metric_words, value_text
     from trainables.gradients.method import check_run

@@ -30,7 +30,7 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser, *, epochs: str = "epochs", seed: str = "seed") -> None:
-    """Add the flags of a training run, which `config_of` reads; ``epochs`` and ``seed`` say what these are."""
+    """Add the flags of a training run, for `config_from_arguments`; ``epochs`` and ``seed`` say what these are."""
     parser.add_argument("--workload", default="digits", help="what is trained (default: digits)")
     add_workload_options(parser)
     parser.add_argument("--epochs", type=int, help=f"{epochs} (default: the workload's)")
@@ -53,7 +53,7 @@ def workload_options(arguments: argparse.Namespace) -> tuple[str, ...] | None:
     return canonical(read_options(texts)) if texts else None
 
 
-def config_of(arguments: argparse.Namespace, **values: Any) -> TrialConfig:
+def config_from_arguments(arguments: argparse.Namespace, **values: Any) -> TrialConfig:
     """Return the configuration that the flags of `add_run` ask for.
 
     Args:

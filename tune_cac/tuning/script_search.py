@@ -31,7 +31,7 @@ from tune_cac.study.fixed_params import with_watch
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.script_root import write_root
 from tune_cac.tuning.study_searcher import StudySearch
-from tune_cac.tuning.trial_config import config_of
+from tune_cac.tuning.trial_config import config_of_trial
 from tune_cac.tuning.warm_start.baseline import WarmStart, typical_configs, warn_of_nothing_learned
 from tune_cac.tuning.warm_start.threshold_ranges import with_learned_ranges
 
@@ -155,7 +155,7 @@ class ScriptSearch(StudySearch):
             return False
         start = FixedTrial(dict(self._search_space.start(self.learn().context)))
         try:
-            config = config_of(start, self._search_space, self._base, self._hold, self._context_of)
+            config = config_of_trial(start, self._search_space, self._base, self._hold, self._context_of)
         except (ValueError, UserError):  # a start of some parameters, of which Optuna draws the others
             return False
         return self.learn().does_nothing(TrialConfig.from_mapping(config))

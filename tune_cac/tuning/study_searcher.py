@@ -37,7 +37,7 @@ from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.restarts import Restarts
 from tune_cac.tuning.samplers import make_sampler
 from tune_cac.tuning.study_trials import BestSetting, StudyTrials, open_study
-from tune_cac.tuning.trial_config import config_of
+from tune_cac.tuning.trial_config import config_of_trial
 from tune_cac.tuning.trial_fields import TrialFields
 from tune_cac.tuning.warm_start.baseline import WarmStart, asks_for_sensitivities, learn
 
@@ -215,7 +215,7 @@ class StudySearch(JournalSearcher):
         )  # fmt: skip
 
     def _config(self, trial: optuna.Trial) -> dict[str, Any]:
-        return config_of(trial, self._search_space, self._base, self._hold, self._context_of)
+        return config_of_trial(trial, self._search_space, self._base, self._hold, self._context_of)
 
     def _context_of(self, epochs: int) -> SpaceContext:
         return (self.learn() if epochs == self._base.epochs else self._cut_runs.learned()[epochs]).context

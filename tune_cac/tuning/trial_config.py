@@ -15,7 +15,7 @@ from tune_cac.tuning.outcomes.trial_attributes import EPOCHS
 from tune_cac.tuning.predefined_trial import plain
 
 
-def config_of(
+def config_of_trial(
     trial: optuna.Trial | FixedTrial,
     space: Space,
     base: TrialConfig,
