@@ -6,6 +6,7 @@ import argparse
 import math
 import textwrap
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 TRAINED = 0.25
 #: Beginning of the names of the studies that ``--seeds`` searches.
 NAME = "recommend"
+#: Said where thresholds alone can be handed out.
+NO_LIST = (
+    "# As thresholds, whatever their error: this model registers its layers in another order than it runs them in, so "
+    "CAC_STOP_LAYER_NUM, whose numbers ascend, cannot say these stops."
+)
 #: Error of a saving, a fraction of the compute, up to which thresholds are recommended, and explicit stops beyond it.
 TRUSTED = 0.05
 
@@ -59,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     from analysis.presentation.env_file import environment_lines
     from analysis.presentation.length_text import shorter_lines
     from analysis.quality_words import value_text
-    from tune_cac.tuning.recommendation import check_space, left_out, recommend
+    from tune_cac.tuning.recommendation import check_space, left_out, recommend, unit_of
     from tune_cac.tuning.run_context import baseline_config, own_metric
 
     if arguments.name is not None and arguments.seeds is None:
@@ -79,25 +85,29 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.seeds is not None and not _searched(arguments, given):
         return 130
     earlier = _earlier(arguments, space, quality, drop)
-    epochs, told = math.ceil(TRAINED * config.epochs), count(1)
+    epochs, number = math.ceil(TRAINED * config.epochs), count(1)
 
     def on_row(row: Mapping[str, Any]) -> None:
-        say(f"dense epoch {next(told)} of {epochs}: {quality.name} {value_text(row[quality.key], quality)}")
+        say(f"dense epoch {next(number)} of {epochs}: {quality.name} {value_text(row[quality.key], quality)}")
 
     found = recommend(config, space, earlier, epochs, on_row)
     if found is None:
         say(f"no setting of space {space.name} stops anything on this run: try --space manual_layers")
         return 1
     errors = left_out(earlier, epochs / config.epochs) if len(earlier) > 1 else None
-    trusted = errors is not None and errors.saved <= TRUSTED and found.shorter is None
+    trusted = found.stops is None or (errors is not None and errors.saved <= TRUSTED and found.shorter is None)
     names = ", ".join(one.prior.study for one in earlier)
     how = f"a setting of {space.name}" if trusted else "explicit stops, whose saving is exact"
     print(f"# tune_cac recommend: {config.workload}, {plural(config.epochs, 'epoch')}, {how}, seed {config.seed}")
     print(f"# From {names} and the first {epochs} dense epochs: trained {epochs / config.epochs:.2f} full trainings.")
-    setting = found.shorter or (found.thresholds if trusted else found.stops)
-    for line in comments(setting.outcome.saved, setting.loss, setting.spread, errors, quality, drop, trusted=trusted):
+    setting = found.thresholds if trusted or found.stops is None else found.shorter or found.stops
+    told = comments(
+        setting.outcome.saved, setting.loss, setting.spread, errors, quality, drop, unit_of(earlier, drop),
+        trusted=trusted,
+    )  # fmt: skip
+    for line in [*told, *([NO_LIST] if found.stops is None else [])]:
         print("\n".join(textwrap.wrap(line, LINE_WIDTH, subsequent_indent="#   ")))
-    if found.shorter is not None:
+    if setting.outcome.epochs < config.epochs:
         print(*shorter_lines(setting.outcome.epochs, config.epochs), sep="\n")
     print("# Iterations are those of a run of this length.")
     print(*environment_lines(TrialConfig.from_mapping(setting.outcome.config), schedule=""), sep="\n")
@@ -134,6 +144,7 @@ def _searched(arguments: argparse.Namespace, given: TrialConfig) -> bool:
 def _earlier(arguments: argparse.Namespace, space: Space, quality: Quality, drop: float | str) -> list[Earlier]:
     """Return the studies that are given, or all those in the results that can be a prior."""
     from tune_cac.study.folder import find_study
+    from tune_cac.tuning.outcomes.prior_reading import thinned
     from tune_cac.tuning.recommendation import read_earlier
 
     folder = results_here(arguments.results)
@@ -142,7 +153,7 @@ def _earlier(arguments: argparse.Namespace, space: Space, quality: Quality, drop
     for name in names:
         try:
             layout = find_study(arguments.results, name)
-            found[layout.root.resolve()] = read_earlier(layout, space, quality, drop, len(names))
+            found[layout.root.resolve()] = read_earlier(layout, space, quality, drop)
         except UserError as error:
             if arguments.prior:
                 raise
@@ -152,30 +163,31 @@ def _earlier(arguments: argparse.Namespace, space: Space, quality: Quality, drop
             f"recommend needs an earlier study, and {folder} has none that can be used: run python -m tune_cac search, "
             "or give its folder by --prior"
         )
-    return list(found.values())
+    return [replace(one, prior=thinned(one.prior, len(found))) for one in found.values()]
 
 
 def comments(
-    saved: float, loss: float, spread: float, errors: Errors | None, quality: Quality, drop: float | str, *,
-    trusted: bool,
+    saved: float, loss: float, spread: float, errors: Errors | None, quality: Quality, drop: float | str, unit: float,
+    *, trusted: bool,
 ) -> list[str]:  # fmt: skip
     """Return comments for a shell on what is expected of a setting, and how far that was off.
 
     Args:
         saved: compute that it saves, a fraction.
-        loss: expected loss, in allowed ones.
+        loss: expected loss, in units.
         spread: its standard deviation.
         errors: over studies; None if there are none.
         quality: the metric.
         drop: that may be lost of it.
+        unit: of losses (`recommendation.unit_of`).
         trusted: whether the setting are thresholds, not explicit stops.
     """
     from analysis.quality_words import allowed_text, drop_text, drop_words
 
     def words(losses: float) -> str:
         if isinstance(drop, str):
-            return f"{losses * float(drop.removesuffix('%')):.2g} % of the baseline's"
-        return drop_text(losses * drop, quality, allowed=drop)
+            return f"{losses * unit:.2g} % of the baseline's"
+        return drop_text(losses * unit, quality, allowed=drop)
 
     lines = [
         f"# Expected: compute saved {percent(saved)}, {drop_words(quality)} {words(loss)}, give or "

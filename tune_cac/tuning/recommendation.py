@@ -7,7 +7,7 @@ tried, the more that is. The same outcomes on the shorter runs that earlier stud
 explicit stops, for how variances go with another learning-rate schedule is not known. Leaving each study out in turn
 and recommending from its own first part gives the error.
 
-Losses are in units of the allowed one.
+Losses are in units of the studies' scales (`outcomes.seed_luck`): the allowed one, unless that is too small for a unit.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from analysis.io.layout import Layout
-from analysis.io.studies import load
 from analysis.trace_replay.traces import OF_SCRIPT, RunTrace, load_trace, read_trace
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
@@ -37,7 +37,6 @@ from tune_cac.tuning.outcomes.prior_reading import study_as_prior
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
 from tune_cac.tuning.outcomes.region_middle import at_middle
 from tune_cac.tuning.outcomes.run_lengths import SHORTEST, at_most
-from tune_cac.tuning.outcomes.seed_luck import luck_of_one_run
 from tune_cac.tuning.outcomes.trace_extension import extended
 from tune_cac.tuning.run_context import baseline_config, context_of
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed, typical_configs, write_facts
@@ -45,6 +44,8 @@ from tune_cac.tuning.warm_start.threshold_ranges import predictions, with_learne
 
 #: Probability of staying within the allowed loss, without the noise of a seed, from which more is not asked for.
 SURE = 0.8
+#: Variables that say how layers stop, under every rule.
+_HOW = ("CAC_WATCH", "CAC_BRAKING_DISTANCE", "CAC_WHOLE_UNITS", "CAC_NORM_STATISTICS", "CAC_PREFIX_AUTOGRAD")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +55,6 @@ class Earlier:
     prior: PriorStudy
     known: WarmStart
     """The space on its run, with all of its recorded training."""
-    luck: float
-    """Standard deviation of the quality of one run over seeds, in allowed losses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +82,10 @@ class Recommendations:
 
     thresholds: Recommendation
     """A setting of the space, on the full run."""
-    stops: Recommendation
-    """The same as explicit stops, whose saving is exact."""
+    stops: Recommendation | None
+    """The same as explicit stops, whose saving is exact; None if no list of stops says it."""
     shorter: Recommendation | None
-    """Explicit stops on a shorter run; None if the full one is better."""
+    """Explicit stops on a shorter run; None if the full one is better, or no list says them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +102,7 @@ class Errors:
     """Of the loss, of the stops as they were predicted, on the run of the length that was recommended."""
 
 
-def read_earlier(
-    layout: Layout, space: Space, quality: Quality, allowed_drop: float | str, studies: int = 1
-) -> Earlier:
+def read_earlier(layout: Layout, space: Space, quality: Quality, allowed_drop: float | str) -> Earlier:
     """Return a study as `recommended` needs it.
 
     Args:
@@ -113,22 +110,17 @@ def read_earlier(
         space: whose settings are recommended.
         quality: metric of the new run.
         allowed_drop: that it may lose of it.
-        studies: number of all of them.
 
     Raises:
         UserError: it is no prior (`study_as_prior`), is of a script, or its model cannot be built here.
     """
     info = layout.read_info()
-    prior = study_as_prior(layout, quality, allowed_drop, studies)
+    prior = study_as_prior(layout, quality, allowed_drop)
     base = baseline_config(SearchOptions.of_study(info), device="cpu")
     trace = load_trace(layout.root, epochs=info.epochs)
     if trace.run.get(OF_SCRIPT):
         raise UserError(f"{layout.root} is of a script, whose run cannot be built here: leave it out")
-    known = on_run(space, base, context_of(base), trace)
-    trials = load(layout.root)
-    of_baseline = trials.loc[(trials["role"] == "baseline") & (trials["status"] == "completed"), quality.name].iloc[0]
-    luck = luck_of_one_run(of_baseline, list(trials[quality.name]), quality, allowed_drop)
-    return Earlier(prior=prior, known=known, luck=luck)
+    return Earlier(prior=prior, known=on_run(space, base, context_of(base), trace))
 
 
 def on_run(space: Space, base: TrialConfig, context: SpaceContext, trace: RunTrace | None) -> WarmStart:
@@ -182,7 +174,9 @@ def recommended(
         return None
     depths = Depths(trace)
     found = expected(earlier, trace, [_run(trace, depths, one.stops, one.saved, one.share) for one in choices])
-    figures = zip(choices, found.mean.tolist(), found.spread.tolist(), found.share_within(1.0).tolist(), strict=True)
+    scales = [one.prior.scale for one in earlier]
+    shares = found.share_within(float(np.mean([max(scale.allowed, scale.limit) / scale.unit for scale in scales])))
+    figures = zip(choices, found.mean.tolist(), found.spread.tolist(), shares.tolist(), strict=True)
     made = [Recommendation(outcome=one, loss=loss, spread=spread, within=p) for one, loss, spread, p in figures]
     whole = max(made[: len(outcomes)], key=lambda one: one.rank)
     best = max(made, key=lambda one: one.rank)
@@ -234,7 +228,7 @@ def expected(earlier: Sequence[Earlier], trace: RunTrace, runs: Sequence[PriorRu
     seen, losses, studies = prior_rows([one.prior for one in earlier], levels)
     return posterior(
         seen, losses, features_of(runs, levels), unit=1.0, studies=np.zeros_like(studies) if own else studies,
-        luck=float(np.mean([one.luck for one in earlier])),
+        luck=float(np.mean([one.prior.scale.luck / one.prior.scale.unit for one in earlier])),
     )  # fmt: skip
 
 
@@ -278,8 +272,24 @@ def left_out(earlier: Sequence[Earlier], share: float) -> Errors | None:
     return Errors(studies=len(found), saved=float(means[0]), loss=float(means[1]), loss_of_stops=float(means[2]))
 
 
-def explicit(known: WarmStart, outcome: Outcome) -> TrialConfig:
+def unit_of(earlier: Sequence[Earlier], drop: float | str) -> float:
+    """Return the unit of losses, on average over the studies: in the metric's unit, or in percent of the baseline's.
+
+    Args:
+        earlier: the studies.
+        drop: that may be lost: in percent if it is such as ``2%`` of the baseline's.
+    """
+    priors = [one.prior for one in earlier]
+    relative = isinstance(drop, str)
+    units = [one.scale.unit * (100 / abs(one.baseline) if relative and one.baseline else 1) for one in priors]
+    return float(np.mean(units))
+
+
+def explicit(known: WarmStart, outcome: Outcome) -> TrialConfig | None:
     """Return the configuration that stops at the outcome's iterations, whatever the variances do.
+
+    None if no list of stops says it: the numbers in a list ascend, and whole units stop in the order in which they
+    execute, which may be another one than that in which they are registered.
 
     Args:
         known: the run, with the plan of layers of the outcome's configuration.
@@ -292,7 +302,9 @@ def explicit(known: WarmStart, outcome: Outcome) -> TrialConfig:
         last_of = {unit.number: plan.order[unit.end] for unit in plan.units}
     # Of stops at one iteration the last is the deepest.
     deepest = {when: last_of.get(number, number) for when, number in outcome.stops}
-    same = {name: outcome.config.get(name) for name in ("CAC_WATCH", "CAC_BRAKING_DISTANCE")}
+    if any(later <= number for number, later in pairwise(deepest.values())):
+        return None
+    same = {name: outcome.config[name] for name in _HOW if name in outcome.config}
     stops = {"CAC_STOP_LAYER_NUM": tuple(deepest.values()), "CAC_STOP_LAYER_ITR": tuple(deepest)}
     how = {"method": "gradskip", "epochs": outcome.epochs}
     return TrialConfig.from_mapping({**known.base.to_dict(), **same, **stops, **how})
@@ -333,8 +345,11 @@ def recommend(
             return None
         full, shorter = chosen
 
-        def as_stops(found: Recommendation) -> Recommendation:
-            stops, epochs = explicit(known, found.outcome).to_dict(), found.outcome.epochs
+        def as_stops(found: Recommendation | None) -> Recommendation | None:
+            config = None if found is None else explicit(known, found.outcome)
+            if found is None or config is None:
+                return None
+            stops, epochs = config.to_dict(), found.outcome.epochs
             whole = complete([stops])
             own = replace(whole, run={**whole.run, "epochs": epochs}, total_steps=epochs * whole.steps_per_epoch)
             (row,) = predictions(extended(own, until, []), [stops])
@@ -342,9 +357,7 @@ def recommend(
             saved = 1 - found.outcome.share * (1 - float(row["compute_saved"]))
             return replace(found, outcome=replace(found.outcome, config=stops, saved=saved))
 
-        return Recommendations(
-            thresholds=full, stops=as_stops(full), shorter=None if shorter is None else as_stops(shorter)
-        )
+        return Recommendations(thresholds=full, stops=as_stops(full), shorter=as_stops(shorter))
 
 
 def _skipping(known: WarmStart) -> list[TrialConfig]:

@@ -42,7 +42,14 @@ from tune_cac.tuning.preflight import (
     check_searched_options,
     share_only_if_repeatable,
 )
-from tune_cac.tuning.run_context import baseline_config, check_measured, check_methods, context_of, own_metric
+from tune_cac.tuning.run_context import (
+    baseline_config,
+    check_measured,
+    check_methods,
+    context_of,
+    own_metric,
+    threads_in,
+)
 from tune_cac.tuning.tune_run import ray_needs, train
 
 if TYPE_CHECKING:
@@ -148,12 +155,14 @@ def resume(name: str, **given: Any) -> SearchResult:
         here = {"gpus_per_trial": SearchOptions.gpus_per_trial, **given}  # this machine's, not the study's
         if here.get("sharing") is None:
             here["sharing"] = info.sharing
-        options = SearchOptions.of_study(info, trials=max(1, info.trials), **here)
+        mend_journal(layout.journal)
+        options = SearchOptions.of_study(info, trials=max(1, info.trials), **{**threads_in(layout.journal), **here})
         check_processors(options)
         check_gpus(options)
         if options.is_script:
             check_unchanged(options.workload_options)
-        mend_journal(layout.journal)
+        if info.prior and not info.prior_runs:  # the search that began was stopped before they were stored
+            layout.write_info(replace(info, prior_runs=read_priors(options)))
         return _run(layout, options)
 
 
@@ -284,7 +293,8 @@ def make_searcher(
             "seed": options.seed,
             "sampler": options.sampler,
             "lengths": options.searched_lengths,
-            "priors": priors_in(layout.read_info().prior_runs),
+            "holds": {int(trial): share for trial, share in layout.read_info().holds.items()},
+            "priors": priors_in(layout.read_info().prior_runs, options.quality, options.drop),
             "early_ending": options.early_ending,
             "run_folder": f"{layout.ray.name}/{run_name}",
             "checkpoint_every_s": options.checkpoint_every_s,

@@ -76,6 +76,7 @@ class StudySearch(JournalSearcher):
         sampler: name of the sampler (`make_sampler`); with ``auto`` outcomes are chosen where they are known before.
         lengths: dense runs that are cut and searched, too: ``auto`` or shares (`RunLengths`); empty for none.
         priors: what earlier studies found, from which outcomes and lengths start.
+        holds: probabilities that a search before wrote (`StudyInfo.holds`).
         early_ending: whether trials end early (`EarlyStopper`).
         grid: points to train instead of sampled settings.
         database: URL of the database that holds Optuna's study instead of the journal.
@@ -105,6 +106,7 @@ class StudySearch(JournalSearcher):
         sampler: str = AUTO,
         lengths: str = "",
         priors: Sequence[PriorStudy] = (),
+        holds: Mapping[int, float] | None = None,
         early_ending: bool = False,
         grid: GridPoints | None = None,
         database: str = "",
@@ -153,7 +155,7 @@ class StudySearch(JournalSearcher):
         if self._learns and repeats and grid is None:
             self.outcomes = OutcomeQueue(
                 self.trials, lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots(), tree, base,
-                allowed_drop, sure=sure, sharing=sharing, priors=priors,
+                allowed_drop, sure=sure, sharing=sharing, priors=priors, holds=holds,
             )  # fmt: skip
             if space.method == "gradskip" and not space.options and base.saving is None:
                 self.lengths = self._cut_runs if lengths else None

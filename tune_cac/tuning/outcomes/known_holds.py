@@ -54,8 +54,9 @@ class HoldsWriter(tune.Callback):
 
 def write_holds(layout: Layout, searcher: Search) -> None:
     """Write the probabilities of all trained outcomes into `study.json`, unless it has the same."""
-    known = _known(searcher)
-    holds = {} if known is None else {str(trial): share for trial, share in known.holds().items()}
+    if (known := _known(searcher)) is None:
+        return
+    holds = {str(trial): share for trial, share in known.holds().items()}
     if (info := layout.read_info()).holds != holds:
         layout.write_info(replace(info, holds=holds))
 

@@ -26,7 +26,6 @@ from analysis.metrics.other_seeds import is_less
 from analysis.metrics.pareto import hypervolume, non_dominated
 from analysis.trace_replay.traces import RunTrace, read_trace
 from trainables.config import TrialConfig
-from trainables.quality import allowed_amount
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.outcomes.distinct_outcomes import (
     Drawn,
@@ -40,7 +39,7 @@ from tune_cac.tuning.outcomes.distinct_outcomes import (
 from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, features_of, prior_rows
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
 from tune_cac.tuning.outcomes.region_middle import at_middle
-from tune_cac.tuning.outcomes.seed_luck import limit_between_counts, luck_of_one_run
+from tune_cac.tuning.outcomes.seed_luck import LossScale, loss_scale
 from tune_cac.tuning.outcomes.trial_attributes import EPOCHS, OF_EPOCHS, OUTCOME, PREDICTED, UNPREDICTED
 from tune_cac.tuning.outcomes.tried import Tried, tried_in
 from tune_cac.tuning.study_trials import StudyTrials
@@ -77,6 +76,7 @@ class OutcomeQueue:
         sure: probability of staying within it on another seed that the answer has.
         sharing: whether trials share training.
         priors: what earlier studies found.
+        holds: what `holds` returned when the study was searched before, for where outcomes are known no longer.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class OutcomeQueue:
         sure: float,
         sharing: bool = True,
         priors: Sequence[PriorStudy] = (),
+        holds: Mapping[int, float] | None = None,
     ) -> None:
         self._sure = sure
         self._sharing, self._priors = sharing, priors
@@ -98,6 +99,7 @@ class OutcomeQueue:
         self._outcomes: dict[int, list[Outcome]] = {}  # by epochs
         self._unpredicted: list[Drawn] = []  # of the full length
         self._depths: Depths | None = None
+        self._held_before = dict(holds or {})
         self._held: tuple[int, dict[int, float]] = 0, {}  # how many trials had ended, and probabilities of theirs
         self.ended = False
         """Whether no outcome is left that is worth its training."""
@@ -237,12 +239,12 @@ class OutcomeQueue:
         """Return probabilities that trained outcomes stay within the allowed loss on another seed, by their trials."""
         baseline = self._trials.baseline_row()
         if baseline is None or not self.predicts:
-            return {}
+            return self._held_before
         finished = sum(trial.state.is_finished() or "row" in trial.user_attrs for trial in self._trials.all())
         if self._held[0] != finished:  # asked for often, and each time a fit
             found: dict[int, float] = {}
             if ended := [one for one in self._tried(baseline, self._traces()) if one.loss is not None]:
-                shares = self._holds(self._expected(ended, ended, baseline), baseline, self._limit(baseline))
+                shares = self._holds(self._expected(ended, ended, baseline), self._scale(baseline))
                 found = {one.trial: share for one, share in zip(ended, shares.tolist(), strict=True)}
             self._held = finished, found
         return self._held[1]
@@ -251,30 +253,31 @@ class OutcomeQueue:
         """Return trials whose outcomes are less sure to hold on another seed than the answer is to be."""
         return [trial for trial, share in self.holds().items() if is_less(share, self._sure)]
 
-    def _holds(self, found: Posterior, baseline: Mapping[str, Any], limit: float) -> NDArray[np.float64]:
+    def _holds(self, found: Posterior, scale: LossScale) -> NDArray[np.float64]:
         """Return (m,) probabilities of staying within the allowed loss on another seed.
 
         Where half a sample more than may be lost is below the allowed loss, that is the limit: what was measured on
         fresh seeds held more often than it was said to (docs/findings.md), so nothing is taken away.
         """
-        return found.other_share_within(max(self._allowed(baseline), limit))
+        return found.other_share_within(max(scale.allowed, scale.limit))
 
-    def _limit(self, baseline: Mapping[str, Any]) -> float:
-        values = [baseline[self._quality.key], *self._known_values()]
-        return limit_between_counts(self._allowed(baseline), values, self._quality)
+    def _scale(self, baseline: Mapping[str, Any]) -> LossScale:
+        rows = [trial.user_attrs.get("row", {}).get(self._quality.key) for trial in self._trials.all()]
+        values = [float(value) for value in rows if value is not None]
+        return loss_scale(baseline[self._quality.key], values, self._quality, self._allowed_drop)
 
     def _chosen(self, left: Sequence[Outcome], tried: Sequence[Tried], baseline: Mapping[str, Any]) -> Outcome | None:
         if not left:
             return None
-        allowed, limit = self._allowed(baseline), self._limit(baseline)
-        tried, unsure = self._with_expected(tried, baseline, limit)
-        answers = [one.saved for one in tried if one.lost <= allowed + 1e-9 and one.trial not in unsure]
+        scale = self._scale(baseline)
+        tried, unsure = self._with_expected(tried, baseline, scale)
+        answers = [one.saved for one in tried if one.lost <= scale.allowed + 1e-9 and one.trial not in unsure]
         found = self._expected(left, tried, baseline)
         saved = np.array([one.saved for one in left])
-        likely = ~is_less(self._holds(found, baseline, limit), self._sure)
+        likely = ~is_less(self._holds(found, scale), self._sure)
         best = max(answers, default=0.0)
-        answer = answer_gained(saved, best, likely, found.own_share_within(limit))
-        front, worst = [(0.0, 0.0), *((one.lost, one.saved) for one in tried)], 2 * max(allowed, 1e-6)
+        answer = answer_gained(saved, best, likely, found.own_share_within(scale.limit))
+        front, worst = [(0.0, 0.0), *((one.lost, one.saved) for one in tried)], 2 * scale.unit
         area = found.area_gained(saved, front, worst) / worst
         least_answer, least_area = worthwhile(best, WORTHWHILE), worthwhile(area_of(front, worst), WORTHWHILE_AREA)
         worth = np.where((answer >= least_answer) | (area >= least_area), answer + area, 0.0)
@@ -286,11 +289,8 @@ class OutcomeQueue:
             return None
         return left[int(np.argmax(worth / self._costs(left, tried)))]
 
-    def _allowed(self, baseline: Mapping[str, Any]) -> float:
-        return allowed_amount(self._allowed_drop, baseline[self._quality.key])
-
     def _with_expected(
-        self, tried: Sequence[Tried], baseline: Mapping[str, Any], limit: float
+        self, tried: Sequence[Tried], baseline: Mapping[str, Any], scale: LossScale
     ) -> tuple[list[Tried], list[int]]:
         """Return what was tried, and trials that are no answer; what is being trained loses what the model expects."""
         running, unsure = [one for one in tried if one.loss is None], self.unsure()
@@ -298,7 +298,7 @@ class OutcomeQueue:
             return list(tried), unsure
         ended = [one for one in tried if one.loss is not None]
         found = self._expected(running, ended, baseline)
-        less = is_less(self._holds(found, baseline, limit), self._sure)
+        less = is_less(self._holds(found, scale), self._sure)
         unsure += [one.trial for one, yes in zip(running, less, strict=True) if yes]
         expected = [replace(one, loss=mean) for one, mean in zip(running, found.own_mean.tolist(), strict=True)]
         return [*ended, *expected], unsure
@@ -307,7 +307,7 @@ class OutcomeQueue:
         self, runs: Sequence[Outcome] | Sequence[Tried], ended: Sequence[Tried], baseline: Mapping[str, Any]
     ) -> Posterior:
         """Return what the losses of ended runs, and earlier studies, say of runs."""
-        total, depths, unit = self._total_steps, self._known_depths(), max(self._allowed(baseline), 1e-6)
+        total, depths, scale = self._total_steps, self._known_depths(), self._scale(baseline)
         newest = ended[-MOST_MODELLED:]
         earlier, earlier_losses, numbers = prior_rows(self._priors, depths.levels)
 
@@ -322,19 +322,12 @@ class OutcomeQueue:
 
         return posterior(
             np.vstack([earlier, features(newest)]),
-            np.append(earlier_losses * unit, [one.lost for one in newest]),
+            np.append(earlier_losses * scale.unit, [one.lost for one in newest]),
             features(runs),
-            unit=unit,
+            unit=scale.unit,
             studies=np.append(numbers, np.zeros(len(newest), int)),
-            luck=self._luck(baseline),
+            luck=scale.luck / scale.unit,
         )
-
-    def _luck(self, baseline: Mapping[str, Any]) -> float:
-        return luck_of_one_run(baseline[self._quality.key], self._known_values(), self._quality, self._allowed_drop)
-
-    def _known_values(self) -> list[float]:
-        rows = [trial.user_attrs.get("row", {}).get(self._quality.key) for trial in self._trials.all()]
-        return [float(value) for value in rows if value is not None]
 
     def _costs(self, left: Sequence[Outcome], tried: Sequence[Tried]) -> NDArray[np.float64]:
         """Return (m,) compute that trainings execute, in full trainings: that after the steps shared with others.

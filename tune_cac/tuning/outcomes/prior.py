@@ -1,8 +1,8 @@
 """Outcomes of earlier studies, in features that models and lengths of a run have in common.
 
 A stop is told by its share of the full run and by its depth, the share of the backward pass's FLOPs that it spares; a
-loss in units of what the new run's allowed drop is on the study's own baseline. So runs of another model are
-observations of the same function.
+loss in units of the scale that the new run's allowed drop has on the study's own baseline (`seed_luck.LossScale`). So
+runs of another model are observations of the same function.
 
 Shapes: k layers of the new run, ascending by depth.
 """
@@ -10,7 +10,7 @@ Shapes: k layers of the new run, ascending by depth.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from analysis.trace_replay.predicted import trains_after
 from analysis.trace_replay.traces import RunTrace
 from trainables.errors import UserError
+from trainables.quality import Quality
 from trainables.savings import share_saved
+from tune_cac.tuning.outcomes.seed_luck import LossScale, loss_scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,7 @@ class PriorRun:
     saved: float
     """Compute saved, a fraction of that of the full run."""
     loss: float
-    """Of quality against its study's baseline, in units of the new run's allowed drop on that baseline."""
+    """Of quality against its study's baseline, in the metric's unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +47,33 @@ class PriorStudy:
     """Its name."""
     runs: tuple[PriorRun, ...]
     """All that ended but the baseline."""
+    baseline: float
+    """Quality of its baseline."""
+    scale: LossScale
+    """That of its losses."""
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> PriorStudy:
-        """Build from plain types, as `dataclasses.asdict` and JSON give them."""
+    def of(
+        cls, study: str, runs: Sequence[PriorRun], baseline: float, quality: Quality, allowed_drop: float | str
+    ) -> PriorStudy:
+        """Return the runs of a study as one with this metric and allowed drop (`trainables.quality`) sees them."""
+        others = [baseline - quality.sign * run.loss for run in runs]
+        scale = loss_scale(baseline, others, quality, allowed_drop)
+        return cls(study=study, runs=tuple(runs), baseline=baseline, scale=scale)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], quality: Quality, allowed_drop: float | str) -> PriorStudy:
+        """Build it from the result of `to_dict`, also after a conversion to JSON and back."""
         runs = [PriorRun(**{**run, "stops": tuple(map(tuple, run["stops"]))}) for run in values["runs"]]
-        return cls(study=values["study"], runs=tuple(runs))
+        return cls.of(values["study"], runs, values["baseline"], quality, allowed_drop)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it in plain types, without the scale, which a search that goes on may change."""
+        return {"study": self.study, "baseline": self.baseline, "runs": [asdict(run) for run in self.runs]}
 
     def best(self) -> PriorRun | None:
         """Return the run within the allowed loss that saves most; None if none saves anything."""
-        within = [run for run in self.runs if run.loss <= 1 + 1e-9 and run.saved > 0]
+        within = [run for run in self.runs if run.loss <= self.scale.allowed + 1e-9 and run.saved > 0]
         return max(within, key=lambda run: run.saved, default=None)
 
 
@@ -76,16 +95,21 @@ class Depths:
                     continue
                 # An event of auto mode names the layer's weight, one of manual mode the last parameter.
                 found[unit.number] = found[blueprint.plan.order[unit.end]] = float(share_saved(left, whole))
-        self._known = sorted(found.items())
+        self._known = found
+        self._plans = [blueprint.plan for blueprint in trace.facts.values()]
 
     @property
     def levels(self) -> list[float]:
         """Return the depths of its layers, ascending."""
-        return sorted({depth for _, depth in self._known})
+        return sorted(set(self._known.values()))
 
     def of(self, number: int) -> float:
-        """Return the depth of a stop through a parameter; that of the last known layer before it if it is none."""
-        return max((depth for known, depth in self._known if known <= number), default=0.0)
+        """Return the depth of a stop through a parameter; that of the last layer that stops with it if it is none."""
+        if number in self._known:
+            return self._known[number]
+        plan = next((plan for plan in self._plans if number in plan.order), None)
+        stopped = () if plan is None else plan.order[: plan.position_of_stop(number) + 1]
+        return max((self._known[one] for one in stopped if one in self._known), default=0.0)
 
     def of_stops(self, stops: Iterable[tuple[int, int]], total_steps: int) -> tuple[tuple[float, float], ...]:
         """Return (share of the full run, depth) of each stop.
@@ -137,17 +161,16 @@ def features_of(runs: Sequence[PriorRun], depths: Sequence[float]) -> NDArray[np
 def prior_rows(
     priors: Sequence[PriorStudy], depths: Sequence[float]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return features (n, k + 2), losses in allowed ones (n,) and study's number from 1 on (n,) of all earlier runs.
+    """Return features (n, k + 2), losses in their scales' units (n,) and study's number from 1 on (n,) of all runs.
 
     Args:
         priors: the studies.
         depths: of the new run's layers, ascending.
     """
-    runs = [(number, run) for number, prior in enumerate(priors, 1) for run in prior.runs]
     return (
-        features_of([run for _, run in runs], depths),
-        np.array([run.loss for _, run in runs], float),
-        np.array([number for number, _ in runs], int),
+        features_of([run for prior in priors for run in prior.runs], depths),
+        np.array([run.loss / prior.scale.unit for prior in priors for run in prior.runs], float),
+        np.array([number for number, prior in enumerate(priors, 1) for _ in prior.runs], int),
     )
 
 
@@ -159,5 +182,5 @@ def first_length(priors: Sequence[PriorStudy], epochs: int) -> int | None:
         epochs: of the full run.
     """
     shares = [best.ended for prior in priors if (best := prior.best()) is not None]
-    found = round(float(np.mean(shares)) * epochs) if shares else epochs
-    return max(1, found) if found < epochs else None
+    found = max(1, round(float(np.mean(shares)) * epochs)) if shares else epochs
+    return found if found < epochs else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from analysis.io.layout import Layout
 from analysis.io.studies import read_journal
 from analysis.trace_replay.traces import load_trace
 from trainables.errors import UserError
-from trainables.quality import Quality, allowed_amount
+from trainables.quality import Quality
 from tune_cac.study.folder import find_study
 from tune_cac.study.options import SearchOptions
 from tune_cac.tuning.optuna_objectives import missing_objectives, saved_of_baseline
@@ -39,20 +39,32 @@ def read_priors(options: SearchOptions) -> list[Mapping[str, Any]]:
                 raise UserError(
                     f"--prior must name other studies than the one that is searched, got {name}: leave it out"
                 )
-        if Layout(own).info.exists():
+        if Layout(own).info.exists() and Layout(own).read_info().prior_runs:
             return []  # it has its prior, if that is the same, and those studies may be gone
     found = {layout.root.resolve(): layout for layout in (find_study(options.results, name) for name in options.prior)}
-    return [asdict(study_as_prior(layout, options.quality, options.drop, len(found))) for layout in found.values()]
+    priors = [study_as_prior(layout, options.quality, options.drop) for layout in found.values()]
+    return [thinned(prior, len(priors)).to_dict() for prior in priors]
 
 
-def study_as_prior(layout: Layout, quality: Quality, allowed_drop: float | str, studies: int = 1) -> PriorStudy:
+def thinned(prior: PriorStudy, studies: int) -> PriorStudy:
+    """Return a study with its part of `MOST_RUNS`, spread over what the runs save.
+
+    Args:
+        prior: what it found.
+        studies: number of all of them.
+    """
+    saved = sorted((run.saved, place) for place, run in enumerate(prior.runs))
+    kept = spread(saved, max(1, MOST_RUNS // studies))
+    return replace(prior, runs=tuple(prior.runs[place] for place in sorted(kept)))
+
+
+def study_as_prior(layout: Layout, quality: Quality, allowed_drop: float | str) -> PriorStudy:
     """Return what a study found.
 
     Args:
         layout: of the study.
         quality: metric of the new run.
         allowed_drop: that the new run may lose of it (`trainables.quality`).
-        studies: that share `MOST_RUNS`.
 
     Raises:
         UserError: another metric, no baseline, no other run, or no recorded training.
@@ -72,7 +84,6 @@ def study_as_prior(layout: Layout, quality: Quality, allowed_drop: float | str, 
         )
     trace = load_trace(root, epochs=info.epochs)
     depths, row = Depths(trace), baseline["row"]
-    unit = max(allowed_amount(allowed_drop, row[quality.key]), 1e-6)
     runs = []
     for one in records:
         config = one["config"]
@@ -81,19 +92,19 @@ def study_as_prior(layout: Layout, quality: Quality, allowed_drop: float | str, 
             ended = config["epochs"] / info.epochs
             stops = depths.of_stops(stops_in(one["row"]), trace.total_steps)
             loss, saved = quality.lost(one["row"][quality.key], row[quality.key]), saved_of_baseline(one["row"], row)
-            runs.append(PriorRun(stops=stops, ended=ended, saved=saved, loss=loss / unit))
+            runs.append(PriorRun(stops=stops, ended=ended, saved=saved, loss=loss))
     if not runs:
         raise UserError(
             f"--prior must name studies in which other runs than the baseline have ended, got {root} without one: "
             "leave it out"
         )
-    kept = spread(sorted((run.saved, place) for place, run in enumerate(runs)), MOST_RUNS // studies)
-    return PriorStudy(study=root.name, runs=tuple(runs[place] for place in sorted(kept)))
+    return PriorStudy.of(root.name, runs, row[quality.key], quality, allowed_drop)
 
 
-def priors_in(stored: list[Mapping[str, Any]]) -> tuple[PriorStudy, ...]:
-    """Return the studies that `read_priors` has read, from `StudyInfo.prior_runs`."""
-    return tuple(map(PriorStudy.from_dict, stored))
+def priors_in(stored: list[Mapping[str, Any]], quality: Quality, allowed_drop: float | str) -> tuple[PriorStudy, ...]:
+    """Return the studies that `read_priors` has read, from `StudyInfo.prior_runs`, for this metric and allowed drop."""
+    # Before 2026-11-26 losses were stored in units of the allowed one, which nobody can convert now.
+    return tuple(PriorStudy.from_dict(one, quality, allowed_drop) for one in stored if "baseline" in one)
 
 
 def _words(quality: Quality) -> str:

@@ -101,7 +101,8 @@ class RunLengths:
             saved: by the setting, a fraction.
         """
         epochs = max(1, at_most(1 - saved, self._base.epochs))
-        shortest = min((t.user_attrs["given"]["epochs"] for t in self._begun()), default=self._base.epochs)
+        good = [t for t in self._begun() if "row" in t.user_attrs or not t.state.is_finished()]
+        shortest = min((t.user_attrs["given"]["epochs"] for t in good), default=self._base.epochs)
         if epochs >= shortest:
             return None
         run = self.run_of(epochs)

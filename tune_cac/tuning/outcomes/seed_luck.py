@@ -1,29 +1,53 @@
-"""Luck of a run's quality on a split of so many samples, and the losses that can be told apart on it."""
+"""Scale of losses of quality: what may be lost, what can be told apart, and how far the luck of one seed goes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
 from analysis.metrics.noise import resolution_of, seed_noise
 from trainables.quality import Quality, allowed_amount
 
+#: The unit of losses is at least this share of one run's luck, or of the baseline's value where that is not known: an
+#: allowed loss far below tells nothing of how large losses are.
+_SHARE_OF_LUCK, _SHARE_OF_VALUE = 0.5, 0.001
+#: The least unit.
+_LEAST = 1e-12
 
-def luck_of_one_run(baseline: float, others: Sequence[float], quality: Quality, allowed_drop: float | str) -> float:
-    """Return the standard deviation of a run's quality over seeds, in allowed losses; 1 where that is not known.
+
+@dataclass(frozen=True, kw_only=True)
+class LossScale:
+    """Losses on one split against one baseline, in the metric's unit."""
+
+    allowed: float
+    """Loss that is allowed."""
+    limit: float
+    """Smooth loss up to which a run counts as within it (`limit_between_counts`)."""
+    luck: float
+    """Standard deviation of a run's quality over seeds; `unit` where that is not known."""
+    unit: float
+    """Usual loss, which the model of the quality counts in: the allowed one, unless that is too small; > 0."""
+
+
+def loss_scale(baseline: float, others: Sequence[float], quality: Quality, allowed_drop: float | str) -> LossScale:
+    """Return the scale of losses against a baseline.
 
     Args:
-        baseline: quality of the baseline.
+        baseline: its quality.
         others: that of other runs, to infer how many samples it is measured on.
         quality: the metric, of which accuracy alone has a known deviation (`analysis.metrics.noise`).
-        allowed_drop: that may be lost of it.
+        allowed_drop: that may be lost of it (`trainables.quality`).
     """
-    if not quality.is_accuracy:
-        return 1.0
-    noise = float(seed_noise(baseline, resolution_of(pd.Series([baseline, *others])))) / math.sqrt(2)  # of one, not two
-    return noise / max(allowed_amount(allowed_drop, baseline), 1e-6) or 1.0
+    allowed, values = float(allowed_amount(allowed_drop, baseline)), [baseline, *others]
+    luck = 0.0
+    if quality.is_accuracy:
+        luck = float(seed_noise(baseline, resolution_of(pd.Series(values)))) / math.sqrt(2)  # of one run, not of two
+    unit = max(allowed, _SHARE_OF_LUCK * luck or _SHARE_OF_VALUE * abs(baseline), _LEAST)
+    limit = limit_between_counts(allowed, values, quality)
+    return LossScale(allowed=allowed, limit=limit, luck=luck or unit, unit=unit)
 
 
 def limit_between_counts(allowed: float, values: Sequence[float], quality: Quality) -> float:
