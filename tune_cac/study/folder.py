@@ -17,6 +17,7 @@ from typing import Any
 
 from analysis.io.journal import torn_end
 from analysis.io.layout import Layout, StudyInfo
+from analysis.io.studies import read_journal
 from analysis.io.study_options import StudyOptions, options_of, results_here
 from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
 from trainables.storage import check_place, is_uri, joined
@@ -132,6 +133,18 @@ def check_same(layout: Layout, wanted: StudyInfo) -> None:
                 f"{layout.root} holds a study with another text of {file}: choose another --name, or restore the "
                 "file, which study.json keeps in space_files"
             )
+
+
+def threads_in(journal: Path) -> dict[str, int]:
+    """Return the threads of a study's trials as an option; empty before its baseline was begun.
+
+    Another number adds numbers in another order, so trials would neither share training nor be comparable exactly.
+    """
+    with suppress(UserError):  # no study in it yet
+        for record in read_journal(journal):
+            if record["role"] == "baseline" and "threads" in record["config"]:
+                return {"cpus_per_trial": record["config"]["threads"]}
+    return {}
 
 
 def _what_counts(info: StudyInfo, field: str) -> Any:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.io.studies import read_journal
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
-from trainables.errors import UserError
 from trainables.gradients.fields import estimator_in
 from trainables.gradients.variance_fields import OF_ANY_METHOD
 from trainables.gradskip.networks.network_settings import check_networks
@@ -113,18 +109,6 @@ def baseline_config(options: SearchOptions, *, device: str) -> TrialConfig:
         # Measurements and the recipe are no part of a method: trials share them with the baseline.
         **{name: options.fixed[name] for name in (*OF_ANY_METHOD, *RECIPE_FIELDS) if name in options.fixed},
     )
-
-
-def threads_in(journal: Path) -> dict[str, int]:
-    """Return the threads of a study's trials as an option; empty before its baseline was begun.
-
-    Another number adds numbers in another order, so trials would neither share training nor be comparable exactly.
-    """
-    with suppress(UserError):  # no study in it yet
-        for record in read_journal(journal):
-            if record["role"] == "baseline" and "threads" in record["config"]:
-                return {"cpus_per_trial": record["config"]["threads"]}
-    return {}
 
 
 def own_metric(options: SearchOptions) -> Quality:

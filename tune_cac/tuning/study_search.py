@@ -25,7 +25,7 @@ from tune_cac.messages import say
 from tune_cac.study.database import check_url, exchange, journal_of_database, restore_info
 from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.fixed_params import check_hold_on_run, shown_hold, with_watch
-from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, written
+from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, threads_in, written
 from tune_cac.study.grid_options import points_of, trials_in_all, words_of
 from tune_cac.study.length_option import AUTO_LENGTHS
 from tune_cac.study.object_storage import copied_to_storage, fetch_study
@@ -42,14 +42,7 @@ from tune_cac.tuning.preflight import (
     check_searched_options,
     share_only_if_repeatable,
 )
-from tune_cac.tuning.run_context import (
-    baseline_config,
-    check_measured,
-    check_methods,
-    context_of,
-    own_metric,
-    threads_in,
-)
+from tune_cac.tuning.run_context import baseline_config, check_measured, check_methods, context_of, own_metric
 from tune_cac.tuning.tune_run import ray_needs, train
 
 if TYPE_CHECKING:
