@@ -33,6 +33,7 @@ print(json.dumps({"accuracy": nets.ACCURACY + rank / 10, "step": 40, "compute_sa
 """
 
 
+@pytest.mark.thorough
 def test_a_cost_budget_lets_the_running_trial_finish_and_begins_no_other(tmp_path: Path) -> None:
     """Without shared training every trial costs nearly a full training, and the third one uses the budget up."""
     search = (

@@ -114,6 +114,7 @@ def test_what_settings_of_a_script_stop_is_known_before_they_are_trained(
 
 
 @pytest.mark.usefixtures("one_ray")
+@pytest.mark.thorough
 def test_a_starting_point_that_stops_nothing_is_not_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

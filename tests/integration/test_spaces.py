@@ -60,6 +60,7 @@ def test_every_rule_trains_and_its_answer_can_be_written(tmp_path: Path) -> None
     assert "RULE=linear" in told or "RULE=freezeout" in told
 
 
+@pytest.mark.thorough
 def test_manual_layers_stop_where_they_say(tmp_path: Path) -> None:
     done = run_here(
         tmp_path, "search", "--space", "manual_layers", "--trials", "6", "--epochs", "3", "--name", "s", "--no-controls"

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from commands_run import run_here
 from runs import assert_equals_alone
-from thorough import rest_thorough
 
 import analysis
 
@@ -26,7 +25,8 @@ SPACES = {
 }
 
 
-@pytest.mark.parametrize("space", rest_thorough(SPACES))
+@pytest.mark.thorough
+@pytest.mark.parametrize("space", SPACES)
 def test_a_space_is_searched_and_costs_what_it_executes(space: str, one_ray: None, tmp_path: Path) -> None:
     done = run_here(
         tmp_path, "search", "--space", space, "--epochs", "4", "--trials", "3", "--name", "s", "--no-controls",

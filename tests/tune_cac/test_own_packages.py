@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from thorough import rest_thorough
 
 import analysis
 import search_spaces
@@ -70,8 +69,9 @@ def test_commands_work_there(folder: Path, command: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize("what", rest_thorough([["--epochs", "2"], ["--workload", "train:make"]]), ids=" ".join)
+@pytest.mark.parametrize("what", [["--epochs", "2"], ["--workload", "train:make"]], ids=" ".join)
 def test_a_search_works_there_with_its_workers(folder: Path, what: list[str]) -> None:
     (folder / "train.py").write_text(TRAIN)
     done = python(

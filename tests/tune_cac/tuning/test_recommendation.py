@@ -68,6 +68,7 @@ def test_what_is_recommended_saves_as_much_when_it_is_trained(earlier: list[Earl
     assert found is not None
     thresholds, stops = found.thresholds, found.stops
     assert found.shorter is None  # no study has trained a shorter run
+    assert stops is not None
     assert trained(stops)["compute_saved"] == pytest.approx(stops.outcome.saved, abs=1e-9)  # exact
     assert stops.outcome.stops == thresholds.outcome.stops
     assert 0 < thresholds.outcome.saved < 1
@@ -102,8 +103,10 @@ def trained(found: Recommendation) -> dict[str, Any]:
 
 def with_shorter_run(one: Earlier, loss: float) -> Earlier:
     """A study of a baseline without luck that has trained three quarters of the run, without a method, too."""
-    run = PriorRun(stops=(), ended=0.75, saved=0.25, loss=loss)
-    return replace(one, prior=replace(one.prior, runs=(*one.prior.runs, *[run] * 5)), luck=0.1)
+    scale = one.prior.scale
+    run = PriorRun(stops=(), ended=0.75, saved=0.25, loss=loss * scale.unit)
+    own = replace(one.prior, runs=(*one.prior.runs, *[run] * 5), scale=replace(scale, luck=0.1 * scale.unit))
+    return replace(one, prior=own)
 
 
 @pytest.mark.slow
@@ -152,19 +155,20 @@ def test_lengths_are_those_of_earlier_studies_that_are_not_too_short(
 ) -> None:
     runs = tuple(PriorRun(stops=(), ended=one / of, saved=1 - one / of, loss=0.0) for one in ended)
     known = replace(earlier[0].known, base=replace(earlier[0].known.base, epochs=of))
-    assert (
-        shorter_lengths([replace(earlier[0], known=known, prior=PriorStudy(study="a", runs=runs))], epochs) == lengths
-    )
+    study = PriorStudy.of("a", runs, 0.9, ACCURACY, 0.01)
+    assert shorter_lengths([replace(earlier[0], known=known, prior=study)], epochs) == lengths
 
 
 @pytest.mark.slow
-def test_the_luck_of_a_baseline_is_that_of_one_run_in_allowed_losses(earlier: list[Earlier], tmp_path: Path) -> None:
+def test_the_luck_of_a_baseline_is_that_of_one_run(earlier: list[Earlier], tmp_path: Path) -> None:
     (accuracy,) = (one.known.trace.dense.recorded.rows[one.known.trace.total_steps]["accuracy"] for one in earlier[:1])
     resolution = resolution_of(analysis.load(tmp_path / "a")["accuracy"])
     assert resolution is not None
     wrong = 1 - accuracy
     bound = min(wrong / 2, wrong * (1 - wrong)) * resolution  # the variance of one training's accuracy
-    assert earlier[0].luck == pytest.approx((bound**0.5 / 0.01) or 1.0)
+    scale = earlier[0].prior.scale
+    assert scale.luck == pytest.approx(bound**0.5 or scale.unit)
+    assert scale.unit == pytest.approx(max(0.01, 0.5 * bound**0.5))
 
 
 @pytest.mark.slow
@@ -182,7 +186,7 @@ def test_errors_are_those_of_studies_left_out_in_turn(earlier: list[Earlier]) ->
 
 @pytest.mark.slow
 def test_what_is_expected_is_the_model_of_all_studies_on_the_runs_layers(earlier: list[Earlier]) -> None:
-    earlier = [replace(one, luck=0.7) for one in earlier]
+    earlier = [replace(one, prior=replace(one.prior, scale=replace(one.prior.scale, luck=0.7))) for one in earlier]
     trace, priors = earlier[0].known.trace, [one.prior for one in earlier]
     runs = priors[0].runs
     found = expected(earlier, trace, runs)
@@ -192,9 +196,10 @@ def test_what_is_expected_is_the_model_of_all_studies_on_the_runs_layers(earlier
         return np.array([[r.saved, r.ended, *shares_at(r.stops, levels, end=r.ended)] for r in study.runs])
 
     seen = np.vstack([rows(priors[0]), rows(priors[1])])
-    losses = np.array([r.loss for one in priors for r in one.runs])
+    losses = np.array([r.loss / one.scale.unit for one in priors for r in one.runs])
     numbers = np.array([*[1] * len(priors[0].runs), *[2] * len(priors[1].runs)])
-    wanted = posterior(seen, losses, rows(priors[0]), unit=1.0, studies=numbers, luck=earlier[0].luck)
+    luck = np.mean([0.7 / one.scale.unit for one in priors])
+    wanted = posterior(seen, losses, rows(priors[0]), unit=1.0, studies=numbers, luck=luck)
     np.testing.assert_allclose(found.mean, wanted.mean)
     np.testing.assert_allclose(found.spread, wanted.spread)
 

@@ -19,6 +19,7 @@ from analysis.trace_replay.traces import RunTrace, read_trace
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.gradskip.variables import MEASURED_RULES
+from trainables.quality import ACCURACY
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.stage_tree.store import StageStore
 from trainables.training.run import TrainingRun
@@ -327,12 +328,13 @@ def test_with_earlier_studies_the_first_outcome_is_the_best_of_them(tmp_path: Pa
 
     def run(one: Outcome) -> PriorRun:
         stops = tuple((when / known.trace.total_steps, depths.of(layer)) for when, layer in one.stops)
-        return PriorRun(stops=stops, ended=1.0, saved=one.saved, loss=0.0 if one.saved <= bound else 8.0)
+        return PriorRun(stops=stops, ended=1.0, saved=one.saved, loss=0.0 if one.saved <= bound else 8 * 0.2)
 
     runs = tuple(map(run, outcomes[:: max(1, len(outcomes) // 40)]))
     made = learning(
-        tmp_path / "s", priors=[PriorStudy(study=name, runs=runs) for name in ("a", "b")], sure=0.55, allowed_drop=0.2
-    )
+        tmp_path / "s", priors=[PriorStudy.of(name, runs, 0.9, ACCURACY, 0.2) for name in ("a", "b")], sure=0.55,
+        allowed_drop=0.2,
+    )  # fmt: skip
     assert made.outcomes is not None
     assert made.outcomes.predicts
     made.suggest("published")

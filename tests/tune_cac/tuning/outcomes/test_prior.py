@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,9 @@ from searchers import learning
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
 from analysis.trace_replay.traces import load_trace
+from trainables.quality import ACCURACY
 from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, first_length, prior_rows, shares_at
+from tune_cac.tuning.outcomes.prior_reading import priors_in
 
 
 def run(saved: float, loss: float, ended: float = 1.0, *stops: tuple[float, float]) -> PriorRun:
@@ -38,26 +39,36 @@ def test_at_the_depths_of_the_stops_a_share_is_the_time_of_the_first_stop_throug
 
 def test_rows_have_saving_length_and_shares_and_the_number_of_their_study() -> None:
     priors = [
-        PriorStudy(study="a", runs=(run(0.5, 2.0, 0.8, (0.2, 0.3)), run(0.1, 0.0))),
-        PriorStudy(study="b", runs=(run(0.4, -1.0, 0.6),)),
+        PriorStudy.of("a", [run(0.5, 0.04, 0.8, (0.2, 0.3)), run(0.1, 0.0)], 0.75, ACCURACY, 0.02),
+        PriorStudy.of("b", [run(0.4, -0.015, 0.6)], 0.75, ACCURACY, "2%"),
     ]
     rows, losses, studies = prior_rows(priors, [0.3, 0.9])
     assert rows.tolist() == [[0.5, 0.8, 0.2, 0.8], [0.1, 1.0, 1.0, 1.0], [0.4, 0.6, 0.6, 0.6]]
-    assert losses.tolist() == [2.0, 0.0, -1.0]
+    assert losses.tolist() == pytest.approx([2.0, 0.0, -1.0])  # in allowed ones
     assert studies.tolist() == [1, 1, 2]
     assert prior_rows([], [0.3, 0.9])[0].shape == (0, 4)
-    assert [PriorStudy.from_dict(json.loads(json.dumps(asdict(one)))) for one in priors] == priors
+    stored = json.loads(json.dumps([one.to_dict() for one in priors]))
+    assert PriorStudy.from_dict(stored[0], ACCURACY, 0.02) == priors[0]
+    (again,) = priors_in(stored[:1], ACCURACY, 0.08)  # a search that goes on with another allowed drop
+    assert prior_rows([again], [0.3, 0.9])[1].tolist() == pytest.approx([0.5, 0.0])
+    assert (priors[0].best(), again.best()) == (priors[0].runs[1], priors[0].runs[0])
 
 
 def test_the_first_length_is_the_mean_of_the_best_runs() -> None:
-    a = PriorStudy(study="a", runs=(run(0.5, 1.0, 0.6), run(0.7, 1.1, 0.4), run(0.2, 0.0)))
-    b = PriorStudy(study="b", runs=(run(0.3, -2.0, 0.8),))
-    nothing = PriorStudy(study="c", runs=(run(0.9, 3.0, 0.1),))
+
+    def study(*runs: PriorRun) -> PriorStudy:
+        return PriorStudy.of("a", runs, 0.9, ACCURACY, 0.01)
+
+    a = study(run(0.5, 0.01, 0.6), run(0.7, 0.011, 0.4), run(0.2, 0.0))
+    b = study(run(0.3, -0.02, 0.8))
+    nothing = study(run(0.9, 0.03, 0.1))
     assert (a.best(), nothing.best()) == (a.runs[0], None)
     assert first_length([a, b, nothing], 30) == 21
-    assert first_length([a], 1) is None  # one epoch can't be cut
+    for ended in (0.6, 0.5, 0.1):
+        assert first_length([study(run(0.5, 0.0, ended))], 1) is None  # one epoch can't be cut
+        assert first_length([study(run(0.5, 0.0, ended))], 2) in (1, None)
     assert first_length([nothing], 30) is None
-    assert first_length([PriorStudy(study="d", runs=(run(0.2, 0.0),))], 30) is None
+    assert first_length([study(run(0.2, 0.0))], 30) is None
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from analysis.metrics.controls import CUT, SHORTER
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
+from trainables.quality import ACCURACY
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from tune_cac.study.length_option import read_lengths
 from tune_cac.study.options import SearchOptions
@@ -80,8 +81,8 @@ def test_the_full_run_knows_the_lengths_of_runs_that_will_begin_as_it_does(
 def test_the_length_is_that_of_earlier_studies_and_no_shorter_than_others(
     tmp_path: Path, found: float, lengths: list[int]
 ) -> None:
-    runs = (PriorRun(stops=(), ended=found, saved=0.5, loss=0.5), PriorRun(stops=(), ended=0.4, saved=0.6, loss=2.0))
-    made = searcher(tmp_path, lengths="auto", priors=[PriorStudy(study="a", runs=runs)])
+    runs = [PriorRun(stops=(), ended=found, saved=0.5, loss=0.005), PriorRun(stops=(), ended=0.4, saved=0.6, loss=0.02)]
+    made = searcher(tmp_path, lengths="auto", priors=[PriorStudy.of("a", runs, 0.9, ACCURACY, 0.01)])
     cuts = []
     while isinstance(one := made.suggest("cut"), dict) and told(tmp_path)[one["trial"]].user_attrs["role"] == CUT:
         cuts.append(one["config"]["epochs"])
