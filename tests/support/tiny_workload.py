@@ -70,6 +70,32 @@ class Tiny(Workload):
         return int((model(images.to(device)).argmax(1) == labels.to(device)).sum()) / len(labels)
 
 
+class HeadFirst(nn.Module):
+    """The same layers, of which the last are registered first.
+
+    Args:
+        reverse: register all in the opposite order of their execution; else the head alone before the others.
+    """
+
+    def __init__(self, *, reverse: bool) -> None:
+        super().__init__()
+        head, *body = reversed(list(_layers()))
+        self.parts = nn.ModuleList([head, *(body if reverse else reversed(body))])
+        self.order = [*range(len(body), 0, -1)] if reverse else [*range(1, len(body) + 1)]
+
+    def forward(self, images: Tensor) -> Tensor:
+        for place in [*self.order, 0]:
+            images = self.parts[place](images)
+        return images
+
+
+def _layers() -> Iterator[nn.Module]:
+    """The layers of `Tiny` in execution order, each with what belongs to it."""
+    for inside, outside in ((1, 4), (4, 4), (4, 6), (6, 6)):
+        yield nn.Sequential(nn.Conv2d(inside, outside, 3, padding=1, bias=False), nn.BatchNorm2d(outside), nn.ReLU())
+    yield nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3))
+
+
 class TinyAdam(Tiny):
     """The same under AdamW."""
 

@@ -103,9 +103,9 @@ def run(arguments: argparse.Namespace) -> int:
     setting = found.thresholds if trusted or found.stops is None else found.shorter or found.stops
     told = comments(
         setting.outcome.saved, setting.loss, setting.spread, errors, quality, drop, unit_of(earlier, drop),
-        trusted=trusted,
+        trusted=trusted, listed=found.stops is not None,
     )  # fmt: skip
-    for line in [*told, *([NO_LIST] if found.stops is None else [])]:
+    for line in told:
         print("\n".join(textwrap.wrap(line, LINE_WIDTH, subsequent_indent="#   ")))
     if setting.outcome.epochs < config.epochs:
         print(*shorter_lines(setting.outcome.epochs, config.epochs), sep="\n")
@@ -168,7 +168,7 @@ def _earlier(arguments: argparse.Namespace, space: Space, quality: Quality, drop
 
 def comments(
     saved: float, loss: float, spread: float, errors: Errors | None, quality: Quality, drop: float | str, unit: float,
-    *, trusted: bool,
+    *, trusted: bool, listed: bool = True,
 ) -> list[str]:  # fmt: skip
     """Return comments for a shell on what is expected of a setting, and how far that was off.
 
@@ -181,6 +181,7 @@ def comments(
         drop: that may be lost of it.
         unit: of losses (`recommendation.unit_of`).
         trusted: whether the setting are thresholds, not explicit stops.
+        listed: whether a list of stops could say it.
     """
     from analysis.quality_words import allowed_text, drop_text, drop_words
 
@@ -193,6 +194,8 @@ def comments(
         f"# Expected: compute saved {percent(saved)}, {drop_words(quality)} {words(loss)}, give or "
         f"take {words(spread)} (allowed {allowed_text(drop, quality)}). Not trained, not confirmed."
     ]
+    if not listed:
+        lines.append(NO_LIST)
     if errors is None:
         lines.append("# No error can be given with fewer than two earlier studies that this can be tried on.")
     else:

@@ -11,7 +11,7 @@ from typing import Any
 from analysis.io.layout import Layout
 from trainables.errors import UserError
 from tune_cac.messages import say
-from tune_cac.study.folder import check_same, wanted_info
+from tune_cac.study.folder import check_same, threads_in, wanted_info
 from tune_cac.study.object_storage import fetch_study
 from tune_cac.study.options import SearchOptions
 from tune_cac.study.study_result import SearchResult
@@ -51,7 +51,8 @@ def search_seeds(name: str, seeds: Sequence[int], given: Mapping[str, Any]) -> l
         if (layout := _begun(options)) is None:
             one = search(**{**given, **own})
         else:
-            one = resume(str(layout.root), gpus_per_trial=options.gpus_per_trial)
+            threads = {"cpus_per_trial": options.cpus_per_trial, **threads_in(layout.journal)}
+            one = resume(str(layout.root), gpus_per_trial=options.gpus_per_trial, **threads)
         found.append(one)
         say(f"seed {seed}: {one.headline}")
         if one.interrupted:

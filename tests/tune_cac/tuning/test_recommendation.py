@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from searchers import learning
-from tiny_workload import tiny  # noqa: F401 - a fixture
+from tiny_workload import HeadFirst, Tiny, tiny  # noqa: F401 - a fixture
 
 import analysis
 import search_spaces
@@ -21,6 +22,7 @@ from trainables.errors import UserError
 from trainables.quality import ACCURACY
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
+from tune_cac.tuning.outcomes.distinct_outcomes import distinct_outcomes, stops_in
 from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, shares_at
 from tune_cac.tuning.outcomes.quality_model import posterior
 from tune_cac.tuning.recommendation import (
@@ -28,6 +30,7 @@ from tune_cac.tuning.recommendation import (
     Recommendation,
     check_space,
     expected,
+    explicit,
     foreseen,
     left_out,
     read_earlier,
@@ -76,6 +79,41 @@ def test_what_is_recommended_saves_as_much_when_it_is_trained(earlier: list[Earl
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("reverse", [False, True])
+def test_explicit_stops_are_the_stops_of_the_setting_whatever_order_layers_are_registered_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reverse: bool
+) -> None:
+    """Whole units stop in the order in which they execute, which no ascending list says where that is the opposite."""
+    monkeypatch.setattr(Tiny, "make_model", lambda self: HeadFirst(reverse=reverse))
+    made = learning(tmp_path, space="stop_rules")
+    drawn = made.learn().drawn(0, 200)
+    # A freezeout scales learning rates, too, which no list says.
+    kept = [(parameters, values) for parameters, values in drawn if values["CAC_RULE"] != "freezeout"]
+    outcomes = distinct_outcomes(made.learn(), kept)[0]
+    assert any(len(one.stops) > 1 for one in outcomes)
+    for one in [max(outcomes, key=lambda one: len(one.stops)), outcomes[-1]]:
+        row, weights = trained_alone(TrialConfig.from_mapping(one.config))
+        stops = explicit(made.learn(), replace(one, stops=stops_in(row)))  # as they were, not as they were predicted
+        if reverse and len(stops_in(row)) > 1:
+            assert stops is None
+            continue
+        assert stops is not None
+        same, as_list = trained_alone(stops)
+        for name in ("accuracy", "train_loss", "executed_flops"):
+            assert same[name] == row[name]
+        assert torch.equal(weights, as_list)
+
+
+def trained_alone(config: TrialConfig) -> tuple[dict[str, Any], torch.Tensor]:
+    """The last row of a training, and its weights."""
+    with TrainingRun(config) as run:
+        while not run.finished:
+            row = run.train_epoch()
+        return row, torch.cat([p.detach().flatten() for p in run.model.parameters()])
+
+
+@pytest.mark.slow
 def test_thresholds_are_in_the_middle_of_what_trains_alike(earlier: list[Earlier]) -> None:
     known, outcomes = foreseen(earlier[0].known, 8, earlier[1:])
     chosen = recommended(known, outcomes, earlier[1:])
@@ -95,10 +133,7 @@ def test_thresholds_are_in_the_middle_of_what_trains_alike(earlier: list[Earlier
 
 def trained(found: Recommendation) -> dict[str, Any]:
     """The last row of a recommended setting's training."""
-    with TrainingRun(TrialConfig.from_mapping(found.outcome.config)) as run:
-        while not run.finished:
-            row = run.train_epoch()
-    return row
+    return trained_alone(TrialConfig.from_mapping(found.outcome.config))[0]
 
 
 def with_shorter_run(one: Earlier, loss: float) -> Earlier:

@@ -39,7 +39,8 @@ def read_priors(options: SearchOptions) -> list[Mapping[str, Any]]:
                 raise UserError(
                     f"--prior must name other studies than the one that is searched, got {name}: leave it out"
                 )
-        if Layout(own).info.exists() and Layout(own).read_info().prior_runs:
+        there = Layout(own).read_info() if Layout(own).info.exists() else None
+        if there is not None and (there.prior_runs or not there.prior):
             return []  # it has its prior, if that is the same, and those studies may be gone
     found = {layout.root.resolve(): layout for layout in (find_study(options.results, name) for name in options.prior)}
     priors = [study_as_prior(layout, options.quality, options.drop) for layout in found.values()]

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from searchers import learning
-from tiny_workload import tiny  # noqa: F401 - a fixture
+from tiny_workload import HeadFirst, Tiny, tiny  # noqa: F401 - a fixture
 
+from analysis.trace_replay.predicted import trains_after
 from analysis.trace_replay.traces import load_trace
 from trainables.quality import ACCURACY
 from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, first_length, prior_rows, shares_at
@@ -73,6 +74,29 @@ def test_the_first_length_is_the_mean_of_the_best_runs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("reverse", [False, True])
+def test_depths_follow_the_order_in_which_layers_execute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reverse: bool
+) -> None:
+    """A model that registers its layers in another order than it runs them in, whose whole units stop."""
+    monkeypatch.setattr(Tiny, "make_model", lambda self: HeadFirst(reverse=reverse))
+    learning(tmp_path, space="stop_rules").learn()
+    trace = load_trace(tmp_path)
+    depths, names = Depths(trace), list(trace.layer_names)
+    _, whole = trace.costs_of(trace.trains).before(trace.steps_per_epoch)
+    for blueprint in trace.facts.values():
+        units = blueprint.plan.units[: blueprint.stoppable]
+        assert len(units) == 4
+        for unit in units:
+            left = trace.costs_of(trains_after(trace, blueprint, unit.end)).before(trace.steps_per_epoch)[1]
+            own = [
+                number for number, name in enumerate(names) if name.split(".")[1] == names[unit.number].split(".")[1]
+            ]
+            assert [depths.of(number) for number in own] == pytest.approx([1 - left / whole] * len(own))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
 def test_a_depth_is_the_share_of_the_backward_pass_that_a_stop_spares(tmp_path: Path) -> None:
     learning(tmp_path).learn()
     trace = load_trace(tmp_path)
@@ -90,4 +114,4 @@ def test_a_depth_is_the_share_of_the_backward_pass_that_a_stop_spares(tmp_path: 
     )  # the norm before the next layer still wants its input's gradient
     assert found == pytest.approx((spared / total).tolist(), rel=1e-6)
     assert depths.of(-1) == 0.0
-    assert depths.of(len(names)) == max(*found, depths.of(names.index("9.weight")))
+    assert depths.of(len(names) - 1) == max(*found, depths.of(names.index("9.weight")))

@@ -59,6 +59,19 @@ def test_a_run_as_cheap_as_the_answer_is_none_itself_below_the_chosen_lengths(
     assert (run.values["epochs"], run.attrs["role"], run.attrs["control"]) == (epochs, role, SHORTER)
 
 
+def test_a_cut_run_that_failed_is_no_run_of_equal_compute(tmp_path: Path) -> None:
+    made = searcher(tmp_path, lengths="auto")
+    for number, epochs in enumerate((15, 24)):
+        cut = made.suggest(str(number))
+        assert isinstance(cut, dict)
+        assert cut["config"]["epochs"] == epochs
+        made.on_trial_complete(str(number), row(math.nan if epochs == 15 else 0.9, 0.0))
+    assert made.lengths is not None
+    run = made.lengths.beside(0.45)  # 24 epochs save 20 %
+    assert run is not None
+    assert run.values["epochs"] == 16
+
+
 @pytest.mark.parametrize(("lengths", "controls", "epochs"), [
     ("auto", True, [15, 24]), ("auto", False, [15, 24]), ("1.0,0.9", True, [27]), ("", True, [27, 24, 21, 18, 15]),
     ("", False, []),
