@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     config, quality, drop = baseline_config(options, device=given.device), options.quality, options.drop
     if arguments.seeds is not None and not _searched(arguments, given):
         return 130
-    earlier = _earlier(arguments, space, quality, drop)
+    earlier = earlier_studies(arguments, space, quality, drop)
     epochs, number = math.ceil(TRAINED * config.epochs), count(1)
 
     def on_row(row: Mapping[str, Any]) -> None:
@@ -141,7 +141,7 @@ def _searched(arguments: argparse.Namespace, given: TrialConfig) -> bool:
     return True
 
 
-def _earlier(arguments: argparse.Namespace, space: Space, quality: Quality, drop: float | str) -> list[Earlier]:
+def earlier_studies(arguments: argparse.Namespace, space: Space, quality: Quality, drop: float | str) -> list[Earlier]:
     """Return the studies that are given, or all those in the results that can be a prior."""
     from tune_cac.study.folder import find_study
     from tune_cac.tuning.outcomes.prior_reading import thinned

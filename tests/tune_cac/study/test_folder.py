@@ -1,4 +1,4 @@
-"""Optuna's lock of a journal, left by a process that was killed."""
+"""A study's folder: Optuna's lock of a journal, left by a process that was killed; threads of a study."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import time
 from pathlib import Path
 
 import optuna
+import pytest
 from optuna.storages.journal import JournalFileBackend
 from optuna.storages.journal._file import LOCK_FILE_SUFFIX
+from studies import result_row, write_study
 
+from trainables.config import TrialConfig
+from trainables.runtime.processors import processors
 from tune_cac.study import folder as study
+from tune_cac.study.folder import threads_in
+from tune_cac.tuning import study_search
 
 
 def _left(lock: Path, target: Path, *, age_s: float) -> None:
@@ -35,3 +41,17 @@ def test_a_lock_of_this_moment_is_its_holders(tmp_path: Path) -> None:
     study.mend_journal(journal)
     assert lock.is_symlink()
     assert study.LOCK_FILE_SUFFIX == LOCK_FILE_SUFFIX
+
+
+def test_a_resumed_study_keeps_the_threads_of_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = min(2, processors())
+    config = TrialConfig(method="none", threads=threads).to_dict()
+    layout = write_study(tmp_path / "s", [{"config": config, "row": result_row()}])
+    assert threads_in(layout.journal) == {"cpus_per_trial": threads}
+    found: list[int] = []
+    monkeypatch.setattr(study_search, "_run", lambda layout, options: found.append(options.cpus_per_trial))
+    study_search.resume("s", results=tmp_path)
+    study_search.resume("s", results=tmp_path, cpus_per_trial=1)
+    assert found == [threads, 1]
+    layout.journal.unlink()
+    assert threads_in(layout.journal) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from searchers import learning
 from studies import result_row, write_study
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
+import search_spaces
 from analysis.io.layout import Layout
 from analysis.metrics.controls import CUT
 from analysis.trace_replay.traces import load_trace
@@ -19,8 +21,10 @@ from trainables.config import TrialConfig
 from trainables.quality import ACCURACY
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from tune_cac.cli.main import main
-from tune_cac.tuning.outcomes.prior import Depths
-from tune_cac.tuning.outcomes.prior_reading import study_as_prior
+from tune_cac.cli.recommend import earlier_studies
+from tune_cac.study.options import SearchOptions
+from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy
+from tune_cac.tuning.outcomes.prior_reading import MOST_RUNS, read_priors, study_as_prior, thinned
 
 
 @pytest.fixture
@@ -105,3 +109,43 @@ def test_what_is_read_are_the_ended_runs_as_shares(tmp_path: Path) -> None:
         assert [depth for _, depth in run.stops] == [Depths(trace).of(event["layer"]) for event in events]
     assert any(run.stops for run in found.runs)
     assert [t.user_attrs["role"] for t in made.trials.all()].count(CUT) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_what_cannot_be_used_takes_nothing_from_what_can(results: Path) -> None:
+    """Runs of all studies together are bounded, of those that are used."""
+    (results / "old").mkdir(parents=True)
+    made = learning(results / "old")
+    for number in range(3):
+        suggested = made.suggest(f"t{number}")
+        assert isinstance(suggested, dict)
+        with SharedRun(
+            TrialConfig(**suggested["config"]), Sharing(tree=results / "old" / "tree", budget_bytes=0)
+        ) as shared:
+            while not shared.finished:
+                last = shared.train_epoch()
+        made.on_trial_complete(f"t{number}", last)
+    for number in range(MOST_RUNS // 2):
+        write_study(results / f"failed{number}", [{}])
+    arguments = argparse.Namespace(prior=None, results=str(results))
+    (earlier,) = earlier_studies(arguments, search_spaces.load("auto_thresholds"), ACCURACY, 0.01)
+    assert len(earlier.prior.runs) == 3
+    # A search that was stopped before it had stored its prior reads it when it begins again.
+    options = SearchOptions(name="new", prior=["old"], workload="tiny", epochs=4, results=results)
+    layout = write_study(results / "new", [{}])
+    layout.write_info(replace(layout.read_info(), prior=["old"]))
+    (stored,) = read_priors(options)
+    assert stored == earlier.prior.to_dict()
+    layout.write_info(replace(layout.read_info(), prior_runs=[stored]))
+    assert read_priors(options) == []
+
+
+def test_every_study_keeps_runs_at_both_ends_of_what_they_save() -> None:
+    runs = [PriorRun(stops=(), ended=1.0, saved=saved / 10, loss=0.0) for saved in range(10)]
+    prior = PriorStudy.of("a", runs, 0.9, ACCURACY, 0.01)
+    assert thinned(prior, 1) == prior
+    kept = thinned(prior, MOST_RUNS // 3)
+    assert [run.saved for run in kept.runs] in ([0.0, 0.4, 0.9], [0.0, 0.5, 0.9])
+    assert kept.baseline == prior.baseline
+    assert len(thinned(prior, 2 * MOST_RUNS).runs) == 1
