@@ -7,6 +7,7 @@ import textwrap
 
 from analysis.formatting import LINE_WIDTH
 from analysis.presentation.estimator_text import estimator_text
+from analysis.presentation.length_text import EPOCHS_VARIABLE
 from analysis.presentation.networks_text import network_lines
 from analysis.presentation.recipe_text import recipe_lines, recipe_text
 from analysis.presentation.schedule_text import compresses
@@ -17,13 +18,14 @@ from trainables.gradskip.variables import BY_NAME
 from trainables.registry import BY_NETWORK
 
 
-def environment_lines(config: TrialConfig, *, schedule: str) -> list[str]:
+def environment_lines(config: TrialConfig, *, schedule: str, is_cut: bool = False) -> list[str]:
     """Return lines for a POSIX shell: comments, ``export`` of the configuration's variables, ``unset`` of all others.
 
     Args:
         config: configuration of a trial.
         schedule: location of its compression schedule, which no variable can set; mentioned in a comment if the trial
             compresses. A trial that only compresses has no lines to unset or export.
+        is_cut: whether lines before these set the epochs of a run (`length_text.length_lines`).
     """
     lines = recipe_comments(config)
     if config.method == "recipe":
@@ -57,7 +59,7 @@ def environment_lines(config: TrialConfig, *, schedule: str) -> list[str]:
         lines.append("# Unknown to the published library, read by tune_cac.gradskip, which wants model= for them:")
         lines += textwrap.wrap(", ".join(ours), width=LINE_WIDTH, initial_indent="#   ", subsequent_indent="#   ")
     # A variable left over in the shell could override these or conflict with them.
-    unset = [name for name in BY_NAME if name not in environment]
+    unset = [name for name in (*BY_NAME, *(() if is_cut else (EPOCHS_VARIABLE,))) if name not in environment]
     lines += textwrap.wrap(" ".join(unset), width=LINE_WIDTH, initial_indent="unset ", subsequent_indent="unset ")
     # shlex.quote leaves plain numbers, names and comma lists unquoted.
     return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in environment.items())]

@@ -85,8 +85,8 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str, *, same_run: str 
                 "or the format env"
             )
         return schedule_text(config, about)
-    lines = [*about, *length_lines(row), *environment_lines(config, schedule="its export with --format schedule")]
-    return "\n".join(lines) + "\n"
+    own = environment_lines(config, schedule="its export with --format schedule", is_cut=bool(cut_words(row)))
+    return "\n".join([*about, *length_lines(row), *own]) + "\n"
 
 
 def _about(row: pd.Series, info: StudyInfo) -> list[str]:

@@ -258,15 +258,15 @@ def best_env(
 ) -> str:  # fmt: skip
     """Return the best settings as lines that a POSIX shell can source, with comments on their confirmation."""
     lines = about_answer(info, best, allowed_drop, confirmation=confirmation, line=line, same_run=same_run)
-    config = TrialConfig(method="none")
+    config, is_cut = TrialConfig(method="none"), False
     if not is_answer(best) and info.method == "compression":
         return "\n".join([*lines, "# Compression alone was searched, which no variable sets: no schedule."]) + "\n"
     if best is not None and is_answer(best):
-        config = config_of(best)
+        config, is_cut = config_of(best), bool(cut_words(best))
         lines += length_lines(best)
         if config.skips_gradients:
             lines.append("# Iterations are those of a run of this length.")
-    return "\n".join(lines + environment_lines(config, schedule="best.yaml")) + "\n"
+    return "\n".join(lines + environment_lines(config, schedule="best.yaml", is_cut=is_cut)) + "\n"
 
 
 def best_schedule(

@@ -107,10 +107,12 @@ def run(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     for line in told:
         print("\n".join(textwrap.wrap(line, LINE_WIDTH, subsequent_indent="#   ")))
-    if setting.outcome.epochs < config.epochs:
+    is_cut = setting.outcome.epochs < config.epochs
+    if is_cut:
         print(*shorter_lines(setting.outcome.epochs, config.epochs), sep="\n")
     print("# Iterations are those of a run of this length.")
-    print(*environment_lines(TrialConfig.from_mapping(setting.outcome.config), schedule=""), sep="\n")
+    own = TrialConfig.from_mapping(setting.outcome.config)
+    print(*environment_lines(own, schedule="", is_cut=is_cut), sep="\n")
     return 0
 
 

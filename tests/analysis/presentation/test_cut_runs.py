@@ -76,4 +76,4 @@ def test_a_cut_run_is_ranked_and_told_with_and_without_stops(study: Layout) -> N
         assert "# trial 3 is the same run with a threshold.\n" in text
     assert "export CAC_VAR_START_THR=0.97\n" in best_env(info, best, 0.005)
     assert "export CAC_VAR_START_THR=-1" in best_env(info, dense, 0.005)  # no layer stops
-    assert "TUNE_CAC_EPOCHS" not in best_env(info, ranking.iloc[2], 0.005)
+    assert "export TUNE_CAC_EPOCHS" not in best_env(info, ranking.iloc[2], 0.005)

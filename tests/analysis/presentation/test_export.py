@@ -20,6 +20,8 @@ from studies import result_row, write_study
 import analysis
 from analysis.io.layout import Layout, StudyInfo
 from analysis.presentation.export import export_table, export_trial, latex_text, paper_cells
+from analysis.presentation.length_text import EPOCHS_VARIABLE
+from analysis.presentation.summary_text import best_env
 from trainables.compression.schedule import read_schedule
 from trainables.config import TrialConfig
 from trainables.errors import UserError
@@ -62,7 +64,7 @@ def environment_after(script: Path, **before: str) -> dict[str, str]:
     )  # fmt: skip
     assert done.stderr == ""
     pairs = (line.partition("=") for line in done.stdout.splitlines())
-    return {name: value for name, _, value in pairs if name.startswith("CAC_")}
+    return {name: value for name, _, value in pairs if name.startswith("CAC_") or name == EPOCHS_VARIABLE}
 
 
 # --- one trial ------------------------------------------------------------------------------------------------------
@@ -78,6 +80,19 @@ def test_a_shell_that_sources_env_has_exactly_the_settings(number: int, study: L
     expected = config.gradskip_settings() if config.method == "gradskip" else Settings(start_thr=-1)
     assert found == Settings.from_environment(expected.to_environment())  # an unset interval is written out
     assert found.mode == expected.mode
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_epochs_of_an_answer_that_was_sourced_before_are_not_left(cut: bool, study: Layout, tmp_path: Path) -> None:
+    row = row_of(study, 1)
+    if cut:
+        row = row.copy()
+        row["epochs"], row["of_epochs"] = 12, 30
+    info = study.read_info()
+    for place, text in enumerate((export_trial(row, info, "env"), best_env(info, row, 0.9))):
+        script = tmp_path / f"{place}.env"
+        script.write_text(text)
+        assert environment_after(script, **{EPOCHS_VARIABLE: "7"}).get(EPOCHS_VARIABLE) == ("12" if cut else None)
 
 
 @pytest.mark.parametrize("number", range(1, 6))
