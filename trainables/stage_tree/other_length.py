@@ -37,6 +37,16 @@ _COMMON = "common-start-{epochs}.json"
 _BEGINS_S = 30.0
 
 
+def common_states(store: StageStore, full_epochs: int) -> int:
+    """Return how many states of a cut run, from its first on, are those of the full run; 0 where that is not known.
+
+    Args:
+        store: of the cut run's root.
+        full_epochs: epochs of the full run.
+    """
+    return int(store.read(_COMMON.format(epochs=full_epochs)) or 0)
+
+
 class CommonStart:
     """The first stage of the full run, for trials of a cut one.
 
@@ -67,8 +77,7 @@ class CommonStart:
 
     def _common_states(self) -> int:
         """Return for how many steps, from 0 on, both runs stand in the same state; 0 if hardly any."""
-        name = _COMMON.format(epochs=self._full_epochs)
-        known = self._store.read(name)
+        known = self._store.read(_COMMON.format(epochs=self._full_epochs))
         if known is None:
             try:
                 known, _ = equal_schedules(self._config, self._workload, self._full_epochs)
@@ -80,7 +89,7 @@ class CommonStart:
                     stacklevel=2,
                 )
             with suppress(OSError):  # else the next trial counts again
-                self._store.write(name, known)
+                self._store.write(_COMMON.format(epochs=self._full_epochs), known)
         return int(known) if known > 1 else 0
 
     def take(self, stage: Stage) -> bool:

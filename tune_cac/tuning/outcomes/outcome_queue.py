@@ -27,6 +27,7 @@ from analysis.metrics.pareto import hypervolume, non_dominated
 from analysis.trace_replay.traces import RunTrace, read_trace
 from trainables.config import TrialConfig
 from trainables.stage_tree.store import StageStore
+from tune_cac.tuning.outcomes.common_luck import tied_lengths
 from tune_cac.tuning.outcomes.distinct_outcomes import (
     Drawn,
     Outcome,
@@ -308,7 +309,7 @@ class OutcomeQueue:
     ) -> Posterior:
         """Return what the losses of ended runs, and earlier studies, say of runs."""
         total, depths, scale = self._total_steps, self._known_depths(), self._scale(baseline)
-        newest = ended[-MOST_MODELLED:]
+        newest, ties = ended[-MOST_MODELLED:], tied_lengths(self._roots(), self._tree, self._epochs, scale.luck)
         earlier, earlier_losses, numbers = prior_rows(self._priors, depths.levels)
 
         def features(of: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
@@ -320,6 +321,9 @@ class OutcomeQueue:
             ]
             return features_of(told, depths.levels)
 
+        def tied(of: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
+            return np.array([ties.get(one.epochs, 0.0) for one in of], float)
+
         return posterior(
             np.vstack([earlier, features(newest)]),
             np.append(earlier_losses * scale.unit, [one.lost for one in newest]),
@@ -327,6 +331,8 @@ class OutcomeQueue:
             unit=scale.unit,
             studies=np.append(numbers, np.zeros(len(newest), int)),
             luck=scale.luck / scale.unit,
+            tied=np.append(np.zeros(len(earlier)), tied(newest)),
+            tied_to=tied(runs),
         )
 
     def _costs(self, left: Sequence[Outcome], tried: Sequence[Tried]) -> NDArray[np.float64]:

@@ -6,8 +6,9 @@ run without stops loses nothing.
 
 A loss is measured against one baseline, and another seed would give another one. Runs of one length share their
 beginning, and so their luck, the less the more their layers' shares of training differ; a shorter run shares nothing
-with the baseline. So the losses of all shorter runs have the baseline's luck in common, those of one length also that
-length's, and a model that does not know this takes a lucky length for a good one.
+with the baseline, unless it is a state of that (`common_luck`). So the losses of all shorter runs have the baseline's
+luck in common, those of one length also that length's, and a model that does not know this takes a lucky length for a
+good one.
 
 Slopes, length, amplitude and noise are those of a grid with the highest marginal likelihood (Rasmussen and Williams,
 Gaussian Processes for Machine Learning, sections 2.2, 2.7 and 5.4.1) times a prior on the slopes.
@@ -130,6 +131,8 @@ def posterior(
     unit: float,
     studies: NDArray[np.int64] | None = None,
     luck: float = 0.0,
+    tied: NDArray[np.float64] | None = None,
+    tied_to: NDArray[np.float64] | None = None,
 ) -> Posterior:
     """Return what trained outcomes say of candidates.
 
@@ -140,12 +143,16 @@ def posterior(
         unit: typical loss, such as the allowed one; > 0.
         studies: (n,) number of the study that trained each: 0 for this one, whose candidates they are; None: all of it.
         luck: standard deviation of the quality of one run over seeds, in units.
+        tied: (n,) correlation of the luck of a dense run of each one's length with that of the full run on its seed;
+            what is given for a full run is not read; None: 0 for all shorter runs.
+        tied_to: (m,) the same of the candidates.
     """
+    ties, ties_to = _ties(trained, tied), _ties(candidates, tied_to)
     # Diverged trainings are as bad as one that lost ten times the unit: the fit must not follow them.
     scaled = np.clip(losses / unit, -10.0, 10.0)
     studies = np.zeros(len(trained), int) if studies is None else studies
     others = sorted(set(studies.tolist()) - {0})
-    common = luck**2 * _shared_luck(trained, trained) * np.equal.outer(studies, studies)
+    common = luck**2 * _shared_luck(trained, ties, trained, ties) * np.equal.outer(studies, studies)
     rising, rising_to = trend(trained), trend(candidates)
     alike = {length: _likeness_beyond_dense(trained, trained, length) for length in _LENGTHS}
     best: tuple[float, _Fit] | None = None
@@ -179,9 +186,9 @@ def posterior(
     across = _kernel(rising, rising_to, fit.slopes, fit.amplitude, alike_to)
     own = ((rising_to * fit.slopes) ** 2).sum(axis=1)
     own += fit.amplitude**2 * (1 - _likeness_to_dense(candidates, fit.length) ** 2)
-    here = luck**2 * _shared_luck(trained, candidates) * (studies == 0)[:, None]
+    here = luck**2 * _shared_luck(trained, ties, candidates, ties_to) * (studies == 0)[:, None]
     mean, spread = conditional(across, own)
-    of_seed = luck**2 * 2 * (1 - _alike_in_luck(candidates, _dense(candidates.shape[1]))[:, 0])
+    of_seed = luck**2 * 2 * (1 - _alike_in_luck(candidates, ties_to, _dense(candidates.shape[1]), np.ones(1))[:, 0])
     own_mean, own_spread = conditional(across + here, own + of_seed)
     return Posterior(
         mean=mean, spread=spread, luck=np.sqrt(of_seed) * unit, own_mean=own_mean, own_spread=own_spread,
@@ -202,21 +209,40 @@ class _Fit:
     """Deviation and further noise of each other study."""
 
 
-def _shared_luck(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+def _ties(runs: NDArray[np.float64], tied: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    """Return how far the luck of dense runs of these lengths is the full run's: 1 for those of full length."""
+    found: NDArray[np.float64] = np.where(np.isclose(runs[:, 1], 1.0), 1.0, 0.0 if tied is None else tied)
+    return found
+
+
+def _shared_luck(
+    a: NDArray[np.float64], ties_a: NDArray[np.float64], b: NDArray[np.float64], ties_b: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return the covariance of the luck in the losses of two lists of one study's outcomes, in one run's variance.
 
     A loss has the luck of its run, less that of the baseline.
     """
-    dense = _dense(a.shape[1])
-    found: NDArray[np.float64] = _alike_in_luck(a, b) - _alike_in_luck(a, dense) - _alike_in_luck(dense, b) + 1.0
+    dense, one = _dense(a.shape[1]), np.ones(1)
+    found: NDArray[np.float64] = (
+        _alike_in_luck(a, ties_a, b, ties_b)
+        - _alike_in_luck(a, ties_a, dense, one)
+        - _alike_in_luck(dense, one, b, ties_b)
+        + 1.0
+    )
     return found
 
 
-def _alike_in_luck(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the correlation of the luck of two lists of runs on one seed: 0 for runs of different length."""
+def _alike_in_luck(
+    a: NDArray[np.float64], ties_a: NDArray[np.float64], b: NDArray[np.float64], ties_b: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the correlation of the luck of two lists of runs on one seed.
+
+    Runs of different lengths have in common what each has in common with the full run.
+    """
     shares = [runs[:, 2:] / runs[:, 1:2] for runs in (a, b)]
     apart = ((shares[0][:, None, :] - shares[1][None, :, :]) ** 2).mean(axis=2) if a.shape[1] > 2 else 0.0
-    found: NDArray[np.float64] = np.isclose(a[:, None, 1], b[None, :, 1]) * np.exp(-_PARTING * apart)
+    of_lengths = np.where(np.isclose(a[:, None, 1], b[None, :, 1]), 1.0, np.outer(ties_a, ties_b))
+    found: NDArray[np.float64] = of_lengths * np.exp(-_PARTING * apart)
     return found
 
 
