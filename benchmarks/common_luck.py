@@ -1,0 +1,64 @@
+"""Measure the luck that a dense run has in common with itself cut short, and what its own epochs say of it.
+
+    python benchmarks/common_luck.py [--seeds 50] [--first 100]
+
+The digits are trained on each seed without a method, under a constant learning rate and under drops at fixed epochs,
+whose cut runs are states of the full run. For some lengths, over the seeds: how far the validation accuracy at that
+epoch and at the end correlate, and by how much their difference deviates; beside it what `luck_in_common` takes the
+correlation for, given the epochs of one run alone, as median and quartiles over the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from common_start import EPOCHS
+from machine import header
+
+from trainables.config import TrialConfig
+from trainables.quality import ACCURACY
+from trainables.training.run import TrainingRun
+from tune_cac.tuning.outcomes.common_luck import luck_in_common
+from tune_cac.tuning.outcomes.seed_luck import loss_scale
+
+LENGTHS = (15, 18, 21, 24, 27)
+
+
+def accuracies(schedule: str, seed: int) -> list[float]:
+    """Train a dense run and return its validation accuracy after each epoch."""
+    config = TrialConfig(
+        workload="common_start:make", workload_options=(f"schedule={schedule}",), epochs=EPOCHS, seed=seed,
+        method="none",
+    )  # fmt: skip
+    with TrainingRun(config) as run:
+        found = []
+        while not run.finished:
+            found.append(float(run.train_epoch()["accuracy"]))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--first", type=int, default=100)
+    arguments = parser.parse_args()
+    print(header())
+    for schedule in ("constant", "drops"):
+        runs = np.array(
+            [accuracies(schedule, seed) for seed in range(arguments.first, arguments.first + arguments.seeds)]
+        )
+        print(f"{schedule}: accuracy {runs[:, -1].mean():.4f}, deviates by {100 * runs[:, -1].std():.2f} points")
+        for epochs in LENGTHS:
+            at, end = runs[:, epochs - 1], runs[:, -1]
+            told = [luck_in_common(run[epochs - 1 :], loss_scale(run[-1], run, ACCURACY, 0.005).luck) for run in runs]
+            low, middle, high = np.percentile(told, (25, 50, 75))
+            print(
+                f"  {epochs} of {EPOCHS} epochs: correlation {np.corrcoef(at, end)[0, 1]:.2f}, difference deviates by "
+                f"{100 * (end - at).std():.2f} points; told by one run {middle:.2f} ({low:.2f} to {high:.2f})",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
