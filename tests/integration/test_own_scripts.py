@@ -92,11 +92,14 @@ def test_what_settings_of_a_script_stop_is_known_before_they_are_trained(
     found = tune_cac.search(**given, trials=7)
     trained = found.trials[found.trials["role"] == "search"]
     assert len(trained) > 2
-    assert not trained.duplicated(["stop_events", "CAC_BRAKING_DISTANCE"]).any()
     recorded = analysis.load_trace(tmp_path / "results" / "s")
     with pytest.raises(UserError, match="search the script anew with --set CAC_WATCH=linear"):
         analysis.replay(recorded, {"method": "gradskip", "CAC_WATCH": ("linear",)})
     predicted = analysis.replay(recorded, [config_of(t) for _, t in trained.iterrows()])
+    # Outcomes differ as they are foreseen; what a script stops after the first stop may come a step earlier or later.
+    assert not predicted.assign(braking=trained["CAC_BRAKING_DISTANCE"].to_numpy()).duplicated(
+        ["stop_events", "braking"]
+    ).any()  # fmt: skip
     exact = 0
     for (_, one), (_, known) in zip(trained.iterrows(), predicted.iterrows(), strict=True):
         stops, foreseen = (

@@ -85,12 +85,7 @@ class SearchOptions(StudyOptions):
         default_words="what the assigned processors allow",
         on_resume=True,
     )
-    cpus_per_trial: int = option(
-        1,
-        "processors a trial, and its torch threads; on --resume as the study was searched",
-        at_least=1,
-        on_resume=True,
-    )
+    cpus_per_trial: int = option(1, "processors and threads a trial; --resume keeps them", at_least=1, on_resume=True)
     checkpoint_every_s: float = option(
         60.0,
         "seconds from one checkpoint of a running trial to the next; 0: every epoch",
