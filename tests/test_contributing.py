@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from thorough import rest_thorough
 
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -82,7 +83,7 @@ TRIED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heading", TRIED)
+@pytest.mark.parametrize("heading", rest_thorough(TRIED))
 def test_each_example_can_be_applied_and_works(heading: str, tmp_path: Path) -> None:
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))

@@ -54,6 +54,7 @@ def read(command: str) -> list[str]:
     return words[words.index("tune_cac") + 1 :]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "command", [c for c in COMMANDS if read(c)[0] != "search" and not any(part in c for part in ELSEWHERE)]

@@ -81,6 +81,7 @@ def shown(book: nbformat.NotebookNode, source: str) -> dict[str, Any]:
     return dict(found[-1])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_it_shows_is_right(executed: nbformat.NotebookNode) -> None:
     said = told(executed)
@@ -127,6 +128,7 @@ def test_what_it_shows_is_right(executed: nbformat.NotebookNode) -> None:
         assert stops > 0 or accuracy == base
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_cells_show_what_they_announce(executed: nbformat.NotebookNode) -> None:
     for picture in ('label="front"', "curves.plot("):

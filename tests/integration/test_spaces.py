@@ -26,6 +26,7 @@ def searched(done: subprocess.CompletedProcess[str], folder: Path) -> list[Trial
     return [config_of(row) for _, row in trials.iterrows()]
 
 
+@pytest.mark.thorough
 def test_every_rule_trains_and_its_answer_can_be_written(tmp_path: Path) -> None:
     done = run_here(
         tmp_path,
