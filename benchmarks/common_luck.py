@@ -3,9 +3,9 @@
     python benchmarks/common_luck.py [--seeds 50] [--first 100]
 
 The digits are trained on each seed without a method, under a constant learning rate and under drops at fixed epochs,
-whose cut runs are states of the full run. For some lengths, over the seeds: how far the validation accuracy at that
-epoch and at the end correlate, and by how much their difference deviates; beside it what `luck_in_common` takes the
-correlation for, given the epochs of one run alone, as median and quartiles over the seeds.
+whose cut runs are states of the full run. For some lengths, over the seeds: the loss of the validation accuracy at that
+epoch against the end, how far both correlate, and how far the former deviates in the luck of one run; beside the latter
+what `luck_in_common` and `deviation_of_state` take them for, given the epochs of one run alone, as median and quartiles.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from machine import header
 from trainables.config import TrialConfig
 from trainables.quality import ACCURACY
 from trainables.training.run import TrainingRun
-from tune_cac.tuning.outcomes.common_luck import luck_in_common
+from tune_cac.tuning.outcomes.common_luck import deviation_of_state, luck_in_common
 from tune_cac.tuning.outcomes.seed_luck import loss_scale
 
 LENGTHS = (15, 18, 21, 24, 27)
@@ -51,13 +51,20 @@ def main() -> None:
         print(f"{schedule}: accuracy {runs[:, -1].mean():.4f}, deviates by {100 * runs[:, -1].std():.2f} points")
         for epochs in LENGTHS:
             at, end = runs[:, epochs - 1], runs[:, -1]
-            told = [luck_in_common(run[epochs - 1 :], loss_scale(run[-1], run, ACCURACY, 0.005).luck) for run in runs]
-            low, middle, high = np.percentile(told, (25, 50, 75))
+            lucks = [loss_scale(run[-1], run, ACCURACY, 0.005).luck for run in runs]
+            ties = [luck_in_common(run[epochs - 1 :], luck) for run, luck in zip(runs, lucks, strict=True)]
+            times = [deviation_of_state(run[epochs - 1 :], luck) for run, luck in zip(runs, lucks, strict=True)]
             print(
-                f"  {epochs} of {EPOCHS} epochs: correlation {np.corrcoef(at, end)[0, 1]:.2f}, difference deviates by "
-                f"{100 * (end - at).std():.2f} points; told by one run {middle:.2f} ({low:.2f} to {high:.2f})",
+                f"  {epochs} of {EPOCHS} epochs: loses {100 * (end - at).mean():.2f} points, within half a point "
+                f"{100 * np.mean(end - at <= 0.005):.0f} %; correlation {np.corrcoef(at, end)[0, 1]:.2f}, told by one run "
+                f"{_quartiles(ties)}; deviates by {at.std() / np.mean(lucks):.1f} times the luck, told {_quartiles(times)}",
                 flush=True,
             )
+
+
+def _quartiles(values: list[float]) -> str:
+    low, middle, high = np.percentile(values, (25, 50, 75))
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
-"""Luck that a cut dense run has in common with the full run whose start it is.
+"""What the epochs of a dense run say of cut runs that are its states.
 
 Two runs of one seed that train apart share no luck. But where the learning-rate schedules are equal up to the cut run's
-end (`stage_tree.other_length`), the cut run is a state of the full run, and their qualities differ between seeds by
-what the full run still moves after it. How much that is shows in the full run's own epochs from there on.
+end (`stage_tree.other_length`), the cut run is a state of the full run, and every epoch of that around there shows how
+good such states are, how far they deviate, and how far their luck is that of the end.
 
-Symbols: v variance of the quality of one epoch within a run, estimated from the n differences of neighbouring epochs;
-s^2 variance of a run's quality over seeds. Quality at two epochs then correlates by 1 - v / s^2, as measured in
-``benchmarks/common_luck.py``.
+Symbols: v variance of the quality of one epoch within a run, estimated from the differences of neighbouring epochs; s^2
+variance of a run's quality over seeds. Quality at two epochs correlates over seeds by 1 - v / s^2, and the quality at
+an epoch has the variance s^2 or v, whichever is larger: ``benchmarks/common_luck.py`` measures both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,27 +24,55 @@ from tune_cac.tuning.warm_start.baseline import WarmStart
 #: Differences, as large as those of runs that share nothing, which count beside the observed ones: a few epochs that
 #: are equal by chance prove little.
 _DIFFERENCES_BEFORE = 0.5
+#: Epochs after a state that show how far such states deviate.
+_REACH = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseState:
+    """The full run after an epoch."""
+
+    value: float
+    """Its quality."""
+    tie: float
+    """Correlation over seeds of its luck with that of the full run's end, in 0..1 (`luck_in_common`)."""
+    times: float
+    """Deviation of its quality over seeds, in that of the full run's (`deviation_of_state`)."""
 
 
 def luck_in_common(values: Sequence[float], luck: float) -> float:
     """Return the correlation over seeds of a run's quality at its end with that at an earlier epoch, in 0..1.
 
-    >>> luck_in_common([0.97, 0.97, 0.97, 0.97], 0.005), luck_in_common([0.97, 0.95, 0.98], 0.005)
-    (0.8571428571428572, 0.0)
+    >>> round(luck_in_common([0.97, 0.97, 0.97, 0.97], 0.005), 3), luck_in_common([0.97, 0.95, 0.98], 0.005)
+    (0.857, 0.0)
 
     Args:
         values: quality after the earlier epoch and after each one that follows.
         luck: standard deviation of a run's quality over seeds, > 0.
     """
     squares = np.diff(np.asarray(values, np.float64)) ** 2 / 2
-    if not np.isfinite(squares).all():
-        return 0.0
     variance = (squares.sum() + _DIFFERENCES_BEFORE * luck**2) / (len(squares) + _DIFFERENCES_BEFORE)
     return float(np.clip(1 - variance / luck**2, 0.0, 1.0))
 
 
-def tied_lengths(runs: Mapping[int, WarmStart], tree: Path | str, full_epochs: int, luck: float) -> dict[int, float]:
-    """Return, by epochs, `luck_in_common` of cut dense runs that are states of the full run; others are left out.
+def deviation_of_state(values: Sequence[float], luck: float) -> float:
+    """Return how many times as far as the full run's a state's quality deviates over seeds, >= 1.
+
+    >>> deviation_of_state([0.97, 0.971, 0.97], 0.005), round(deviation_of_state([0.9, 0.95, 0.9], 0.005), 2)
+    (1.0, 7.07)
+
+    Args:
+        values: quality after the state's epoch and after each one that follows, of which the next few count.
+        luck: standard deviation of a run's quality over seeds, > 0.
+    """
+    squares = np.diff(np.asarray(values[: _REACH + 1], np.float64)) ** 2 / 2
+    return float(max(1.0, np.sqrt(squares.mean()) / luck)) if len(squares) else 1.0
+
+
+def dense_states(
+    runs: Mapping[int, WarmStart], tree: Path | str, full_epochs: int, luck: float
+) -> dict[int, DenseState]:
+    """Return the full run's states, by epochs, at cut dense runs that are states of it and for some epochs after these.
 
     Args:
         runs: what the recorded dense runs show, by their epochs.
@@ -51,18 +80,22 @@ def tied_lengths(runs: Mapping[int, WarmStart], tree: Path | str, full_epochs: i
         full_epochs: of the full run.
         luck: standard deviation of a run's quality over seeds, > 0.
     """
-    found: dict[int, float] = {}
     full = runs[full_epochs].trace
     if full is None:
-        return found
-    rows, every = full.dense.recorded.rows, full.steps_per_epoch
-    for epochs, known in runs.items():
-        if epochs == full_epochs or known.trace is None:
+        return {}
+    rows, every, key = full.dense.recorded.rows, full.steps_per_epoch, full.quality.key
+    known = [rows.get(step, {}).get(key) for step in range(every, full.total_steps + 1, every)]
+    if not all(value is not None and np.isfinite(value) for value in known):
+        return {}
+    found: dict[int, DenseState] = {}
+    for epochs, run in runs.items():
+        if epochs == full_epochs or run.trace is None:
             continue
-        store = StageStore(tree, known.trace.root)
-        values = [
-            rows.get(step, {}).get(full.quality.key) for step in range(epochs * every, full.total_steps + 1, every)
-        ]
-        if None not in values and common_states(store, full_epochs) >= known.trace.total_steps:
-            found[epochs] = luck_in_common(values, luck)
+        if common_states(StageStore(tree, run.trace.root), full_epochs) < run.trace.total_steps:
+            continue
+        for epoch in range(epochs, min(epochs + _REACH + 1, full_epochs)):
+            values = known[epoch - 1 :]
+            found[epoch] = DenseState(
+                value=values[0], tie=luck_in_common(values, luck), times=deviation_of_state(values, luck)
+            )
     return found

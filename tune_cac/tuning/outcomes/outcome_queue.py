@@ -23,11 +23,10 @@ from optuna.trial import TrialState
 
 from analysis.formatting import plural
 from analysis.metrics.other_seeds import is_less
-from analysis.metrics.pareto import hypervolume, non_dominated
 from analysis.trace_replay.traces import RunTrace, read_trace
 from trainables.config import TrialConfig
 from trainables.stage_tree.store import StageStore
-from tune_cac.tuning.outcomes.common_luck import tied_lengths
+from tune_cac.tuning.outcomes.common_luck import DenseState, dense_states
 from tune_cac.tuning.outcomes.distinct_outcomes import (
     Drawn,
     Outcome,
@@ -37,6 +36,7 @@ from tune_cac.tuning.outcomes.distinct_outcomes import (
     predicted_again,
     shared_steps,
 )
+from tune_cac.tuning.outcomes.improvement import WORTHWHILE, WORTHWHILE_AREA, answer_gained, area_of, worthwhile
 from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, features_of, prior_rows
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
 from tune_cac.tuning.outcomes.region_middle import at_middle
@@ -57,10 +57,6 @@ MOST_MODELLED = 200
 LEAST = 6
 #: Outcomes that are trained first where earlier studies are known: those that promise the best answer, at any cost.
 FIRST_BY_PRIOR = 2
-#: Expected improvement of the answer, or of the front, a fraction of the compute, below which no outcome is worth its
-#: training; or this share of what they are, where that is less, but no less than the third.
-WORTHWHILE, WORTHWHILE_AREA = 0.005, 0.01
-_WORTHWHILE_SHARE, _LEAST_WORTHWHILE = 0.05, 0.001
 #: Least cost of a training in full trainings, for one whose steps are nearly all known still has to be begun.
 _LEAST_COST = 0.05
 
@@ -309,7 +305,8 @@ class OutcomeQueue:
     ) -> Posterior:
         """Return what the losses of ended runs, and earlier studies, say of runs."""
         total, depths, scale = self._total_steps, self._known_depths(), self._scale(baseline)
-        newest, ties = ended[-MOST_MODELLED:], tied_lengths(self._roots(), self._tree, self._epochs, scale.luck)
+        states = dense_states(self._roots(), self._tree, self._epochs, scale.luck)
+        newest = [*ended[-MOST_MODELLED:], *self._of_full_run(states, ended, baseline)]
         earlier, earlier_losses, numbers = prior_rows(self._priors, depths.levels)
 
         def features(of: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
@@ -321,8 +318,9 @@ class OutcomeQueue:
             ]
             return features_of(told, depths.levels)
 
-        def tied(of: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
-            return np.array([ties.get(one.epochs, 0.0) for one in of], float)
+        def of_length(of: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
+            known = [states.get(one.epochs) for one in of]
+            return np.array([(0.0, 1.0) if one is None else (one.tie, one.times) for one in known]).reshape(-1, 2)
 
         return posterior(
             np.vstack([earlier, features(newest)]),
@@ -331,9 +329,22 @@ class OutcomeQueue:
             unit=scale.unit,
             studies=np.append(numbers, np.zeros(len(newest), int)),
             luck=scale.luck / scale.unit,
-            tied=np.append(np.zeros(len(earlier)), tied(newest)),
-            tied_to=tied(runs),
+            states=np.vstack([np.tile([0.0, 1.0], (len(earlier), 1)), of_length(newest)]),
+            states_to=of_length(runs),
         )
+
+    def _of_full_run(
+        self, states: Mapping[int, DenseState], ended: Sequence[Tried], baseline: Mapping[str, Any]
+    ) -> list[Tried]:
+        """Return the full run's states as dense runs that have ended, without those that were trained as such."""
+        dense = {one.epochs for one in ended if not one.stops}
+        return [
+            Tried(
+                trial=-1, epochs=epochs, stops=(), saved=1 - epochs / self._epochs, config={},
+                loss=self._quality.lost(one.value, baseline[self._quality.key]),
+            )
+            for epochs, one in states.items() if epochs not in dense
+        ]  # fmt: skip
 
     def _costs(self, left: Sequence[Outcome], tried: Sequence[Tried]) -> NDArray[np.float64]:
         """Return (m,) compute that trainings execute, in full trainings: that after the steps shared with others.
@@ -350,40 +361,3 @@ class OutcomeQueue:
             not_shared = 1 - shared_steps(one.stops, others, total) / total
             found.append(one.share * not_shared * (1 - own_saved * total / max(1, total - one.stops[0][0])))
         return np.maximum(_LEAST_COST, np.array(found))
-
-
-def worthwhile(known: float, most: float) -> float:
-    """Return the least expected improvement of what is known by now, ``most`` where there is much of it.
-
-    >>> worthwhile(0.5, 0.01), worthwhile(0.06, 0.01), worthwhile(0.0, 0.01)
-    (0.01, 0.003, 0.001)
-    """
-    return min(most, max(_WORTHWHILE_SHARE * known, _LEAST_WORTHWHILE))
-
-
-def area_of(front: Sequence[tuple[float, float]], worst: float) -> float:
-    """Return the mean saving of (loss, saving) points up to a loss ``worst``, gains counted as no loss.
-
-    >>> area_of([(-0.1, 0.2), (0.5, 0.4), (2.0, 0.9), (float("inf"), 1.0)], 1.0)
-    0.30000000000000004
-    """
-    points = np.array([(-max(loss, 0.0), saved) for loss, saved in front if loss < worst and saved > 0])
-    return hypervolume(points[non_dominated(points)], (-worst, 0.0)) / worst if len(points) else 0.0
-
-
-def answer_gained(
-    saved: NDArray[np.float64], best: float, likely: NDArray[np.bool_], here: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return (m,) expected improvements of the answer's saving; none by what is not likely enough to hold elsewhere.
-
-    >>> answer_gained(np.array([0.5, 0.5, 0.2]), 0.25, np.array([True, False, True]), np.array([0.8, 1, 1])).tolist()
-    [0.2, 0.0, 0.0]
-
-    Args:
-        saved: (m,) compute that candidates save.
-        best: that of the answer so far.
-        likely: (m,) whether they are sure enough to stay within the allowed loss on another seed.
-        here: (m,) probabilities of staying within it on the study's own seed.
-    """
-    found: NDArray[np.float64] = np.where(likely, here, 0.0) * np.maximum(saved - best, 0.0)
-    return found

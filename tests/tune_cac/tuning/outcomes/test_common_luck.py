@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, MultiStepLR
 
 from trainables.config import TrialConfig
 from trainables.stage_tree.shared_run import SharedRun, Sharing
-from tune_cac.tuning.outcomes.common_luck import luck_in_common, tied_lengths
+from tune_cac.tuning.outcomes.common_luck import DenseState, dense_states, deviation_of_state, luck_in_common
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.7])
@@ -32,7 +32,16 @@ def test_it_is_the_correlation_over_seeds_of_levels_with_noise(share: float) -> 
 def test_few_epochs_prove_little() -> None:
     equal = [luck_in_common([0.9] * (1 + n), 0.005) for n in (0, 1, 3, 30)]
     assert equal == pytest.approx([0.0, 2 / 3, 6 / 7, 60 / 61])
-    assert luck_in_common([0.9, float("nan"), 0.9], 0.005) == 0.0
+
+
+def test_a_state_deviates_as_the_next_epochs_do() -> None:
+    draw = np.random.default_rng(1)
+    noisy, quiet = draw.normal(0.9, 0.02, size=6), draw.normal(0.95, 0.001, size=10)
+    many = [deviation_of_state([*draw.normal(0.9, 0.02, size=6), *quiet], 0.005) for _ in range(500)]
+    assert np.median(many) == pytest.approx(4, rel=0.1)
+    assert deviation_of_state([*noisy, *quiet], 0.005) == deviation_of_state(noisy, 0.005)
+    assert deviation_of_state(quiet, 0.005) == 1.0
+    assert deviation_of_state([0.9], 0.005) == 1.0
 
 
 def _drops(optimizer: Optimizer, total_steps: int) -> LRScheduler:
@@ -46,7 +55,7 @@ def _cosine(optimizer: Optimizer, total_steps: int) -> LRScheduler:
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("schedule", [_drops, _cosine])
-def test_lengths_whose_start_is_the_full_runs_are_tied_to_it(
+def test_cut_runs_whose_start_is_the_full_runs_are_its_states(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: Any
 ) -> None:
     monkeypatch.setattr(Tiny, "make_scheduler", lambda self, optimizer, total_steps: schedule(optimizer, total_steps))
@@ -63,25 +72,36 @@ def test_lengths_whose_start_is_the_full_runs_are_tied_to_it(
         if suggested["role"] == "cut":
             break
     runs = made._roots()
-    full = runs[4].trace.dense.recorded.rows
-    values = [full[STEPS_PER_EPOCH * epoch]["accuracy"] for epoch in (2, 3, 4)]
-    tied = tied_lengths(runs, tmp_path / "tree", 4, 0.05)
-    assert tied == ({2: luck_in_common(values, 0.05)} if schedule is _drops else {})
-    # What the search says of that length is what the model makes of it.
+    rows = runs[4].trace.dense.recorded.rows
+    values = [rows[STEPS_PER_EPOCH * epoch]["accuracy"] for epoch in (2, 3, 4)]
+    luck = made.outcomes._scale(made.trials.baseline_row()).luck
+    wanted = {
+        epoch: DenseState(value=of[0], tie=luck_in_common(of, luck), times=deviation_of_state(of, luck))
+        for epoch, of in ((2, values), (3, values[1:]))
+    }
+    assert dense_states(runs, tmp_path / "tree", 4, luck) == (wanted if schedule is _drops else {})
+    # The model of the quality is told of them, and of the full run's third epoch as of a run that was trained.
     asked: dict[str, Any] = {}
     monkeypatch.setattr("tune_cac.tuning.outcomes.outcome_queue.posterior", _noting(asked))
     made.outcomes._held = 0, {}
     made.outcomes.holds()
-    of_cut = np.isclose(asked["candidates"][:, 1], 0.5)
+    of_cut, third = np.isclose(asked["candidates"][:, 1], 0.5), np.isclose(asked["trained"][:, 1], 0.75)
     assert of_cut.any()
-    assert (asked["tied_to"][of_cut] > 0).all() == (schedule is _drops)
+    if schedule is _cosine:
+        assert asked["states_to"].tolist() == [[0.0, 1.0]] * len(of_cut)
+        assert not third.any()
+        return
+    assert asked["states_to"][of_cut].tolist() == [[wanted[2].tie, wanted[2].times]]
+    assert wanted[2].tie > 0
+    assert asked["trained"][third].tolist() == [[0.25, 0.75, *[0.75] * (asked["trained"].shape[1] - 2)]]
+    assert asked["losses"][third].tolist() == [pytest.approx(values[-1] - values[1])]
 
 
 def _noting(asked: dict[str, Any]) -> Any:
     from tune_cac.tuning.outcomes.quality_model import posterior
 
     def noted(trained: Any, losses: Any, candidates: Any, **how: Any) -> Any:
-        asked.update(how, candidates=candidates)
+        asked.update(how, trained=trained, losses=losses, candidates=candidates)
         return posterior(trained, losses, candidates, **how)
 
     return noted

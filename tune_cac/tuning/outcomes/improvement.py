@@ -1,0 +1,52 @@
+"""What an outcome would improve: the answer of a search, and its front; and from when on that is worth a training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.metrics.pareto import hypervolume, non_dominated
+
+#: Expected improvement of the answer, or of the front, a fraction of the compute, below which no outcome is worth its
+#: training; or this share of what they are, where that is less, but no less than the third.
+WORTHWHILE, WORTHWHILE_AREA = 0.005, 0.01
+_WORTHWHILE_SHARE, _LEAST_WORTHWHILE = 0.05, 0.001
+
+
+def worthwhile(known: float, most: float) -> float:
+    """Return the least expected improvement of what is known by now, ``most`` where there is much of it.
+
+    >>> worthwhile(0.5, 0.01), worthwhile(0.06, 0.01), worthwhile(0.0, 0.01)
+    (0.01, 0.003, 0.001)
+    """
+    return min(most, max(_WORTHWHILE_SHARE * known, _LEAST_WORTHWHILE))
+
+
+def area_of(front: Sequence[tuple[float, float]], worst: float) -> float:
+    """Return the mean saving of (loss, saving) points up to a loss ``worst``, gains counted as no loss.
+
+    >>> area_of([(-0.1, 0.2), (0.5, 0.4), (2.0, 0.9), (float("inf"), 1.0)], 1.0)
+    0.30000000000000004
+    """
+    points = np.array([(-max(loss, 0.0), saved) for loss, saved in front if loss < worst and saved > 0])
+    return hypervolume(points[non_dominated(points)], (-worst, 0.0)) / worst if len(points) else 0.0
+
+
+def answer_gained(
+    saved: NDArray[np.float64], best: float, likely: NDArray[np.bool_], here: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return (m,) expected improvements of the answer's saving; none by what is not likely enough to hold elsewhere.
+
+    >>> answer_gained(np.array([0.5, 0.5, 0.2]), 0.25, np.array([True, False, True]), np.array([0.8, 1, 1])).tolist()
+    [0.2, 0.0, 0.0]
+
+    Args:
+        saved: (m,) compute that candidates save.
+        best: that of the answer so far.
+        likely: (m,) whether they are sure enough to stay within the allowed loss on another seed.
+        here: (m,) probabilities of staying within it on the study's own seed.
+    """
+    found: NDArray[np.float64] = np.where(likely, here, 0.0) * np.maximum(saved - best, 0.0)
+    return found
