@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,11 @@ def drop_number(drop: float, quality: Quality, *, allowed: float | None = None, 
 
     >>> drop_number(0.05004, Quality(name="nll", direction="min", unit=""), allowed=0.05)
     '0.05004'
+    >>> drop_number(float("nan"), Quality())
+    '-'
     """
+    if math.isnan(drop):
+        return "-"
     if quality.is_fraction:
         return points_number(drop, allowed=allowed, sign=sign)
     digits = _DROP_DIGITS

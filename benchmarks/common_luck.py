@@ -5,7 +5,7 @@
 The digits are trained on each seed without a method, under a constant learning rate and under drops at fixed epochs,
 whose cut runs are states of the full run. For some lengths, over the seeds: the loss of the validation accuracy at that
 epoch against the end, how far both correlate, and how far the former deviates in the luck of one run; beside the latter
-what `luck_in_common` and `deviation_of_state` take them for, given the epochs of one run alone, as median and quartiles.
+two what `luck_in_common` and `deviation_of_state` take them for, given the epochs of one run, as median and quartiles.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ def main() -> None:
             lucks = [loss_scale(run[-1], run, ACCURACY, 0.005).luck for run in runs]
             ties = [luck_in_common(run[epochs - 1 :], luck) for run, luck in zip(runs, lucks, strict=True)]
             times = [deviation_of_state(run[epochs - 1 :], luck) for run, luck in zip(runs, lucks, strict=True)]
+            loss, within, alike = (end - at).mean(), np.mean(end - at <= 0.005), np.corrcoef(at, end)[0, 1]
             print(
-                f"  {epochs} of {EPOCHS} epochs: loses {100 * (end - at).mean():.2f} points, within half a point "
-                f"{100 * np.mean(end - at <= 0.005):.0f} %; correlation {np.corrcoef(at, end)[0, 1]:.2f}, told by one run "
-                f"{_quartiles(ties)}; deviates by {at.std() / np.mean(lucks):.1f} times the luck, told {_quartiles(times)}",
+                f"  {epochs} of {EPOCHS} epochs: loses {100 * loss:.2f} points, within half a point on "
+                f"{100 * within:.0f} %; correlation {alike:.2f}, told {_quartiles(ties)}; deviates by "
+                f"{at.std() / np.mean(lucks):.1f} times the luck, told {_quartiles(times)}",
                 flush=True,
             )
 

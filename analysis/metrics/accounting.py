@@ -89,9 +89,17 @@ def _search_flops(trials: pd.DataFrame) -> pd.Series[float]:
 
 def _in_dense_runs(trials: pd.DataFrame, flops: pd.Series[float]) -> pd.Series[float]:
     dense = numbers_of(trials, "dense_flops")
-    if "role" in trials.columns and (cut := (trials["role"] == "control") | is_cut(trials)).any():
-        # A run of fewer epochs has a smaller full budget; its cost is a fraction of the baseline's.
-        study = trials["study"] if "study" in trials.columns else pd.Series("", index=trials.index)
-        full = dense[trials["role"] == "baseline"].groupby(study).max()
-        dense = dense.where(~cut, study.map(full).astype("float64"))
-    return flops / dense.where(dense > 0)
+    completed = trials["status"] == "completed"
+    if "role" in trials.columns:
+        # A run of fewer epochs has a smaller full budget, and one of a script that did not end tells that of the steps
+        # so far; their cost is a fraction of the baseline's.
+        other = (trials["role"] == "control") | is_cut(trials) | ~completed
+        group = pd.Series("", index=trials.index)
+        for name in ("study", "options"):
+            group += "\0" + (trials[name].fillna("").astype(str) if name in trials.columns else "")
+        full = dense[(trials["role"] == "baseline") & completed].groupby(group).max()
+        of_group = group.map(full).astype("float64")
+        dense = dense.mask(other & of_group.notna(), of_group)
+    found = flops / dense.where(dense > 0)
+    # A script that reports no FLOPs may report what it saved, which is final at its end.
+    return found.mask(completed & ~(dense > 0), 1 - numbers_of(trials, "compute_saved"))

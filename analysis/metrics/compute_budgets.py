@@ -83,24 +83,25 @@ def reached_within(
         )
     rows = []
     for budget in budgets:
-        within = {name: _last_within(frame, budget, quality) for name, frame in epochs.items()}
+        within = {name: _last_within(frame, budget * dense[name], quality) for name, frame in epochs.items()}
         baselines = {name: _best(frame[frame["role"] == "baseline"], quality) for name, frame in within.items()}
         rows += [
-            _row(budget, name, frame[frame["role"] != "baseline"], baselines[name], quality)
+            _row(budget, name, frame[frame["role"] != "baseline"], baselines[name], quality, dense[name])
             for name, frame in within.items()
         ]
         first = next((name for name, best in baselines.items() if best is not None), None)
         every = within[first][within[first]["role"] == "baseline"] if first is not None else pd.DataFrame()
-        rows.append(_row(budget, DENSE, every, baselines[first] if first is not None else None, quality))
+        own = (None, None) if first is None else (baselines[first], dense[first])
+        rows.append(_row(budget, DENSE, every, own[0], quality, own[1]))
     dtypes = {"budget": "float64", "study": "string", "trials": "int64", "trial": "Int64", "epoch": "Int64",
               "executed": "float64", quality.name: "float64", "gain": "float64"}  # fmt: skip
     return pd.DataFrame(rows).astype(dtypes)
 
 
-def _last_within(epochs: pd.DataFrame, budget: float, quality: Quality) -> pd.DataFrame:
-    """Return the last epoch within the budget of every trial that is no control."""
+def _last_within(epochs: pd.DataFrame, flops: float, quality: Quality) -> pd.DataFrame:
+    """Return the last epoch within so many FLOPs of every trial that is no control."""
     own = epochs[~is_control(epochs) & epochs[quality.name].notna()]
-    fits = own[own["executed_flops"] <= budget * own["dense_flops"] * (1 + _TOLERANCE)]
+    fits = own[own["executed_flops"] <= flops * (1 + _TOLERANCE)]
     return fits.sort_values("epoch", kind="stable").drop_duplicates("trial", keep="last")
 
 
@@ -111,7 +112,9 @@ def _best(rows: pd.DataFrame, quality: Quality) -> Any:
     return rows.iloc[int((quality.sign * values).to_numpy().argmax())]
 
 
-def _row(budget: float, name: str, rows: pd.DataFrame, dense: Any, quality: Quality) -> dict[str, Any]:
+def _row(
+    budget: float, name: str, rows: pd.DataFrame, dense: Any, quality: Quality, dense_flops: float | None
+) -> dict[str, Any]:
     best = _best(rows, quality)
     row: dict[str, Any] = {"budget": budget, "study": name, "trials": len(rows)}
     if best is None:
@@ -120,7 +123,7 @@ def _row(budget: float, name: str, rows: pd.DataFrame, dense: Any, quality: Qual
         **row,
         "trial": best["trial"],
         "epoch": best["epoch"],
-        "executed": best["executed_flops"] / best["dense_flops"],
+        "executed": best["executed_flops"] / dense_flops,
         quality.name: best[quality.name],
         "gain": None if dense is None else quality.sign * (best[quality.name] - dense[quality.name]),
     }

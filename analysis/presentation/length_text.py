@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-#: Variable with the number of epochs to train, where these are fewer than those of the full run.
-EPOCHS_VARIABLE = "TUNE_CAC_EPOCHS"
+from trainables.script.placeholders import EPOCHS_VARIABLE
 
 
 def cut_words(row: pd.Series) -> str:

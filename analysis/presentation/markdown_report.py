@@ -146,7 +146,8 @@ def confirmation_lines(
             drop_number(row[name], quality, allowed=allowed, sign="+")
             for name in (quality.drop, "drop_low", "drop_high")
         ]
-        found = [str(row["candidate"]), str(row["seeds"]), percent(saved_again(row)), *drops]
+        again = percent(saved_again(row)) if row["seeds"] > 0 else "-"
+        found = [str(row["candidate"]), str(row["seeds"]), again, *drops]
         table.append([*found, "yes" if row["confirmed"] else "no"])
     return [*lines, *_table(table, "--:|--:|--:|--:|--:|--:|:--")]
 
@@ -158,7 +159,7 @@ def control_lines(trials: pd.DataFrame, line: pd.DataFrame) -> list[str]:
     if len(line) == 0 and len(stops) == 0:
         return []
     quality = quality_of(trials)
-    rows = [(plural(row["epochs"], "epoch"), row) for _, row in line.iterrows()]
+    rows = [(plural(int(row["epochs"]), "epoch"), row) for _, row in line.iterrows()]
     rows += [(settings_text(row), row) for _, row in stops.iterrows()]
     cells = [[trained, percent(row["compute_saved"]), value_text(row[quality.name], quality)] for trained, row in rows]
     table = [["trained", "compute saved", quality.name], *cells]

@@ -20,6 +20,8 @@ from trainables.errors import UserError
 
 #: Thresholds that are tried lie this far apart, and most values that are tried of a variable in iterations.
 RESOLUTION, MOST_TRIED = 0.0005, 1000
+#: Of an interval, on whose multiples layers stop, values between two that train alike may not.
+_EVERY = ("CAC_VAR_SAMPLES",)
 _FRACTION = (RESOLUTION, 1.0, RESOLUTION)
 #: The same of other rules, which are replayed one setting at a time.
 _COARSE = (0.005, 1.0, 0.005)
@@ -57,7 +59,7 @@ def same_run(trace: RunTrace, config: TrialConfig, *, stage: str | None = None) 
         if name not in own:  # an interval may follow the braking distance
             continue
         most = trace.total_steps if name != "CAC_RULE_START_ITR" else own["CAC_RULE_END_ITR"] - 1  # a schedule's start
-        values = _values(tries, own[name], most)
+        values = _values(tries, own[name], most, every=name in _EVERY)
         rows[name] = list(range(len(tried), len(tried) + len(values)))
         tried += [{**own, name: value} for value in values]
     if not rows:
@@ -100,14 +102,24 @@ def _ends(trace: RunTrace, tried: list[dict[str, Any]], config: TrialConfig) -> 
     return ends
 
 
-def _values(tries: tuple[float, float, float] | range | int, own: Any, most: int) -> list[Any]:
-    """Return ascending values to try, the setting's own among them; ``most`` is the highest of one in iterations."""
+def _values(tries: tuple[float, float, float] | range | int, own: Any, most: int, *, every: bool) -> list[Any]:
+    """Return ascending values to try, the setting's own among them.
+
+    Args:
+        tries: of `VARIED`.
+        own: the setting's.
+        most: highest value of a variable in iterations.
+        every: whether none may be left out between two of them.
+    """
     if isinstance(tries, tuple):
         low, high, distance = tries
         return sorted({*map(float, np.round(np.arange(low, high + distance / 2, distance), 6)), float(own)})
     if isinstance(tries, range):
         return sorted({*tries, int(own)})
-    steps = np.unique(np.linspace(tries, most, min(most, MOST_TRIED)).astype(int))
+    if every:
+        low = max(tries, own - MOST_TRIED // 2)
+        return sorted({*range(low, min(most, low + MOST_TRIED) + 1), int(own)})
+    steps = np.unique(np.linspace(tries, most, min(most - tries + 1, MOST_TRIED)).astype(int))
     return sorted({*map(int, steps), int(own)})
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 from trainables.errors import UserError, unknown_name
 
+#: Variable of a user's shell with the number of epochs to train, where these are fewer than those of the full run.
+EPOCHS_VARIABLE = "TUNE_CAC_EPOCHS"
 _IN_BRACES = re.compile(r"(?P<open>\{+)(?P<name>[A-Za-z][A-Za-z0-9_]*)(?P<close>\}+)")
 
 

@@ -27,7 +27,7 @@ from trainables.gradskip.variables import BY_NAME
 from trainables.metrics import METHOD_DEFAULTS, METRICS, MODEL_DEFAULTS, further_columns
 from trainables.savings import share_saved
 from trainables.script.launcher_output import lines_of_failed_process
-from trainables.script.placeholders import fill
+from trainables.script.placeholders import EPOCHS_VARIABLE, fill
 from trainables.script.process import ScriptProcess
 from trainables.script.report_lines import ReportError, read_report
 from trainables.storage import DiskFiles, copy_files, files_of, is_uri
@@ -102,6 +102,8 @@ def check_command(config: TrialConfig) -> None:
 def environment_of(config: TrialConfig, folder: Path, trace: str = "") -> dict[str, str]:
     """Return the command's environment: this process's, with the trial's variables in place of all ``CAC_*``.
 
+    The epochs of an answer that the shell has sourced are no trial's either.
+
     Where a launcher such as torchrun starts several processes, only the first one's stdout is read.
 
     Args:
@@ -109,7 +111,8 @@ def environment_of(config: TrialConfig, folder: Path, trace: str = "") -> dict[s
         folder: of the trial.
         trace: what its optimizer records (`trace_file.TRACE_VARIABLE`); empty for nothing.
     """
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CAC_")}
+    left_out = ("CAC_", EPOCHS_VARIABLE)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return {
         "PET_REDIRECTS": _REDIRECTS,
         "PET_LOG_DIR": str(folder / RANKS_FOLDER),

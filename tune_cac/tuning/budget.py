@@ -55,7 +55,9 @@ class Budget(tune.Stopper):
         return self._time_is_up
 
     def _cost_is_used_up(self) -> bool:
-        return self._trainings is not None and self._progress.trainings() >= self._trainings
+        # What a full training costs is known when the baseline has ended.
+        known = self._progress.has_baseline
+        return self._trainings is not None and known and self._progress.trainings() >= self._trainings
 
     def reason(self) -> str:
         """Return which budget is used up, as the beginning of a sentence; empty if none is."""

@@ -199,7 +199,7 @@ def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[
     """Return the runs of a confirmation, baselines first so that candidates can share their training."""
     common = base.to_dict()
     found = []
-    for options in dict.fromkeys([base.options, *(config_of(row).options for _, row in candidates.iterrows())]):
+    for options in dict.fromkeys(config_of(row).options for _, row in candidates.iterrows()):
         own = {} if options == base.options else {"workload_options": list(options)}
         found += [
             PredefinedTrial(attrs={"role": "baseline"}, values={"method": "none", **own, "seed": seed})

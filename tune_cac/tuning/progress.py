@@ -223,6 +223,11 @@ class SearchProgress(tune.Callback):
         known = row.get("dense_flops") or "compute_saved" not in row
         self._spent_trainings += in_trainings(row) if known else 1 - row["compute_saved"]
 
+    @property
+    def has_baseline(self) -> bool:
+        """Return whether a baseline has ended, whose training the cost is counted in."""
+        return bool(self._baselines)
+
     def trainings(self) -> float:
         """Return what this search executed in full trainings of the baseline, or of each trial until that ended."""
         if not self._dense_flops:

@@ -245,7 +245,9 @@ def _confirmation(data: ReportData, figures: Mapping[str, Figure]) -> str:
             drop_number(row[name], quality, allowed=data.allowed) for name in (quality.drop, "drop_low", "drop_high")
         )
         confidence = "" if np.isnan(row["confidence"]) else f"{100 * row['confidence']:.0f} %"
-        found = [str(row["candidate"]), str(row["seeds"]), percent(saved_again(row)), drop, f"{low} to {high}"]
+        again = percent(saved_again(row)) if row["seeds"] > 0 else "-"
+        interval = f"{low} to {high}" if row["seeds"] > 1 else "-"
+        found = [str(row["candidate"]), str(row["seeds"]), again, drop, interval]
         rows.append([*found, confidence, "yes" if row["confirmed"] else "no"])
     unit = drop_unit(quality)
     heads = ("trial", "seeds", data.saved_words, f"{drop_words(quality)}{unit}", f"interval{unit}", "confidence",

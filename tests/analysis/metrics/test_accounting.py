@@ -48,6 +48,26 @@ def study(tmp_path: Path) -> Layout:
     )
 
 
+def test_what_did_not_end_counts_in_full_trainings(tmp_path: Path) -> None:
+    """Rows of a script tell the dense FLOPs of the steps so far."""
+    tenth = {"row_so_far": so_far(100, dense_flops=100, executed_flops=100)}
+    trials = analysis.load(write_study(tmp_path / "s", [{"row": result_row()}, tenth, tenth]).root)
+    assert trials["status"].tolist() == ["completed", "failed", "failed"]
+    assert search_cost(trials).dense_equivalents == pytest.approx(1.2)
+    # Of another baseline's options, a full training is that baseline's.
+    two = trials.assign(options=["a", "a", "b"])
+    two = pd.concat([two, two.iloc[[0]].assign(trial=3, options="b", dense_flops=200, search_flops=200)])
+    assert search_cost(two).dense_equivalents == pytest.approx(1 + 0.1 + 0.5 + 1)
+
+
+def test_scripts_without_flops_count_by_what_they_saved(tmp_path: Path) -> None:
+    none: dict[str, Any] = dict.fromkeys(("dense_flops", "executed_flops", "search_flops"))
+    rows = [{"row": result_row(saved=saved, **none)} for saved in (0.0, 0.25)]
+    cost = search_cost(analysis.load(write_study(tmp_path / "s", rows).root))
+    assert (cost.dense_equivalents, cost.own_equivalents) == (1.75, 1.75)
+    assert search_cost_line(cost).startswith("Search cost: 1.8 full trainings for 2 trials")
+
+
 def test_everything_executed_counts_whoever_has_a_result(study: Layout) -> None:
     trials = analysis.load(study.root)
     assert trials["trial"].tolist() == [0, 1, 2, 3, 4, 5]

@@ -58,6 +58,18 @@ def test_the_best_within_a_budget_beside_the_dense_run_cut_there() -> None:
     assert table(4.0, COSTLY)[0] == ("s0", 1, 1, 4, 4.0, 0.95, pytest.approx(0.1))
 
 
+def test_a_cut_run_counts_in_the_full_runs_flops_and_a_script_in_those_of_its_end() -> None:
+    half = epochs(ACCURACY, (1, "cut", [(0.5, 0.8), (1.0, 0.9)])).assign(dense_flops=500)
+    half["executed_flops"] //= 2
+    study = pd.concat([epochs(ACCURACY, BASELINE), half])
+    assert table(0.5, study)[0] == ("s0", 1, 1, 2, 0.5, 0.9, pytest.approx(0.2))
+    assert table(1.0, study)[0] == ("s0", 1, 1, 2, 0.5, 0.9, pytest.approx(0.05))
+    # A script's rows tell the FLOPs of the steps so far.
+    script = SKIPPING.assign(dense_flops=(SKIPPING["epoch"] * SKIPPING["dense_flops"]) // 4)
+    for budget in (0.25, 0.5, 1.0):
+        assert table(budget, script) == table(budget, SKIPPING)
+
+
 def test_a_minimised_metric_is_the_mirror_image() -> None:
     mirrored = [frame.assign(nll=-frame["accuracy"]) for frame in (SKIPPING, COSTLY)]
     for budget in BUDGETS:

@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from runs import rows_alone
 from searchers import learning
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
 from analysis import load_trace
-from analysis.trace_replay.same_run import RESOLUTION, same_run, same_run_text
+from analysis.trace_replay.same_run import MOST_TRIED, RESOLUTION, VARIED, _values, same_run, same_run_text
 from trainables.config import TrialConfig
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 
@@ -75,6 +76,19 @@ def test_both_ends_train_as_the_setting_did_and_what_lies_beyond_does_not(tmp_pa
             if step <= beyond <= top and not (name == "CAC_RULE_WINDOW" and beyond < 2):
                 other = replace(config, **{name: beyond if whole else round(beyond, 6)})
                 assert rows_alone(other) != alone, (name, beyond)
+
+
+@pytest.mark.parametrize("own", [5, 1000, 4000])
+def test_an_interval_is_told_of_its_neighbours_alone(own: int) -> None:
+    """Layers stop on its multiples, so 4 and 6 say nothing of 5."""
+    found = _values(VARIED["auto"]["CAC_VAR_SAMPLES"], own, 5000, every=True)
+    assert own in found
+    assert np.diff(found).tolist() == [1] * (len(found) - 1)
+    assert min(found) >= 1
+    assert len(found) <= MOST_TRIED + 1
+    # Of others values are left out, for what trains alike on both sides does so between.
+    assert np.diff(_values(0, 5, 5000, every=False)).max() > 1
+    assert _values(0, 5, 300, every=False) == list(range(301))
 
 
 @pytest.mark.usefixtures("tiny")

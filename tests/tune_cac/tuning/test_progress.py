@@ -13,6 +13,7 @@ from studies import DENSE_FLOPS, result_row
 from analysis.io.layout import Layout, StudyInfo
 from tune_cac.ray_backend import worker_failures
 from tune_cac.ray_backend.session import DEATHS
+from tune_cac.tuning.budget import Budget
 from tune_cac.tuning.outcomes.known_holds import HoldsWriter
 from tune_cac.tuning.progress import SearchProgress, in_trainings
 
@@ -59,6 +60,27 @@ def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
     assert progress.ended == 1
     assert progress.summary() == "nothing saved yet, compute so far: 1.5 full trainings, 1 control"
     assert capsys.readouterr().err.splitlines()[-1] == "[control 1] trial 1: accuracy 0.9900"
+
+
+def test_a_cost_budget_is_not_used_up_before_the_baseline_says_what_a_training_costs() -> None:
+    """A script's rows tell the dense FLOPs of the steps so far, and cut runs those of their own length."""
+    planned: list[int] = []
+    searcher: Any = SimpleNamespace(outcomes=None, gave_up="", plan=planned.append)
+    progress = SearchProgress(searcher, finished_before=[], to_run=4, allowed_drop=0.005)
+    budget = Budget(searcher, progress, time_s=None, trainings=2.0, begun=0.0)
+    tenth = DENSE_FLOPS // 10
+    for number in range(2):
+        row = result_row(dense_flops=tenth, executed_flops=tenth, search_flops=tenth)
+        progress.on_trial_result(0, [], a_trial(number), row)
+    assert not budget.stop_all()
+    assert planned == []
+    progress.on_trial_result(0, [], a_trial(0), result_row())
+    progress.on_trial_complete(0, [], a_trial(0))
+    budget.stop_all()
+    assert planned == []  # 1.1
+    progress.on_trial_result(0, [], a_trial(1), result_row())
+    budget.stop_all()
+    assert planned == [0]
 
 
 def test_scripts_that_tell_no_flops_count_with_what_they_did_not_save(capsys: pytest.CaptureFixture[str]) -> None:

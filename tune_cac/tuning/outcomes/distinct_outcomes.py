@@ -66,7 +66,7 @@ def distinct_outcomes(
     groups: dict[str, list[int]] = {}
     predicted = predictions(known.trace, [values for _, values in drawn])
     for row, found in enumerate(predicted):
-        if found is not None and found["stops"] > 0:
+        if found is not None and found["stops"] > 0 and found["compute_saved"] > 0:  # a stop may brake to the run's end
             groups.setdefault(outcome(found, drawn[row][1]), []).append(row)
     made = []
     for rows in groups.values():

@@ -282,7 +282,7 @@ class OutcomeQueue:
             return left[int(np.argmax(answer))]
         if sum(one.saved > 0 for one in tried) < LEAST and not self._priors:
             worth = answer + area
-        elif not worth.any():
+        if not worth.any():
             return None
         return left[int(np.argmax(worth / self._costs(left, tried)))]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import isclose
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,10 @@ def at_middle(one: Outcome, known: WarmStart, trace: RunTrace) -> Outcome:
     for name in varied_variables(TrialConfig.from_mapping(one.config)):
         parameter = parameter_of.get(name, "")
         own, asked = one.parameters.get(parameter), drawn.distributions.get(parameter)
-        if own is None or own != one.config.get(name) or not isinstance(asked, (FloatDistribution, IntDistribution)):
-            continue  # another rule's, or one of a few choices
+        if own is None or not isinstance(asked, (FloatDistribution, IntDistribution)):
+            continue  # one of a few choices
+        if not isclose(own, one.config.get(name, np.nan), abs_tol=10.0**-_DIGITS):  # Optuna's steps are not rounded
+            continue  # another rule's
 
         def alike(values: Sequence[Any], one: Outcome = one, name: str = name) -> list[bool]:
             rows = predictions(trace, [{**one.config, name: value} for value in values], branches=True)

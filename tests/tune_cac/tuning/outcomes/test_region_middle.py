@@ -47,6 +47,21 @@ def ranges(known: WarmStart, one: Outcome) -> dict[str, Any]:
     return drawn.distributions
 
 
+def test_thresholds_as_optuna_steps_to_them_are_moved_as_those_that_a_space_has_rounded(
+    recorded: tuple[WarmStart, list[Outcome]],
+) -> None:
+    """Optuna's third value from 0.9 in steps of 0.02 is 0.9400000000000001."""
+    known, outcomes = recorded
+    moved = 0
+    for one in outcomes[:: max(1, len(outcomes) // 10)]:
+        own = one.parameters["CAC_VAR_START_THR"]
+        stepped = replace(one, parameters={**one.parameters, "CAC_VAR_START_THR": float(np.nextafter(own, 2.0))})
+        middle = at_middle(one, known, known.trace)
+        moved += middle.config["CAC_VAR_START_THR"] != own
+        assert at_middle(stepped, known, known.trace).config == middle.config
+    assert moved
+
+
 def test_it_trains_alike_in_the_middle_of_the_values_of_the_space_that_do(
     recorded: tuple[WarmStart, list[Outcome]],
 ) -> None:
