@@ -53,7 +53,7 @@ def main() -> None:
             at, end = runs[:, epochs - 1], runs[:, -1]
             lucks = [loss_scale(run[-1], run, ACCURACY, 0.005).luck for run in runs]
             ties = [luck_in_common(run[epochs - 1 :], luck) for run, luck in zip(runs, lucks, strict=True)]
-            times = [deviation_of_state(run[epochs - 1 :], luck) for run, luck in zip(runs, lucks, strict=True)]
+            times = [deviation_of_state(run, epochs, luck) for run, luck in zip(runs, lucks, strict=True)]
             loss, within, alike = (end - at).mean(), np.mean(end - at <= 0.005), np.corrcoef(at, end)[0, 1]
             print(
                 f"  {epochs} of {EPOCHS} epochs: loses {100 * loss:.2f} points, within half a point on "

@@ -56,7 +56,9 @@ def test_what_did_not_end_counts_in_full_trainings(tmp_path: Path) -> None:
     assert search_cost(trials).dense_equivalents == pytest.approx(1.2)
     # Of another baseline's options, a full training is that baseline's.
     two = trials.assign(options=["a", "a", "b"])
-    two = pd.concat([two, two.iloc[[0]].assign(trial=3, options="b", dense_flops=200, search_flops=200)])
+    two = pd.concat(
+        [two, two.iloc[[0]].assign(trial=3, options="b", dense_flops=200, search_flops=200)], ignore_index=True
+    )
     assert search_cost(two).dense_equivalents == pytest.approx(1 + 0.1 + 0.5 + 1)
 
 

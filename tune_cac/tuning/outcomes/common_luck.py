@@ -24,7 +24,7 @@ from tune_cac.tuning.warm_start.baseline import WarmStart
 #: Differences, as large as those of runs that share nothing, which count beside the observed ones: a few epochs that
 #: are equal by chance prove little.
 _DIFFERENCES_BEFORE = 0.5
-#: Epochs after a state that show how far such states deviate.
+#: Epochs before and after a state that show how far such states deviate; one run may be quiet where others are not.
 _REACH = 5
 
 
@@ -55,17 +55,19 @@ def luck_in_common(values: Sequence[float], luck: float) -> float:
     return float(np.clip(1 - variance / luck**2, 0.0, 1.0))
 
 
-def deviation_of_state(values: Sequence[float], luck: float) -> float:
+def deviation_of_state(values: Sequence[float], epochs: int, luck: float) -> float:
     """Return how many times as far as the full run's a state's quality deviates over seeds, >= 1.
 
-    >>> deviation_of_state([0.97, 0.971, 0.97], 0.005), round(deviation_of_state([0.9, 0.95, 0.9], 0.005), 2)
+    >>> deviation_of_state([0.97, 0.971, 0.97], 2, 0.005), round(deviation_of_state([0.9, 0.95, 0.9], 2, 0.005), 2)
     (1.0, 7.07)
 
     Args:
-        values: quality after the state's epoch and after each one that follows, of which the next few count.
+        values: quality of the full run after each epoch, of which those near the state count.
+        epochs: after which the run has the state.
         luck: standard deviation of a run's quality over seeds, > 0.
     """
-    squares = np.diff(np.asarray(values[: _REACH + 1], np.float64)) ** 2 / 2
+    near = np.asarray(values[max(0, epochs - 1 - _REACH) : epochs + _REACH], np.float64)
+    squares = np.diff(near) ** 2 / 2
     return float(max(1.0, np.sqrt(squares.mean()) / luck)) if len(squares) else 1.0
 
 
@@ -94,8 +96,7 @@ def dense_states(
         if common_states(StageStore(tree, run.trace.root), full_epochs) < run.trace.total_steps:
             continue
         for epoch in range(epochs, min(epochs + _REACH + 1, full_epochs)):
-            values = known[epoch - 1 :]
-            found[epoch] = DenseState(
-                value=values[0], tie=luck_in_common(values, luck), times=deviation_of_state(values, luck)
-            )
+            times = deviation_of_state(known, epoch, luck)
+            tie = min(luck_in_common(known[epoch - 1 :], luck), 1 / times)  # what deviates more has no more in common
+            found[epoch] = DenseState(value=known[epoch - 1], tie=tie, times=times)
     return found

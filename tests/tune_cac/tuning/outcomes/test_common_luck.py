@@ -34,14 +34,15 @@ def test_few_epochs_prove_little() -> None:
     assert equal == pytest.approx([0.0, 2 / 3, 6 / 7, 60 / 61])
 
 
-def test_a_state_deviates_as_the_next_epochs_do() -> None:
+def test_a_state_deviates_as_the_epochs_near_it_do() -> None:
     draw = np.random.default_rng(1)
-    noisy, quiet = draw.normal(0.9, 0.02, size=6), draw.normal(0.95, 0.001, size=10)
-    many = [deviation_of_state([*draw.normal(0.9, 0.02, size=6), *quiet], 0.005) for _ in range(500)]
+    noisy, quiet = draw.normal(0.9, 0.02, size=20), draw.normal(0.95, 0.001, size=20)
+    many = [deviation_of_state(draw.normal(0.9, 0.02, size=20), 10, 0.005) for _ in range(500)]
     assert np.median(many) == pytest.approx(4, rel=0.1)
-    assert deviation_of_state([*noisy, *quiet], 0.005) == deviation_of_state(noisy, 0.005)
-    assert deviation_of_state(quiet, 0.005) == 1.0
-    assert deviation_of_state([0.9], 0.005) == 1.0
+    run = [*noisy, *quiet]
+    assert deviation_of_state(run, 10, 0.005) == deviation_of_state(noisy, 10, 0.005) > 1
+    assert deviation_of_state(run, 30, 0.005) == 1.0  # after the drop
+    assert deviation_of_state([0.9], 1, 0.005) == 1.0
 
 
 def _drops(optimizer: Optimizer, total_steps: int) -> LRScheduler:
@@ -75,8 +76,10 @@ def test_cut_runs_whose_start_is_the_full_runs_are_its_states(
     rows = runs[4].trace.dense.recorded.rows
     values = [rows[STEPS_PER_EPOCH * epoch]["accuracy"] for epoch in (2, 3, 4)]
     luck = made.outcomes._scale(made.trials.baseline_row()).luck
+    every = [rows[STEPS_PER_EPOCH * epoch]["accuracy"] for epoch in (1, 2, 3, 4)]
+    times = {epoch: deviation_of_state(every, epoch, luck) for epoch in (2, 3)}
     wanted = {
-        epoch: DenseState(value=of[0], tie=luck_in_common(of, luck), times=deviation_of_state(of, luck))
+        epoch: DenseState(value=of[0], tie=min(luck_in_common(of, luck), 1 / times[epoch]), times=times[epoch])
         for epoch, of in ((2, values), (3, values[1:]))
     }
     assert dense_states(runs, tmp_path / "tree", 4, luck) == (wanted if schedule is _drops else {})
