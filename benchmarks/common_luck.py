@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--first", type=int, default=100)
     arguments = parser.parse_args()
-    print(header(__file__))
+    print(header("benchmarks/common_luck.py"))
     for schedule in ("constant", "drops"):
         runs = np.array(
             [accuracies(schedule, seed) for seed in range(arguments.first, arguments.first + arguments.seeds)]
