@@ -79,6 +79,25 @@ def test_no_outcome_is_trained_twice_and_the_search_ends_by_itself(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
+def test_once_what_saves_most_has_lost_nothing_nothing_else_is_trained(tmp_path: Path) -> None:
+    """However few outcomes were tried: what is left would be trained for nothing."""
+    made = by_outcome(tmp_path)
+    assert made.outcomes is not None
+    assert made.outcomes.predicts
+    assert all(one.saved > 0 for one in made.outcomes._drawn(4, made.learn()))
+    for number in range(2):  # the starting point, and an outcome
+        suggested = made.suggest(f"t{number}")
+        assert isinstance(suggested, dict)
+        row = train(tmp_path, suggested)
+        if number:
+            row |= {"accuracy": 1.0, "executed_flops": row["dense_flops"] // 20, "compute_saved": 0.95}
+        made.on_trial_complete(f"t{number}", row)
+    assert made.suggest("more") is None
+    assert made.suggest("more") == FINISHED
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
 def test_without_a_tree_no_setting_is_trained_twice_though_it_stops_otherwise_than_predicted(tmp_path: Path) -> None:
     made = learning(tmp_path, sharing=False, allowed_drop=0.1)
     configs, otherwise = [], 0
