@@ -57,6 +57,7 @@ def test_flops_that_a_script_counted_itself(tmp_path: Path) -> None:
 
 def test_variables_and_placeholders_reach_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAC_VAR_MT_THR", "0.1")  # of whoever started the search
+    monkeypatch.setenv("TUNE_CAC_EPOCHS", "7")  # of an answer that they have sourced
     shown = tmp_path / "shown.json"
     (tmp_path / "show.py").write_text(
         "import json, os, sys\n"
@@ -68,6 +69,7 @@ def test_variables_and_placeholders_reach_the_command(tmp_path: Path, monkeypatc
     environment, arguments, folder = json.loads(shown.read_text())
     assert arguments == ["0.97", "", "3", "{x}"]
     assert environment["CAC_VAR_START_THR"] == "0.97"
+    assert "TUNE_CAC_EPOCHS" not in environment
     assert environment["CAC_VAR_START_ITR"] == "7"
     assert environment["CAC_VAR_MT_THR"] == "0.96"
     assert environment["TUNE_CAC_SEED"] == "3"

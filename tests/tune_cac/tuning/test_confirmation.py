@@ -16,6 +16,7 @@ from studies import result_row, write_study
 import analysis
 from analysis.metrics.confirmation import read_confirmation
 from analysis.metrics.noise import resolution_of
+from analysis.presentation.markdown_report import confirmation_lines, control_lines
 from analysis.presentation.summary_text import best_env, headline
 from trainables.config import TrialConfig
 from tune_cac.cli.main import main
@@ -84,6 +85,26 @@ def test_runs_are_the_candidates_and_the_baseline_on_every_seed(tmp_path: Path) 
     assert [config.method for config in configs] == ["none"] * 2 + ["gradskip"] * 4
     assert configs[2].CAC_STOP_LAYER_ITR == (5,)
     assert pytest.approx(0.91) == configs[4].CAC_VAR_START_THR
+
+
+def test_no_baseline_is_trained_of_options_that_no_candidate_has(tmp_path: Path) -> None:
+    trials = analysis.load(study(tmp_path, trial(0.1, workload_options=("lr=0.2",))))
+    base = TrialConfig(method="none", workload_options=("lr=0.1",))
+    wanted = runs(candidates_of(trials, 0.5, 2), base, [7, 8])
+    configs = [TrialConfig.from_mapping({**base.to_dict(), **run.values}) for run in wanted]
+    assert [run.attrs["role"] for run in wanted] == ["baseline"] * 2 + ["candidate"] * 2
+    assert [config.options for config in configs] == [("lr=0.2",)] * 4
+
+
+def test_a_candidate_without_a_pair_of_runs_has_no_numbers() -> None:
+    found = confirmation((17, float("nan"), float("nan"), float("nan"), False)).assign(seeds=0, drop_low=float("nan"))
+    assert confirmation_lines(found, "compute saved", 0.005)[-1] == "| 17 | 0 | - | - | - | - | no |"
+
+
+def test_controls_are_told_in_whole_epochs() -> None:
+    line = pd.DataFrame({"epochs": [30.0, 15.0], "compute_saved": [0.0, 0.5], "accuracy": [0.9, 0.8]})
+    none = pd.DataFrame({"status": [], "role": [], "control": []})
+    assert control_lines(none, line)[-2:] == ["| 30 epochs | 0.0 % | 0.9000 |", "| 15 epochs | 50.0 % | 0.8000 |"]
 
 
 def confirmation(*rows: tuple[int, float, float, float, bool]) -> pd.DataFrame:
