@@ -48,10 +48,10 @@ def main() -> None:
         runs = np.array(
             [accuracies(schedule, seed) for seed in range(arguments.first, arguments.first + arguments.seeds)]
         )
+        lucks = [loss_scale(run[-1], run, ACCURACY, 0.005).luck for run in runs]
         print(f"{schedule}: accuracy {runs[:, -1].mean():.4f}, deviates by {100 * runs[:, -1].std():.2f} points")
         for epochs in LENGTHS:
             at, end = runs[:, epochs - 1], runs[:, -1]
-            lucks = [loss_scale(run[-1], run, ACCURACY, 0.005).luck for run in runs]
             ties = [luck_in_common(run[epochs - 1 :], luck) for run, luck in zip(runs, lucks, strict=True)]
             times = [deviation_of_state(run, epochs, luck) for run, luck in zip(runs, lucks, strict=True)]
             loss, within, alike = (end - at).mean(), np.mean(end - at <= 0.005), np.corrcoef(at, end)[0, 1]

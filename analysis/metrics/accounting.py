@@ -94,12 +94,10 @@ def _in_dense_runs(trials: pd.DataFrame, flops: pd.Series[float]) -> pd.Series[f
         # A run of fewer epochs has a smaller full budget, and one of a script that did not end tells that of the steps
         # so far; their cost is a fraction of the baseline's.
         other = (trials["role"] == "control") | is_cut(trials) | ~completed
-        group = pd.Series("", index=trials.index)
-        for name in ("study", "options"):
-            group += "\0" + (trials[name].fillna("").astype(str) if name in trials.columns else "")
-        full = dense[(trials["role"] == "baseline") & completed].groupby(group).max()
-        of_group = group.map(full).astype("float64")
-        dense = dense.mask(other & of_group.notna(), of_group)
+        groups = trials.reindex(columns=["study", "options"]).fillna("").astype(str)
+        baselines = dense.where((trials["role"] == "baseline") & completed)
+        full = baselines.groupby([groups["study"], groups["options"]]).transform("max")
+        dense = dense.mask(other & full.notna(), full)
     found = flops / dense.where(dense > 0)
     # A script that reports no FLOPs may report what it saved, which is final at its end.
     return found.mask(completed & ~(dense > 0), 1 - numbers_of(trials, "compute_saved"))

@@ -7,7 +7,6 @@ import textwrap
 
 from analysis.formatting import LINE_WIDTH
 from analysis.presentation.estimator_text import estimator_text
-from analysis.presentation.length_text import EPOCHS_VARIABLE
 from analysis.presentation.networks_text import network_lines
 from analysis.presentation.recipe_text import recipe_lines, recipe_text
 from analysis.presentation.schedule_text import compresses
@@ -16,6 +15,7 @@ from trainables.gradients.fields import estimator_in
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME
 from trainables.registry import BY_NETWORK
+from trainables.script.placeholders import EPOCHS_VARIABLE
 
 
 def environment_lines(config: TrialConfig, *, schedule: str, is_cut: bool = False) -> list[str]:

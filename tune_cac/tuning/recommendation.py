@@ -175,7 +175,7 @@ def recommended(
     depths = Depths(trace)
     found = expected(earlier, trace, [_run(trace, depths, one.stops, one.saved, one.share) for one in choices])
     scales = [one.prior.scale for one in earlier]
-    shares = found.share_within(float(np.mean([max(scale.allowed, scale.limit) / scale.unit for scale in scales])))
+    shares = found.share_within(float(np.mean([scale.within / scale.unit for scale in scales])))
     figures = zip(choices, found.mean.tolist(), found.spread.tolist(), shares.tolist(), strict=True)
     made = [Recommendation(outcome=one, loss=loss, spread=spread, within=p) for one, loss, spread, p in figures]
     whole = max(made[: len(outcomes)], key=lambda one: one.rank)
@@ -228,7 +228,7 @@ def expected(earlier: Sequence[Earlier], trace: RunTrace, runs: Sequence[PriorRu
     seen, losses, studies = prior_rows([one.prior for one in earlier], levels)
     return posterior(
         seen, losses, features_of(runs, levels), unit=1.0, studies=np.zeros_like(studies) if own else studies,
-        luck=float(np.mean([one.prior.scale.luck / one.prior.scale.unit for one in earlier])),
+        luck=float(np.mean([one.prior.scale.luck_in_units for one in earlier])),
     )  # fmt: skip
 
 

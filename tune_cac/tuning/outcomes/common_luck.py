@@ -1,4 +1,4 @@
-"""What the epochs of a dense run say of cut runs that are its states.
+"""Quality and luck of cut runs that are states of the full run, read off that run's epochs.
 
 Two runs of one seed that train apart share no luck. But where the learning-rate schedules are equal up to the cut run's
 end (`stage_tree.other_length`), the cut run is a state of the full run, and every epoch of that around there shows how
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainables.stage_tree.other_length import common_states
 from trainables.stage_tree.store import StageStore
@@ -50,8 +51,8 @@ def luck_in_common(values: Sequence[float], luck: float) -> float:
         values: quality after the earlier epoch and after each one that follows.
         luck: standard deviation of a run's quality over seeds, > 0.
     """
-    squares = np.diff(np.asarray(values, np.float64)) ** 2 / 2
-    variance = (squares.sum() + _DIFFERENCES_BEFORE * luck**2) / (len(squares) + _DIFFERENCES_BEFORE)
+    found = _variances(values)
+    variance = (found.sum() + _DIFFERENCES_BEFORE * luck**2) / (len(found) + _DIFFERENCES_BEFORE)
     return float(np.clip(1 - variance / luck**2, 0.0, 1.0))
 
 
@@ -66,9 +67,14 @@ def deviation_of_state(values: Sequence[float], epochs: int, luck: float) -> flo
         epochs: after which the run has the state.
         luck: standard deviation of a run's quality over seeds, > 0.
     """
-    near = np.asarray(values[max(0, epochs - 1 - _REACH) : epochs + _REACH], np.float64)
-    squares = np.diff(near) ** 2 / 2
-    return float(max(1.0, np.sqrt(squares.mean()) / luck)) if len(squares) else 1.0
+    near = _variances(values[max(0, epochs - 1 - _REACH) : epochs + _REACH])
+    return float(max(1.0, np.sqrt(near.mean()) / luck)) if len(near) else 1.0
+
+
+def _variances(values: Sequence[float]) -> NDArray[np.float64]:
+    """Return an estimate of v from each two neighbouring epochs."""
+    found: NDArray[np.float64] = np.diff(np.asarray(values, np.float64)) ** 2 / 2
+    return found
 
 
 def dense_states(

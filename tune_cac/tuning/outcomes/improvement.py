@@ -1,4 +1,4 @@
-"""What an outcome would improve: the answer of a search, and its front; and from when on that is worth a training."""
+"""Improvements that an outcome promises, of the answer and of the front, and the least that is worth a training."""
 
 from __future__ import annotations
 

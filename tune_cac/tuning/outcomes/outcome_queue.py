@@ -241,7 +241,8 @@ class OutcomeQueue:
         if self._held[0] != finished:  # asked for often, and each time a fit
             found: dict[int, float] = {}
             if ended := [one for one in self._tried(baseline, self._traces()) if one.loss is not None]:
-                shares = self._holds(self._expected(ended, ended, baseline), self._scale(baseline))
+                scale = self._scale(baseline)
+                shares = self._expected(ended, ended, baseline, scale).other_share_within(scale.within)
                 found = {one.trial: share for one, share in zip(ended, shares.tolist(), strict=True)}
             self._held = finished, found
         return self._held[1]
@@ -249,14 +250,6 @@ class OutcomeQueue:
     def unsure(self) -> list[int]:
         """Return trials whose outcomes are less sure to hold on another seed than the answer is to be."""
         return [trial for trial, share in self.holds().items() if is_less(share, self._sure)]
-
-    def _holds(self, found: Posterior, scale: LossScale) -> NDArray[np.float64]:
-        """Return (m,) probabilities of staying within the allowed loss on another seed.
-
-        Where half a sample more than may be lost is below the allowed loss, that is the limit: what was measured on
-        fresh seeds held more often than it was said to (docs/findings.md), so nothing is taken away.
-        """
-        return found.other_share_within(max(scale.allowed, scale.limit))
 
     def _scale(self, baseline: Mapping[str, Any]) -> LossScale:
         rows = [trial.user_attrs.get("row", {}).get(self._quality.key) for trial in self._trials.all()]
@@ -269,9 +262,9 @@ class OutcomeQueue:
         scale = self._scale(baseline)
         tried, unsure = self._with_expected(tried, baseline, scale)
         answers = [one.saved for one in tried if one.lost <= scale.allowed + 1e-9 and one.trial not in unsure]
-        found = self._expected(left, tried, baseline)
+        found = self._expected(left, tried, baseline, scale)
         saved = np.array([one.saved for one in left])
-        likely = ~is_less(self._holds(found, scale), self._sure)
+        likely = ~is_less(found.other_share_within(scale.within), self._sure)
         best = max(answers, default=0.0)
         answer = answer_gained(saved, best, likely, found.own_share_within(scale.limit))
         front, worst = [(0.0, 0.0), *((one.lost, one.saved) for one in tried)], 2 * scale.unit
@@ -294,17 +287,18 @@ class OutcomeQueue:
         if not running:
             return list(tried), unsure
         ended = [one for one in tried if one.loss is not None]
-        found = self._expected(running, ended, baseline)
-        less = is_less(self._holds(found, scale), self._sure)
+        found = self._expected(running, ended, baseline, scale)
+        less = is_less(found.other_share_within(scale.within), self._sure)
         unsure += [one.trial for one, yes in zip(running, less, strict=True) if yes]
         expected = [replace(one, loss=mean) for one, mean in zip(running, found.own_mean.tolist(), strict=True)]
         return [*ended, *expected], unsure
 
     def _expected(
-        self, runs: Sequence[Outcome] | Sequence[Tried], ended: Sequence[Tried], baseline: Mapping[str, Any]
-    ) -> Posterior:
+        self, runs: Sequence[Outcome] | Sequence[Tried], ended: Sequence[Tried], baseline: Mapping[str, Any],
+        scale: LossScale,
+    ) -> Posterior:  # fmt: skip
         """Return what the losses of ended runs, and earlier studies, say of runs."""
-        total, depths, scale = self._total_steps, self._known_depths(), self._scale(baseline)
+        total, depths = self._total_steps, self._known_depths()
         states = dense_states(self._roots(), self._tree, self._epochs, scale.luck)
         newest = [*ended[-MOST_MODELLED:], *self._of_full_run(states, ended, baseline)]
         earlier, earlier_losses, numbers = prior_rows(self._priors, depths.levels)
@@ -328,7 +322,7 @@ class OutcomeQueue:
             features(runs),
             unit=scale.unit,
             studies=np.append(numbers, np.zeros(len(newest), int)),
-            luck=scale.luck / scale.unit,
+            luck=scale.luck_in_units,
             states=np.vstack([np.tile([0.0, 1.0], (len(earlier), 1)), of_length(newest)]),
             states_to=of_length(runs),
         )

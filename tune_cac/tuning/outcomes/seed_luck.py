@@ -31,6 +31,20 @@ class LossScale:
     unit: float
     """Usual loss, which the model of the quality counts in: the allowed one, unless that is too small; > 0."""
 
+    @property
+    def within(self) -> float:
+        """Return the loss up to which a smooth loss on another seed counts as within the allowed one.
+
+        That is the limit where half a sample more than may be lost is above the allowed loss. Below it the allowed loss
+        is: what was measured on fresh seeds held more often than it was said to (docs/findings.md).
+        """
+        return max(self.allowed, self.limit)
+
+    @property
+    def luck_in_units(self) -> float:
+        """Return the luck in units."""
+        return self.luck / self.unit
+
 
 def loss_scale(baseline: float, others: Sequence[float], quality: Quality, allowed_drop: float | str) -> LossScale:
     """Return the scale of losses against a baseline.
