@@ -25,6 +25,7 @@ from tune_cac.cli.recommend import earlier_studies
 from tune_cac.study.options import SearchOptions
 from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy
 from tune_cac.tuning.outcomes.prior_reading import MOST_RUNS, read_priors, study_as_prior, thinned
+from tune_cac.tuning.study_searcher import StudySearch
 
 
 @pytest.fixture
@@ -80,19 +81,25 @@ def test_a_study_keeps_its_prior(capsys: pytest.CaptureFixture[str], results: Pa
     assert "so it takes no --prior" in told
 
 
+def trained_by(made: StudySearch, folder: Path, count: int) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
+    """Configuration and last row of the next trials of a search, by their numbers."""
+    found = {}
+    for number in range(count):
+        suggested = made.suggest(f"t{number}")
+        assert isinstance(suggested, dict)
+        with SharedRun(TrialConfig(**suggested["config"]), Sharing(tree=folder / "tree", budget_bytes=0)) as shared:
+            while not shared.finished:
+                last = shared.train_epoch()
+        found[suggested["trial"]] = suggested["config"], last
+        made.on_trial_complete(f"t{number}", last)
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_what_is_read_are_the_ended_runs_as_shares(tmp_path: Path) -> None:
     made = learning(tmp_path, lengths="1.0,0.5")
-    trained: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}  # by the trial's number
-    for number in range(4):
-        suggested = made.suggest(f"t{number}")
-        assert isinstance(suggested, dict)
-        with SharedRun(TrialConfig(**suggested["config"]), Sharing(tree=tmp_path / "tree", budget_bytes=0)) as shared:
-            while not shared.finished:
-                last = shared.train_epoch()
-        trained[suggested["trial"]] = suggested["config"], last
-        made.on_trial_complete(f"t{number}", last)
+    trained = trained_by(made, tmp_path, 4)
     made.suggest("runs on")
     found = study_as_prior(Layout(tmp_path), ACCURACY, 0.02)
     trace = load_trace(tmp_path, epochs=4)
@@ -116,16 +123,7 @@ def test_what_is_read_are_the_ended_runs_as_shares(tmp_path: Path) -> None:
 def test_what_cannot_be_used_takes_nothing_from_what_can(results: Path) -> None:
     """Runs of all studies together are bounded, of those that are used."""
     (results / "old").mkdir(parents=True)
-    made = learning(results / "old")
-    for number in range(3):
-        suggested = made.suggest(f"t{number}")
-        assert isinstance(suggested, dict)
-        with SharedRun(
-            TrialConfig(**suggested["config"]), Sharing(tree=results / "old" / "tree", budget_bytes=0)
-        ) as shared:
-            while not shared.finished:
-                last = shared.train_epoch()
-        made.on_trial_complete(f"t{number}", last)
+    trained_by(learning(results / "old"), results / "old", 3)
     for number in range(MOST_RUNS // 2):
         write_study(results / f"failed{number}", [{}])
     arguments = argparse.Namespace(prior=None, results=str(results))
