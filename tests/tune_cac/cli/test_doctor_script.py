@@ -55,13 +55,41 @@ def test_a_script_is_observed_and_ended(command: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     told = done.stdout.partition("seen: ")[2]
     assert told.startswith("13 optimizer steps\nrecipe: ")
-    assert "conv = nn.Conv2d(1, 4, kernel_size=(3, 3), stride=(1, 1), bias=False)" in told
+    assert 'model.conv.register_parameter("bias", None)' in told
     assert "free" not in told
     line = 1 + SCRIPT.splitlines().index("            optimizer.zero_grad(set_to_none=False)")
     assert f"train.py:{line}: each gradient is written" in told
     assert f"train.py:{line + 4} (1 a step)" in told
     assert done.stdout.count("loss ") == 12  # the thirteenth step ends it
     assert not (tmp_path / "trained").exists()
+
+
+TWO_NETWORKS = """
+import torch
+from torch import nn
+
+class Maker(nn.Sequential): pass
+class Judge(nn.Sequential): pass
+
+maker = Maker(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 3))
+judge = Judge(nn.Linear(3, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 1))
+optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (judge, maker)]
+for step in range(100):
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+        judge(input=maker(torch.randn(8, 2))).mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_the_smaller_of_two_networks_is_looked_at_too(tmp_path: Path) -> None:
+    (tmp_path / "gan.py").write_text(TWO_NETWORKS)
+    done = run(tmp_path, "python gan.py")
+    assert done.returncode == 0, done.stderr
+    assert "in Maker, 1 layer has a bias" in done.stdout
+    assert "in Judge, 1 layer has a bias" in done.stdout
+    assert 'model[0].register_parameter("bias", None)' in done.stdout
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainables.runtime.generators import kept_generators
+from trainables.training.doctor.model_calls import ModelCall
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 #: Dimensions of a batched output of a layer, by the end of its class's name; a linear layer's must be (B, C).
@@ -26,7 +27,7 @@ _DIMENSIONS = {"1d": 3, "2d": 4, "3d": 5}
 StateConverter = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
-def biases_before_norms(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, str]:
+def biases_before_norms(model: nn.Module, call: ModelCall) -> dict[str, str]:
     """Return the layers whose bias is without effect in training, each with the norm behind it, by name.
 
     The model is traced (torch.fx); where it cannot be, neighbours in an nn.Sequential are found. Only biases are
@@ -35,7 +36,7 @@ def biases_before_norms(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, 
 
     Args:
         model: not changed.
-        inputs: arguments of one forward pass.
+        call: arguments of one forward pass.
     """
     model = copy.deepcopy(model).train()
     candidates = _traced(model)
@@ -44,7 +45,7 @@ def biases_before_norms(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, 
     if not candidates:
         return {}
     hooked = {name: bool(model.get_submodule(name)._forward_hooks) for name in candidates}
-    calls = _one_pass(model, inputs)
+    calls = _one_pass(model, call)
     shared = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     found = {}
     for name, norm_name in candidates.items():
@@ -104,7 +105,7 @@ class _Calls:
     output: dict[nn.Module, Any] = field(default_factory=dict)
 
 
-def _one_pass(model: nn.Module, inputs: tuple[Any, ...]) -> _Calls:
+def _one_pass(model: nn.Module, call: ModelCall) -> _Calls:
     """Run a forward pass and return what each module did."""
     calls = _Calls()
 
@@ -114,7 +115,7 @@ def _one_pass(model: nn.Module, inputs: tuple[Any, ...]) -> _Calls:
 
     handles = [module.register_forward_hook(note) for module in model.modules()]
     with torch.no_grad(), kept_generators(p.device for p in model.parameters()):
-        model(*inputs)
+        call(model)
     for handle in handles:
         handle.remove()
     return calls

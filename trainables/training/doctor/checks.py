@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from trainables.errors import UserError
 from trainables.runtime.generators import kept_generators
 from trainables.training.doctor.bias_before_norm import biases_before_norms, renumbered, without_biases
 from trainables.training.doctor.findings import Finding, percent, ratios
+from trainables.training.doctor.model_calls import ModelCall
+from trainables.training.doctor.step_watch import StepWatch
 from trainables.training.recipe.recipe import with_kernels
 
 #: Share of a step that waiting for data may take without a finding.
@@ -36,24 +39,24 @@ def data_parallel(model: nn.Module) -> Iterator[Finding]:
         )
 
 
-def matmul_precision(model: nn.Module, inputs: tuple[Any, ...] | None, device: torch.device) -> Iterator[Finding]:
+def matmul_precision(model: nn.Module, call: ModelCall | None, device: torch.device) -> Iterator[Finding]:
     """Find float32 products without tensor cores on a GPU that has them for float32 (Ampere and newer)."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
         return
     if torch.get_float32_matmul_precision() != "highest" or torch.is_autocast_enabled("cuda"):
         return
     cost = "not measured: no batch was given"
-    if inputs is not None:
+    if call is not None:
         trained = copy.deepcopy(model).train()
 
         def with_tensor_cores() -> None:
             torch.set_float32_matmul_precision("high")
             try:
-                forward_and_backward(trained, inputs)
+                forward_and_backward(trained, call)
             finally:
                 torch.set_float32_matmul_precision("highest")
 
-        cost = ratios(with_tensor_cores, lambda: forward_and_backward(trained, inputs), device).text(
+        cost = ratios(with_tensor_cores, lambda: forward_and_backward(trained, call), device).text(
             "forward and backward"
         )
     yield Finding(
@@ -64,29 +67,39 @@ def matmul_precision(model: nn.Module, inputs: tuple[Any, ...] | None, device: t
     )
 
 
-def of_model(
-    model: nn.Module, inputs: tuple[Any, ...] | None, device: torch.device
-) -> tuple[list[Finding], dict[str, str]]:
+def of_model(model: nn.Module, call: ModelCall | None, device: torch.device) -> tuple[list[Finding], dict[str, str]]:
     """Return the findings on a model by itself, and its superfluous biases (`biases_before_norms`).
 
     Args:
         model: not changed.
-        inputs: arguments of one forward pass, if they are known.
+        call: arguments of one forward pass, if they are known.
         device: of the model.
     """
-    findings = [*data_parallel(model), *matmul_precision(model, inputs, device)]
-    pairs = {} if inputs is None else biases_before_norms(model, inputs)
-    if inputs is None or not pairs:
+    findings = [*data_parallel(model), *matmul_precision(model, call, device)]
+    pairs = {} if call is None else biases_before_norms(model, call)
+    if call is None or not pairs:
         return findings, {}
     mended, _ = without_biases(model, pairs)
-    difference = output_difference(model, mended, inputs)
+    difference = output_difference(model, mended, call)
     if not difference <= CLOSE:  # something depends on a bias after all
         return findings, {}
-    return [*findings, superfluous_biases(model, mended, pairs, difference, inputs, device)], pairs
+    return [*findings, superfluous_biases(model, mended, pairs, difference, call, device)], pairs
+
+
+def of_networks(
+    networks: Mapping[nn.Module, ModelCall | None], device: torch.device
+) -> tuple[list[Finding], dict[nn.Module, dict[str, str]]]:
+    """Return the findings on each of the networks that are trained together, and its superfluous biases."""
+    findings, pairs = [], {}
+    for network, call in networks.items():
+        found, pairs[network] = of_model(network, call, device)
+        which = f"in {type(network).__name__}, " if len(networks) > 1 else ""
+        findings += [replace(finding, what=f"{which}{finding.what}") for finding in found]
+    return findings, pairs
 
 
 def superfluous_biases(
-    model: nn.Module, mended: nn.Module, pairs: Mapping[str, str], difference: float, inputs: tuple[Any, ...],
+    model: nn.Module, mended: nn.Module, pairs: Mapping[str, str], difference: float, call: ModelCall,
     device: torch.device,
 ) -> Finding:  # fmt: skip
     """Report biases before batch norms.
@@ -96,13 +109,12 @@ def superfluous_biases(
         mended: the same without these biases.
         pairs: their layers, and the norm behind each.
         difference: of the outputs of both (`output_difference`).
-        inputs: arguments of one forward pass.
+        call: arguments of one forward pass.
         device: of the model.
     """
     plain, fixed = copy.deepcopy(model).train(), mended.train()
-    measured = ratios(lambda: forward_and_backward(fixed, inputs), lambda: forward_and_backward(plain, inputs), device)
-    layers = [(name, model.get_submodule(name)) for name in pairs]
-    elements = sum(layer.bias.numel() for _, layer in layers if isinstance(layer.bias, Tensor))
+    measured = ratios(lambda: forward_and_backward(fixed, call), lambda: forward_and_backward(plain, call), device)
+    elements = sum(model.get_parameter(f"{name}.bias").numel() for name in pairs)
     moved = {old: new for old, new in renumbered(model, pairs).items() if old != new}
     first, last = next(iter(moved.items()), None), next(reversed(moved.items()), None)
     shift = () if first is None or last is None else (
@@ -116,21 +128,27 @@ def superfluous_biases(
         f"them differ by {difference:.1e} of the largest)",
         cost=measured.text("forward and backward"),
         mend=(
-            *(f"{name} = {_with_bias_off(layer)}" for name, layer in layers),
+            *(
+                f'{expression(model, name)}.register_parameter("bias", None)  # or built with bias=False'
+                for name in pairs
+            ),
             "a state that is trained already: tune_cac.doctor(..., fix=True) converts it (running mean minus bias)",
             *shift,
         ),
     )
 
 
-def _with_bias_off(layer: nn.Module) -> str:
-    text = repr(layer)
-    if isinstance(layer, nn.Linear):
-        return f"nn.{text.replace('bias=True', 'bias=False')}"
-    return f"nn.{text[:-1]}, bias=False)"
+def expression(model: nn.Module, name: str) -> str:
+    """Return the Python expression of a module within ``model``, such as ``model.features[0]``."""
+    text = "model"
+    for part in name.split("."):
+        indexed = isinstance(model, (nn.Sequential, nn.ModuleList)) and part.isdigit()
+        text += f"[{part}]" if indexed else f".{part}" if part.isidentifier() else f'.get_submodule("{part}")'
+        model = model.get_submodule(part)
+    return text
 
 
-def output_difference(model: nn.Module, mended: nn.Module, inputs: tuple[Any, ...]) -> float:
+def output_difference(model: nn.Module, mended: nn.Module, call: ModelCall) -> float:
     """Return the largest difference of outputs in training and evaluation mode, relative to the largest output."""
     worst = 0.0
     for mode in (True, False):
@@ -138,7 +156,7 @@ def output_difference(model: nn.Module, mended: nn.Module, inputs: tuple[Any, ..
         for one in (model, mended):
             trial = copy.deepcopy(one).train(mode)
             with torch.no_grad(), kept_generators(p.device for p in model.parameters()):
-                outputs.append(_tensors(trial(*inputs)))
+                outputs.append(_tensors(call(trial)))
         for first, second in zip(*outputs, strict=True):
             scale = float(first.abs().max()) or 1.0
             worst = max(worst, float((first - second).abs().max()) / scale)
@@ -152,9 +170,9 @@ def _tensors(output: Any) -> list[Tensor]:
     return [tensor for value in values for tensor in _tensors(value)]
 
 
-def forward_and_backward(model: nn.Module, inputs: tuple[Any, ...], *, set_to_none: bool = True) -> None:
+def forward_and_backward(model: nn.Module, call: ModelCall, *, set_to_none: bool = True) -> None:
     """Run a model forward and backward from the mean of its outputs."""
-    total = sum((tensor.mean() for tensor in _tensors(model(*inputs))), start=torch.zeros(()))
+    total = sum((tensor.mean() for tensor in _tensors(call(model))), start=torch.zeros(()))
     if total.requires_grad:
         model.zero_grad(set_to_none=set_to_none)
         total.backward()
@@ -221,19 +239,20 @@ def loading(loader: Iterable[Any] | None, share: float | None, on_gpu_machine: b
 
 
 def zeroed_to_none(
-    model: nn.Module, places: Mapping[str, int], inputs: tuple[Any, ...] | None, device: torch.device
+    networks: Mapping[nn.Module, ModelCall | None], places: Mapping[str, int], device: torch.device
 ) -> Iterator[Finding]:
-    """Report lines that set gradients to zero, and what it costs."""
+    """Report lines that set gradients to zero, and what it costs in all networks together."""
     if not places:
         return
     cost = "not measured: no batch was given"
-    if inputs is not None:
-        trained = copy.deepcopy(model).train()
-        measured = ratios(
-            lambda: forward_and_backward(trained, inputs),
-            lambda: forward_and_backward(trained, inputs, set_to_none=False),
-            device,
-        )
+    trained = [(copy.deepcopy(network).train(), call) for network, call in networks.items() if call is not None]
+    if trained:
+
+        def passes(*, set_to_none: bool) -> None:
+            for network, call in trained:
+                forward_and_backward(network, call, set_to_none=set_to_none)
+
+        measured = ratios(lambda: passes(set_to_none=True), lambda: passes(set_to_none=False), device)
         cost = measured.text("forward and backward")
     yield Finding(
         name="gradients-set-to-zero",
@@ -244,14 +263,26 @@ def zeroed_to_none(
     )
 
 
-def waits(places: Mapping[str, int], steps: int) -> Iterator[Finding]:
-    """Report lines at which the host waits for the device in every step."""
-    regular = {place: count for place, count in places.items() if count >= steps}
+def waits(watch: StepWatch) -> Iterator[Finding]:
+    """Report lines at which the host waits for the device in every watched step."""
+    regular = {place: count for place, count in watch.waits.items() if len(watch.steps_of[place]) == watch.steps}
     if regular:
-        told = ", ".join(f"{place} ({count / steps:g} a step)" for place, count in regular.items())
+        listed = ", ".join(f"{place} ({count / watch.steps:g} a step)" for place, count in regular.items())
         yield Finding(
             name="host-waits-for-device",
-            what=f"values are read in every step: {told}; the host cannot prepare the next operations meanwhile",
+            what=f"values are read in every step: {listed}; the host cannot prepare the next operations meanwhile",
             cost="not measured: what it costs depends on how far a GPU's queue is ahead; nothing on a CPU",
             mend=("keep sums on the device (total += loss.detach()) and read them once in many steps",),
+        )
+
+
+def clipping(watch: StepWatch) -> Iterator[Finding]:
+    """Report lines that clip gradients while they are multiplied by a GradScaler's scale."""
+    if watch.clipped_scaled:
+        yield Finding(
+            name="clipping-before-unscale",
+            what=f"gradients are clipped before GradScaler.unscale_ in {', '.join(sorted(watch.clipped_scaled))}: the "
+            "limit applies to gradients times the loss scale, so that nearly every step is cut short by another factor",
+            cost="no time: it changes the training",
+            mend=("scaler.unscale_(optimizer)  # before clipping",),
         )

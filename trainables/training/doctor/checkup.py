@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from trainables.errors import UserError
@@ -24,14 +24,16 @@ from trainables.training.doctor.bias_before_norm import (
     without_biases,
 )
 from trainables.training.doctor.checks import (
+    clipping,
     forward_and_backward,
     loading,
-    of_model,
+    of_networks,
     slow_optimizer,
     waits,
     zeroed_to_none,
 )
 from trainables.training.doctor.findings import Finding, report_text
+from trainables.training.doctor.model_calls import ModelCall, NetworkCalls, call_from_batch
 from trainables.training.doctor.step_watch import StepWatch, zeroed_gradients
 
 #: Batches that are timed, after one that is not.
@@ -58,7 +60,7 @@ class Diagnosis:
 def doctor(
     model: nn.Module,
     loader: Iterable[Any] | None = None,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     *,
     step: Callable[[Any], Any] | None = None,
     fix: bool = False,
@@ -66,112 +68,132 @@ def doctor(
     """Find what makes a training slower than it has to be.
 
     Args:
-        model: on the device on which it is trained.
-        loader: yields batches: a tensor, or tuples, lists or dicts whose first tensor is the model's input.
-        optimizer: of the model.
-        step: your own training step, called with a batch; then it is observed, too. Model and optimizer get their
-            state back.
+        model: on the device on which it is trained; several networks that train together in an nn.ModuleList.
+        loader: yields batches: tensors, tuples, lists or dicts. Without ``step`` the model is called with the values
+            whose names or places fit its arguments, or with the first tensor.
+        optimizer: of the model, or all of them.
+        step: your own training step, called with a batch; then it is observed, too, and the model is looked at with
+            the arguments that the step gives it. Model and optimizers get their state back.
         fix: also return the model without biases that a batch norm cancels.
 
     Raises:
         UserError: the loader is empty, or the model cannot run on its batches.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    optimizers = () if optimizer is None else (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    findings: list[Finding] = []
     with kept_generators([device]):
         batches = [] if loader is None else list(islice(iter(loader), 1))
         if loader is not None and not batches:
             raise UserError("the doctor needs a loader with at least one batch, got none")
-        inputs = _inputs(batches[0], device) if batches else None
-        if inputs is not None:
-            _check_runs(model, inputs)
-        findings, pairs = of_model(model, inputs, device)
-        if optimizer is not None:
-            findings += slow_optimizer(optimizer, device)
-        if loader is not None:
-            share = _waiting_share(model, loader, step, optimizer, device)
-            findings += loading(loader, share)
+        networks: Mapping[nn.Module, ModelCall | None] = {model: None}
         if step is not None and batches:
-            findings += observed_step(model, optimizer, step, batches[0], device)
+            networks, seen = observed_step(model, optimizers, step, batches[0], device)
+            findings += seen
+        elif batches:
+            call = call_from_batch(model, batches[0]).detached(device)
+            _check_runs(model, call)
+            networks = {model: call}
+        for one in optimizers:
+            findings += slow_optimizer(one, device)
+        if loader is not None:
+            copied = copy.deepcopy(model).train()
+
+            def passes(batch: Any) -> None:
+                forward_and_backward(copied, call_from_batch(model, batch).detached(device))
+
+            with _Kept(model, optimizers):
+                findings += loading(loader, waiting_share(loader, step or passes, device))
+        found, by_network = of_networks(networks, device)
+        findings += found
+        names = {module: f"{name}." if name else "" for name, module in model.named_modules()}
+        pairs = {
+            f"{names[network]}{layer}": f"{names[network]}{norm}"
+            for network, biases in by_network.items()
+            for layer, norm in biases.items()
+        }
         mended, convert = (without_biases(model, pairs) if pairs else (model, dict)) if fix else (None, None)
     numbers = renumbered(model, pairs) if pairs else {}
     return Diagnosis(findings=tuple(findings), model=mended, convert=convert, parameter_numbers=numbers)
 
 
-def _inputs(batch: Any, device: torch.device) -> tuple[Tensor]:
-    while not isinstance(batch, Tensor):
-        values = list(batch.values()) if isinstance(batch, Mapping) else list(batch)
-        if not values:
-            raise UserError("the doctor needs batches with a tensor, got an empty one")
-        batch = values[0]
-    return (batch.to(device),)
-
-
-def _check_runs(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+def _check_runs(model: nn.Module, call: ModelCall) -> None:
     try:
         with torch.no_grad():
-            copy.deepcopy(model)(*inputs)
+            call(copy.deepcopy(model))
     except Exception as error:  # a model may raise anything
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"the model cannot run on the first tensor of a batch ({said}): give a loader of its inputs"
+            f"the model cannot run on what the batch seems to hold for it ({said}): give step=, your training step, or "
+            "a loader of the model's inputs"
         ) from error
 
 
-def _waiting_share(
-    model: nn.Module, loader: Iterable[Any], step: Callable[[Any], Any] | None, optimizer: Optimizer | None,
-    device: torch.device,
-) -> float:  # fmt: skip
-    """Return the share of the steps' time that waits for batches."""
-    trained = copy.deepcopy(model).train()
-    run = (lambda batch: forward_and_backward(trained, _inputs(batch, device))) if step is None else step
+def waiting_share(loader: Iterable[Any], run: Callable[[Any], Any], device: torch.device) -> float:
+    """Return the share of the steps' time that waits for batches.
+
+    Args:
+        loader: of the training.
+        run: one training step with a batch.
+        device: of the training.
+    """
     waited = total = 0.0
-    with _Kept(model, optimizer):
-        batches = iter(loader)
-        first = next(batches, None)
-        if first is None:  # an iterator, not a loader
-            return 0.0
-        run(first)  # kernels are chosen, memory grows
-        for _ in range(BATCHES):
-            begun = time.perf_counter()
-            batch = next(batches, None)
-            if batch is None:
-                break
-            ready = time.perf_counter()
-            run(batch)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            waited += ready - begun
-            total += time.perf_counter() - begun
+    batches = iter(loader)
+    first = next(batches, None)
+    if first is None:  # an iterator, not a loader
+        return 0.0
+    run(first)  # kernels are chosen, memory grows
+    for _ in range(BATCHES):
+        begun = time.perf_counter()
+        batch = next(batches, None)
+        if batch is None:
+            break
+        ready = time.perf_counter()
+        run(batch)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        waited += ready - begun
+        total += time.perf_counter() - begun
     return waited / total if total else 0.0
 
 
 class _Kept:
-    """Give model and optimizer their state back at the block's end."""
+    """Give model and optimizers their state back at the block's end."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
-        self._model, self._optimizer = model, optimizer
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self._model, self._optimizers = model, optimizers
 
     def __enter__(self) -> None:
         self._gradients = [None if p.grad is None else p.grad.clone() for p in self._model.parameters()]
-        self._mode = self._model.training
+        self._modes = {module: module.training for module in self._model.modules()}
         self._weights = copy.deepcopy(self._model.state_dict())
-        self._state = None if self._optimizer is None else copy.deepcopy(self._optimizer.state_dict())
+        self._states = [copy.deepcopy(optimizer.state_dict()) for optimizer in self._optimizers]
 
     def __exit__(self, *_: object) -> None:
         self._model.load_state_dict(self._weights)
-        self._model.train(self._mode)
+        for module, mode in self._modes.items():
+            module.training = mode
         for parameter, gradient in zip(self._model.parameters(), self._gradients, strict=True):
             parameter.grad = gradient
-        if self._optimizer is not None and self._state is not None:
-            self._optimizer.load_state_dict(self._state)
+        for optimizer, state in zip(self._optimizers, self._states, strict=True):
+            optimizer.load_state_dict(state)
 
 
 def observed_step(
-    model: nn.Module, optimizer: Optimizer | None, step: Callable[[Any], Any], batch: Any, device: torch.device
-) -> Iterator[Finding]:
-    """Find what a training step does: waits of the host for the device, gradients set to zero."""
-    with _Kept(model, optimizer), zeroed_gradients() as zeroed, StepWatch(device) as watch:
-        step(batch)
-        step(batch)
-    yield from zeroed_to_none(model, zeroed, _inputs(batch, device), device)
-    yield from waits(watch.waits, 2)
+    model: nn.Module, optimizers: Sequence[Optimizer], step: Callable[[Any], Any], batch: Any, device: torch.device
+) -> tuple[Mapping[nn.Module, ModelCall | None], list[Finding]]:
+    """Observe a training step.
+
+    Returns:
+        The networks that it calls, each with its arguments; the model without arguments where it calls none. And what
+        it does: waits of the host for the device, gradients clipped too early or set to zero.
+    """
+    calls = NetworkCalls()
+    with _Kept(model, optimizers), zeroed_gradients() as zeroed, calls.recorded(), StepWatch(device) as watch:
+        for _ in range(2):
+            watch.begin_step()
+            step(batch)
+    own = set(model.modules())
+    called = {one: call for one, call in calls.by_network.items() if one in own}
+    networks: Mapping[nn.Module, ModelCall | None] = called or {model: None}
+    return networks, [*zeroed_to_none(networks, zeroed, device), *waits(watch), *clipping(watch)]

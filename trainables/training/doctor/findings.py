@@ -13,6 +13,8 @@ import torch
 PAIRS = 7
 #: Seconds that the pairs of one measurement may take together; three are run even if they exceed it.
 BUDGET_S = 10.0
+#: Widest range of savings, from below zero to above it, that is still an answer.
+WIDEST = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,8 @@ class Ratios:
     def text(self, of: str) -> str:
         """Return the saving in words, with its spread."""
         low, high = 1 - max(self.values), 1 - min(self.values)
+        if low <= 0 <= high and high - low > WIDEST:
+            return f"cannot be told here: times of {of} vary too much ({len(self.values)} pairs)"
         if low <= 0 <= high:
             return f"none measurable here: {percent(low)} to {percent(high)} of {of} ({len(self.values)} pairs)"
         return f"{percent(self.saved)} of {of} ({percent(low)} to {percent(high)}, {len(self.values)} pairs)"

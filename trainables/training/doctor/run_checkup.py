@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from trainables.config import TrialConfig
 from trainables.runtime.generators import kept_generators
-from trainables.training.doctor.checks import loading, of_model, slow_optimizer, waits
+from trainables.training.doctor.checks import clipping, loading, of_model, slow_optimizer, waits
 from trainables.training.doctor.findings import Finding
+from trainables.training.doctor.model_calls import NetworkCalls
 from trainables.training.doctor.step_watch import StepWatch
 from trainables.training.run import TrainingRun
 
@@ -22,23 +21,23 @@ def run_findings(config: TrialConfig, loader_share: float | None = None) -> list
         config: of the run.
         loader_share: share of its steps that waits for batches, as `dry_run` measured it.
     """
-    given: list[tuple[Any, ...]] = []
     with TrainingRun(config) as run:
-        handle = run.model.register_forward_pre_hook(lambda _, inputs: given.append(inputs))
         run.begin_epoch()
         steps = min(run.workload.steps_per_epoch, 2 + STEPS)
-        for _ in range(min(2, steps)):
-            run.train_step()
-        handle.remove()
+        with NetworkCalls().recorded() as calls:
+            for _ in range(min(2, steps)):
+                run.train_step()
         with StepWatch(run.device) as watch:
             for _ in range(steps - 2):
+                watch.begin_step()
                 run.train_step()
         run.pause()
         with kept_generators([run.device]):
-            # A loss that calls the model in parts, or by keywords, gives it no inputs.
-            findings, _ = of_model(run.model, next(filter(None, given), None), run.device)
+            # A loss that calls the model in parts gives it no arguments.
+            findings, _ = of_model(run.model, calls.by_network.get(run.model), run.device)
         return [
-            *waits(watch.waits, STEPS),
+            *waits(watch),
+            *clipping(watch),
             *slow_optimizer(run.optimizer, run.device),
             *loading(None, loader_share),
             *findings,

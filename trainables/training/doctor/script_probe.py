@@ -16,21 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from trainables.runtime.generators import kept_generators
 from trainables.training.doctor.checks import (
+    clipping,
     loading,
-    of_model,
+    of_networks,
     slow_optimizer,
     waits,
     zeroed_to_none,
 )
 from trainables.training.doctor.findings import Finding, report_text
+from trainables.training.doctor.model_calls import NetworkCalls
 from trainables.training.doctor.step_watch import StepWatch, parameters_of, zeroed_gradients
 
 #: Steps that are run before the timed ones, the timed ones, and those whose operations are looked at.
@@ -44,11 +44,9 @@ class Probe:
     def __init__(self) -> None:
         self.steps = 0
         self._stack = ExitStack()
-        self._optimizer: Optimizer | None = None
-        self._model: nn.Module | None = None
-        self._inputs: tuple[Any, ...] = ()
+        self._optimizers: dict[Optimizer, None] = {}  # the first one's steps are the training's
+        self._calls = NetworkCalls()
         self._loader: DataLoader[Any] | None = None
-        self._depth = 0
         self._waited = self._begun = 0.0
         self._share: float | None = None
         self._watch: StepWatch | None = None
@@ -56,12 +54,8 @@ class Probe:
     def start(self) -> None:
         """Begin to observe this process."""
         self._zeroed = self._stack.enter_context(zeroed_gradients())
-        for handle in (
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-            register_optimizer_step_post_hook(self._stepped),
-        ):
-            self._stack.callback(handle.remove)
+        self._stack.enter_context(self._calls.recorded())
+        self._stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
         iterate, probe = DataLoader.__iter__, self
 
         def timed(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -72,7 +66,7 @@ class Probe:
                     batch = next(batches)
                 except StopIteration:
                     return
-                if probe._model is None or probe._model.training:
+                if probe._calls.trains:
                     probe._loader = loader
                     probe._waited += time.perf_counter() - begun
                 yield batch
@@ -80,22 +74,9 @@ class Probe:
         DataLoader.__iter__ = timed  # type: ignore[assignment,method-assign]
         self._stack.callback(lambda: setattr(DataLoader, "__iter__", iterate))
 
-    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self._depth += 1
-        if self._depth > 1:  # parts of a model are called often, and cost the script nothing
-            return
-        has_more = self._model is None or len(parameters_of(module)) > len(parameters_of(self._model))
-        trains = module.training and any(p.requires_grad for p in module.parameters())
-        if trains and inputs and (has_more or module is self._model):
-            self._model, self._inputs = module, inputs
-
-    def _leave(self, *_: Any) -> None:
-        self._depth -= 1
-
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._optimizer is None:
-            self._optimizer = optimizer
-        if optimizer is not self._optimizer:
+        self._optimizers.setdefault(optimizer)
+        if optimizer is not next(iter(self._optimizers)):
             return
         self.steps += 1
         if self.steps == FIRST:
@@ -106,10 +87,11 @@ class Probe:
             self._watch.__enter__()
         elif self.steps == STEPS:
             self.finish()
+        if self._watch is not None:
+            self._watch.begin_step()
 
     def _device(self) -> torch.device:
-        assert self._optimizer is not None
-        return next((p.device for p in parameters_of(self._optimizer)), torch.device("cpu"))
+        return next((p.device for p in parameters_of(next(iter(self._optimizers)))), torch.device("cpu"))
 
     def _now(self) -> float:
         if self._device().type == "cuda":
@@ -132,18 +114,18 @@ class Probe:
 
     def report(self) -> str:
         """Return the report on what was seen."""
-        if self._optimizer is None:
+        if not self._optimizers:
             return "recipe: no step of a torch optimizer was seen: the script must train in its own process"
         device, findings = self._device(), list[Finding]()
-        findings += slow_optimizer(self._optimizer, device)
+        for optimizer in self._optimizers:
+            findings += slow_optimizer(optimizer, device)
         findings += loading(self._loader, self._share)
-        if self._model is not None:
-            model, inputs = self._model, tuple(self._inputs)
-            with torch.enable_grad(), kept_generators([device]):
-                findings += of_model(model, inputs, device)[0]
-                findings += zeroed_to_none(model, self._zeroed, inputs, device)
+        networks = self._calls.by_network
+        with torch.enable_grad(), kept_generators([device]):
+            findings += of_networks(networks, device)[0]
+            findings += zeroed_to_none(networks, self._zeroed, device)
         if self._watch is not None:
-            findings += waits(self._watch.waits, WATCHED)
+            findings += [*waits(self._watch), *clipping(self._watch)]
         told = f"seen: {self.steps} optimizer steps"
         if self._share is None:
             told += f", of {STEPS} that the doctor wants: times were not measured"

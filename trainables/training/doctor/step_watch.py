@@ -1,22 +1,25 @@
-"""Observation of training steps: waits of the host for the device, gradients set to zero, and where in the code."""
+"""Observation of training steps: where the host waits for the device, and gradients are clipped or set to zero."""
 
 from __future__ import annotations
 
 import sys
 import sysconfig
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent)
+_CLIPPING = str(Path(_TORCH) / "nn" / "utils" / "clip_grad.py")
 _LIBRARIES = sysconfig.get_paths()["stdlib"]
 #: Operations whose result the host needs, so that it waits for the device.
 _READS = {
@@ -27,11 +30,20 @@ _READS = {
 }
 
 
-class StepWatch(TorchDispatchMode):
-    """Record reads of values of one device inside the context, with the line of code.
+#: Operations by which torch.nn.utils clips: the norm, or each value's limit.
+_CLIPS = {
+    torch.ops.aten._foreach_norm.Scalar,
+    torch.ops.aten.linalg_vector_norm.default,
+    torch.ops.aten._foreach_clamp_min_.Scalar,
+    torch.ops.aten.clamp_.default,
+}
 
-    Reads that torch makes by itself count for the line that called it, except those of its optimizers, which read their
-    own counters.
+
+class StepWatch(TorchDispatchMode):
+    """Record in training steps where the host waits for a device, and where scaled gradients are clipped.
+
+    A read waits if operations of the device came after the read before it. Reads that torch makes by itself count for
+    the line that called it, except those of its optimizers, which read their own counters.
 
     Args:
         device: tensors of other devices are not waited for.
@@ -40,17 +52,70 @@ class StepWatch(TorchDispatchMode):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
+        self._busy, self._scaled = True, False  # operations from before may still run
+        self._stack = ExitStack()
+        self.steps = 0
+        """Steps that have begun."""
         self.waits: Counter[str] = Counter()
-        """Reads by ``file:line``."""
+        """Waits by ``file:line``."""
+        self.steps_of: defaultdict[str, set[int]] = defaultdict(set)
+        """The steps in which each line waited."""
+        self.clipped_scaled: set[str] = set()
+        """Lines, ``file:line``, that clip gradients which a GradScaler has not unscaled."""
+
+    def begin_step(self) -> None:
+        """Count what follows for a new step."""
+        self.steps += 1
+
+    def __enter__(self) -> Self:
+        for name, scaled in (("scale", True), ("unscale_", False), ("step", False)):
+            self._stack.enter_context(_noted(name, partial(setattr, self, "_scaled", scaled)))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._stack.close()
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: Mapping[str, Any] | None = None
     ) -> Any:
         if _is_read(operation, arguments, keywords or {}, self._device):
-            place = calling_line(sys._getframe(1))
+            place = calling_line(sys._getframe(1)) if self._busy else None
             if place is not None:
                 self.waits[place] += 1
+                self.steps_of[place].add(self.steps)
+            self._busy = False
+        elif any(isinstance(leaf, Tensor) and leaf.device.type == self._device.type for leaf in tree_leaves(arguments)):
+            self._busy = True
+            if self._scaled and operation in _CLIPS and _called_by_clipping(sys._getframe(1)):
+                self.clipped_scaled.add(calling_line(sys._getframe(1)) or "?")
         return operation(*arguments, **(keywords or {}))
+
+
+@contextmanager
+def _noted(name: str, note: Callable[[], None]) -> Iterator[None]:
+    """Call ``note`` before each call of a method of enabled gradient scalers."""
+    original = getattr(torch.amp.GradScaler, name)
+
+    def method(self: torch.amp.GradScaler, *arguments: Any, **keywords: Any) -> Any:
+        if self.is_enabled():
+            note()
+        return original(self, *arguments, **keywords)
+
+    setattr(torch.amp.GradScaler, name, method)
+    try:
+        yield
+    finally:
+        setattr(torch.amp.GradScaler, name, original)
+
+
+def _called_by_clipping(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == _CLIPPING:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_read(operation: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any], device: torch.device) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainables.training.doctor.bias_before_norm import biases_before_norms, renumbered, without_biases
+from trainables.training.doctor.model_calls import ModelCall
 
 
 class Residual(nn.Module):
@@ -130,7 +131,7 @@ def test_only_biases_without_effect_are_found(
     torch.manual_seed(0)
     model, inputs = make(), torch.randn(shape)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert biases_before_norms(model, (inputs,)) == expected
+    assert biases_before_norms(model, ModelCall((inputs,))) == expected
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
