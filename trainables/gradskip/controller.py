@@ -75,7 +75,7 @@ class GradientSkip(Status):
         """Record of the steps' cost in a script that a search runs, else None."""
         self.advice = Advice(self.settings)
         self.decisions = Decisions(optimizer, self.settings, self.advice)
-        self.step = Step(optimizer, self.decisions, self.settings, self.advice, self._stop)
+        self.step = Step(optimizer, self.decisions, self.settings, self.advice, self._stop, self._follow)
         self._given_model = model
         self._example_given = example_inputs is not None
         self._example: ExampleTrace | None = None
@@ -86,6 +86,7 @@ class GradientSkip(Status):
         self._input_check = InputGradientCheck(self.advice.input_needs_gradient)
         self._input_hook = ForwardHook(self._take_inputs)
         self._pending: dict[str, Any] | None = None
+        self._earlier: tuple[list[str], int] | None = None
         self._number()
         advise_at_begin(
             self.advice, self.settings, optimizer, self.numbering, self.decisions, given_model=model,
@@ -100,6 +101,9 @@ class GradientSkip(Status):
         if self._example is not None and numbering.wants_trace:
             numbering.trace = self._example.of(numbering.parameters)
             numbering.order_by_trace()
+        if self.stops.switched_on or self.stops.left_off:
+            self._earlier = ([numbering.name(n) for n in self.stops.switched_on], self.stops.left_off)
+            self.step.once.append(self._tell_of_earlier)
         self.decisions.begin(numbering, self.stops)
         self.step.bind(numbering, self.stops)
 
@@ -164,6 +168,11 @@ class GradientSkip(Status):
         elif self.numbering.trace is not None:
             self._input_check.watch_prefix(self.model, self.parameters, self.stops.reasons, self.numbering.trace)
 
+    def _tell_of_earlier(self) -> None:
+        """Warn of what an earlier optimizer had stopped, unless a state was loaded, which says what is stopped."""
+        if self._earlier is not None:
+            self.advice.earlier_optimizer(*self._earlier)
+
     def _needing_gradients(self) -> list[bool]:
         return [p.requires_grad for p in self.parameters]
 
@@ -172,6 +181,19 @@ class GradientSkip(Status):
         if before != self._needing_gradients():
             for told in self.on_stop:
                 told()
+
+    def _follow(self) -> None:
+        """Continue with the parameters that the optimizer has now."""
+        if self.machine.iteration == 0:
+            return self.bind()
+        reshaped = self.numbering.follow(self.optimizer.param_groups)
+        self.stops.follow()
+        if reshaped:
+            self.decisions.follow()
+            self.advice.reshaped(list(map(self.numbering.name, reshaped)))
+        for told in self.on_stop:
+            told()
+        self.step.refresh()
 
     # --- state ------------------------------------------------------------------------------------------------------
 
@@ -187,6 +209,7 @@ class GradientSkip(Status):
         """
         saved_state.check(self, state)
         before = self._needing_gradients()
+        self._earlier = None
         self.step.forget()
         self.step.skipped.forget()
         saved_state.load(self, state)

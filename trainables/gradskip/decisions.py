@@ -24,6 +24,7 @@ from trainables.gradskip.signals import (
     VarianceSignal,
 )
 from trainables.gradskip.stops import Stops
+from trainables.gradskip.variables import MEASURED_RULES
 
 
 class Decisions:
@@ -143,6 +144,14 @@ class Decisions:
         empty = not state["rule"] or not self.machine.rule.state_dict()  # no layer: a rule that does nothing
         self.machine.load_state_dict({**state, "rule": self.machine.rule.state_dict() if empty else state["rule"]})
         self.machine.rule.begin_after(self.machine.decided_through)
+
+    def follow(self) -> None:
+        """Measure and judge anew, because watched parameters have another shape; what was decided holds."""
+        if self._settings.mode in ("auto", *MEASURED_RULES):
+            state = self.machine.state_dict()
+            self.begin(self._numbering, self._stops)
+            self.machine.load_state_dict({**state, "rule": self.machine.rule.state_dict()})
+            self.machine.rule.begin_after(self.machine.decided_through)
 
     # --- a decision -------------------------------------------------------------------------------------------------
 

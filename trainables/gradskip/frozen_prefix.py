@@ -19,10 +19,11 @@ class PrefixHook(InertInCopies):
 
     Args:
         act: called with the hook's arguments; None for no action.
+        keeper: kept as long as the hook, to remove it when its optimizer is gone.
     """
 
-    def __init__(self, act: Callable[..., Any] | None = None) -> None:
-        self._act = act
+    def __init__(self, act: Callable[..., Any] | None = None, keeper: FrozenPrefix | None = None) -> None:
+        self._act, self._keeper = act, keeper
 
     def __call__(self, *args: Any) -> Any:
         return None if self._act is None else self._act(*args)
@@ -59,9 +60,17 @@ class FrozenPrefix:
     """
 
     def __init__(self, model: nn.Module | None, parameters: Sequence[Tensor], settings: Settings) -> None:
-        number_of = {id(p): number for number, p in enumerate(parameters)}
+        self._model, self._parameters = model, parameters
         self._hold = settings.norm_statistics == "hold"
         self._detach = not settings.prefix_autograd
+        self._held: dict[nn.Module, tuple[RemovableHandle, bool | None]] = {}
+        self._cut: dict[nn.Module, RemovableHandle] = {}
+        self._look()
+
+    def _look(self) -> None:
+        """Find the modules of the model and their parameters."""
+        model = self._model
+        number_of = {id(p): number for number, p in enumerate(self._parameters)}
         #: Modules to treat, with the mask of the parameters that they have.
         self._members: list[tuple[str, nn.Module, int]] = []
         self._parents: dict[str, nn.Module] = {}
@@ -77,8 +86,6 @@ class FrozenPrefix:
                     self._members.append((name, module, mask_of(number_of[id(p)] for p in own)))
             named = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
             self._shared = mask_of(number for key, number in number_of.items() if named[key] > 1)
-        self._held: dict[nn.Module, tuple[RemovableHandle, bool | None]] = {}
-        self._cut: dict[nn.Module, RemovableHandle] = {}
 
     def treat(self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool) -> None:
         """Treat the modules of this prefix, and undo the treatment of all others.
@@ -103,7 +110,7 @@ class FrozenPrefix:
     def _hold_still(self, module: nn.Module, parent: nn.Module, wanted: bool) -> None:
         if wanted and module not in self._held:
             own_mode = module.training != parent.training  # the user keeps this norm in another mode than its parent
-            hook = PrefixHook(normalise_as_in_evaluation)
+            hook = PrefixHook(normalise_as_in_evaluation, self)
             self._held[module] = (module.register_forward_pre_hook(hook), module.training if own_mode else None)
         elif not wanted and module in self._held:
             handle, mode = self._held.pop(module)
@@ -112,13 +119,18 @@ class FrozenPrefix:
 
     def _detach_output(self, module: nn.Module, wanted: bool) -> None:
         if wanted and module not in self._cut:
-            self._cut[module] = module.register_forward_hook(PrefixHook(detach_output))
+            self._cut[module] = module.register_forward_hook(PrefixHook(detach_output, self))
         elif not wanted and module in self._cut:
             self._cut.pop(module).remove()
 
     def release(self) -> None:
-        """Undo everything, before another state is loaded."""
+        """Undo everything, before another state is loaded or another optimizer has the parameters."""
         self.treat((), (), None, cut=False)
+
+    def follow(self) -> None:
+        """Undo everything, and look again at a model in which modules or parameters were replaced."""
+        self.release()
+        self._look()
 
 
 def _is_norm(module: nn.Module) -> bool:

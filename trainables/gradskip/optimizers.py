@@ -65,7 +65,9 @@ def _refuse_late_group(gradskip: GradientSkip) -> None:
     if gradskip.iteration > 0:
         raise RuntimeError(
             "a parameter group must be added before the first step of a gradient-skip optimizer, got one at "
-            f"iteration {gradskip.iteration}: build a new optimizer"
+            f"iteration {gradskip.iteration}: give all parameters at the start, those that train later in groups of "
+            "their own with requires_grad off, and switch it on when they begin; this keeps the state, which a new "
+            "optimizer does not have"
         )
 
 

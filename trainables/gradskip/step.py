@@ -39,6 +39,7 @@ class Step:
         settings: of the rule.
         advice: warns of lost gradients, and of stopped parameters that the user has switched on.
         on_stopped: called after a stop, before the step returns.
+        on_replaced: called before a step in which the optimizer has other parameters than before.
     """
 
     def __init__(
@@ -48,19 +49,20 @@ class Step:
         settings: Settings,
         advice: Advice,
         on_stopped: Callable[[int], None],
+        on_replaced: Callable[[], None],
     ) -> None:
         self._optimizer = optimizer
         self._decisions = decisions
         self._settings = settings
         self._advice = advice
-        self._on_stopped = on_stopped
+        self._on_stopped, self._on_replaced = on_stopped, on_replaced
         self._is_linear = is_linear_in_lr(optimizer)
         self.before: list[StepListener] = []
         """Called before each step of the optimizer."""
         self.after: list[StepListener] = []
         """Called after each step that did not raise."""
         self.once: list[Callable[[], None]] = []
-        """Called before the next step after a stop."""
+        """Called once, before the next step."""
         self._plan: StepPlan | None = None
         self.groups = GroupChanges()
         """Temporary changes of the optimizer's groups during a step."""
@@ -84,11 +86,13 @@ class Step:
         @functools.wraps(getattr(inner, "__func__", inner))
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             machine = self._decisions.machine
+            captured = torch.backends.cuda.is_built() and torch.cuda.is_current_stream_capturing()
+            ordinary = not (captured or self._busy) and machine.iteration < self.due
             # A fused optimizer gets found_inf from GradScaler for each step.
-            if not self._busy and machine.iteration < self.due and "found_inf" not in optimizer.__dict__:
+            if ordinary and "found_inf" not in optimizer.__dict__:
                 machine.iteration += 1
                 return inner(*args, **kwargs)
-            self._begin(args, kwargs)
+            self._begin(args, kwargs, captured=captured)
             if self._clean and has_closure(args, kwargs):
                 args, kwargs = self._guarded(args, kwargs)
             try:
@@ -129,6 +133,7 @@ class Step:
             self._clean
             or self._decisions.signal.every_step
             or self._numbering.records
+            or self.once
             or self.before
             or self.after
             or self._expected
@@ -141,15 +146,21 @@ class Step:
 
     # --- before -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, args: Any, kwargs: Any) -> None:
+    def _begin(self, args: Any, kwargs: Any, *, captured: bool) -> None:
+        if not self._numbering.follows(self._optimizer.param_groups):
+            self._on_replaced()
         if self._numbering.records:
             self._numbering.end_recording_at_step()
         closure = has_closure(args, kwargs)
         if self._clean:
             self._enforce(not closure)
-            while self.once:
-                self.once.pop()()
+        while self.once:
+            self.once.pop()()
         decisions = self._decisions
+        if captured:  # by a CUDA graph: the step does not run now, and its replays do not pass here
+            if decisions.can_stop_more():
+                self._advice.captured()
+            return self._arrange(())
         found_inf = self._optimizer.__dict__.get("found_inf")
         if decisions.signal.every_step:
             if closure:

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.weak import WeakIdKeyDictionary
 
+from trainables.gradskip.claims import Claim
 from trainables.gradskip.frozen_prefix import FrozenPrefix
 from trainables.gradskip.numbering import Numbering
 from trainables.gradskip.settings import Settings
@@ -38,10 +38,6 @@ LOOKS_A_STEP = 256
 
 #: Reasons that come from Gradient-Skip itself.
 OURS = Reason.RULE | Reason.UPSTREAM
-
-
-#: Parameters stopped by any Gradient-Skip: it was not the user who switched their ``requires_grad`` off.
-_SWITCHED_OFF = WeakIdKeyDictionary()
 
 
 class Stops:
@@ -69,9 +65,9 @@ class Stops:
         self._prefix = FrozenPrefix(numbering.model, parameters, settings)
         self._still: list[Tensor] = []  # the parameters that we have stopped
         self._looked_at = 0  # how many of them were checked since the first
-        for parameter in parameters:
-            if parameter.requires_grad:
-                _SWITCHED_OFF.pop(parameter, None)  # its user trains it again
+        self._claim = Claim(self._prefix.release)
+        self.switched_on, self.left_off = self._take()
+        """Numbers of what an earlier optimizer had stopped, and how many more of it this optimizer does not have."""
         self._frozen: list[Tensor] = []  # by the user, if the prefix's treatment depends on it
         self._moving: list[tuple[list[Tensor], list[Tensor]]] = []  # each group's parameters, and those not stopped
         self.look_at_user()
@@ -139,7 +135,7 @@ class Stops:
 
     def look_at_user(self) -> None:
         """Note what the user has frozen or unfrozen since the last check, and stop stopped parameters again."""
-        changed = False
+        changed = woken = False
         for number, parameter in enumerate(self._parameters):
             reason = self._reasons.get(number)
             if reason is None:
@@ -152,11 +148,22 @@ class Stops:
                     self.unfrozen.add(number)
                     changed = True
             elif parameter.requires_grad != self._is_kept(number):
-                parameter.requires_grad_(self._is_kept(number))
-        if changed:
-            self.user_changes += 1
-            if self.any:
-                self._arrange()
+                woken = True
+        self.user_changes += changed
+        if (changed or woken) and self.any:
+            self._arrange()
+
+    def _take(self) -> tuple[list[int], int]:
+        """Take the parameters from earlier optimizers, and switch on what they or this one have switched off.
+
+        Returns:
+            numbers of those that were off, and how many others the earlier optimizers leave switched off.
+        """
+        taken, left = self._claim.take(self._parameters)
+        off = [number for number in taken if not self._parameters[number].requires_grad]
+        for number in off:
+            self._parameters[number].requires_grad_(True)
+        return off, left
 
     def stop(self, numbers: Iterable[int]) -> None:
         """Stop these parameters for the rule, and what `CAC_PREFIX_AUTOGRAD=0` stops with them."""
@@ -164,6 +171,12 @@ class Stops:
         for number in numbers:
             if self.user_trains(number):
                 self._reasons[number] = self._reasons.get(number, Reason(0)) | Reason.RULE
+        self._arrange()
+
+    def follow(self) -> None:
+        """Stop the parameters that have taken the numbers of stopped ones."""
+        self._prefix.follow()
+        self.look_at_user()
         self._arrange()
 
     def _arrange(self) -> None:
@@ -175,7 +188,7 @@ class Stops:
             parameter = self._parameters[number]
             if parameter.requires_grad != self._is_kept(number):
                 parameter.requires_grad_(self._is_kept(number))
-            _SWITCHED_OFF[parameter] = True
+            self._claim.add(parameter)
             if not self._settings.reference:
                 parameter.grad = None
                 self._optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
@@ -232,6 +245,7 @@ class Stops:
     def _enforce_all(self) -> list[int]:
         before = set(self.numbers)
         woken = [n for n in sorted(before) if self._parameters[n].requires_grad and not self._is_kept(n)]
+        woken = [n for n in woken if self._claim.has(self._parameters[n])]  # else another optimizer has taken it
         for parameter in self._still:
             parameter.grad = None
         self.look_at_user()
@@ -273,10 +287,7 @@ class Stops:
             stopped: further numbers that the rule has stopped since.
         """
         # If this or an earlier optimizer has stopped parts of the model, they do not count as frozen by the user.
-        for number, parameter in enumerate(self._parameters):
-            if (self.holds(number) or parameter in _SWITCHED_OFF) and not parameter.requires_grad:
-                parameter.requires_grad_(True)
-            _SWITCHED_OFF.pop(parameter, None)
+        self._take()
         self._reasons.clear()
         self._still, self._frozen, self._moving = [], [], []
         self._prefix.release()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from conv_models import Reversed, conv_model
-from loops import EAGER, SHRINKING, equal, train, weights
+from loops import EAGER, OFF, SHRINKING, equal, train, weights
 from torch import Tensor, nn
 
-from trainables.gradskip import SGD, Settings
+from trainables.gradskip import SGD, Settings, wrap
 from trainables.gradskip.stops import Reason
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -40,6 +40,31 @@ class TestUnfreezing:
         # Without autograd in the prefix no gradient can reach it: it is stopped with the rest, and that is said.
         assert moved[:1] + moved[2:] == [prefix_autograd] + [False] * 3 + [True] * 6  # 1: a bias before a norm
         assert model[0].weight.requires_grad == prefix_autograd
+
+    @pytest.mark.parametrize("make", [lambda p: SGD(p, settings=OFF), lambda p: wrap(torch.optim.SGD(p), OFF)])
+    def test_a_group_that_trains_later_as_the_refusal_of_a_late_one_says(self, make: Any) -> None:
+        """Bit for bit as torch's own optimizer with the group added then."""
+
+        def later_group(model: Any) -> dict[str, Any]:
+            return {"params": list(model[:3].parameters()), "lr": 0.02}
+
+        plain: Any = conv_model()
+        theirs = torch.optim.SGD([{"params": list(plain[3:].parameters()), "lr": 0.1, "momentum": 0.9}])
+        model: Any = conv_model()
+        model[:3].requires_grad_(False)
+        plain[:3].requires_grad_(False)
+        early = {"params": list(model[3:].parameters()), "lr": 0.1, "momentum": 0.9}
+        optimizer = make([early, later_group(model)])
+        train(plain, theirs, 3)
+        train(model, optimizer, 3)
+        with pytest.raises(RuntimeError, match=r"give all parameters at the start, .* with requires_grad off, and"):
+            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+        model[:3].requires_grad_(True)
+        plain[:3].requires_grad_(True)
+        theirs.add_param_group(later_group(plain))
+        train(plain, theirs, 3, start=3)
+        train(model, optimizer, 3, start=3)
+        assert equal(weights(model), weights(plain))
 
     def test_unless_the_rule_has_stopped_it_as_well(self) -> None:
         model: Any = conv_model()

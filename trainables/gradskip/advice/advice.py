@@ -134,6 +134,45 @@ class Advice:
             f"layers and part of the saving is lost{way}",
         )
 
+    def captured(self) -> None:
+        """Warn that a CUDA graph captures a step, while stops may still come."""
+        self._say(
+            "captured",
+            "optimizer.step() is captured in a CUDA graph, whose replays decide no stop and count no iteration: "
+            "capture the forward and backward pass alone, call step() after each replay, and capture anew after each "
+            "stop (optimizer.gradskip.on_stop)",
+        )
+
+    def reshaped(self, names: Sequence[str]) -> None:
+        """Warn that parameters were replaced by others of another shape."""
+        self._say(
+            "reshaped",
+            f"{some(names, 5)} ha{'s' if len(names) == 1 else 've'} another shape than before: what has stopped stays "
+            "stopped, and the rule begins anew with what has not",
+        )
+
+    def earlier_optimizer(self, switched_on: Sequence[str], left: int) -> None:
+        """Warn of parameters that an earlier gradient-skip optimizer had stopped.
+
+        Args:
+            switched_on: names of those of this optimizer, which train again.
+            left: number of those that this optimizer does not have.
+        """
+        if switched_on:
+            self._say(
+                "earlier",
+                f"{some(switched_on, 5)}: stopped by an earlier gradient-skip optimizer of this model, and trained "
+                "again by this one. To keep them still, load the earlier one's state, or switch requires_grad off "
+                "after building this one",
+            )
+        if left:
+            self._say(
+                "earlier left",
+                f"{left} parameter{'s' * (left != 1)} that an earlier gradient-skip optimizer of this model stopped "
+                f"{'is' if left == 1 else 'are'} not in this one and stay{'s' * (left == 1)} still: to train "
+                f"{'it' if left == 1 else 'them'} again, give all parameters, also those with requires_grad off",
+            )
+
     def other_rule(self, saved: str, asked: str) -> None:
         """Warn that the loaded state belongs to another rule, or to one over other layers."""
         self._say(
