@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.trace_replay.predicted import Predicted, spared, trains_after
+from analysis.trace_replay.step_by_step import replay_one
 from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig
 from trainables.gradskip.layer_plan import Unit
@@ -65,7 +67,21 @@ def replay_auto(trace: RunTrace, config: TrialConfig, numbers: AutoNumbers) -> P
     Raises:
         UserError: the study has not recorded the plan of layers or the costs for these settings.
     """
-    return _Replay(trace, config, numbers).run()
+    replay = _Replay(trace, config, numbers)
+    found = replay.run()
+    for row in np.flatnonzero(replay.still):
+        own = {name: getattr(numbers, name)[row].item() for name in _FIELDS}
+        one = replace(config, **{_FIELDS[name]: value for name, value in own.items()})
+        found.put(np.array([row]), replay_one(trace, one))
+    return found
+
+
+#: Fields of a configuration by those of `AutoNumbers`.
+_FIELDS = {
+    **{name: f"CAC_VAR_{name.upper()}" for name in ("start_itr", "start_thr", "mt_count_thr", "mt_thr", "slope_thr")},
+    "interval": "CAC_VAR_SAMPLES",
+    "braking": "CAC_BRAKING_DISTANCE",
+}
 
 
 class _Replay:
@@ -79,6 +95,8 @@ class _Replay:
         self._found = Predicted.nothing(count, trace)
         self._anchor = np.full(count, -1, np.int64)  # iteration at which the current target became current
         self._due = next_examination(numbers.start_itr, numbers.interval)
+        self.still = np.zeros(count, bool)
+        """Settings that may pass over a layer which does not move, which is not replayed here."""
 
     def run(self) -> Predicted:
         stopped = self._trace.trains
@@ -119,6 +137,10 @@ class _Replay:
                 anchor=None if first else int(self._anchor[leader]),
             )
             missing = _first(~known[looks])
+            read = values[looks[:missing]]
+            same = read[1:] == read[:-1]
+            if (same[1:] & same[:-1]).any():
+                self.still[rows] = True
             seen = Curve.of(looks[:missing], values[looks[:missing]], single_precision=single)
             places, rules[members] = seen.stops(self._numbers, rows, first=first, single_precision=False)
             fired = places < missing

@@ -171,6 +171,8 @@ class Decisions:
         plan = machine.step(self._signal_of)
         if looks:
             self.signal.measured()
+            if passed := getattr(machine.rule, "passed", ()):
+                self._advice.passed_over([self._numbering.name(self._unit_at[end].number) for end in passed])
         if plan.decision is not None:
             self.events.append(self.blueprint.event(iteration, plan.decision, self._settings))
             groups = self._optimizer.param_groups

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -43,9 +44,38 @@ def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
     return output
 
 
-def normalise_as_in_evaluation(module: nn.Module, _args: Any) -> None:
-    """Make a norm use its running statistics (forward pre-hook), whatever ``model.train()`` has set since."""
-    module.training = False
+class HeldNorm:
+    """Make a norm use its running statistics (forward pre-hook), whatever ``model.train()`` has set since.
+
+    Statistics that are collected anew are not held: while the momentum is another than before
+    (`torch.optim.swa_utils.update_bn` sets None), and from a reset until the next evaluation.
+
+    Args:
+        norm: to hold.
+        parent: module whose mode the norm has while it collects.
+    """
+
+    def __init__(self, norm: Any, parent: nn.Module) -> None:
+        self._parent = parent
+        self._momentum = getattr(norm, "momentum", None)
+        self._version = norm.running_mean._version
+        self._was_reset = False
+
+    def __call__(self, norm: Any, _args: Any) -> None:
+        collects = getattr(norm, "momentum", None) != self._momentum
+        # A compiled norm is not looked at so closely, for that would compile it anew in each step.
+        if not torch.compiler.is_compiling():
+            collects = collects or self._collects_after_reset(norm)
+        norm.training = collects and self._parent.training
+
+    def _collects_after_reset(self, norm: Any) -> bool:
+        version = norm.running_mean._version
+        if version != self._version:
+            self._version = version
+            count = getattr(norm, "num_batches_tracked", None)
+            self._was_reset = self._was_reset or (count is not None and int(count) == 0)
+        self._was_reset = self._was_reset and self._parent.training
+        return self._was_reset
 
 
 class FrozenPrefix:
@@ -110,7 +140,7 @@ class FrozenPrefix:
     def _hold_still(self, module: nn.Module, parent: nn.Module, wanted: bool) -> None:
         if wanted and module not in self._held:
             own_mode = module.training != parent.training  # the user keeps this norm in another mode than its parent
-            hook = PrefixHook(normalise_as_in_evaluation, self)
+            hook = PrefixHook(HeldNorm(module, parent), self)
             self._held[module] = (module.register_forward_pre_hook(hook), module.training if own_mode else None)
         elif not wanted and module in self._held:
             handle, mode = self._held.pop(module)

@@ -88,7 +88,7 @@ def load(skip: Status, state: dict[str, Any]) -> None:
     if numbering.order != saved_order and machine["iteration"] > 0:
         machine.update(_through(numbering.order, {*stopped, *state["stops"]["rule"]}))
     fresh_rule = decisions.machine.rule.state_dict()
-    fits = same and machine["rule"].keys() == fresh_rule.keys()
+    fits = same and machine["rule"].keys() <= fresh_rule.keys()  # older states lack some
     decisions.machine.load_state_dict({**machine, "rule": machine["rule"] if fits else fresh_rule})
     if fits:
         decisions.signal.load_state_dict(state["signal"])

@@ -119,6 +119,15 @@ class Advice:
             "(optimizer.gradskip.stopped)",
         )
 
+    def passed_over(self, names: Sequence[str]) -> None:
+        """Warn that the rule has passed over layers that do not move."""
+        self._say(
+            "passed " + ",".join(names),
+            f"{some(names, 5)} do{'es' if len(names) == 1 else ''} not move (no gradient, or a learning rate of 0): "
+            "passed over, and stopped with the next layer that stops. What is to train later: switch its "
+            "requires_grad off until then",
+        )
+
     def nan(self, name: str) -> None:
         """Warn that a watched weight contains a NaN."""
         self._say("nan", f"the weights of {name} hold a NaN: their variance is NaN and stops nothing")

@@ -95,6 +95,7 @@ class AutoRule(InOrder):
         self.forget_target()
 
     def forget_target(self) -> None:
+        super().forget_target()
         self.peak, self.peak_updates = 0.0, 0
 
     def first_stop(self) -> int:
@@ -117,13 +118,15 @@ class AutoRule(InOrder):
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         if not self.due(iteration):
             return None
-        target = self.targets[self.position]
-        verdict = self._examine(signal_of(target))
+        if self.settings.reference:
+            variance = signal_of(self.targets[self.position])
+        else:
+            variance = self.moving_signal(iteration, signal_of)
+        verdict = self._examine(variance)
         if verdict is None:
             return None
         rule, ratio = verdict
-        self.position += 1
-        self.forget_target()
+        target = self.stop_target()
         if self.position < len(self.targets):
             self._examine(signal_of(self.targets[self.position]))
         return Decision(layer=target, rule=rule, ratio=ratio)
@@ -140,7 +143,7 @@ class AutoRule(InOrder):
         return (rule, ratio) if ratio < self._round(threshold) else None
 
     def _threshold(self) -> tuple[str, float]:
-        if self.position == 0:
+        if self.position == len(self.passed):  # no target has stopped
             return "start", self.settings.start_thr
         if self.peak_updates > self.settings.mt_count_thr:
             return "mountain", self.settings.mt_thr

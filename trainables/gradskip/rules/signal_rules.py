@@ -63,13 +63,18 @@ class GradientNormRule(_Timed):
         self.compared = tuple(compared)
         self.before: dict[int, float] = {}
 
+    def unmoved(self, before: float, now: float) -> bool:
+        return before == now == 0  # no gradient
+
     def first_stop(self) -> int:
         return self.start + self.interval if self.targets else NEVER  # a change needs two measurements
 
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         if self.next_due(iteration) != iteration:
             return None
-        norms = {layer: signal_of(layer) for layer in (*self.targets[self.position :], *self.compared)}
+        layers = (*self.passed, *self.targets[self.position :], *self.compared)
+        norms = {layer: signal_of(layer) for layer in layers}
+        self.moving_signal(iteration, norms.__getitem__)
         before, self.before = self.before, norms
         changes = {
             layer: abs(before[layer] - norm) / before[layer] if before[layer] else math.nan
@@ -83,9 +88,8 @@ class GradientNormRule(_Timed):
         found = None
         # A layer that was not measured before, because the user has just unfrozen it, has no change yet.
         while self.position < len(self.targets) and changes.get(self.targets[self.position], math.nan) <= limit:
-            layer = self.targets[self.position]
+            layer = self.stop_target()
             found = Decision(layer=layer, rule="gradient_norm", ratio=changes[layer])
-            self.position += 1
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,6 +115,9 @@ class GradientVarianceRule(_Timed):
         super().__init__(settings, targets)
         self.noise = settings.rule_noise
 
+    def unmoved(self, before: float, now: float) -> bool:
+        return math.isnan(before) and math.isnan(now)  # no gradient
+
     def first_stop(self) -> int:
         return self.start + self.interval if self.targets else NEVER
 
@@ -118,9 +125,12 @@ class GradientVarianceRule(_Timed):
         if self.next_due(iteration) != iteration or iteration == self.start:
             return None  # at the start the steps before it are forgotten
         found = None
-        while self.position < len(self.targets) and (noise := signal_of(self.targets[self.position])) >= self.noise:
-            found = Decision(layer=self.targets[self.position], rule="gradient_variance", ratio=noise)
-            self.position += 1
+        noise = self.moving_signal(iteration, signal_of)
+        while noise >= self.noise:
+            found = Decision(layer=self.stop_target(), rule="gradient_variance", ratio=noise)
+            if self.position == len(self.targets):
+                break
+            noise = signal_of(self.targets[self.position])
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -149,7 +159,11 @@ class PlasticityRule(_Timed):
         self.has_reference = False
         self.forget_target()
 
+    def unmoved(self, before: float, now: float) -> bool:
+        return before == now == 0  # its representation is that of an interval before
+
     def forget_target(self) -> None:
+        super().forget_target()
         self.values: list[float] = []
         self.averages: list[float] = []
         self.steepest = 0.0
@@ -161,8 +175,7 @@ class PlasticityRule(_Timed):
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         if self.next_due(iteration) != iteration:
             return None
-        layer = self.targets[self.position]
-        value = signal_of(layer)
+        value = self.moving_signal(iteration, signal_of)
         if not self.has_reference:  # the first measurement only creates the copy to compare with
             self.has_reference = True
             return None
@@ -177,9 +190,7 @@ class PlasticityRule(_Timed):
         if steepness >= self.tolerance * self.steepest:
             return None
         ratio = steepness / self.steepest
-        self.position += 1
-        self.forget_target()
-        return Decision(layer=layer, rule="plasticity", ratio=ratio)
+        return Decision(layer=self.stop_target(), rule="plasticity", ratio=ratio)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -74,7 +74,8 @@ def with_learned_ranges(context: SpaceContext, trace: RunTrace, configs: Iterabl
         ):
             continue
         blueprint = trace.blueprint(config)
-        for place, unit in enumerate(blueprint.plan.units[: blueprint.stoppable]):
+        units = blueprint.plan.units[: blueprint.stoppable]
+        for place, unit in enumerate(unit for unit in units if _moves(_variances(trace, config, unit))):
             ratios = ratios_of(trace, blueprint, config, unit)
             (laters if place else firsts).append(float(np.min(ratios, initial=np.inf)))
             if place == 0:
@@ -98,6 +99,11 @@ def ratios_of(trace: RunTrace, blueprint: Blueprint, config: TrialConfig, unit: 
 def _variances(trace: RunTrace, config: TrialConfig, unit: Unit) -> NDArray[np.float64]:
     values, there = trace.dense.signal(signal_name(config.gradskip_settings(), unit.watched))
     return values[: math.ceil(USEFUL_SHARE * trace.total_steps)] if there.any() else values[:0]
+
+
+def _moves(variances: NDArray[np.float64]) -> bool:
+    """Return whether a layer may move; the rule passes over one that does not."""
+    return len(variances) == 0 or bool((variances != variances[0]).any())
 
 
 def _latest_start(trace: RunTrace, blueprint: Blueprint, config: TrialConfig, unit: Unit) -> int:
