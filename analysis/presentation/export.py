@@ -16,6 +16,7 @@ from analysis.presentation.env_file import environment_lines
 from analysis.presentation.length_text import cut_words, length_lines
 from analysis.presentation.schedule_text import compresses, schedule_text
 from analysis.presentation.summary_text import comment_lines, config_of, searched_options, settings_text
+from analysis.presentation.time_text import time_beside
 from analysis.quality_words import axis_words, drop_text, drop_unit, drop_words, metric_words, value_text
 from trainables.errors import UserError, unknown_name
 from trainables.quality import Quality
@@ -97,6 +98,7 @@ def _about(row: pd.Series, info: StudyInfo) -> list[str]:
         f"tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {int(row['seed'])}",
         f"trial {row['trial']}: {saved_words(saving_of(row))} {percent(saved_of_one(row))}, {metric_words(quality)} "
         f"{value_text(row[quality.name], quality)}, {drop_words(quality)} {lost}",
+        *([time] if (time := time_beside(row)) else []),
         *([f"with these options of the workload: {searched_options(row)}"] if searched_options(row) else []),
         *([f"trained {cut_words(row)}"] if cut_words(row) else []),
         f"One seed. {'Epochs' if row['method'] == 'compression' else 'Iterations'} are those of a run of this length.",

@@ -27,6 +27,7 @@ from analysis.presentation.networks_text import networks_text
 from analysis.presentation.other_seeds_text import and_sure, less_sure, one_seed
 from analysis.presentation.recipe_text import recipe_text
 from analysis.presentation.schedule_text import compresses, schedule_text
+from analysis.presentation.time_text import time_beside
 from analysis.quality_words import allowed_text, drop_text, drop_words, metric_words, value_text
 from trainables.config import TrialConfig, field_kinds
 from trainables.gradients.fields import ESTIMATORS, estimator_in
@@ -126,7 +127,7 @@ def headline(
         text = f"With {searched_options(best)}, against the baseline of these options: {text[0].lower()}{text[1:]}"
     unsure = less_sure(without_refuted(ranking, confirmation), saved_of_one(best), sure) if again is None else ""
     retrained = _not_retrained(ranking, best, confirmation)
-    parts = [text, unsure, retrained, _shorter_does_it(best, line, confirmed=confirmed)]
+    parts = [text, time_beside(best), unsure, retrained, _shorter_does_it(best, line, confirmed=confirmed)]
     return " ".join(part for part in parts if part)
 
 
@@ -309,6 +310,7 @@ def about_answer(
         f"{value_text(best[quality.name], quality)}, {drop_words(quality)} {drop_text(best[quality.drop], quality)} "
         f"(allowed {words.allowed})",
         *([f"# With these options of the workload: {searched_options(best)}"] if searched_options(best) else []),
+        *comment_lines(time_beside(best).rstrip(".")),
         *_shorter_line(best, line),
         *comment_lines(same_run),
     ]

@@ -18,6 +18,7 @@ import search_spaces
 from analysis.io.layout import StudyInfo
 from analysis.io.studies import to_frame
 from analysis.metrics.other_seeds import with_holds
+from analysis.presentation.export import export_trial
 from analysis.presentation.markdown_report import report_markdown
 from analysis.presentation.ranked_table import ranked_table, stop_table
 from analysis.presentation.summary_text import best_env, config_of, headline, settings_text
@@ -41,7 +42,7 @@ LINEAR = {
 def record(number: int, accuracy: float, saved: float, role: str = "search", **config: Any) -> dict[str, Any]:
     kinds = {"int64": 1, "Int64": 1, "float64": 1.0, "string": "[]"}
     row = {m.name: kinds[m.dtype] for m in ROW} | MODEL_DEFAULTS | METHOD_DEFAULTS
-    row |= {"accuracy": accuracy, "test_accuracy": accuracy, "compute_saved": saved}
+    row |= {"accuracy": accuracy, "test_accuracy": accuracy, "compute_saved": saved, "train_time_s": 1 - saved}
     method = "none" if role == "baseline" else "gradskip"
     return {
         "trial": number, "role": role, "status": "completed", "error": None, "row": row,
@@ -71,6 +72,19 @@ def test_headline_states_what_can_be_skipped_at_what_drop() -> None:
         "You can skip 31.0 % of the training compute at a loss of 0.30 points in validation accuracy "
         "(allowed: 0.50 points). One seed, not confirmed."
     )
+
+
+@pytest.mark.parametrize(("time_s", "words"), [(1.27, "27.0 % longer than"), (0.9, "10.0 % less time than"), (1, "as")])
+def test_time_is_given_beside_flops_that_say_another_thing(time_s: float, words: str) -> None:
+    trial = record(1, 0.967, 0.26, **VARIABLES)
+    trial["row"]["train_time_s"] = time_s
+    ranking = analysis.rank(study(trial))
+    best = analysis.best(ranking)
+    assert best is not None
+    said = f"Its training took {words} "
+    assert said in headline(ranking, best, 0.005)
+    assert f"# {said}" in best_env(INFO, best, 0.005)
+    assert f"# {said}" in export_trial(best, INFO, "env")
 
 
 def test_the_answer_holds_on_another_seed_and_what_saves_more_but_does_not_is_told() -> None:
