@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
@@ -18,6 +20,8 @@ import psutil
 LINE_CHARACTERS = 2**20
 #: Maximum number of bytes read from a log's end.
 TAIL_BYTES = 2**18
+#: Seconds between two looks for a report while stdout is silent, and lines of stdout that are read ahead.
+_LOOK_S, _WAITING_LINES = 0.1, 10_000
 #: Seconds to wait for a killed process to disappear.
 KILL_S = 10.0
 
@@ -34,15 +38,22 @@ class ScriptProcess:
             ``PYTHONUNBUFFERED=1`` is added unless it is given, because Python scripts would buffer their lines.
         cwd: the command's working directory.
         log: a file to which stdout and stderr are appended as they arrive.
+        reports: a file, made empty here, whose lines come among those of stdout; None for none.
 
     Raises:
         OSError: the log cannot be opened, a folder does not exist, or no process can be started.
     """
 
-    def __init__(self, command: str, *, environment: Mapping[str, str], cwd: Path, log: Path) -> None:
+    def __init__(
+        self, command: str, *, environment: Mapping[str, str], cwd: Path, log: Path, reports: Path | None = None
+    ) -> None:
         self._log = log.absolute()
+        self._reports = None
         self._waiting = threading.Lock()
         with self._log.open("ab") as end_of_log, ExitStack() as on_failure:
+            if reports is not None:
+                reports.write_bytes(b"")
+                self._reports = on_failure.enter_context(reports.open(encoding="utf-8", errors="replace"))
             self._log_start = end_of_log.tell()
             self._guard, theirs = socket.socketpair()
             on_failure.enter_context(self._guard)
@@ -81,7 +92,7 @@ class ScriptProcess:
         self.close()
 
     def lines(self) -> Iterator[str]:
-        r"""Return the lines of stdout as they arrive, without their ends, until the command has ended.
+        r"""Return the lines of stdout, and of the reports, as they arrive, without ends, until the command has ended.
 
         Every call returns the same iterator, so that one loop can continue where another stopped. It ends when all
         processes have closed stdout, at the latest a second after the command itself, and after `close`. Bytes that are
@@ -105,11 +116,49 @@ class ScriptProcess:
         self._wait(all_gone=True, timeout_s=max(0.0, grace_s) + KILL_S)
         self._guard.close()
         self._output.close()
+        if self._reports is not None:
+            self._reports.close()
 
     def _read_lines(self) -> Iterator[str]:
         with suppress(ValueError):  # closed meanwhile
-            yield from cut_lines(self._output.readline)
+            if self._reports is None:
+                yield from cut_lines(self._output.readline)
+            else:
+                yield from self._with_reports(self._reports)
         self._wait(all_gone=False, timeout_s=None)
+
+    def _with_reports(self, reports: TextIO) -> Iterator[str]:
+        """Yield lines of stdout and reports; a line of stdout that has not ended must not delay a report."""
+        arrived: queue.Queue[str | None] = queue.Queue(_WAITING_LINES)
+
+        def put(line: str | None) -> None:
+            while not self._output.closed:  # else nobody takes it any more
+                with suppress(queue.Full):
+                    return arrived.put(line, timeout=_LOOK_S)
+
+        def read() -> None:
+            with suppress(ValueError):  # closed meanwhile
+                for line in cut_lines(self._output.readline):
+                    put(line)
+            put(None)
+
+        threading.Thread(target=read, daemon=True).start()
+        begun = ""
+        ended = False
+        while not ended and not self._output.closed:
+            line = None
+            try:
+                line = arrived.get(timeout=_LOOK_S)
+                ended = line is None
+            except queue.Empty:
+                pass
+            for part in reports:
+                begun += part
+                if begun.endswith("\n"):
+                    yield begun[:-1]
+                    begun = ""
+            if line is not None:
+                yield line
 
     def _wait(self, *, all_gone: bool, timeout_s: float | None) -> None:
         """Wait until the exit status is known, or until no process of the script runs."""

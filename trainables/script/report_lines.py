@@ -1,4 +1,4 @@
-"""Reports that a script prints: one JSON object per line.
+"""Reports of a script, printed or put into the trial's file: one JSON object per line.
 
 A line is a report if it is a JSON object with the study's metric, such as ``accuracy``, or with the marker ``tune_cac``
 (its value is ignored) where that is not known yet. Anything else that a script prints is ignored.
@@ -24,6 +24,8 @@ COUNTS = ("step", "epoch", "executed_flops", "dense_flops")
 #: Keys whose values are JSON objects.
 OBJECTS = ("gradskip",)
 MARKER = "tune_cac"
+#: The file of a trial into which `tune_cac.report` puts its lines.
+REPORTS_FILE = "reports.jsonl"
 #: Integers with more digits are read as floats, and as infinite beyond the largest float, as ``1e999`` is.
 _INT_DIGITS = 300
 

@@ -1,4 +1,4 @@
-"""`tune_cac.report` for users' scripts: prints one line of metrics that a search reads."""
+"""`tune_cac.report` for users' scripts: one line of metrics that a search reads."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import os
 import sys
 from typing import Any
 
-from trainables.script.report_lines import format_report
+from trainables.gradskip.script_counting.trace_file import TRIAL_FOLDER
+from trainables.script.report_lines import REPORTS_FILE, format_report
 
 
 def report(*, accuracy: Any = None, step: Any = None, **metrics: Any) -> None:
     """Report metrics of the training to a search; outside of a search it prints the same line.
+
+    In a search the line goes into a file of the trial, so that nothing else that is printed can spoil it, and is
+    printed with a word before it. Where that file is not there, as in a container, it is printed as outside.
 
     The report includes what the gradient-skip optimizers have counted. Of several processes that train together
     (torch.distributed, or a launcher that sets RANK and WORLD_SIZE) only the first one reports, for all: its FLOPs and
@@ -37,7 +41,24 @@ def report(*, accuracy: Any = None, step: Any = None, **metrics: Any) -> None:
         counted = process_summary(processes)
         if counted is not None:
             values["gradskip"] = counted
-    print(format_report(**values), flush=True)
+    line = format_report(**values)
+    print(f"tune_cac.report: {line}" if _put_in_file(line) else line, flush=True)
+
+
+def _put_in_file(line: str) -> bool:
+    """Append a line to the trial's file of reports; return whether there is one."""
+    folder = os.environ.get(TRIAL_FOLDER)
+    if not folder:
+        return False
+    try:
+        file = os.open(os.path.join(folder, REPORTS_FILE), os.O_WRONLY | os.O_APPEND)  # never made here
+        try:
+            data = f"{line}\n".encode()
+            return os.write(file, data) == len(data)
+        finally:
+            os.close(file)
+    except OSError:
+        return False
 
 
 def _rank_and_processes() -> tuple[int, int]:

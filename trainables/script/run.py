@@ -29,7 +29,7 @@ from trainables.savings import share_saved
 from trainables.script.launcher_output import lines_of_failed_process
 from trainables.script.placeholders import EPOCHS_VARIABLE, fill
 from trainables.script.process import ScriptProcess
-from trainables.script.report_lines import ReportError, read_report
+from trainables.script.report_lines import REPORTS_FILE, ReportError, read_report
 from trainables.storage import DiskFiles, copy_files, files_of, is_uri
 from trainables.workload_options import SCRIPT_OPTIONS, read_options
 
@@ -170,6 +170,7 @@ class ScriptRun:
             environment=environment_of(config, here, trace),
             cwd=working_directory(config),
             log=here / LOG_FILE,
+            reports=here / REPORTS_FILE,
         )
         self._rows = self._read()
 
@@ -198,6 +199,7 @@ class ScriptRun:
 
     def _read(self) -> Iterator[dict[str, Any]]:
         held: dict[str, Any] | None = None
+        early: list[dict[str, Any]] = []
         count, name = 0, self.config.quality.name
         for line in self._process.lines():
             try:
@@ -206,12 +208,22 @@ class ScriptRun:
                 raise ScriptFailed(f"the script printed a report that cannot be read: {error}") from None
             if told is None:
                 continue
+            if held is None and (takes_no_step(told) or not (early or _tells_cost(told))):
+                early.append(told)  # an evaluation before the training is no epoch
+                continue
             if held is not None:
                 yield held
             count += 1
             held = self._row(told, count)
         if self._process.returncode != 0:
             raise ScriptFailed(self._how_it_failed(self._process.returncode))
+        if held is None and early and not takes_no_step(early[-1]):
+            held = self._row(early[-1], 1)  # which says what it lacks
+        if held is None and early:
+            raise ScriptFailed(
+                f"the script reported before its first optimizer step alone ({len(early)} times): report after each "
+                "epoch of training" + self._tail()
+            )
         if held is None:
             raise ScriptFailed(
                 f"the script printed no metric: call tune_cac.report({name}=..., step=...), or print a line such as "
@@ -273,6 +285,19 @@ class ScriptRun:
             **_stops(counted),
             RUN_FACTS: json.dumps(_facts(counted, step)),
         }
+
+
+def takes_no_step(told: Mapping[str, Any]) -> bool:
+    """Return whether a report says that no optimizer step was taken before it.
+
+    >>> takes_no_step({"accuracy": 0.1, "step": 0}), takes_no_step({"accuracy": 0.5, "gradskip": {"steps": 10}})
+    (True, False)
+    """
+    return told.get("step", (told.get("gradskip") or {}).get("steps")) == 0
+
+
+def _tells_cost(told: Mapping[str, Any]) -> bool:
+    return any(name in told for name in ("executed_flops", "compute_saved", "gradskip"))
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

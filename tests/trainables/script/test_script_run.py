@@ -109,6 +109,70 @@ def test_a_script_with_our_optimizer_reports_what_it_saved(tmp_path: Path) -> No
     assert rows[-1]["peak_memory_bytes"] > 10**6
 
 
+#: A training of 6 steps in 2 epochs, with a place before and within it.
+TRAINING = """
+import sys
+import torch
+from tune_cac import gradskip as cac_optimizers
+import tune_cac as cac
+model = torch.nn.Linear(4, 2)
+{before}
+optimizer = cac_optimizers.SGD(model.parameters(), lr=0.1)
+{first}
+for step in range(6):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    if step % 3 == 2:
+        {within}
+"""
+
+
+def trained(
+    folder: Path, *, before: str = "", first: str = "", within: str, **environment: str
+) -> list[dict[str, Any]]:
+    (folder / "train.py").write_text(TRAINING.format(before=before, first=first, within=within))
+    given = " ".join(f"{name}={value}" for name, value in environment.items())
+    return rows_of(f"{given} {sys.executable} train.py", folder)
+
+
+REPORT = "cac.report(accuracy=step / 10)"
+
+
+@pytest.mark.parametrize("where", ["before", "first"])
+@pytest.mark.parametrize("environment", [{}, {"TUNE_CAC_TRIAL_DIR": "/nowhere"}])
+def test_an_evaluation_before_the_training_is_no_epoch(tmp_path: Path, where: str, environment: dict[str, str]) -> None:
+    early = {where: "cac.report(accuracy=0.05)"}
+    rows = trained(tmp_path, **early, within=REPORT, **environment)  # type: ignore[arg-type]
+    assert [(row["epoch"], row["step"], row["accuracy"]) for row in rows] == [(1, 3, 0.2), (2, 6, 0.5)]
+
+
+@pytest.mark.parametrize(
+    "within",
+    [
+        f"sys.stdout.write('evaluating ... '); {REPORT}",
+        f"sys.stdout.write('evaluating ... '); sys.stdout.flush(); {REPORT}; print('done')",
+        f"print(end='\\r50 %'); {REPORT}; print(end='\\r100 %')",
+        f"print({{'accuracy': 0.3}}); {REPORT}",
+    ],
+)
+def test_a_report_is_read_whatever_stands_on_its_line(tmp_path: Path, within: str) -> None:
+    assert [row["accuracy"] for row in trained(tmp_path, within=within)] == [0.2, 0.5]
+    assert 'tune_cac.report: {"accuracy": 0.2, ' in (tmp_path / LOG_FILE).read_text()
+
+
+def test_a_report_arrives_while_a_line_of_the_output_has_not_ended(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    wait = f"sys.stdout.write('evaluating ... '); sys.stdout.flush(); {REPORT}\n        import os, time\n"
+    wait += f"        while step == 5 and not os.path.exists({str(done)!r}): time.sleep(0.01)"
+    (tmp_path / "train.py").write_text(TRAINING.format(before="", first="", within=wait))
+    run = ScriptRun(config(f"{sys.executable} train.py", tmp_path), tmp_path)
+    assert run.train_epoch()["accuracy"] == 0.2  # given when the second report has come, and the script waits
+    done.touch()
+    assert run.train_epoch()["accuracy"] == 0.5
+    assert run.finished
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -123,7 +187,8 @@ def test_a_script_with_our_optimizer_reports_what_it_saved(tmp_path: Path) -> No
             "accuracy of a report must be a fraction.*got 91",
         ),
         ("""echo '{"accuracy": 0.9, "compute_saved": 95}'""", "compute_saved of a report must be a fraction.*got 95"),
-        ("""echo '{"accuracy": 0.9, "step": 0, "compute_saved": 0}'""", "step of a report must be >= 1, got 0"),
+        ("""echo '{"accuracy": 0.9, "step": 0, "compute_saved": 0}'""", r"first optimizer step alone \(1 times\)"),
+        ("""for i in 1 2; do echo '{"accuracy": 0.9}'; done""", "tells nothing of what it computed"),
         ("""echo '{"accuracy": 0.9, "executed_flops": -1}'""", "executed_flops of a report must be >= 0, got -1"),
         ("""echo '{"accuracy": 0.9, "executed_flops": 1, "dense_flops": 0}'""", "dense_flops .* must be > 0, got 0"),
         ("no-such-program-at-all", "exit code 127.*no-such-program-at-all"),
