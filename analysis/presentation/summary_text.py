@@ -20,6 +20,7 @@ from analysis.metrics.quality import quality_of
 from analysis.metrics.ranking import price_unit
 from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import compression_text
+from analysis.presentation.doubt_text import doubt
 from analysis.presentation.env_file import environment_lines
 from analysis.presentation.estimator_text import estimator_text
 from analysis.presentation.length_text import cut_words, length_lines
@@ -127,7 +128,14 @@ def headline(
         text = f"With {searched_options(best)}, against the baseline of these options: {text[0].lower()}{text[1:]}"
     unsure = less_sure(without_refuted(ranking, confirmation), saved_of_one(best), sure) if again is None else ""
     retrained = _not_retrained(ranking, best, confirmation)
-    parts = [text, time_beside(best), unsure, retrained, _shorter_does_it(best, line, confirmed=confirmed)]
+    parts = [
+        text,
+        doubt(ranking, best, allowed_drop),
+        time_beside(best),
+        unsure,
+        retrained,
+        _shorter_does_it(best, line, confirmed=confirmed),
+    ]
     return " ".join(part for part in parts if part)
 
 

@@ -143,6 +143,43 @@ SPACE = Space(name="partial", method="gradskip", suggest=suggest, start=lambda c
 """
 
 
+RESUMING = (
+    TRAIN.replace(
+        "for epoch in range(4):\n",
+        "place, first = os.path.join(sys.argv[2], 'checkpoint.pt'), 0\n"
+        "if os.path.exists(place):\n"
+        "    found = torch.load(place, weights_only=True)\n"
+        "    net.load_state_dict(found['net'])\n"
+        "    optimizer.load_state_dict(found['optimizer'])\n"
+        "    first = found['epoch']\n"
+        "for epoch in range(first, 4):\n",
+    )
+    + "    if epoch < int(sys.argv[3]):\n"
+    "        torch.save({'net': net.state_dict(), 'optimizer': optimizer.state_dict(), 'epoch': epoch + 1}, place)\n"
+)
+
+
+@pytest.mark.usefixtures("one_ray")
+@pytest.mark.parametrize("saved", [2, 4])
+def test_a_script_that_resumes_from_another_trials_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: int
+) -> None:
+    """Its trials are no outcomes, and are told what went wrong; with folders of their own they are."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(RESUMING)
+    given: dict[str, Any] = {"concurrency": 1, "trials": 2}
+    shared = tune_cac.search(script=f"{sys.executable} train.py 0.1 . {saved}", name="shared", **given)
+    assert shared.trials["status"].tolist() == ["completed", "failed"]
+    error = shared.trials["error"][1]
+    assert "the script took 12 optimizer steps where a run of its length takes 24" in error or saved == 4
+    assert "an earlier trial left" in error
+    assert "(checkpoint.pt" in error
+    assert "{trial_dir} in the command" in error
+    own = tune_cac.search(script=f"{sys.executable} train.py 0.1 {{trial_dir}} {saved}", name="own", **given)
+    assert own.trials["status"].tolist() == ["completed"] * 2
+    assert own.trials["step"].tolist() == [24, 24]
+
+
 @pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
 def test_a_starting_point_of_some_parameters_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

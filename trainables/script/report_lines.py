@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainables.errors import UserError
@@ -93,6 +93,20 @@ def format_report(**values: Any) -> str:
         except (TypeError, ValueError, RuntimeError):
             raise ReportError(f"{key} must be a value that JSON can hold, got {_shown(value)}") from None
     return json.dumps(ordered, default=_item)
+
+
+def takes_no_step(told: Mapping[str, Any]) -> bool:
+    """Return whether a report says that no optimizer step was taken before it.
+
+    >>> takes_no_step({"accuracy": 0.1, "step": 0}), takes_no_step({"accuracy": 0.5, "gradskip": {"steps": 10}})
+    (True, False)
+    """
+    return told.get("step", (told.get("gradskip") or {}).get("steps")) == 0
+
+
+def tells_cost(told: Mapping[str, Any]) -> bool:
+    """Return whether a report tells what was computed."""
+    return any(name in told for name in ("executed_flops", "compute_saved", "gradskip"))
 
 
 def _check(values: dict[str, Any], metric: str = "accuracy") -> None:

@@ -27,9 +27,10 @@ from trainables.gradskip.variables import BY_NAME
 from trainables.metrics import METHOD_DEFAULTS, METRICS, MODEL_DEFAULTS, further_columns
 from trainables.savings import share_saved
 from trainables.script.launcher_output import lines_of_failed_process
+from trainables.script.own_length import OwnLength
 from trainables.script.placeholders import EPOCHS_VARIABLE, fill
 from trainables.script.process import ScriptProcess
-from trainables.script.report_lines import REPORTS_FILE, ReportError, read_report
+from trainables.script.report_lines import REPORTS_FILE, ReportError, read_report, takes_no_step, tells_cost
 from trainables.storage import DiskFiles, copy_files, files_of, is_uri
 from trainables.workload_options import SCRIPT_OPTIONS, read_options
 
@@ -148,14 +149,19 @@ class ScriptRun:
         folder: of the trial; the command's output is kept there. Of a URI, the command has a folder of this machine,
             whose files are written there when the run is closed.
         trace: as in `environment_of`.
+        length: what the trial's length asks of it; None for the baseline.
 
     Raises (in `train_epoch`):
         ScriptFailed: the command ended with an error, reported nothing, or no savings.
         TrainingDiverged: an accuracy that is not finite.
     """
 
-    def __init__(self, config: TrialConfig, folder: Path | str, *, trace: str = "") -> None:
+    def __init__(
+        self, config: TrialConfig, folder: Path | str, *, trace: str = "", length: OwnLength | None = None
+    ) -> None:
         self.config = config
+        self._length = length
+        self._begun_s = time.time()
         self.row: dict[str, Any] | None = None
         """The last report's row; None before the first."""
         self.finished = False
@@ -165,10 +171,11 @@ class ScriptRun:
         self._here = Path(tempfile.mkdtemp(prefix="tune_cac-")) if is_uri(folder) else Path(folder).absolute()
         here = self._here
         here.mkdir(parents=True, exist_ok=True)
+        self._cwd = working_directory(config)
         self._process = ScriptProcess(
             filled_command(config, here),
             environment=environment_of(config, here, trace),
-            cwd=working_directory(config),
+            cwd=self._cwd,
             log=here / LOG_FILE,
             reports=here / REPORTS_FILE,
         )
@@ -199,6 +206,7 @@ class ScriptRun:
 
     def _read(self) -> Iterator[dict[str, Any]]:
         held: dict[str, Any] | None = None
+        last: dict[str, Any] = {}
         early: list[dict[str, Any]] = []
         count, name = 0, self.config.quality.name
         for line in self._process.lines():
@@ -208,13 +216,13 @@ class ScriptRun:
                 raise ScriptFailed(f"the script printed a report that cannot be read: {error}") from None
             if told is None:
                 continue
-            if held is None and (takes_no_step(told) or not (early or _tells_cost(told))):
+            if held is None and (takes_no_step(told) or not (early or tells_cost(told))):
                 early.append(told)  # an evaluation before the training is no epoch
                 continue
             if held is not None:
                 yield held
             count += 1
-            held = self._row(told, count)
+            held, last = self._row(told, count), told
         if self._process.returncode != 0:
             raise ScriptFailed(self._how_it_failed(self._process.returncode))
         if held is None and early and not takes_no_step(early[-1]):
@@ -222,19 +230,27 @@ class ScriptRun:
         if held is None and early:
             raise ScriptFailed(
                 f"the script reported before its first optimizer step alone ({len(early)} times): report after each "
-                "epoch of training" + self._tail()
+                "epoch of training" + self._left_behind() + self._tail()
             )
         if held is None:
             raise ScriptFailed(
                 f"the script printed no metric: call tune_cac.report({name}=..., step=...), or print a line such as "
-                f'{{"{name}": 0.91, "step": 100}}' + self._tail()
+                f'{{"{name}": 0.91, "step": 100}}' + self._left_behind() + self._tail()
             )
+        if self._length is not None and (fault := self._length.fault(last, **self._where())):
+            raise ScriptFailed(fault)
         self.close()
         value = held[self.config.quality.key]
         if not math.isfinite(value):
             raise TrainingDiverged(f"the {name} is {value} in the last report")
         self.finished = True
         yield held
+
+    def _where(self) -> dict[str, Any]:
+        return {"cwd": self._cwd, "folder": self._here, "begun_s": self._begun_s}
+
+    def _left_behind(self) -> str:
+        return "" if self._length is None else self._length.left_behind(*self._where().values())
 
     def _how_it_failed(self, code: int | None) -> str:
         how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
@@ -285,19 +301,6 @@ class ScriptRun:
             **_stops(counted),
             RUN_FACTS: json.dumps(_facts(counted, step)),
         }
-
-
-def takes_no_step(told: Mapping[str, Any]) -> bool:
-    """Return whether a report says that no optimizer step was taken before it.
-
-    >>> takes_no_step({"accuracy": 0.1, "step": 0}), takes_no_step({"accuracy": 0.5, "gradskip": {"steps": 10}})
-    (True, False)
-    """
-    return told.get("step", (told.get("gradskip") or {}).get("steps")) == 0
-
-
-def _tells_cost(told: Mapping[str, Any]) -> bool:
-    return any(name in told for name in ("executed_flops", "compute_saved", "gradskip"))
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
@@ -389,4 +392,5 @@ def _facts(counted: Mapping[str, Any], step: float | None) -> dict[str, Any]:
         "unit_ends": counted.get("unit_ends", []),
         "watch": counted.get("watch", []),
         "weight_decays": counted.get("weight_decays"),
+        "steps": counted.get("steps", step),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import optuna
@@ -21,6 +21,7 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.script_counting.trace_file import TRACE_FILE
 from trainables.metrics import ROW_KEYS
+from trainables.script.own_length import OwnLength
 from trainables.script.placeholders import names
 from trainables.script.run import RUN_FACTS
 from trainables.stage_tree.store import StageStore
@@ -67,6 +68,16 @@ class ScriptSearch(StudySearch):
     def begin(self) -> None:
         """Queue the baseline; the space's starting point depends on the run that it reports."""
         self.study.enqueue_trial({}, user_attrs={"role": "baseline"})
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """Return the next trial's config as in every search, with the steps that its length asks for."""
+        config = super().suggest(trial_id)
+        steps = self._facts().get("steps")
+        if isinstance(config, dict) and self._running[trial_id].user_attrs.get("role") != "baseline" and steps:
+            begun = min(t.datetime_start for t in self.trials.all() if t.datetime_start is not None)
+            share = config["config"]["epochs"] / self._base.epochs
+            config["length"] = asdict(OwnLength(steps=round(steps * share), since_s=begun.timestamp()))
+        return config
 
     def _sharing_of(self, folder: str) -> Any:
         return None

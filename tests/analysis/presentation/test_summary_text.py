@@ -74,6 +74,18 @@ def test_headline_states_what_can_be_skipped_at_what_drop() -> None:
     )
 
 
+def test_a_baseline_that_lost_its_last_reports_is_doubted() -> None:
+    far_better = analysis.rank(study(record(1, 0.9701 + 0.05, 0.3)))
+    best = analysis.best(far_better)
+    assert "Doubtful: so much better than the baseline's 0.9700 that" in headline(far_better, best, 0.005)
+    assert "Doubtful" not in headline(far_better, best, 0.006)
+    trial, baseline = record(1, 0.97, 0.3), record(0, 0.97, 0.0, "baseline")
+    baseline["row"]["epoch"], trial["row"]["epoch"] = 29, 30
+    ranking = analysis.rank(to_frame([baseline, trial]))
+    said = headline(ranking, analysis.best(ranking), 0.005)
+    assert "Doubtful: the baseline reported 29 epochs and other trials 30, so its last report was lost" in said
+
+
 @pytest.mark.parametrize(("time_s", "words"), [(1.27, "27.0 % longer than"), (0.9, "10.0 % less time than"), (1, "as")])
 def test_time_is_given_beside_flops_that_say_another_thing(time_s: float, words: str) -> None:
     trial = record(1, 0.967, 0.26, **VARIABLES)

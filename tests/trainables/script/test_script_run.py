@@ -16,6 +16,7 @@ from runs import rows_to_the_end
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.metrics import ROW
+from trainables.script.own_length import OwnLength
 from trainables.script.run import LOG_FILE, RUN_FACTS, ScriptFailed, ScriptRun, check_command, placeholders
 from trainables.workloads import build
 
@@ -159,6 +160,23 @@ def test_an_evaluation_before_the_training_is_no_epoch(tmp_path: Path, where: st
 def test_a_report_is_read_whatever_stands_on_its_line(tmp_path: Path, within: str) -> None:
     assert [row["accuracy"] for row in trained(tmp_path, within=within)] == [0.2, 0.5]
     assert 'tune_cac.report: {"accuracy": 0.2, ' in (tmp_path / LOG_FILE).read_text()
+
+
+@pytest.mark.parametrize(
+    ("steps", "within", "fails"),
+    [(6, REPORT, False), (7, REPORT, True), (7, "cac.report(accuracy=step / 10, early_stopped=step == 5)", False)],
+)
+def test_a_trial_takes_the_steps_of_its_length_or_says_that_it_stopped_early(
+    tmp_path: Path, steps: int, within: str, fails: bool
+) -> None:
+    (tmp_path / "train.py").write_text(TRAINING.format(before="", first="", within=within))
+    length = OwnLength(steps=steps, since_s=time.time())
+    run = ScriptRun(config(f"{sys.executable} train.py", tmp_path), tmp_path / "trial", length=length)
+    if fails:
+        with pytest.raises(ScriptFailed, match=r"took 6 optimizer steps where a run of its length takes 7\. If it st"):
+            rows_to_the_end(run)
+    else:
+        assert len(rows_to_the_end(run)) == 2
 
 
 def test_a_report_arrives_while_a_line_of_the_output_has_not_ended(tmp_path: Path) -> None:

@@ -127,14 +127,17 @@ class StepRecord:
         """Return the total cost of the steps so far."""
         return totals_of(self._stretches)
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        """Return the steps so far, in plain types."""
-        return [asdict(stretch) for stretch in self._stretches]
+    def state_dict(self) -> dict[str, Any]:
+        """Return the steps so far and the trial that took them, in plain types."""
+        return {"trial": os.environ.get(TRIAL_FOLDER), "stretches": [asdict(stretch) for stretch in self._stretches]}
 
-    def load_state_dict(self, state: list[Mapping[str, Any]]) -> None:
-        """Continue from the steps of another process, if this one has taken none."""
-        if self._process.steps == 0:
-            self._stretches = [Stretch(**stretch) for stretch in state]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the steps of another process of this trial, if this one has taken none.
+
+        Steps of another trial, whose checkpoint the script has found, are none of this one.
+        """
+        if self._process.steps == 0 and state["trial"] == os.environ.get(TRIAL_FOLDER):
+            self._stretches = [Stretch(**stretch) for stretch in state["stretches"]]
 
 
 class ProcessRecord:
