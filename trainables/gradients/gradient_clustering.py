@@ -26,6 +26,7 @@ from trainables.gradients.cluster_assignment import (
 from trainables.gradients.gradient_method import Draw, GradientMethod
 from trainables.gradients.gradient_sketch import GradientSketch
 from trainables.gradients.layer_signals import LayerSignals, check_some, treatable_layers
+from trainables.gradients.row_proof import PROVE_EVERY, layers_of_samples
 from trainables.gradients.stratified_sampling import stratified_draw
 from trainables.gradients.variance_fields import CLUSTER_MODES, ONLINE_CLUSTER_EVERY, usual_cluster_interval
 from trainables.gradients.watched_rows import WatchedRows
@@ -107,6 +108,7 @@ class GradientClustering(GradientMethod):
         """(K, S), in sketches; None before the first update."""
         self._since_update = self.every  # the first update is due at once
         self._warned = False
+        self._prove_at = 0
 
     def draw(self, generator: torch.Generator) -> Draw:
         numbers, weights = stratified_draw(self.assignments, self.batch_size, generator)
@@ -117,6 +119,11 @@ class GradientClustering(GradientMethod):
         return self.mode == "full" and self._since_update >= self.every
 
     def refresh(self) -> None:
+        trained = self._trained_layers()
+        if trained and self.iteration >= self._prove_at:
+            others = trained.keys() - layers_of_samples(self, trained).keys()
+            self.layers = {name: layer for name, layer in self.layers.items() if name not in others}
+            self._prove_at = self.iteration + PROVE_EVERY
         if self.is_about_to_pass:
             self.update()
         self._since_update += 1
@@ -260,9 +267,13 @@ class GradientClustering(GradientMethod):
             "assignments": self.assignments.clone(),
             "centres": None if self.centres is None else self.centres.clone(),
             "since_update": self._since_update,
+            "layers": list(self.layers),
+            "prove_at": self._prove_at,
         }
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         self.assignments = state["assignments"].clone()
         self.centres = None if state["centres"] is None else state["centres"].to(self.device)
         self._since_update = int(state["since_update"])
+        self.layers = {name: layer for name, layer in self.layers.items() if name in state.get("layers", self.layers)}
+        self._prove_at = int(state.get("prove_at", 0))

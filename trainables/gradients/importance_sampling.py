@@ -16,6 +16,7 @@ from trainables.errors import UserError, unknown_name
 from trainables.gradients.gradient_method import Draw, GradientMethod
 from trainables.gradients.layer_signals import check_some, treatable_layers
 from trainables.gradients.output_rows import sample_losses
+from trainables.gradients.row_proof import PROVE_EVERY, layers_of_samples
 from trainables.gradients.variance_fields import IMPORTANCE_SCORES
 from trainables.gradients.watched_rows import WatchedRows
 
@@ -64,8 +65,11 @@ class ImportanceSampling(GradientMethod):
         """(N,), NaN for samples that were not trained yet."""
         self._pending: list[tuple[Tensor, Tensor]] = []
         self._since_update = 0
+        self._prove_at = 0
 
     def refresh(self) -> None:
+        if self.layers and self.iteration >= self._prove_at:
+            self.layers, self._prove_at = layers_of_samples(self, self.layers), self.iteration + PROVE_EVERY
         if self._since_update >= self.update_every:
             self._take_pending()
         self._since_update += 1
@@ -124,7 +128,13 @@ class ImportanceSampling(GradientMethod):
 
     def extra_state(self) -> dict[str, Any]:
         pending = [(numbers, scores.cpu()) for numbers, scores in self._pending]
-        return {"scores": self.scores.clone(), "pending": pending, "since_update": self._since_update}
+        return {
+            "scores": self.scores.clone(),
+            "pending": pending,
+            "since_update": self._since_update,
+            "layers": list(self.layers),
+            "prove_at": self._prove_at,
+        }
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         if len(state["scores"]) != self.data.count:
@@ -135,3 +145,5 @@ class ImportanceSampling(GradientMethod):
         self.scores = state["scores"].clone()
         self._pending = [(numbers, scores.to(self.device)) for numbers, scores in state["pending"]]
         self._since_update = int(state["since_update"])
+        self.layers = {name: layer for name, layer in self.layers.items() if name in state.get("layers", self.layers)}
+        self._prove_at = int(state.get("prove_at", 0))

@@ -270,3 +270,8 @@ def named(names: Iterable[str], most: int = 5) -> str:
     """
     known = list(names)
     return ", ".join(known[:most]) + (f" and {len(known) - most} more" if len(known) > most else "")
+
+
+def rows_of_others(names: Iterable[str]) -> str:
+    """Return the words for layers whose rows are not the samples."""
+    return f"the rows of {named(names)} are not those of the batch's samples, or depend on other samples"

@@ -6,44 +6,104 @@ rows, through the batch's statistics. Here it takes the kept rows for its whole 
 alone that is normalised by the whole batch's statistics: gradients stay orthogonal to shift and scale. (Dropping what
 would reach the left-out rows breaks that: digits then learned little in the first third of a run.)
 
+That a layer's rows are those of the samples is proven, not taken for granted: the gradient that reaches the layer must
+be zero in the rows that are left out. A layer of other rows (time first with as many steps as samples, rows that were
+sorted or mixed) fails, and its backward pass runs whole, from the first time on.
+
 Shapes: B samples; K of them kept; inputs and outputs (B, ...).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from trainables.gradients.layer_signals import rows_of_others
+
+#: Passes of a layer with a proof at first, since one may succeed by chance, and from one to the next after them: it
+#: reads the gradient, and the device is waited for.
+FIRST_PROOFS, PROOF_EVERY = 8, 16
 
 _aten = torch.ops.aten
 #: Whether saved tensors go through hooks, as where activations are computed again in the backward pass.
 _saved_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks
 
 
+class SlicedLayers:
+    """Which layers of a model failed the proof that their rows are those of the samples.
+
+    Args:
+        model: names its layers; None for none.
+    """
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self._names: dict[int, str] = {}
+        if model is not None:
+            tensors = (*model.named_parameters(), *model.named_buffers())
+            self._names = {id(tensor): name.rpartition(".")[0] or "the model" for name, tensor in tensors}
+        self.whole: dict[str, bool] = {}
+        """Layers that run whole, and whether a warning has said so."""
+        self.passes: dict[str, int] = {}
+        """Backward passes so far that left out rows, by layer."""
+
+    def name_of(self, *tensors: Tensor | None) -> str:
+        """Return the name of the layer that has one of these tensors, or words for it."""
+        found = (self._names[id(tensor)] for tensor in tensors if id(tensor) in self._names)
+        shape = next(tuple(tensor.shape) for tensor in tensors if tensor is not None)
+        return next(found, f"a layer with weights {shape}")
+
+    def warn(self) -> None:
+        """Name the layers that have failed since the last call."""
+        new = [name for name, said in self.whole.items() if not said]
+        self.whole.update(dict.fromkeys(new, True))
+        if new:
+            warnings.warn(
+                f"{rows_of_others(new)}, so the backward pass leaves nothing out there and saves nothing: put the "
+                "samples' dimension first (batch_first=True) where it is another",
+                stacklevel=4,
+            )
+
+
 class SlicedBackward(TorchFunctionMode):
     """Forward passes inside the block are as always; their backward passes go through the rows `keep` alone.
 
-    An input with B rows must have the samples in them: of layers that put time first, B must not be the length.
     Layers whose input has not B rows, and operations other than `F.linear`, `F.batch_norm` and convolutions with
     padding in numbers, are as always; so are those inside attention, recurrent layers, and gradient checkpoints, whose
     second forward pass torch runs outside of the block.
 
     Args:
         samples: B.
+        layers: those that have failed the proof, which is made in a layer's first passes and every `PROOF_EVERY`.
     """
 
-    def __init__(self, samples: int) -> None:
+    def __init__(self, samples: int, layers: SlicedLayers | None = None) -> None:
         super().__init__()
         self.samples = samples
+        self.layers = SlicedLayers() if layers is None else layers
         self.keep: Tensor | None = None
         """(K,) int64, the rows that the backward pass goes through; None: all. Set it before they are reached."""
         self.spared_flops = 0
         """FLOPs of backward passes that were left out."""
+
+    def kept_rows(self, name: str, gradient: Tensor) -> Tensor | None:
+        """Return the rows (K,) through which a layer's backward pass goes, given its output's gradient; None: all."""
+        if self.keep is None or name in self.layers.whole:
+            return None
+        passes = self.layers.passes[name] = self.layers.passes.get(name, 0) + 1
+        if passes <= FIRST_PROOFS or passes % PROOF_EVERY == 0:
+            left_out = torch.ones(self.samples, dtype=torch.bool, device=gradient.device)
+            left_out[self.keep] = False
+            if bool(gradient[left_out].any()):
+                self.layers.whole[name] = False
+                return None
+        return self.keep
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -98,14 +158,14 @@ class _SlicedNorm(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         result, batch_mean, batch_scale = torch.native_batch_norm(layer, weight, bias, mean, var, True, momentum, eps)
         ctx.save_for_backward(layer, weight, batch_mean, batch_scale)
-        ctx.mode, ctx.eps = mode, eps
+        ctx.mode, ctx.eps, ctx.layer = mode, eps, mode.layers.name_of(weight, mean, layer)
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient,) = gradients
         layer, weight, mean, scale = ctx.saved_tensors
-        keep = ctx.mode.keep
+        keep = ctx.mode.kept_rows(ctx.layer, gradient)
         _, to_layer, to_weight, to_bias, *_ = ctx.needs_input_grad
         if keep is not None and len(keep) == 0:
             zero = None if weight is None else torch.zeros_like(weight)
@@ -127,7 +187,7 @@ class _Sliced(torch.autograd.Function):
         ctx: Any, mode: SlicedBackward, func: Any, layer: Tensor, weight: Tensor, bias: Tensor | None, options: Any
     ) -> Tensor:
         ctx.save_for_backward(layer, weight)
-        ctx.mode, ctx.options = mode, options
+        ctx.mode, ctx.options, ctx.layer = mode, options, mode.layers.name_of(weight)
         ctx.bias_sizes = None if bias is None else list(bias.shape)
         result: Tensor = func(layer, weight, bias) if options is None else func(layer, weight, bias, *options)
         # Of sequences it is a view, which the activation that follows may not change in place.
@@ -138,7 +198,7 @@ class _Sliced(torch.autograd.Function):
         (gradient,) = gradients
         layer, weight = ctx.saved_tensors
         _, _, to_layer, to_weight, to_bias, _ = ctx.needs_input_grad
-        keep = ctx.mode.keep
+        keep = ctx.mode.kept_rows(ctx.layer, gradient)
         rows = layer if keep is None else layer[keep]
         inner = gradient if keep is None else gradient[keep]
         left_out = len(layer) - len(rows)

@@ -18,7 +18,7 @@ from torch import Tensor
 from trainables.errors import UserError
 from trainables.gradients.gradient_method import Draw, GradientMethod
 from trainables.gradients.output_rows import OutputRows, row_norms
-from trainables.gradients.sliced_backward import SlicedBackward
+from trainables.gradients.sliced_backward import SlicedBackward, SlicedLayers
 
 
 def kept_weights(norms: Tensor, threshold: float, chances: Tensor | None = None) -> Tensor:
@@ -50,12 +50,16 @@ class SkippingRows(OutputRows):
         samples: B.
         threshold: see `kept_weights`.
         seed: of the chances of the unbiased form; None: the biased one.
+        layers: what is known of the rows of the model's layers.
     """
 
-    def __init__(self, model: torch.nn.Module, samples: int, threshold: float, seed: int | None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, samples: int, threshold: float, seed: int | None,
+        layers: SlicedLayers | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(model, samples, self._leave_out)
         self._threshold, self._seed = threshold, seed
-        self.sliced = SlicedBackward(samples)
+        self.sliced = SlicedBackward(samples, layers)
         """Counts the FLOPs that were spared."""
         self.kept = samples
         """Samples that took part in the backward pass."""
@@ -68,6 +72,7 @@ class SkippingRows(OutputRows):
     def __exit__(self, *error: Any) -> None:
         self.sliced.__exit__(*error)
         super().__exit__(*error)
+        self.sliced.layers.warn()
 
     def _leave_out(self, gradient: Tensor) -> Tensor | None:
         norms = row_norms(gradient.to(torch.promote_types(gradient.dtype, torch.float32)))
@@ -105,13 +110,14 @@ class ZeroGradients(GradientMethod):
         if not threshold > 0:
             raise UserError(f"threshold must be a number above 0, got {threshold!r}")
         self.threshold, self.unbiased = threshold, unbiased
+        self._layers = SlicedLayers(self.model)
 
     def rows(self, draw: Draw) -> SkippingRows:
         seed = None
         if self.unbiased:
             seed = int(torch.randint(2**31, (), generator=self.generator(purpose=2)))
             seed += 0 if draw.numbers is None else int(draw.numbers.sum())  # other draws of an iteration, other chances
-        return SkippingRows(self.model, draw.size, self.threshold, seed)
+        return SkippingRows(self.model, draw.size, self.threshold, seed, self._layers)
 
     def spared_flops(self, rows: Any) -> int:
         return int(rows.sliced.spared_flops)

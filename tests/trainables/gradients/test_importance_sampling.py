@@ -96,6 +96,8 @@ def test_scores_of_weighted_steps_are_those_of_each_sample(by: str) -> None:
     assert len(draw.weights.unique()) > 1
     expected = expected_scores(by, model, data)
     before = found.scores.clone()
+    found.refresh()
+    found.meter.take()  # the proof that rows are samples
     found.step()
     assert torch.equal(found.scores.nan_to_num(-1), before.nan_to_num(-1))  # not before the next step
     found.refresh()
@@ -109,6 +111,8 @@ def test_scores_of_weighted_steps_are_those_of_each_sample(by: str) -> None:
 def test_scores_by_gradient_cost_what_their_products_cost() -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)).double()
     found = method(model, table(COUNT, (2, 5)), by="gradient")
+    found.refresh()
+    found.meter.take()  # the proof that rows are samples
     found.step()
     assert found.meter.take().backward_flops == 2 * SIZE * 2**2 * (5 + 4)
 
