@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from trainables.errors import UserError
+from trainables.errors import TrainingDiverged, UserError
 from trainables.gradients.model_loss import Loss, ModelLoss, matching_names, updates_statistics
 from trainables.gradients.normalised_sgd import NormalisedSGD
 from trainables.gradients.perturbations import MEMORY_BYTES, Perturbations
 from trainables.gradskip.variable_types import is_number
 
+#: Norms of the weights that a step which is not normalised may be long; one that long has left all that was learned.
+MOST_LENGTHS = 10.0
 #: Seconds after which a long estimate shows how far it is.
 SILENT_S = 5.0
 
@@ -257,6 +259,7 @@ class CentralDifferenceSGD(NormalisedSGD):
 
         Raises:
             UserError: as `central_difference`, or no loss.
+            TrainingDiverged: the loss is not finite, or a step without ``normalise`` is far longer than the weights.
         """
         if closure is None:
             raise UserError("step(loss) needs the loss: a function of the model that returns a scalar tensor")
@@ -264,11 +267,33 @@ class CentralDifferenceSGD(NormalisedSGD):
         if self._losses is None:
             check_epsilon(self.epsilon, self._model, self._names, losses.dtype)
         self._losses, before = losses, losses.value
+        if not math.isfinite(before):
+            raise TrainingDiverged(
+                f"the loss is {float(before)} before a step of CentralDifferenceSGD{self._way_out()}"
+            )
         parameters = dict(self._model.named_parameters())
         for name, slopes in estimate(losses, self._names, self.epsilon).items():
             parameters[name].grad = slopes
+        self._check_length()
         self.take_step()
         return before
+
+    def _check_length(self) -> None:
+        """Raise TrainingDiverged where a step that is not normalised would be far longer than the weights."""
+        group = self.param_groups[0]
+        if group["normalise"]:
+            return
+        length = group["lr"] * _norm(p.grad for p in group["params"] if p.grad is not None)
+        weights = _norm(group["params"])
+        if not length <= MOST_LENGTHS * max(weights, 1.0):
+            raise TrainingDiverged(
+                f"a step of CentralDifferenceSGD would be {length:.3g} long, with weights of norm {weights:.3g}"
+                f"{self._way_out()}"
+            )
+
+    def _way_out(self) -> str:
+        group = self.param_groups[0]
+        return "" if group["normalise"] else f": give normalise=True, or a smaller lr, got {group['lr']:g}"
 
 
 def least_epsilon(dtype: torch.dtype) -> float:

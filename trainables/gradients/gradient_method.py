@@ -29,9 +29,9 @@ from trainables.gradients.model_loss import ModelLoss
 from trainables.gradients.output_rows import OutputRows
 from trainables.gradients.step_direction import step_direction
 from trainables.runtime.generators import kept_generators, seed_generators
-from trainables.workloads.base import Batch
+from trainables.workloads.base import Batch, Samples
 from trainables.workloads.batch_shapes import shapes_of
-from trainables.workloads.sample_access import samples_of
+from trainables.workloads.sample_access import samples_of, structured
 from trainables.workloads.seeded_loader import epoch_seed
 
 #: Gradients by parameter name.
@@ -68,7 +68,7 @@ class GradientMethod:
 
     Args:
         model: in the mode in which it is trained.
-        loss: (model, batch) -> mean loss over the batch, a tuple of tensors.
+        loss: (model, batch) -> mean loss over the batch: a tuple of tensors, or the mapping that the data set yields.
         data: what `samples_of` takes.
         optimizer: turns gradients into steps; None: for measuring alone.
         batch_size: samples of a batch; None: the data's own.
@@ -93,8 +93,9 @@ class GradientMethod:
         batch_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.model, self.loss, self.optimizer, self.seed = model, loss, optimizer, seed
+        self.model, self.optimizer, self.seed = model, optimizer, seed
         self.data = samples_of(data)
+        self.loss = loss if isinstance(data, Samples) else structured(loss, self.data)
         self.batch_size = self.data.batch_size if batch_size is None else batch_size
         if not 1 <= self.batch_size <= self.data.count:
             raise UserError(f"batch_size must be in 1..{self.data.count}, the samples there are, got {self.batch_size}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from trainables.errors import UserError, unknown_name
-from trainables.runtime.generators import kept_generators
+from trainables.runtime.generators import generators_digest, kept_generators
 
 #: A loss: the model in, a scalar tensor out, regularization terms included.
 Loss = Callable[[nn.Module], Tensor]
@@ -91,6 +91,32 @@ class ModelLoss:
         buffers = {name: buffer.clone() for name, buffer in self._buffers}
         parameters = {alias: value for name, value in changed.items() for alias in self._names[name]}
         return functional_call(self._called, {**buffers, **parameters}, (), tie_weights=False)
+
+    def at_each(self, name: str, indices: Tensor, amounts: Tensor) -> Iterator[Tensor]:
+        """Yield the loss with one element of a parameter changed at a time, as a plain loop over the model would.
+
+        Args:
+            name: of a contiguous parameter, which is as before after each evaluation.
+            indices: (n,) int64, flat.
+            amounts: (n,) what is added there.
+        """
+        parameter = dict(self.model.named_parameters())[name]
+        flat = parameter.detach().view(-1)
+        draws = True
+        for index, amount in zip(indices.tolist(), amounts.to(flat.dtype), strict=True):
+            before = flat[index].clone()
+            with torch.no_grad(), _batch_statistics(self._norms), ExitStack() as stack:
+                # States of generators are set for each evaluation only where the loss draws from them.
+                if draws:
+                    stack.enter_context(kept_generators([self.device]))
+                    states = generators_digest(self.device)
+                flat[index] += amount
+                try:
+                    found = self.at({}) if self._buffers else self._called()
+                finally:
+                    flat[index] = before
+                draws = draws and states != generators_digest(self.device)
+            yield found
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

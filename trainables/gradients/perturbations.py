@@ -72,6 +72,10 @@ class _Largest(TorchDispatchMode):
 
     nbytes = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here; else torch imports its compiler, which takes seconds
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(found):
@@ -273,6 +277,8 @@ class Perturbations:
                     f"other: torch.func.vmap says {reason!r}",
                     stacklevel=2,
                 )
+        if name not in self._at_outputs() and self._parameters[name].is_contiguous():
+            return torch.stack(list(self._loss.at_each(name, indices, amounts)))
         changed = self._function(name, None)
         found = []
         for index, amount in zip(indices, amounts, strict=True):

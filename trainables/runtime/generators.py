@@ -33,6 +33,13 @@ def seed_generators(seed: int, device: torch.device) -> None:
         torch.cuda.manual_seed(seed)
 
 
+def generators_digest(device: torch.device) -> tuple[Any, ...]:
+    """Return the states of all generators as values that compare equal if nothing was drawn in between."""
+    python, numpy, torch_state = cpu_generators()
+    gpu = torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else b""
+    return (python, numpy[1].tobytes(), numpy[2:], torch_state.numpy().tobytes(), gpu)
+
+
 def captured_generators(device: torch.device) -> Callable[[], None]:
     """Return a function that sets the generators to what they are now; quicker than `generators_state`."""
     states = cpu_generators()

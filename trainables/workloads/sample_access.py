@@ -24,7 +24,7 @@ from torch.utils.data import (
 from trainables.errors import UserError
 from trainables.runtime.generators import kept_generators, seed_generators
 from trainables.workloads.base import Batch, Samples
-from trainables.workloads.batch_structure import flatten
+from trainables.workloads.batch_structure import flatten, structure_of, unflatten
 
 #: What `samples_of` takes, in words.
 _TAKES = "a DataLoader of a map-style data set, such a data set, or a tuple of tensors"
@@ -60,12 +60,16 @@ class DatasetSamples(Samples):
         self._dataset, self._collate = dataset, collate
         self.count = len(dataset)
         self.batch_size = batch_size
+        self.structure: Any = None
+        """A batch as the data set makes it, without its tensors; None before the first."""
 
     def batch(self, numbers: Tensor, generator: torch.Generator) -> Batch:
         seed = int(torch.randint(2**31, (), generator=generator))
         with kept_generators([]):
             seed_generators(seed, torch.device("cpu"))
-            return flatten(self._collate([self._dataset[number] for number in numbers.tolist()]))
+            batch = self._collate([self._dataset[number] for number in numbers.tolist()])
+        self.structure = structure_of(batch)
+        return flatten(batch)
 
 
 class IndexedDataset(Dataset[tuple[int, Any]]):
@@ -118,6 +122,24 @@ def samples_of(data: Any) -> Samples:
         )
     _check_map_style(data)
     return _checked(DatasetSamples(data))
+
+
+def structured(loss: Callable[..., Any], samples: Samples) -> Callable[..., Any]:
+    """Return a loss of batches as tuples of tensors, given one of batches as a data set yields them.
+
+    Args:
+        loss: (model, batch) -> loss; batches that are no tuple of tensors, but a mapping or nested, come as such.
+        samples: of the data set.
+    """
+    if not isinstance(samples, DatasetSamples):
+        return loss
+
+    def of_tensors(model: Any, batch: Batch) -> Any:
+        structure = samples.structure
+        flat = structure is None or (isinstance(structure, (tuple, list)) and all(part is None for part in structure))
+        return loss(model, batch if flat else unflatten(structure, batch))
+
+    return of_tensors
 
 
 def _of_loader(loader: DataLoader[Any]) -> DatasetSamples:

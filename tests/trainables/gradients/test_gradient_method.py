@@ -220,3 +220,32 @@ def test_what_cannot_be_trained_is_refused() -> None:
             GradientMethod(table_net(), cross_entropy, data, batch_size=size)
     with pytest.raises(UserError, match="the model has no parameter that requires a gradient"):
         GradientMethod(table_net().requires_grad_(False), cross_entropy, data)
+
+
+class Named(Dataset[dict[str, Tensor]]):
+    """The samples of a table as mappings, as Hugging Face's data sets have them."""
+
+    def __init__(self) -> None:
+        self.x, self.y = table(COUNT)
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        return {"values": self.x[number], "labels": self.y[number]}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_batches_that_are_mappings_train_as_those_that_are_tuples(name: str) -> None:
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch["values"]), batch["labels"])
+
+    found, named = [], Named()
+    for data, value in ((DataLoader(named, batch_size=SIZE), loss), ((named.x, named.y), cross_entropy)):
+        torch.manual_seed(0)
+        model = table_net()
+        made = METHODS[name](model, value, data, OPTIMIZERS["sgd"](model.parameters()), batch_size=SIZE)
+        for _ in range(5):
+            made.step()
+        found.append([parameter.detach() for parameter in model.parameters()])
+    torch.testing.assert_close(*found)
