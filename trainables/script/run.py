@@ -393,4 +393,6 @@ def _facts(counted: Mapping[str, Any], step: float | None) -> dict[str, Any]:
         "watch": counted.get("watch", []),
         "weight_decays": counted.get("weight_decays"),
         "steps": counted.get("steps", step),
+        "measured_steps": counted.get("measured_steps"),
+        "sizes": counted.get("sizes"),
     }

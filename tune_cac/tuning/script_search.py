@@ -43,6 +43,8 @@ NOT_RECORDED = (
     "the baseline's run could not be recorded, so what settings stop is not known before they are trained and they are "
     "drawn by TPE (docs/own-training.md says what can be recorded)"
 )
+#: Sizes of inputs up to which nothing is said of them: an epoch's last batch is a smaller one.
+SAID_SIZES = 2
 #: Said where the starting point is left out.
 START_DOES_NOTHING = (
     "the space's starting point stops nothing on this run, as the baseline's shows, so it is not trained"
@@ -177,6 +179,10 @@ class ScriptSearch(StudySearch):
         dense = trial is not None and trial.user_attrs.get("role") in ("baseline", CUT)
         if trial is not None and dense and result and RUN_FACTS in result:
             trial.set_user_attr(RUN_FACTS, result[RUN_FACTS])
+            facts = json.loads(result[RUN_FACTS])
+            if trial.user_attrs["role"] == "baseline" and (facts.get("sizes") or 0) > SAID_SIZES:
+                say(f"inputs vary in size: FLOPs of {facts['measured_steps']} of {facts['steps']} steps were counted, "
+                    "those of the others follow from their sizes")  # fmt: skip
             self._keep_trace(trial, result)
         super().on_trial_complete(trial_id, result, error)
 

@@ -2,8 +2,8 @@
 
 In a script only the optimizers observe the training, so a step lasts from the end of one `step()` in the process to
 the end of the next, whichever optimizers take them: sums over several optimizers count nothing twice. A few steps are
-measured after each change of the stopped layers, and their median is used for all steps until the next change. No
-other step is slowed down.
+measured after each change of the stopped layers, and one of each new size of inputs (`input_sizes`); the others' cost
+follows from these. No other step is slowed down.
 """
 
 from __future__ import annotations
@@ -23,9 +23,17 @@ from trainables.gradskip.advice.never_fires import weight_decays
 from trainables.gradskip.layer_plan import Blueprint, StopEvent
 from trainables.gradskip.layers import watch_needed
 from trainables.gradskip.rules.state_machine import SkipMachine
+from trainables.gradskip.script_counting.input_sizes import InputSizes, Size, as_text
 from trainables.gradskip.script_counting.script_trace import ScriptTrace
 from trainables.gradskip.script_counting.step_flops import StepFlops
-from trainables.gradskip.script_counting.stretches import LOOKS, StepTotals, Stretch, totals_of
+from trainables.gradskip.script_counting.stretches import (
+    LOOKS,
+    SIZES_DENSE,
+    SIZES_STOPPED,
+    StepTotals,
+    Stretch,
+    totals_of,
+)
 from trainables.gradskip.script_counting.trace_file import TRACE_VARIABLE, TRIAL_FOLDER
 from trainables.gradskip.status import Status
 from trainables.gradskip.step import has_closure
@@ -47,6 +55,8 @@ class StepRecord:
         self._process = process
         self._ref = weakref.ref(gradskip)
         self._stretches = [Stretch()]
+        self._begun_with: set[str] = set()  # sizes of first calls in measured steps of the stretch
+        self._size: Size = ()
         self.last_step = process.steps
         """Number of this optimizer's last step, counted over all steps of the process."""
         self.parameters = len(gradskip.parameters)
@@ -81,8 +91,19 @@ class StepRecord:
     @property
     def wants_look(self) -> bool:
         """Return whether too few steps since the last change were measured and another one is expected."""
-        waited = self._process.steps - self.last_step
-        return len(self._stretches[-1].forward_flops) < LOOKS and self.gradskip is not None and waited <= _PATIENCE
+        return len(self._stretches[-1].forward_flops) < LOOKS and self._goes_on
+
+    @property
+    def _goes_on(self) -> bool:
+        return self.gradskip is not None and self._process.steps - self.last_step <= _PATIENCE
+
+    def wants_size(self, text: str) -> bool:
+        """Return whether no step was measured that began with a call of this size, and few enough others were."""
+        most = SIZES_DENSE if self._stretches[-1].dense else SIZES_STOPPED
+        if text in self._begun_with or len(self._begun_with) >= most or not self._goes_on:
+            return False
+        self._begun_with.add(text)
+        return True
 
     def _before(self, args: Any, kwargs: Any) -> None:
         self._process.begin_step()
@@ -94,13 +115,19 @@ class StepRecord:
         gradskip = self.gradskip
         assert gradskip is not None  # its optimizer keeps it alive
         self._keep_facts(gradskip)
-        self._stretches[-1].steps += 1
+        stretch, text = self._stretches[-1], as_text(self._size)
+        stretch.steps += 1
+        stretch.counts[text] = stretch.counts.get(text, 0) + 1
+        self._size = ()
         self._process.end_step(self)
 
     def _take(self) -> None:
         seen = self._process.take()
         stretch = self._stretches[-1]
-        if seen is not None and len(stretch.forward_flops) < LOOKS:
+        self._size = self._process.inputs.take() or self._size
+        text = as_text(self._size)
+        if seen is not None and stretch.sizes.count(text) < LOOKS:
+            stretch.sizes.append(text)
             stretch.forward_flops.append(seen[0])
             stretch.backward_flops.append(seen[1])
             self._take_bytes(stretch)
@@ -122,10 +149,16 @@ class StepRecord:
         if self._stretches[-1].steps == 0:
             self._stretches.pop()
         self._stretches.append(Stretch(dense=dense))
+        self._begun_with.clear()
 
     def totals(self) -> StepTotals:
         """Return the total cost of the steps so far."""
         return totals_of(self._stretches)
+
+    @property
+    def sizes(self) -> set[str]:
+        """Return the sizes of inputs of the steps so far, as texts."""
+        return {text for stretch in self._stretches for text in stretch.counts}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the steps so far and the trial that took them, in plain types."""
@@ -136,7 +169,7 @@ class StepRecord:
 
         Steps of another trial, whose checkpoint the script has found, are none of this one.
         """
-        if self._process.steps == 0 and state["trial"] == os.environ.get(TRIAL_FOLDER):
+        if self._process.steps == 0 and isinstance(state, Mapping) and state["trial"] == os.environ.get(TRIAL_FOLDER):
             self._stretches = [Stretch(**stretch) for stretch in state["stretches"]]
 
 
@@ -145,6 +178,7 @@ class ProcessRecord:
 
     def __init__(self) -> None:
         self.flops = StepFlops()
+        self.inputs = InputSizes(self._first_call)
         self.records: list[StepRecord] = []
         self.steps = 0
         """Steps of all optimizers so far."""
@@ -162,6 +196,7 @@ class ProcessRecord:
             given_model: the model that the user gave with it, with its wrappers.
         """
         record = StepRecord(gradskip, self)
+        self.inputs.watch(gradskip.parameters, given_model)
         if self.trace is not None:
             self.trace.drop()  # settings stop layers of one optimizer, and these are several
         elif (watch := os.environ.get(TRACE_VARIABLE)) and not self.records and os.environ.get("RANK", "0") == "0":
@@ -180,6 +215,15 @@ class ProcessRecord:
         except Exception as error:  # noqa: BLE001 - a user's tensors; the training goes on
             self.flops.attribute(())
             warnings.warn(f"the run is not recorded for the search: {type(error).__name__}: {error}", stacklevel=2)
+
+    def _first_call(self, size: Size) -> None:
+        """Count the step that begins with this call of the model, if its size is a new one."""
+        text = as_text(size)
+        wanting = [record for record in self.records if record.wants_size(text)]
+        if wanting and self._since is None:
+            if not self.flops.at_work:
+                self.flops.begin()
+            self._since = (self.flops.forward_flops, self.flops.backward_flops)
 
     def begin_step(self) -> None:
         """Note that an optimizer's step begins."""
@@ -267,6 +311,8 @@ class ProcessRecord:
         return {
             **{name: processes * sum(getattr(t, name) for t in totals) for name in StepTotals.__dataclass_fields__},
             "steps": sum(t.steps for t in totals),
+            "measured_steps": sum(t.measured_steps for t in totals),
+            "sizes": len({text for record in self.records for text in record.sizes}),
             "iteration": sum(iterations),
             "longest_iteration": max(iterations),
             "stopped_through": largest.machine.stopped_through,

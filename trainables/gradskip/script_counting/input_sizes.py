@@ -1,0 +1,120 @@
+"""Sizes of the inputs of a script's training steps, by which the FLOPs of steps that are not measured follow.
+
+Batches that are padded to their longest make every step cost something else. The calls of the model tell how large its
+inputs are, without a look at any operation.
+
+Symbols: for a call with inputs of N numbers for B samples, n = N and q = N^2 / B; a step has the sums over its c calls.
+A matrix product is linear in n, attention over the length of a sequence in q.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from trainables.gradskip.execution_order import ForwardHook, in_backward
+from trainables.gradskip.numbering import is_compiled
+from trainables.workloads.batch_structure import tensors_in
+
+#: A step's (c, n, q); none: the model's calls are not seen.
+Size = tuple[int, int, int] | tuple[()]
+
+
+class InputSizes:
+    """Watch the calls of the model that trains.
+
+    Args:
+        on_first_call: called before the first training call of each step, with its own size.
+    """
+
+    def __init__(self, on_first_call: Callable[[Size], None]) -> None:
+        self._on_first_call = on_first_call
+        self._hook: ForwardHook | None = None
+        self._sums = (0, 0, 0)
+
+    def watch(self, parameters: Sequence[Tensor], given: nn.Module | None) -> None:
+        """Watch the model that has these parameters; none where it is compiled, or not found."""
+        model = _owner(parameters) if given is None else given
+        if self._hook is None and model is not None and not is_compiled(model):
+            self._hook = ForwardHook(self._called)
+            self._hook.watch(model)
+
+    def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if in_backward():
+            return  # activations that are computed again
+        found = [tensor for tensor in tensors_in((*args, kwargs)) if tensor.dim()]
+        numbers = sum(tensor.numel() for tensor in found)
+        own = (1, numbers, sum(tensor.numel() ** 2 // max(1, len(tensor)) for tensor in found))
+        first = not self._sums[0]
+        self._sums = (self._sums[0] + own[0], self._sums[1] + own[1], self._sums[2] + own[2])
+        if first:
+            self._on_first_call(own)
+
+    def take(self) -> Size:
+        """Return the size of what was called since the last time."""
+        found, self._sums = self._sums, (0, 0, 0)
+        return found if found[0] else ()
+
+
+def _owner(parameters: Sequence[Tensor]) -> nn.Module | None:
+    """Return the smallest module that has all of these parameters; None if there is none, or it is compiled."""
+    wanted = {id(parameter) for parameter in parameters}
+    modules = (
+        thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)
+    )  # no proxy, whose object is gone
+    having = (module for module in modules if wanted <= {id(parameter) for parameter in module.parameters()})
+    found = [(sum(1 for _ in module.modules()), module) for module in having]
+    if any(is_compiled(module) for _, module in found):
+        return None
+    return min(found, key=lambda pair: pair[0], default=(0, None))[1]
+
+
+def fitted(known: Mapping[Size, float], size: Size) -> float:
+    """Return the FLOPs of a step of a size, from those of others: linear in c, n and q, by relative least squares.
+
+    >>> round(fitted({(1, 10, 100): 120.0, (1, 20, 400): 440.0}, (1, 40, 1600)))
+    1680
+    >>> fitted({(1, 10, 100): 120.0}, (1, 20, 400))
+    240.0
+    """
+    if size in known:
+        return known[size]
+    if not known:
+        return 0.0
+    sizes = [other for other in known if other]
+    if not size or not sizes:
+        return float(np.median(list(known.values())))
+    # Few sizes determine few terms: n alone, n and q, then what each call costs, too.
+    terms = [1, 1, 2, 3][min(len(sizes), 3)]
+    columns = {1: [1], 2: [1, 2], 3: [0, 1, 2]}[terms]
+    flops = np.array([known[other] for other in sizes], np.float64)
+    if not flops.all():
+        return 0.0
+    rows = np.array([[other[column] for column in columns] for other in sizes], np.float64) / flops[:, None]
+    scale = rows.max(axis=0, initial=0.0)
+    scale[scale == 0] = 1.0
+    weights = np.linalg.lstsq(rows / scale, np.ones(len(sizes)), rcond=None)[0] / scale
+    estimate = float(weights @ np.array([size[column] for column in columns], np.float64))
+    return max(0.0, estimate)
+
+
+def as_text(size: Size) -> str:
+    """Return a size as a key of a saved state.
+
+    >>> as_text((1, 20, 400)), as_text(())
+    ('1:20:400', '')
+    """
+    return ":".join(map(str, size))
+
+
+def from_text(text: str) -> Size:
+    """Return the size of a key.
+
+    >>> from_text("1:20:400"), from_text("")
+    ((1, 20, 400), ())
+    """
+    return tuple(map(int, text.split(":"))) if text else ()  # type: ignore[return-value]
