@@ -143,6 +143,55 @@ SPACE = Space(name="partial", method="gradskip", suggest=suggest, start=lambda c
 """
 
 
+FINE_TUNING = """
+import os, torch, tune_cac as cac
+generator = torch.Generator().manual_seed(0)
+labels = torch.randint(0, 3, (400,), generator=generator)
+inputs = torch.randn(400, 12, generator=generator) + 2 * torch.nn.functional.one_hot(labels, 12)
+def epoch_of(optimizer):
+    for part in torch.randperm(200).split(20):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(inputs[part]), labels[part]).backward()
+        optimizer.step()
+torch.manual_seed(0)
+blocks = (m for _ in range(4) for m in (torch.nn.Linear(12, 12), torch.nn.Tanh()))
+net = torch.nn.Sequential(*blocks, torch.nn.Linear(12, 3))
+pretraining = torch.optim.AdamW(net.parameters(), lr=3e-3)
+for _ in range(30):
+    epoch_of(pretraining)
+torch.manual_seed(int(os.environ["TUNE_CAC_SEED"]))
+optimizer = cac.gradskip.AdamW(net.parameters(), lr=1e-4, weight_decay=0.0, model=net)
+for epoch in range(3):
+    epoch_of(optimizer)
+    with torch.no_grad():
+        cac.report(accuracy=(net(inputs[200:]).argmax(1) == labels[200:]).float().mean())
+"""
+
+
+@pytest.mark.usefixtures("one_ray")
+def test_fine_tuning_without_weight_decay_is_searched_by_explicit_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No threshold fires there: depths and times of stops are the answer, and nothing is trained twice."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(FINE_TUNING)
+    found = tune_cac.search(script=f"{sys.executable} train.py", trials=4, name="s", concurrency=1)
+    assert "explicit stops of whole units are searched instead (--space manual_layers)" in capsys.readouterr().err
+    trained = found.trials[found.trials["role"] != "baseline"]
+    assert len(trained) >= 2
+    assert trained["CAC_STOP_LAYER_NUM"].notna().all()
+    assert (trained["compute_saved"] > 0).all()
+    assert not trained.duplicated(["stop_events", "CAC_BRAKING_DISTANCE"]).any()
+    best = found.best
+    assert best is not None
+    text = (tmp_path / "results" / "s" / "best.env").read_text()
+    assert f"export CAC_STOP_LAYER_NUM={','.join(map(str, config_of(best).CAC_STOP_LAYER_NUM))}" in text
+    assert "You can skip" in found.headline
+    resumed = tune_cac.search(script=f"{sys.executable} train.py", trials=1, name="s", concurrency=1)
+    assert resumed.trials["CAC_STOP_LAYER_NUM"].notna().sum() == len(resumed.trials) - 1
+    assert "explicit stops" not in capsys.readouterr().err  # it was said
+
+
 RESUMING = (
     TRAIN.replace(
         "for epoch in range(4):\n",

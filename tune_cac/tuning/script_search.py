@@ -116,7 +116,7 @@ class ScriptSearch(StudySearch):
             facts = self._facts()
             self._context = self._context_told(facts)
             self._hold = with_watch(self._hold, self._context)
-            self._warm_start = self._known(self._base, self._context, facts, self.trials.root())
+            self._warm_start = self._acting(self._known(self._base, self._context, facts, self.trials.root()))
         return self._warm_start
 
     def _learned(self, epochs: int, root: str | None) -> WarmStart:

@@ -111,7 +111,8 @@ class StudySearch(JournalSearcher):
         grid: GridPoints | None = None,
         database: str = "",
     ) -> None:
-        self._search_space, self._context, self._base = space, context, base
+        self._search_space = self._asked_space = space
+        self._context, self._base = context, base
         self._learns, self._repeats, self._hold, self._tree = sampler == AUTO, repeats, dict(hold or {}), tree
         self.saving, self.quality = base.saving, base.quality
         """The compute that trials are ranked by (None: that of training), and the metric by which they are compared."""
@@ -217,7 +218,9 @@ class StudySearch(JournalSearcher):
         )  # fmt: skip
 
     def _config(self, trial: optuna.Trial) -> dict[str, Any]:
-        return config_of_trial(trial, self._search_space, self._base, self._hold, self._context_of)
+        # The published defaults wait since before the baseline's run was known.
+        space = self._asked_space if trial.user_attrs.get("role") == "published" else self._search_space
+        return config_of_trial(trial, space, self._base, self._hold, self._context_of)
 
     def _context_of(self, epochs: int) -> SpaceContext:
         return (self.learn() if epochs == self._base.epochs else self._cut_runs.learned()[epochs]).context
@@ -302,10 +305,20 @@ class StudySearch(JournalSearcher):
     def learn(self) -> WarmStart:
         """Return what the baseline's run shows about this space; nothing is known if it failed."""
         if self._warm_start is None:
-            self._warm_start = self._learned(self._base.epochs, self.trials.root())
+            self._warm_start = self._acting(self._learned(self._base.epochs, self.trials.root()))
             if self._grid is not None:  # its points were counted on the run as it was known before
                 self._warm_start = replace(self._warm_start, context=self._context)
         return self._warm_start
+
+    def _acting(self, known: WarmStart) -> WarmStart:
+        """Return what is known, and search explicit stops where the space's thresholds stop nothing on this run."""
+        found = known.with_explicit_stops(self._start_seed) if self._learns and self._grid is None else None
+        if found is None:
+            return known
+        if self.trials.why_little != found[1]:  # else an earlier session has said so
+            self.trials.tell_why_little(found[1])
+        self._search_space, self._start_role = found[0].space, "search"
+        return found[0]
 
     def _learned(self, epochs: int, root: str | None) -> WarmStart:
         context, full = self._context, self._base.epochs

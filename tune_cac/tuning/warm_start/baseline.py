@@ -11,7 +11,7 @@ from typing import Any
 
 from analysis.trace_replay.replay_frame import missing_costs, missing_facts
 from analysis.trace_replay.traces import OF_SCRIPT, RunTrace, complete, read_trace
-from search_spaces import Space, SpaceContext
+from search_spaces import Space, SpaceContext, load
 from search_spaces.space import corners
 from trainables.attachment import metadata_key
 from trainables.config import TrialConfig
@@ -34,6 +34,8 @@ from tune_cac.tuning.warm_start.threshold_ranges import (
     without_decay,
 )
 
+#: The space that is searched where thresholds stop nothing.
+EXPLICIT_STOPS = "manual_layers"
 #: Draws that find the choices of a space's branches.
 _CHOICE_DRAWS = 50
 
@@ -111,6 +113,36 @@ class WarmStart:
             inert = why_inert(self.space, self.context, predicted)
         configs = typical_configs(self.space, self.context, self.base, self.hold)
         return inert or without_decay(configs, self.weight_decays)
+
+    def with_explicit_stops(self, seed: int) -> tuple[WarmStart, str] | None:
+        """Return this with explicit stops as the space, and why: thresholds stop (hardly) anything on this run.
+
+        Replay shows it, or no weight decays. None where neither is so, and where the space has other rules.
+
+        Args:
+            seed: of the settings that are replayed.
+        """
+        configs = typical_configs(self.space, self.context, self.base, self.hold)
+        by_threshold = {config.gradskip_settings().mode for config in configs if config.skips_gradients} == {"auto"}
+        if self.space.method != "gradskip" or not by_threshold or self.space.options:
+            return None
+        if not any("CAC_VAR_START_THR" in name for parameters, _ in self.drawn(seed, 1) for name in parameters):
+            return None  # the space's question is another one
+        inert = ""
+        if self.trace is not None and self.context.start_thr_range is None:  # else other thresholds stop something
+            inert = why_inert(self.space, self.context, predictions(self.trace, [v for _, v in self.drawn(seed)]))
+        reason = inert or without_decay(configs, self.weight_decays)
+        if not reason:
+            return None
+        context = self.context
+        if self.trace is not None and self.trace.run.get(OF_SCRIPT):  # its costs are those of the recorded layers
+            blueprint = self.trace.blueprint(configs[0])
+            units = blueprint.plan.units[: blueprint.stoppable]
+            context = replace(context, unit_ends=tuple(blueprint.plan.order[unit.end] for unit in units))
+        why = reason.partition(":")[0] if inert == "" else f"space {self.space.name} does nothing on this run"
+        return replace(self, space=load(EXPLICIT_STOPS), context=context), (
+            f"{why}: explicit stops of whole units are searched instead (--space {EXPLICIT_STOPS})"
+        )
 
     @property
     def knows_what_acts(self) -> bool:

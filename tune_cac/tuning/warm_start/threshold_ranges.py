@@ -188,8 +188,8 @@ def why_inert(space: Space, context: SpaceContext, predicted: Iterable[Mapping[s
     nothing = f"space {space.name} does nothing on this run"
     if context.start_thr_range is None:
         return (
-            f"{nothing}: the weight variance of no layer that is watched falls below its peak, as without weight "
-            f"decay; {_WORKS}"
+            f"{nothing}: the rule stops layers from the first on, and the weight variance of the first that moves "
+            f"never falls below its peak, as without weight decay; {_WORKS}"
         )
     return (
         f"{nothing}: no layer stops with the values that it fixes, for the first one's weight variance falls to "
