@@ -394,13 +394,18 @@ def test_a_script_that_crashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code = main(["search", "--script", "echo loading; echo out of data >&2; exit 7", "--trials", "3", "--name", "s"])
-    assert code == 1
+    fails = "echo loading; echo out of data >&2; exit 7"
+    assert main(["search", "--script", fails, "--trials", "3", "--name", "s"]) == 2
     err = capsys.readouterr().err
-    failed = "ScriptFailed: the script ended with exit code 7; its last lines: loading | out of data"
-    assert f"trial 0 failed and is begun again: {failed}" in err
-    assert f"trial 1 failed: {failed}" in err
-    assert f"the baseline failed twice ({failed}), so nothing else was tried" in err
-    assert "1 of 2 trials failed" in err
+    assert "--script must train, it ended with exit code 7; its last lines:\n  loading\n  out of data\n" in err
+    assert list(tmp_path.iterdir()) == []  # it was told before there was a study
+    first = """echo '{"accuracy": 0.5, "compute_saved": 0}'; sleep 1; """
+    assert main(["search", "--script", f"{first}{fails}", "--trials", "3", "--name", "s"]) == 1
+    err = capsys.readouterr().err
+    failed = "ScriptFailed: the script ended with exit code 7; its last lines: "
+    assert f"trial 0 failed: {failed}" in err
+    assert f"the baseline failed ({failed}" in err
+    assert "begun again" not in err  # it would fail again
+    assert "1 of 1 trials failed" in err
     # Nobody knows how long a run is, so nothing else was tried.
-    assert len(analysis.load(tmp_path / "results" / "s")) == 2
+    assert len(analysis.load(tmp_path / "results" / "s")) == 1

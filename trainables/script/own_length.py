@@ -48,7 +48,7 @@ class OwnLength:
 
     def left_behind(self, cwd: Path, folder: Path, begun_s: float) -> str:
         """Return the words for files that earlier trials wrote in the working directory; empty if there are none."""
-        found = [(s, p) for s, p in _files(cwd, folder) if self.since_s <= s < begun_s]
+        found = [(s, p) for s, p in files_below(cwd, folder) if self.since_s <= s < begun_s]
         if not found:
             return ""
         names = [str(path.relative_to(cwd)) for _, path in sorted(found, reverse=True)]
@@ -59,7 +59,7 @@ class OwnLength:
         )
 
 
-def _files(cwd: Path, folder: Path) -> Iterator[tuple[float, Path]]:
+def files_below(cwd: Path, folder: Path) -> Iterator[tuple[float, Path]]:
     """Yield the files below a folder with the times of their last change; hidden ones and the study's are left out."""
     seen = 0
     for here, folders, names in os.walk(cwd):

@@ -62,7 +62,7 @@ def _call(name: str, options: tuple[str, ...]) -> Parts | Workload:
             returned = call_with_options(function, read_options(options), f"workload {name}")
         except UserError:
             raise
-        except Exception as error:  # the user's function may raise anything
+        except (Exception, SystemExit) as error:  # the user's function may raise anything
             raise UserError(f"workload {name} raised {type(error).__name__}: {error}") from error
     return returned if isinstance(returned, Workload) else read_parts(returned, name)
 

@@ -121,7 +121,7 @@ def _tried(name: str, part: str, call: Callable[[], Any]) -> Any:
         return call()
     except UserError:
         raise
-    except Exception as error:  # the user's functions may raise anything
+    except (Exception, SystemExit) as error:  # the user's functions may raise anything
         text = str(error).strip().splitlines()
         raise UserError(
             f"{part} of workload {name} raised {type(error).__name__}: {text[0] if text else 'no message'}; --debug "

@@ -65,7 +65,7 @@ def import_module(module_name: str, what: str, reference: str) -> Any:
                 "package.module:function"
             ) from error
         raise UserError(f"{what} {reference}: importing {module_name} failed: {error}") from error
-    except Exception as error:  # the user's module may raise anything
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise UserError(
             f"{what} {reference}: importing {module_name} failed: {type(error).__name__}: {error}"
         ) from error

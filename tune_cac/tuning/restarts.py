@@ -18,7 +18,7 @@ from tune_cac.tuning.predefined_trial import PredefinedTrial, as_key
 from tune_cac.tuning.study_trials import StudyTrials
 
 #: Errors that the same training would raise again.
-_WOULD_FAIL_AGAIN = (TrainingDiverged.__name__, UserError.__name__)
+_WOULD_FAIL_AGAIN = (TrainingDiverged.__name__, UserError.__name__, "ScriptFailed")
 #: Note on a trial that another one continues.
 _CONTINUED_BY = "a later trial with the same parameters"
 

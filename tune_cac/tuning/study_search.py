@@ -90,6 +90,11 @@ def search(**given: Any) -> SearchResult:
         check_methods(options)
     if options.metric is not None and not options.is_script:
         check_measured(baseline_config(options, device="cpu"))
+    begun = options.name is not None and Layout(options.folder / options.name).journal.exists()
+    if options.is_script and not options.is_on_cluster and not begun:
+        from trainables.script.first_step import check_starts
+
+        check_starts(baseline_config(options, device="cpu"))
     if context is not None and not options.is_script:
         options = share_only_if_repeatable(options)
         context = _as_searched(context, options)
