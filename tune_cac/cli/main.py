@@ -33,6 +33,7 @@ from tune_cac.cli import (
     trial,
     workloads,
 )
+from tune_cac.cli.parser import Parser
 from tune_cac.interrupts import sigterm_is_an_interrupt
 from tune_cac.messages import close_unread, say, warnings_as_messages
 
@@ -45,7 +46,7 @@ COMMANDS = (
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser; every command sets ``run`` to its function of the parsed arguments."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="tune_cac",
         description="Find out how much of a PyTorch training run can be skipped without losing accuracy.",
         epilog="Start with: python -m tune_cac search --space auto_thresholds",

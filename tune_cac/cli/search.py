@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Search a space or resume a study; print the ranked table."""
     given = options_given(arguments)
     from analysis.presentation.recipe_text import recipe_table
+    from analysis.presentation.summary_text import is_answer
     from tune_cac.tuning.study_search import resume as resume_study
     from tune_cac.tuning.study_search import search as search_study
 
@@ -51,8 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
     print(found.headline)
     print(found.cost_line)
     kept = [file.name for file in (Layout(found.folder).best_schedule, Layout(found.folder).best) if file.exists()]
-    if kept:
-        print(f"Settings: {found.folder / kept[0]}   report: python -m tune_cac report {found.folder}")
+    report = f"python -m tune_cac report {shlex.quote(str(found.folder))}"
+    # A file that switches everything off is no answer to paste.
+    print(
+        f"Settings: {found.folder / kept[0]}   report: {report}"
+        if kept and is_answer(found.best)
+        else f"Report: {report}"
+    )
     failures = found.failures
     for _, failure in failures.iterrows():
         say(f"trial {failure['trial']} failed: {failure['error']}")
@@ -97,6 +104,6 @@ def _refuse_settled(arguments: argparse.Namespace) -> None:
 
 def _resume_line(folder: Path, arguments: argparse.Namespace) -> str:
     given = arguments.results or RESULTS
-    results = "" if given == RESULTS else f" --results {given}"
+    results = "" if given == RESULTS else f" --results {shlex.quote(str(given))}"
     name = folder.name if folder.parent == Path(given) else str(folder)
-    return f"python -m tune_cac search --resume {name}{results}"
+    return f"python -m tune_cac search --resume {shlex.quote(name)}{results}"

@@ -350,3 +350,24 @@ def test_the_console_script_is_the_module() -> None:
         )
         assert (script.returncode, script.stdout, script.stderr) == (code, module.stdout, module.stderr)
         assert module.returncode == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["search", "--trials", "abc"], "tune_cac search: error: --trials must be an integer, got 'abc'; "),
+        (["search", "--spaces", "x"], "tune_cac search: error: unknown option '--spaces': did you mean --space?; "),
+        (["search", "--space"], "tune_cac search: error: --space needs a value; "),
+        (["lst"], "tune_cac: error: unknown command 'lst'; valid: search, recommend, trial, "),
+        (["serach"], "tune_cac: error: unknown command 'serach': did you mean search?; valid: search, "),
+        (["rank", "mine", "more"], "tune_cac rank: error: unknown argument 'more'"),
+        (["tree"], "tune_cac tree: error: "),
+    ],
+)
+def test_errors_of_parsing_are_one_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(line), err
+    assert err.count("\n") == 1
