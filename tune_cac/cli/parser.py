@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         """Return the parser of a command; this one if there is none."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction) and name in action.choices:
-        XX
+                return action.choices[name]
         return self
 
 
