@@ -8,10 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import two_nodes as two_nodes_script
 from commands_run import Run
@@ -44,6 +46,35 @@ def test_sigterm_ends_a_search_as_ctrl_c_does_whenever_it_comes(delay_s: float, 
     assert "nterrupted" in err
     assert not (tmp_path / "results" / "s" / "best.env").exists()  # no trial has ended, so nothing is best
     assert "best.env" not in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_is_an_interrupt_and_leaves_no_process(number: int, tmp_path: Path) -> None:
+    """As of `timeout`, a terminal or a batch system, which signal Ray's processes, too."""
+    with tempfile.TemporaryDirectory(prefix="ray-") as place:  # a short path, for sockets
+
+        def of_ray() -> list[psutil.Process]:
+            return [
+                p for p in psutil.process_iter(["cmdline"]) if any(place in part for part in p.info["cmdline"] or ())
+            ]
+
+        process = subprocess.Popen(
+            [*SEARCH, "--epochs", "200", "--no-sharing"], cwd=tmp_path, stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL, text=True, start_new_session=True, env={**os.environ, "RAY_TMPDIR": place},
+        )  # fmt: skip
+        said_first(process)
+        deadline = time.monotonic() + 120
+        while len(of_ray()) < 3 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        time.sleep(4)  # a trial trains
+        os.killpg(process.pid, number)
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 130, err
+        assert "nterrupted" in err
+        assert "does not answer" not in err
+        while of_ray() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert of_ray() == []
 
 
 def test_sigterm_in_the_moment_of_a_fork_is_not_lost(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import functools
 import logging
 import os
 import re
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray.exceptions import (
     LocalRayletDiedError,
     NodeDiedError,
@@ -237,6 +238,21 @@ def _on_loopback() -> Iterator[None]:
 
 
 @contextmanager
+def _in_sessions_of_their_own() -> Iterator[None]:
+    """Have Ray start its processes outside of this one's group.
+
+    `timeout`, a terminal or a batch system signals a whole group: Ray would end before this process, which then could
+    neither close it nor tell an interrupt from a cluster that is gone.
+    """
+    before = services.ConsolePopen
+    services.ConsolePopen = functools.partial(before, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = before
+
+
+@contextmanager
 def _cluster_here(cpus: int) -> Iterator[None]:
     """Start a cluster for the block; an interrupt meanwhile does not wait for it.
 
@@ -251,7 +267,7 @@ def _cluster_here(cpus: int) -> Iterator[None]:
 
     def start() -> None:
         try:
-            with _on_loopback():
+            with _on_loopback(), _in_sessions_of_their_own():
                 ray.init(
                     address="local",  # not a cluster whose address another process has left
                     num_cpus=max(cpus, processors()),
