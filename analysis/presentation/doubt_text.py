@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.formatting import plural
-from analysis.io.checked import numbers_of
+from analysis.io.checked import number_of, numbers_of
 from analysis.metrics.baseline import baseline_of
 from analysis.metrics.quality import quality_of
 from analysis.quality_words import value_text
@@ -24,9 +24,9 @@ def doubt(ranking: pd.DataFrame, best: pd.Series, allowed_drop: float | str) -> 
         allowed_drop: allowed drop of the metric, as for `analysis.rank`.
     """
     baseline, quality = baseline_of(ranking, best), quality_of(ranking)
-    alike = ranking[numbers_of(ranking, "epochs") == baseline["epochs"]]
-    most, own = numbers_of(alike, "epoch").max(), baseline.get("epoch")
-    if not pd.isna(own) and most > own:
+    alike = ranking[numbers_of(ranking, "epochs") == number_of(baseline, "epochs")]
+    most, own = numbers_of(alike, "epoch").max(), number_of(baseline, "epoch")
+    if most > own:  # neither is where one of them is not known
         return (
             f"Doubtful: the baseline reported {plural(int(own), 'epoch')} and other trials {int(most)}, so its last "
             "report was lost or it ended early."

@@ -53,7 +53,7 @@ USED = {
     "_to_copy": "autocast converts a weight by one operation",
 }
 #: Python's own.
-PYTHONS = {"_fields", "_getframe", "_replace"}
+PYTHONS = {"_exit", "_fields", "_getframe", "_replace"}
 
 
 def test_every_private_name_has_a_canary() -> None:
