@@ -113,10 +113,14 @@ class ModelQuantizer(Quantizer):
         options = model_options(model)
         for module, bits in plan.items():
             self.change(module, bits, options)
+        self.change_inputs(model, options)
         self._warn_of_nothing(model, plan)
         learned = [(name, p) for name, p in model.named_parameters() if id(p) not in known]
         if optimizer is not None and learned:
             join_optimizer(optimizer, learned)
+
+    def change_inputs(self, model: nn.Module, options: Mapping[str, Any]) -> None:
+        """Quantize the model's input, if the quantizer does that."""
 
     def change(self, module: nn.Module, bits: Bits, options: Mapping[str, Any]) -> None:
         """Quantize a module's weight, bias and output, where present and given bits."""

@@ -87,7 +87,8 @@ def pact_activation(x: Tensor, alpha: Tensor, bits: int) -> Tensor:
     def levels(x: Tensor, alpha: Tensor) -> Tensor:
         values = wide(x)
         clip = alpha.to(values.dtype).clamp(min=torch.finfo(values.dtype).tiny)
-        return (unit_levels(values.clamp(min=0).minimum(clip) / clip, bits) * clip).to(x.dtype)
+        scale = ((2**bits - 1) / clip).clamp(max=torch.finfo(values.dtype).max)
+        return (values.clamp(min=0).minimum(clip) * scale).round_().div_(scale).to(x.dtype)
 
     return learned_clip(x, alpha, levels)
 
@@ -98,10 +99,10 @@ def least_linear_bits(mode: Mode) -> int:
 
 
 class Grid(NamedTuple):
-    """A grid of 2^k integers q with the values (q - zero) step."""
+    """A grid of 2^k integers q with the values (q - zero) / scale."""
 
-    step: Tensor
-    """s > 0."""
+    scale: Tensor
+    """1 / s > 0, by which values are multiplied as in Distiller, whose rounding is then equal to the last bit."""
     zero: Tensor
     """z, an integer: the q of value 0.0."""
     q_min: int
@@ -110,6 +111,11 @@ class Grid(NamedTuple):
     """Lower end of the range; values below it have gradient 0."""
     high: Tensor
     """Upper end of the range; values above it have gradient 0."""
+
+    @property
+    def step(self) -> Tensor:
+        """Distance s between two neighbouring values."""
+        return 1 / self.scale
 
 
 def linear_grid(low: Tensor, high: Tensor, bits: int, mode: Mode) -> Grid:
@@ -134,14 +140,12 @@ def linear_grid(low: Tensor, high: Tensor, bits: int, mode: Mode) -> Grid:
         low = -high
         q_max = 2 ** (bits - 1) - 1
         q_min, half = (-q_max, float(q_max)) if mode == "SYMMETRIC_RESTRICTED" else (-q_max - 1, (2**bits - 1) / 2)
-        step = high / half
-        step = step + (step == 0)
-        return Grid(step, torch.zeros_like(step), q_min, q_max, low, high)
+        scale = torch.where(high == 0, 1, half / high)
+        return Grid(scale, torch.zeros_like(scale), q_min, q_max, low, high)
     low, high = low.clamp(max=0), high.clamp(min=0)
-    step = (high - low) / (2**bits - 1)
-    step = step + (step == 0)
+    scale = torch.where(high == low, 1, (2**bits - 1) / (high - low))
     q_min = -(2 ** (bits - 1)) if mode == "ASYMMETRIC_SIGNED" else 0
-    return Grid(step, torch.round(-low / step) + q_min, q_min, q_min + 2**bits - 1, low, high)
+    return Grid(scale, torch.round(-low * scale) + q_min, q_min, q_min + 2**bits - 1, low, high)
 
 
 def on_grid(x: Tensor, grid: Grid) -> Tensor:
@@ -149,8 +153,8 @@ def on_grid(x: Tensor, grid: Grid) -> Tensor:
 
     def levels(x: Tensor) -> Tensor:
         # In place after the first new tensor: activations are large, and each extra copy costs time.
-        q = (wide(x) / grid.step).round_().add_(grid.zero).clamp_(grid.q_min, grid.q_max)
-        return q.sub_(grid.zero).mul_(grid.step).to(x.dtype)
+        q = (wide(x) * grid.scale).add_(grid.zero).round_().clamp_(grid.q_min, grid.q_max)
+        return q.sub_(grid.zero).div_(grid.scale).to(x.dtype)
 
     values = wide(x.detach())
     return straight_through(x, levels, (values >= grid.low) & (values <= grid.high))

@@ -25,7 +25,8 @@ from trainables.errors import UserError
 class LinearTrainingQuantizer(ModelQuantizer):
     """Quantize weights and biases to their own range, outputs of activation modules to a moving average range.
 
-    Biases and embeddings have one range, even if ``per_channel_wts`` gives each filter its own.
+    So is the model's first argument, where it is a floating-point tensor. Biases and embeddings have one range, even if
+    ``per_channel_wts`` gives each filter its own.
     """
 
     activation_kinds = ACTIVATIONS
@@ -34,6 +35,13 @@ class LinearTrainingQuantizer(ModelQuantizer):
         default = make_bits(given.bits_weights, given.bits_bias, given.bits_activations)
         super().__init__(name, default, given.overrides)
         self.given = given
+
+    def change_inputs(self, model: nn.Module, options: Mapping[str, Any]) -> None:
+        given = self.given
+        wanted = given.bits_activations if given.num_bits_inputs is None else given.num_bits_inputs
+        bits = make_bits(None, None, wanted if given.quantize_inputs else None).activations
+        if bits is not None:
+            quantize_input(model, self.activation_quantization(bits, options))
 
     def least_bits(self, what: str) -> int:
         return least_linear_bits(self.given.mode)

@@ -90,7 +90,7 @@ def quantize_output(layer: nn.Module, quantization: Quantization) -> None:
 
 
 def quantize_input(layer: nn.Module, quantization: Quantization) -> None:
-    """Quantize the first argument of a layer."""
+    """Quantize the first argument of a layer or model, where it is a floating-point tensor."""
     quantization.train(layer.training)
     layer.add_module(INPUT, quantization)
     layer.register_forward_pre_hook(_input_quantized, with_kwargs=True)
@@ -103,9 +103,12 @@ def _output_quantized(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
 
 def _input_quantized(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     quantization: Any = layer._modules[INPUT]
+    first = args[0] if args else kwargs.get("input")
+    if not (isinstance(first, Tensor) and first.is_floating_point()):
+        return args, kwargs
     if args:
-        return (quantization(args[0]), *args[1:]), kwargs
-    return args, {**kwargs, "input": quantization(kwargs["input"])}
+        return (quantization(first), *args[1:]), kwargs
+    return args, {**kwargs, "input": quantization(first)}
 
 
 def model_options(model: nn.Module) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class FrozenBias(Frozen):
             return b
         q_min, q_max = -(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1
         zero = torch.zeros_like(self.step)
-        return on_grid(b, Grid(self.step, zero, q_min, q_max, self.step * q_min, self.step * q_max))
+        return on_grid(b, Grid(1 / self.step, zero, q_min, q_max, self.step * q_min, self.step * q_max))
 
     def freeze_at(self, input_step: Tensor, weight_step: Tensor) -> None:
         """Take s_x, (), and s_w, () or one value per channel, and quantize from now on."""

@@ -67,6 +67,10 @@ class QuantAwareTrainRangeLinearQuantizerConfig(_QuantizerConfig):
     """Weight of the old range at each step."""
     per_channel_wts: Flag = False
     """True if each filter has its own range instead of one range per weight."""
+    quantize_inputs: Flag = True
+    """True if the model's input is quantized to a moving range, too."""
+    num_bits_inputs: Bits | None = None
+    """Bits of the model's input; as many as of activations if not given."""
 
 
 class PostTrainLinearQuantizerConfig(ComponentConfig):

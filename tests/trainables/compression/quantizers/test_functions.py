@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -110,6 +111,23 @@ def test_grids_are_those_of_torchs_fake_quantization(mode: Mode, bits: int) -> N
     assert inner.sum() > 50
     assert torch.equal(of_ours[inner], of_theirs[inner])
     assert torch.equal(of_ours, weights * ((x >= grid.low) & (x <= grid.high)))
+
+
+@pytest.mark.parametrize("bits", [3, 8])
+def test_single_precision_rounds_as_the_original_to_the_last_bit(bits: int) -> None:
+    """Distiller f401db9 multiplies by n times 1 / range and divides by it again; a network amplifies what differs."""
+    x = normal(4000).float() * 2
+    values = x.numpy()
+    low, high, steps = values.min(), values.max(), np.float32(2**bits - 1)
+    scale = 1 / (high - low) * steps
+    zero = np.round(scale * low)
+    linear = (np.round(scale * values - zero) + zero) / scale
+    got = on_grid(x, linear_grid(*value_range(x, None), bits, "ASYMMETRIC_UNSIGNED"))
+    assert np.array_equal(got.numpy(), linear)
+    alpha = np.float32(1.3)
+    scale = 1 / alpha * steps
+    pact = np.round(scale * np.minimum(np.maximum(values, 0), alpha)) / scale
+    assert np.array_equal(pact_activation(x, torch.tensor(alpha), bits).numpy(), pact)
 
 
 def test_the_two_asymmetric_modes_stand_for_the_same_values() -> None:

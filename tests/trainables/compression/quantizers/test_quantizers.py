@@ -91,6 +91,31 @@ def test_32_bits_and_null_change_no_bit(name: str, bits: int | None) -> None:
     assert list(model.state_dict()) == list(plain.state_dict())
 
 
+@pytest.mark.parametrize(
+    ("changes", "levels"), [({}, 16), ({"num_bits_inputs": 3}, 8), ({"quantize_inputs": False}, None)]
+)
+def test_linear_training_quantizes_the_models_input(changes: dict[str, Any], levels: int | None) -> None:
+    """Jacob et al. 2018, section 3: all that a layer computes with; on the batch's own range at the first step."""
+    model, _, _ = prepared("QuantAwareTrainRangeLinearQuantizer", mode="ASYMMETRIC_UNSIGNED", **changes)
+    seen: list[Tensor] = []
+    model.conv.register_forward_hook(lambda _, args, output: seen.append(args[0]))
+    x = batches()[0][0]
+    model(x)
+    if levels is None:
+        assert torch.equal(seen[0], x)
+        return
+    step = (x.max() - x.min()) / (levels - 1)
+    torch.testing.assert_close(seen[0], torch.round(x / step) * step, rtol=0, atol=1e-5)
+    assert seen[0].unique().numel() <= levels
+
+
+def test_inputs_that_are_no_real_numbers_stay() -> None:
+    words = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(20, 2))
+    given = settings_of("QuantAwareTrainRangeLinearQuantizer", bits_activations=None, num_bits_inputs=4)
+    build_quantizer("q", given).prepare(words, None)
+    assert torch.isfinite(words(torch.arange(10).reshape(2, 5))).all()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_override_leaves_a_layer_alone(name: str) -> None:
     off = {"bits_weights": None, "bits_bias": None, "bits_activations": None}
