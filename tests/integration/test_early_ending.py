@@ -21,7 +21,7 @@ from trainables.stage_tree.coordinator import RayLeases
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from tune_cac.ray_backend.session import ray_session
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_with_support")]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.usefixtures("ray_with_support")]
 
 SEARCH = (
     "search", "--workload", "fading_workload:make", "--name", "s", "--trials", "8", "--concurrency", "1",

@@ -209,7 +209,7 @@ RESUMING = (
 
 
 @pytest.mark.usefixtures("one_ray")
-@pytest.mark.parametrize("saved", [2, 4])
+@pytest.mark.parametrize("saved", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_a_script_that_resumes_from_another_trials_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: int
 ) -> None:

@@ -18,7 +18,7 @@ from analysis.io.layout import Layout
 from analysis.metrics.controls import CUT
 from analysis.presentation.length_text import EPOCHS_VARIABLE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 #: Of both searches.
 SHORT = ("--space", "manual_layers", "--epochs", "6", "--allowed-drop", "0.05", "--concurrency", "2", "--no-controls")

@@ -18,7 +18,7 @@ from runs import assert_equals_alone
 import analysis
 from tune_cac.study.database import open_database
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 SEARCH = ("search", "--trials", "3", "--epochs", "4", "--no-controls", "--name", "s", "--concurrency", "1")
 

@@ -52,8 +52,16 @@ class TestCompiledStep:
         ],
         ids=lambda settings: settings.mode,
     )
-    @pytest.mark.parametrize("around", ["step", "a function"])
-    @pytest.mark.parametrize("cls", [SGD, AdamW])
+    @pytest.mark.parametrize(
+        ("around", "cls"),
+        [
+            ("a function", AdamW),
+            *(
+                pytest.param(*c, marks=pytest.mark.thorough)
+                for c in (("step", SGD), ("step", AdamW), ("a function", SGD))
+            ),
+        ],
+    )
     def test_every_rule_is_what_it_is_uncompiled(self, settings: Settings, around: str, cls: Any) -> None:
         torch._dynamo.reset()
         ours, plain = conv_model(), conv_model()

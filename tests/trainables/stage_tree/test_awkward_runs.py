@@ -137,7 +137,7 @@ def configs(rng: random.Random, workload: str) -> Iterator[TrialConfig]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", ["tiny", "twisted"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 4))])
 def test_odd_settings_in_random_order(workload: str, seed: int, tmp_path: Path) -> None:
     """Settings that look at the model in different ways, stop everything, brake past the end, act at epochs' ends."""
     rng = random.Random(seed)

@@ -86,8 +86,18 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-@pytest.mark.parametrize("damage", [flip, cut, empty, Path.unlink], ids=["flipped", "cut", "empty", "gone"])
-@pytest.mark.parametrize("what", ["objects/*/*", "*/stages/*/*.chunk", "*/stages/*/stage.json", "*/*.json"])
+KINDS = ["objects/*/*", "*/stages/*/*.chunk", "*/stages/*/stage.json", "*/*.json"]
+DAMAGES = {"flipped": flip, "cut": cut, "empty": empty, "gone": Path.unlink}
+
+
+@pytest.mark.parametrize(
+    ("what", "damage"),
+    [
+        pytest.param(what, damage, id=f"{what}-{name}", marks=() if n == m else pytest.mark.thorough)
+        for n, what in enumerate(KINDS)
+        for m, (name, damage) in enumerate(DAMAGES.items())
+    ],
+)
 def test_damaged_files_are_never_served(damage: Callable[[Path], None], what: str, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     over(tree, DENSE)
@@ -112,7 +122,14 @@ def test_every_file_damaged_is_a_tree_begun_anew(tmp_path: Path) -> None:
     assert over(tree, STOPS[0]) == 0
 
 
-@pytest.mark.parametrize("accident", ["kill-before:3", "kill-before:9", "kill-between:4", "kill-between:13"])
+@pytest.mark.parametrize(
+    "accident",
+    [
+        "kill-before:9",
+        "kill-between:4",
+        *(pytest.param(a, marks=pytest.mark.thorough) for a in ("kill-before:3", "kill-between:13")),
+    ],
+)
 def test_a_process_killed_while_it_writes_a_checkpoint(accident: str, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     process = start(tree, accident, DENSE, *STOPS)

@@ -36,6 +36,8 @@ from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.stage_tree.store import StageStore
 from trainables.training.run import TrainingRun
 
+pytestmark = pytest.mark.thorough
+
 FULL, CUT = 6, 3
 CUT_STEPS = CUT * STEPS_PER_EPOCH
 WARM_UP = 10

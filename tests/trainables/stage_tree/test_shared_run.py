@@ -79,7 +79,7 @@ def context_of(workload: str) -> SpaceContext:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("workload", ["tiny", "tiny_adam"])
+@pytest.mark.parametrize("workload", ["tiny_adam", pytest.param("tiny", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("space", [n for n in search_spaces.SPACES if search_spaces.load(n).method == "gradskip"])
 def test_every_trial_of_every_space_equals_the_trial_alone(space: str, workload: str, tmp_path: Path) -> None:
     found = search_spaces.load(space)

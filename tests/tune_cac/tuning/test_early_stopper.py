@@ -20,7 +20,7 @@ from tune_cac.tuning.outcomes.trial_attributes import ENDED_EARLY, OUTCOME, PRED
 from tune_cac.tuning.progress import SearchProgress
 from tune_cac.tuning.study_searcher import StudySearch
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tiny")]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.usefixtures("tiny")]
 
 
 def searching(folder: Path, **more: Any) -> tuple[StudySearch, EarlyStopper]:

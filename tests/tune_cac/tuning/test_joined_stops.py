@@ -30,7 +30,7 @@ from tune_cac.tuning.outcomes.path_trace import along
 from tune_cac.tuning.outcomes.trial_attributes import OUTCOME, PREDICTED, STOPS_FOR
 from tune_cac.tuning.study_searcher import StudySearch
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tiny")]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.usefixtures("tiny")]
 
 PRUNED: dict[str, Any] = {
     "agp_weights": ("0.weight", "3.weight"), "agp_initial_sparsity": 0.0, "agp_final_sparsity": 0.8,

@@ -40,6 +40,8 @@ from tune_cac.tuning.recommendation import (
 )
 from tune_cac.tuning.warm_start.threshold_ranges import outcome, predictions
 
+pytestmark = pytest.mark.thorough
+
 SPACE = "auto_thresholds"
 
 

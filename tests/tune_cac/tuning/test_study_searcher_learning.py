@@ -58,6 +58,7 @@ def test_the_start_is_queued_once(tmp_path: Path) -> None:
     assert sum("start" in t.user_attrs for t in told(tmp_path)) == count
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_ranges_are_those_of_the_run(tmp_path: Path) -> None:
     search = learning(tmp_path)

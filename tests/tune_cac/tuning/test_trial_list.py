@@ -42,7 +42,7 @@ def change(study: optuna.Study, draw: Random) -> None:
             study.tell(draw.choice(running).number, state=TrialState.FAIL)
 
 
-@pytest.mark.parametrize("kind", ["memory", "journal", "database"])
+@pytest.mark.parametrize("kind", ["memory", "journal", pytest.param("database", marks=pytest.mark.slow)])
 def test_the_list_is_optunas_after_every_change(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_list, "_LISTED_PER_READ", 0)  # read one by one, however few there are
     study, draw = opened(kind, tmp_path), Random(0)

@@ -28,6 +28,8 @@ from trainables.workloads import build
 from trainables.workloads.base import Workload
 from tune_cac.tuning.warm_start.baseline import learn
 
+pytestmark = pytest.mark.thorough
+
 OPTIONS = ("width=4",)
 #: Numbers are those of each network's own parameters, from 0.
 STOPS = {"generator": ((3, 9), (4, 15)), "discriminator": ((2,), (11,))}
