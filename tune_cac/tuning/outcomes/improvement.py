@@ -12,6 +12,9 @@ from analysis.metrics.pareto import hypervolume, non_dominated
 #: Expected improvement of the answer, or of the front, a fraction of the compute, below which no outcome is worth its
 #: training; or this share of what they are, where that is less, but no less than the third.
 WORTHWHILE, WORTHWHILE_AREA = 0.005, 0.01
+#: Difference of the shares of a run that a layer trains below which the quality of two runs cannot be told apart: less
+#: than an epoch of 30, whose effect the noise of a seed covers.
+ALIKE = 0.02
 _WORTHWHILE_SHARE, _LEAST_WORTHWHILE = 0.05, 0.001
 
 
@@ -49,4 +52,22 @@ def answer_gained(
         here: (m,) probabilities of staying within it on the study's own seed.
     """
     found: NDArray[np.float64] = np.where(likely, here, 0.0) * np.maximum(saved - best, 0.0)
+    return found
+
+
+def are_new(candidates: NDArray[np.float64], trained: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return (m,) whether candidates differ from every run by what can be told apart.
+
+    Two runs of one length cannot if they save alike, to `WORTHWHILE`, and no layer trains longer by `ALIKE` in one.
+
+    >>> trained = np.array([[0.502, 1.0, 0.4, 0.6]])
+    >>> are_new(np.array([[0.501, 1.0, 0.41, 0.59], [0.501, 1.0, 0.3, 0.7], [0.501, 0.5, 0.4, 0.6]]), trained).tolist()
+    [False, True, True]
+
+    Args:
+        candidates: (m, k + 2) features as in `quality_model`.
+        trained: (n, k + 2).
+    """
+    least = np.array([WORTHWHILE, 1e-9, *[ALIKE] * (trained.shape[1] - 2)])
+    found: NDArray[np.bool_] = np.array([(np.abs(trained - one) > least).any(axis=1).all() for one in candidates], bool)
     return found

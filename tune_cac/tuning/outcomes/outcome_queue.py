@@ -36,7 +36,14 @@ from tune_cac.tuning.outcomes.distinct_outcomes import (
     predicted_again,
     shared_steps,
 )
-from tune_cac.tuning.outcomes.improvement import WORTHWHILE, WORTHWHILE_AREA, answer_gained, area_of, worthwhile
+from tune_cac.tuning.outcomes.improvement import (
+    WORTHWHILE,
+    WORTHWHILE_AREA,
+    answer_gained,
+    are_new,
+    area_of,
+    worthwhile,
+)
 from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, features_of, prior_rows
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
 from tune_cac.tuning.outcomes.region_middle import at_middle
@@ -257,6 +264,8 @@ class OutcomeQueue:
         return loss_scale(baseline[self._quality.key], values, self._quality, self._allowed_drop)
 
     def _chosen(self, left: Sequence[Outcome], tried: Sequence[Tried], baseline: Mapping[str, Any]) -> Outcome | None:
+        new = are_new(self._features(left), self._features(tried))
+        left = [one for one, is_new in zip(left, new, strict=True) if is_new]
         if not left:
             return None
         scale = self._scale(baseline)
@@ -298,34 +307,35 @@ class OutcomeQueue:
         scale: LossScale,
     ) -> Posterior:  # fmt: skip
         """Return what the losses of ended runs, and earlier studies, say of runs."""
-        total, depths = self._total_steps, self._known_depths()
         states = dense_states(self._roots(), self._tree, self._epochs, scale.luck)
         newest = [*ended[-MOST_MODELLED:], *self._of_full_run(states, ended, baseline)]
-        earlier, earlier_losses, numbers = prior_rows(self._priors, depths.levels)
-
-        def features(of: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
-            told = [
-                PriorRun(
-                    stops=depths.of_stops(one.stops, total), ended=one.epochs / self._epochs, saved=one.saved, loss=0.0
-                )
-                for one in of
-            ]
-            return features_of(told, depths.levels)
+        earlier, earlier_losses, numbers = prior_rows(self._priors, self._known_depths().levels)
 
         def of_length(of: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
             known = [states.get(one.epochs) for one in of]
             return np.array([(0.0, 1.0) if one is None else (one.tie, one.times) for one in known]).reshape(-1, 2)
 
         return posterior(
-            np.vstack([earlier, features(newest)]),
+            np.vstack([earlier, self._features(newest)]),
             np.append(earlier_losses * scale.unit, [one.lost for one in newest]),
-            features(runs),
+            self._features(runs),
             unit=scale.unit,
             studies=np.append(numbers, np.zeros(len(newest), int)),
             luck=scale.luck_in_units,
             states=np.vstack([np.tile([0.0, 1.0], (len(earlier), 1)), of_length(newest)]),
             states_to=of_length(runs),
         )
+
+    def _features(self, runs: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
+        depths = self._known_depths()
+        found = [
+            PriorRun(
+                stops=depths.of_stops(one.stops, self._total_steps), ended=one.epochs / self._epochs, saved=one.saved,
+                loss=0.0,
+            )
+            for one in runs
+        ]  # fmt: skip
+        return features_of(found, depths.levels)
 
     def _of_full_run(
         self, states: Mapping[int, DenseState], ended: Sequence[Tried], baseline: Mapping[str, Any]

@@ -24,7 +24,7 @@ from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.stage_tree.store import StageStore
 from trainables.training.run import TrainingRun
 from tune_cac import search
-from tune_cac.tuning.outcomes import outcome_queue
+from tune_cac.tuning.outcomes import improvement, outcome_queue
 from tune_cac.tuning.outcomes.distinct_outcomes import Outcome, distinct_outcomes, predicted_again
 from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy
 from tune_cac.tuning.outcomes.trial_attributes import OUTCOME
@@ -389,3 +389,17 @@ def test_a_search_by_outcome_on_ray_ends_early_and_says_so(tmp_path: Path, capsy
     assert surer.best is not None
     assert not surer.best.get("holds", 1.0) < sure
     assert surer.best["compute_saved"] < found.best["compute_saved"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_of_outcomes_that_cannot_be_told_apart_one_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run has 32 steps, so a difference of 3 of them is below what is then told apart."""
+    monkeypatch.setattr(improvement, "ALIKE", 3.5 / 32)
+    monkeypatch.setattr(improvement, "WORTHWHILE", 0.06)
+    made = by_outcome(tmp_path)
+    trained_by(made, tmp_path)
+    assert made.outcomes is not None
+    tried = made.outcomes._features(made.outcomes._tried(made.trials.baseline_row() or {}))
+    for number, one in enumerate(tried[2:], 2):
+        assert improvement.are_new(one[None], tried[1:number]).all()
