@@ -95,7 +95,7 @@ def test_progress_is_plain_off_a_terminal(finished: tuple[Path, subprocess.Compl
     # Beside other tests, a cluster of theirs may be named.
     said = [line for line in process.stderr.splitlines() if not line.startswith("a Ray cluster runs on this machine")]
     first, *lines, last = said
-    assert first == "results/study: auto_thresholds on digits, 6 trials of 12 epochs, 1 at a time"
+    assert first.startswith("results/study: auto_thresholds on digits, 6 trials of 12 epochs, 1 at a time, on the CPU")
     assert re.fullmatch(r"trial \d is the same run, bit for bit, with any one of these: CAC_\S+ \S+ to \S+.*", last)
     assert [line.split("]")[0] for line in lines] == [f"[{n}/6" for n in range(1, 7)], process.stderr
     assert "\x1b" not in process.stderr + process.stdout

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trainables.config import TrialConfig
+from trainables.training.device_choice import choose_device, sees_gpu
 from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
+from tune_cac.messages import say
 
 
 def add_data_and_model(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +38,9 @@ def add_run(parser: argparse.ArgumentParser, *, epochs: str = "epochs", seed: st
     add_workload_options(parser)
     parser.add_argument("--epochs", type=int, help=f"{epochs} (default: the workload's)")
     parser.add_argument("--seed", type=int, default=0, help=f"{seed} (default: 0)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument(
+        "--device", default="auto", help="cpu, cuda, or auto: what trains faster, by 20 steps on each (default: auto)"
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
 
 
@@ -64,12 +69,18 @@ def config_from_arguments(arguments: argparse.Namespace, **values: Any) -> Trial
         UserError: a wrong option or value.
     """
     options = workload_options(arguments) or ()
-    return TrialConfig(
+    is_auto = arguments.device == "auto"
+    config = TrialConfig(
         workload=arguments.workload,
         workload_options=options,
         epochs=default_epochs(arguments.workload, options) if arguments.epochs is None else arguments.epochs,
         seed=arguments.seed,
-        device=arguments.device,
+        device="cpu" if is_auto else arguments.device,
         threads=arguments.threads,
         **values,
     )
+    if not (is_auto and sees_gpu()):
+        return config
+    found = choose_device(replace(config, method="none"))
+    say(f"training {found}")
+    return replace(config, device=found.device)

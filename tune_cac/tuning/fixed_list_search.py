@@ -46,6 +46,9 @@ class FixedListSearch(StudySearch):
         begun = self.trials.begun() - self._again
         return [run for run in self._wanted if run.key not in begun]
 
+    def about_left(self) -> tuple[int, int]:
+        return len(self.missing()) + len(self._running), 0
+
     def _next(self) -> optuna.Trial | str | None:
         missing = self.missing()
         if not missing:

@@ -6,7 +6,10 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from analysis.io.layout import Layout
+from analysis.io.studies import read_journal
 from search_spaces import Space, SpaceContext
 from search_spaces.own_space import settable_fields
 from search_spaces.space import ANY_RUN, corners
@@ -19,6 +22,9 @@ from trainables.workload_options import PLACES, read_options
 from tune_cac.messages import say
 from tune_cac.study.options import SearchOptions
 from tune_cac.tuning.run_context import baseline_config
+
+if TYPE_CHECKING:
+    from trainables.training.device_choice import DeviceChoice
 
 
 def share_only_if_repeatable(options: SearchOptions) -> SearchOptions:
@@ -130,6 +136,45 @@ def check_gpus(options: SearchOptions) -> None:
             f"{'--workers-per-trial times ' if times else ''}--gpus-per-trial must be at most {there}, which is all "
             f"that torch sees here, got {times}{each:g}; give --address to search on a cluster"
         )
+
+
+def settle_device(options: SearchOptions, layout: Layout | None = None) -> tuple[SearchOptions, DeviceChoice]:
+    """Return options with the device settled, and why it is this one.
+
+    Args:
+        options: of the search.
+        layout: of a study that is searched further, whose device is kept; None for a new one.
+
+    Raises:
+        UserError: GPUs for trials on the CPU, or a device that is not there.
+    """
+    from trainables.training.device_choice import DeviceChoice, choose_device, sees_gpu
+
+    device, gpus, why = options.device, options.gpus_per_trial, f"--device {options.device}"
+    if device == "cpu" and gpus:
+        raise UserError(f"--gpus-per-trial must be 0 with --device cpu, got {gpus:g}")
+    if device == "auto" and gpus:
+        device, why = "cuda", f"--gpus-per-trial {gpus:g}"
+    trained = [] if layout is None or not layout.journal.exists() else read_journal(layout.journal)
+    if device == "auto" and (earlier := next((one["config"].get("device") for one in trained if one["config"]), None)):
+        device, why = earlier, "as the study so far"
+        if layout is not None and device == "cuda":
+            gpus = layout.read_info().gpus_per_trial
+    if device == "auto" and options.is_on_cluster:
+        device, why = "cpu", "those of a cluster need --gpus-per-trial"
+    if device == "auto":
+        found = choose_device(baseline_config(options, device="cpu"), at_a_time=options.trials_at_a_time)
+    elif device == "cuda" and not options.is_on_cluster and not sees_gpu():
+        raise UserError(f"device cuda ({why}) needs a GPU, and torch sees none here: give --device cpu")
+    else:
+        found = DeviceChoice(device, why, (gpus or 1.0) if device == "cuda" else 0.0)
+    options = replace(options, device=found.device, gpus_per_trial=found.gpus_per_trial, script=None)
+    if found.gpus_per_trial and not (options.concurrency or options.is_on_cluster):
+        import torch
+
+        room = int(torch.cuda.device_count() / found.gpus_per_trial) // options.workers_per_trial
+        options = replace(options, concurrency=max(1, min(room, options.trials_at_a_time)))
+    return options, found
 
 
 def own_code(options: SearchOptions) -> list[str]:

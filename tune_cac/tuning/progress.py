@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import tune
@@ -21,6 +21,10 @@ from tune_cac.tuning.early_stopper import EarlyStopper
 from tune_cac.tuning.optuna_objectives import saved_of_baseline, saved_of_row
 from tune_cac.tuning.outcomes.known_holds import unsure_trials
 from tune_cac.tuning.study_searcher import StudySearch
+
+#: Full trainings that a trial executes where training is shared and where it is not, and that a control executes, until
+#: some have been measured; and for how many of those this counts (benchmarks/eta.py).
+_SHARED_COST, _OWN_COST, _CONTROL_COST, _USUAL_COUNT = 0.35, 0.7, 0.5, 2
 
 
 class SearchProgress(tune.Callback):
@@ -68,8 +72,10 @@ class SearchProgress(tune.Callback):
         self._live: dict[str, dict[str, Any]] = {}
         self._timeout_s, self._early_stopper = trial_timeout_s, early_stopper
         self._heard: dict[str, float] = {}  # when a trial began or reported last, by `time.monotonic`
-        # Executed by ended trials: FLOPs, and the same in full trainings of their own budgets.
+        # Executed by ended trials: FLOPs, and the same in full trainings of their own budgets; and by each of them.
         self._spent_flops, self._spent_trainings = 0, 0.0
+        self._trial_costs: list[float] = []
+        self._control_costs: list[float] = []
         self.ended = 0
         """Trials that ended; controls do not count."""
         self.controls = 0
@@ -77,7 +83,7 @@ class SearchProgress(tune.Callback):
         self.failures: list[tuple[int, str]] = []
         self.ended_early = 0
         """Trials among `ended` that ended early."""
-        self._started = time.monotonic()
+        self._started_s: float | None = None  # when the first trial began
         self._console = Console(stderr=True)
         self._bar: Progress | None = None
 
@@ -104,6 +110,7 @@ class SearchProgress(tune.Callback):
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Note when a trial began."""
+        self._started_s = self._started_s or time.monotonic()
         self._heard[trial.trial_id] = time.monotonic()
 
     def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
@@ -115,8 +122,8 @@ class SearchProgress(tune.Callback):
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Count a trial that ended well, or early, and show its result."""
         row, self._best = self._live.pop(trial.trial_id, {}), None
-        self._spend(row)
         number, role = trial.config["trial"], trial.config["role"]
+        self._spend(row, role)
         if self._early_stopper is not None and (why := self._early_stopper.why(trial.trial_id)):
             self.ended_early += 1
             self._end(f"trial {number}: {why}")
@@ -142,7 +149,7 @@ class SearchProgress(tune.Callback):
         failure = failure_of(trial, silent_s=self._silent_s(trial), timeout_s=self._timeout_s)
         message = failure.message
         row, self._best = self._live.pop(trial.trial_id, {}), None
-        self._spend(row)
+        self._spend(row, trial.config["role"])
         if self._searcher.tell_failure(trial.trial_id, message, died=failure.died, out_of_memory=failure.out_of_memory):
             self._say(f"trial {trial.config['trial']} failed and is begun again: {message}")
             return
@@ -211,17 +218,31 @@ class SearchProgress(tune.Callback):
             parts.append(f"compute so far: {full_trainings(self.trainings())}")
         if self.controls:
             parts.append(plural(self.controls, "control"))
-        left = self._to_run - self.ended
-        if self.ended and left:
-            seconds = (time.monotonic() - self._started) / self.ended * left
+        if (seconds := self._seconds_left()) > 0:
             parts.append(f"about {duration_text(seconds)} left")
         return ", ".join(parts)
 
-    def _spend(self, row: Mapping[str, Any]) -> None:
+    def _seconds_left(self) -> float:
+        """Return about how long this search goes on; 0 until a baseline has ended, from which it is known."""
+        executed = self.trainings()
+        if not (self._started_s and self._baselines and executed > 0):
+            return 0.0
+        trials, controls = self._searcher.about_left()
+        live = sum(in_trainings(row) for row in self._live.values())
+        usual = _SHARED_COST if self._searcher.shares else _OWN_COST
+        cost = trials * _mean_cost(self._trial_costs, usual) + controls * _mean_cost(self._control_costs, _CONTROL_COST)
+        return max(0.0, cost - live) * (time.monotonic() - self._started_s) / executed
+
+    def _spend(self, row: Mapping[str, Any], role: str) -> None:
         self._spent_flops += search_flops(row)
         # Scripts that report no FLOPs report what they saved, which is final at the end.
         known = row.get("dense_flops") or "compute_saved" not in row
-        self._spent_trainings += in_trainings(row) if known else 1 - row["compute_saved"]
+        own = in_trainings(row) if known else 1 - row["compute_saved"]
+        self._spent_trainings += own
+        if self._dense_flops:  # of a cut run its own FLOPs are fewer
+            own = search_flops(row) / self._dense_flops
+        if role != "baseline":
+            (self._control_costs if role in ("control", CUT) else self._trial_costs).append(own)
 
     @property
     def has_baseline(self) -> bool:
@@ -258,6 +279,11 @@ class SearchProgress(tune.Callback):
             f"best {percent(saved)} saved at {drop_text(-gain, self._quality)} of {drop_words(self._quality)} (trial "
             f"{-number})"
         )
+
+
+def _mean_cost(costs: Sequence[float], usual: float) -> float:
+    """Return the mean of costs that were measured and of a usual one, which counts for as many as `_USUAL_COUNT`."""
+    return (sum(costs) + _USUAL_COUNT * usual) / (len(costs) + _USUAL_COUNT)
 
 
 def in_trainings(row: Mapping[str, Any]) -> float:

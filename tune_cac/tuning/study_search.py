@@ -40,12 +40,14 @@ from tune_cac.tuning.preflight import (
     check_processors,
     check_schedule,
     check_searched_options,
+    settle_device,
     share_only_if_repeatable,
 )
 from tune_cac.tuning.run_context import baseline_config, check_measured, check_methods, context_of, own_metric
 from tune_cac.tuning.tune_run import ray_needs, train
 
 if TYPE_CHECKING:
+    from trainables.training.device_choice import DeviceChoice
     from tune_cac.tuning.study_searcher import StudySearch
 
 _Searcher = TypeVar("_Searcher", bound="StudySearch")
@@ -102,6 +104,7 @@ def search(**given: Any) -> SearchResult:
             check_hold_on_run(options.space, options.fixed, context, options.space_files, options.points)
         if options.compresses:
             check_schedule(options, context, None if options.schedule is None else Path(options.schedule))
+    options, device = settle_device(options, Layout(options.folder / options.name) if begun and options.name else None)
     grid = _grid(options, context)
     priors = read_priors(options)
     layout = open_study(options)
@@ -127,7 +130,7 @@ def search(**given: Any) -> SearchResult:
                 early_ending=options.early_ending,
             )
         )
-        return _run(layout, options, context, grid)
+        return _run(layout, options, device, context, grid)
 
 
 @keeps_decoded_images
@@ -150,18 +153,19 @@ def resume(name: str, **given: Any) -> SearchResult:
         raise UserError(f"{layout.root} is a confirmation: go on with python -m tune_cac confirm {layout.root.parent}")
     with locked(layout), copied_to_storage(layout), journal_of_database(layout):
         info = layout.read_info()
-        here = {"gpus_per_trial": SearchOptions.gpus_per_trial, **given}  # this machine's, not the study's
+        here = {"gpus_per_trial": SearchOptions.gpus_per_trial, **given}  # the study's are taken with its device
         if here.get("sharing") is None:
             here["sharing"] = info.sharing
         mend_journal(layout.journal)
         options = SearchOptions.of_study(info, trials=max(1, info.trials), **{**threads_in(layout.journal), **here})
         check_processors(options)
+        options, device = settle_device(options, layout)
         check_gpus(options)
         if options.is_script:
             check_unchanged(options.workload_options)
         if info.prior and not info.prior_runs:  # the search that began was stopped before they were stored
             layout.write_info(replace(info, prior_runs=read_priors(options)))
-        return _run(layout, options)
+        return _run(layout, options, device)
 
 
 def _found(name: str, given: Mapping[str, Any]) -> Layout:
@@ -175,13 +179,15 @@ def _found(name: str, given: Mapping[str, Any]) -> Layout:
 
 
 def _run(
-    layout: Layout, options: SearchOptions, context: SpaceContext | None = None, grid: GridPoints | None = None
-) -> SearchResult:
+    layout: Layout, options: SearchOptions, device: DeviceChoice, context: SpaceContext | None = None,
+    grid: GridPoints | None = None,
+) -> SearchResult:  # fmt: skip
     """Run the trials that the study still lacks; this process has locked the study.
 
     Args:
         layout: of the study.
         options: what is searched, and with which resources.
+        device: what trials train on.
         context: the run it is searched on, if it is known already.
         grid: the points of a grid, if they are known already.
     """
@@ -189,11 +195,12 @@ def _run(
     at_a_time = "as many" if options.is_on_cluster and not options.concurrency else options.trials_at_a_time
     size = f"{plural(info.trials, 'trial')} of {info.length_text}, {at_a_time} at a time"
     size += " as the cluster has room for" if at_a_time == "as many" else ""
+    size += f", {device}"
     if grid is not None:
         size += f", {words_of(options.part, grid)}"
     if options.fixed:
         size += f", {shown_hold(options.fixed)} fixed"
-    # Printed before torch and Ray load, which takes seconds.
+    # Printed before Ray loads, which takes seconds; torch, too, unless it may see a GPU.
     say(f"{layout.root}: {options.space} on {options.workload}, {size}")
     with written(layout, f"search --resume {layout.root}"):
         return _run_missing(layout, options, context, grid)

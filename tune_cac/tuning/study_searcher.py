@@ -20,7 +20,7 @@ from trainables.storage import parent
 from tune_cac.study.grid_options import AUTO
 from tune_cac.study.trial_folder import SPENT, trial_folder_name
 from tune_cac.tuning.candidates import Candidates, queue_further, queue_spread
-from tune_cac.tuning.controls import StudyControls
+from tune_cac.tuning.controls import RANDOM_RUNS, StudyControls
 from tune_cac.tuning.coordinated import leases_of, release_all
 from tune_cac.tuning.early_stopper import EarlyStopper
 from tune_cac.tuning.ended_trials import EndedTrials
@@ -265,6 +265,26 @@ class StudySearch(JournalSearcher):
             wanted += self._controls.of_equal_compute(self.best(), self._roots, self._context.unit_ends, self.lengths)
         begun = self.trials.begun()
         return [control for control in wanted if control.key not in begun]
+
+    @property
+    def shares(self) -> bool:
+        """Return whether trials share training."""
+        return self._sharing
+
+    def about_left(self) -> tuple[int, int]:
+        """Return about how many trials and controls are still to end, running ones too, once the baseline has ended."""
+        beside = [trial.user_attrs.get("role") in ("control", CUT) for trial in self._running.values()]
+        further = 0 if self.nothing_left else self._to_ask or 0
+        if further and self.outcomes is not None and self.outcomes.predicts:
+            further = min(further, self.outcomes.about_left())
+        controls = 0
+        if self._with_controls and (planned := len(self._controls.planned_epochs(self.lengths))):
+            answers = (
+                self.trials.finished_count() < 3 or self.best() is not None
+            )  # random stops save what the best does
+            planned += RANDOM_RUNS if answers and self._search_space.method == "gradskip" else 0
+            controls = max(0, planned - sum(t.user_attrs.get("role") in ("control", CUT) for t in self.trials.all()))
+        return further + beside.count(False), controls + beside.count(True)
 
     def best(self) -> BestSetting | None:
         """Return the setting that is the answer so far; None if none saves anything."""

@@ -13,6 +13,7 @@ from studies import DENSE_FLOPS, result_row
 from analysis.io.layout import Layout, StudyInfo
 from tune_cac.ray_backend import worker_failures
 from tune_cac.ray_backend.session import DEATHS
+from tune_cac.tuning import progress as progress_module
 from tune_cac.tuning.budget import Budget
 from tune_cac.tuning.outcomes.known_holds import HoldsWriter
 from tune_cac.tuning.progress import SearchProgress, in_trainings
@@ -20,6 +21,11 @@ from tune_cac.tuning.progress import SearchProgress, in_trainings
 
 def a_trial(number: int) -> Any:
     return SimpleNamespace(trial_id=str(number), config={"trial": number, "role": "search" if number else "baseline"})
+
+
+def quiet_searcher(**more: Any) -> Any:
+    left = {"about_left": lambda: (0, 0), "shares": True}
+    return SimpleNamespace(**{"outcomes": None, "gave_up": "", **left, **more})
 
 
 def test_a_row_in_trainings() -> None:
@@ -30,7 +36,7 @@ def test_a_row_in_trainings() -> None:
 
 
 def test_live_trials_count_with_what_they_have_executed(capsys: pytest.CaptureFixture[str]) -> None:
-    searcher: Any = SimpleNamespace(outcomes=None, gave_up="")
+    searcher: Any = quiet_searcher()
     progress = SearchProgress(searcher, finished_before=[], to_run=4, allowed_drop=0.005)
     assert "training" not in progress.summary()
     for number, row in enumerate(
@@ -39,16 +45,37 @@ def test_live_trials_count_with_what_they_have_executed(capsys: pytest.CaptureFi
         progress.on_trial_result(0, [], a_trial(number), row)
         if number < 2:
             progress.on_trial_complete(0, [], a_trial(number))
-    assert ", compute so far: 1.3 full trainings, about " in progress.summary()
+    assert progress.summary().endswith(", compute so far: 1.3 full trainings")
     lines = capsys.readouterr().err.splitlines()
-    assert "compute so far: 1.0 full training," in lines[0]
-    assert "compute so far: 1.1 full trainings," in lines[1]
+    assert lines[0].endswith("compute so far: 1.0 full training")
+    assert lines[1].endswith("compute so far: 1.1 full trainings")
+
+
+def test_the_time_left_is_said_once_the_baseline_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trials left of a full training each, as measured at least three times, and a control: 2.5 times 10 s."""
+    now = [100.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    searcher = quiet_searcher(about_left=lambda: (2, 1), shares=False)
+    progress = SearchProgress(searcher, finished_before=[], to_run=24, allowed_drop=0.005)
+    progress.on_trial_start(0, [], a_trial(0))
+    now[0] += 5
+    progress.on_trial_result(0, [], a_trial(0), result_row(search_flops=DENSE_FLOPS // 2))
+    assert "left" not in progress.summary()
+    now[0] += 5
+    progress.on_trial_result(0, [], a_trial(0), result_row())
+    progress.on_trial_complete(0, [], a_trial(0))
+    assert progress.summary().endswith(f"about {round(10 * (2 * 0.7 + 0.5))} s left")
+    for number in range(1, 9):
+        now[0] += 10
+        progress.on_trial_result(0, [], a_trial(number), result_row())
+        progress.on_trial_complete(0, [], a_trial(number))
+    assert progress.summary().endswith(f"about {round(10 * (2 * (8 + 1.4) / 10 + 0.5))} s left")
 
 
 def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    searcher: Any = SimpleNamespace(outcomes=None, gave_up="")
+    searcher: Any = quiet_searcher()
     progress = SearchProgress(searcher, finished_before=[], to_run=1, allowed_drop=0.005)
     progress.on_trial_result(0, [], a_trial(0), result_row())
     progress.on_trial_complete(0, [], a_trial(0))
@@ -65,7 +92,7 @@ def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
 def test_a_cost_budget_is_not_used_up_before_the_baseline_says_what_a_training_costs() -> None:
     """A script's rows tell the dense FLOPs of the steps so far, and cut runs those of their own length."""
     planned: list[int] = []
-    searcher: Any = SimpleNamespace(outcomes=None, gave_up="", plan=planned.append)
+    searcher: Any = quiet_searcher(plan=planned.append)
     progress = SearchProgress(searcher, finished_before=[], to_run=4, allowed_drop=0.005)
     budget = Budget(searcher, progress, time_s=None, trainings=2.0, begun=0.0)
     tenth = DENSE_FLOPS // 10
@@ -84,7 +111,7 @@ def test_a_cost_budget_is_not_used_up_before_the_baseline_says_what_a_training_c
 
 
 def test_scripts_that_tell_no_flops_count_with_what_they_did_not_save(capsys: pytest.CaptureFixture[str]) -> None:
-    searcher: Any = SimpleNamespace(outcomes=None, gave_up="")
+    searcher: Any = quiet_searcher()
     progress = SearchProgress(searcher, finished_before=[], to_run=2, allowed_drop=0.005)
     assert not progress.counts_shares
     for number, saved in enumerate((0.0, 0.25)):
@@ -102,7 +129,7 @@ def test_the_best_so_far_is_one_that_may_be_the_answer_and_what_says_so_is_writt
     layout.write_info(StudyInfo(space="auto_thresholds", workload="digits", epochs=1, seed=0, versions={}))
     holds = {1: 0.9, 2: 0.4}
     outcomes = SimpleNamespace(holds=lambda: holds, unsure=lambda: [n for n, share in holds.items() if share < 0.5])
-    searcher: Any = SimpleNamespace(outcomes=outcomes, gave_up="")
+    searcher: Any = quiet_searcher(outcomes=outcomes)
     progress = SearchProgress(searcher, finished_before=[], to_run=4, allowed_drop=0.005)
     written = HoldsWriter(layout, searcher)
     for number, row in enumerate([result_row(0.97), result_row(0.97, saved=0.25), result_row(0.97, saved=0.5)]):

@@ -105,6 +105,8 @@ class OutcomeQueue:
         self._depths: Depths | None = None
         self._held_before = dict(holds or {})
         self._held: tuple[int, dict[int, float]] = 0, {}  # how many trials had ended, and probabilities of theirs
+        self._promising = MOST_OUTCOMES  # outcomes that were worth their training when one was chosen last
+        self._nothing_at: tuple[int, int] | None = None  # trials, and ended ones, when none was
         self.ended = False
         """Whether no outcome is left that is worth its training."""
 
@@ -159,12 +161,23 @@ class OutcomeQueue:
             f"{' for each length' if len(self._roots()) > 1 else ''} no outcome is left that is worth its training"
         )
 
+    def about_left(self) -> int:
+        """Return about how many outcomes are still begun, by how many were worth their training when one was last.
+
+        Of n about log2(n) / 3 are trained, for each says much of the others (benchmarks/eta.py).
+        """
+        return 0 if self.ended else self._promising.bit_length() // 3
+
     def start_next(self, baseline: Mapping[str, Any]) -> optuna.Trial | None:
         """Begin the next outcome; None if none is worth training now. Then `ended` says whether that is final.
 
         Args:
             baseline: its result row.
         """
+        trials = self._trials.all()
+        now = len(trials), sum(trial.state.is_finished() or "row" in trial.user_attrs for trial in trials)
+        if now == self._nothing_at:  # asked again while others run
+            return None
         traces = self._traces()
         tried = self._tried(baseline, traces)
         left = self._left(tried, traces)
@@ -173,7 +186,8 @@ class OutcomeQueue:
             self._trials.study.enqueue_trial(dict(drawn), user_attrs={"role": "search", UNPREDICTED: True})
             return self._trials.study.ask()
         if chosen is None:
-            running = [t for t in self._trials.all() if t.state == TrialState.RUNNING and "row" not in t.user_attrs]
+            self._nothing_at = now
+            running = [t for t in trials if t.state == TrialState.RUNNING and "row" not in t.user_attrs]
             self.ended = all(t.user_attrs.get("role") == "control" for t in running)
             return None
         attrs: dict[str, Any] = {"role": "search", OUTCOME: chosen.identity, PREDICTED: chosen.saved}
@@ -266,6 +280,7 @@ class OutcomeQueue:
     def _chosen(self, left: Sequence[Outcome], tried: Sequence[Tried], baseline: Mapping[str, Any]) -> Outcome | None:
         new = are_new(self._features(left), self._features(tried))
         left = [one for one, is_new in zip(left, new, strict=True) if is_new]
+        self._promising = 0
         if not left:
             return None
         scale = self._scale(baseline)
@@ -284,8 +299,10 @@ class OutcomeQueue:
             return left[int(np.argmax(answer))]
         if sum(one.saved > 0 for one in tried) < LEAST and not self._priors:
             worth = answer + area
-        if not worth.any():
+        self._promising = int(np.count_nonzero(worth))
+        if not self._promising:
             return None
+        self._promising >>= 3  # one of those that are still begun is this one
         return left[int(np.argmax(worth / self._costs(left, tried)))]
 
     def _with_expected(

@@ -66,6 +66,7 @@ def test_no_outcome_is_trained_twice_and_the_search_ends_by_itself(tmp_path: Pat
     rows = trained_by(made, tmp_path)
     assert made.outcomes is not None
     assert made.outcomes.ended
+    assert made.about_left() == (0, 0)
     stops = [row["stop_events"] for row in rows]
     assert len(rows) >= 2
     assert len(set(stops)) == len(stops)
