@@ -49,7 +49,7 @@ def test_a_resumed_study_keeps_the_threads_of_its_trials(tmp_path: Path, monkeyp
     layout = write_study(tmp_path / "s", [{"config": config, "row": result_row()}])
     assert threads_in(layout.journal) == {"cpus_per_trial": threads}
     found: list[int] = []
-    monkeypatch.setattr(study_search, "_run", lambda layout, options: found.append(options.cpus_per_trial))
+    monkeypatch.setattr(study_search, "_run", lambda layout, options, device: found.append(options.cpus_per_trial))
     study_search.resume("s", results=tmp_path)
     study_search.resume("s", results=tmp_path, cpus_per_trial=1)
     assert found == [threads, 1]

@@ -90,7 +90,7 @@ def test_a_resumed_study_takes_no_option_that_it_has_settled(capsys: pytest.Capt
     for option in options_of(SearchOptions):
         if option.name == "study_storage":
             continue  # the database may have it: tests/integration/test_study_storage.py
-        values = [] if option.type is bool else ["2"]
+        values = [] if option.type is bool else ["cpu" if option.name == "device" else "2"]
         code = main(["search", "--resume", "nothing", option.flag, *values])
         message = capsys.readouterr().err
         assert code == 2
