@@ -6,7 +6,7 @@
                                         [--equal-compute] [--results FOLDER]
 
 Each search is a command of its own. ``lengths`` is the default search, with cut dense runs and all controls, whose cost
-counts; ``early`` the same with early ends of trials; ``prior`` the same from the default search of the seed before (the
+counts; ``prior`` the same from the default search of the seed before (the
 first from that of the last), whose cost does not count; ``auto`` the default on runs of full length, without controls;
 the others (``tpe``, ``random``, ``gp``, ``nsga2``) are samplers of Optuna over our stage tree, without controls, and
 ``asha`` is Ray's scheduler without that tree (``asha_search.py``, always with ``--equal-compute``). With
@@ -105,7 +105,7 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
             assert arguments.seeds > 1, "prior needs --seeds of at least 2: a search from the study of another seed"
             found_by("lengths", before, folder, arguments, None)
             begun = time.perf_counter()
-        ours = {"lengths": (), "early": ("--early-ending",), "prior": ("--prior", f"lengths-{before}")}
+        ours = {"lengths": (), "prior": ("--prior", f"lengths-{before}")}
         how = ("--sampler", "auto", *ours[kind]) if kind in ours else ("--sampler", kind, "--no-controls")
         how = ("--space", arguments.space, *how)
         given = {"--data": arguments.data, "--model": arguments.model, "--epochs": arguments.epochs}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,8 @@ class Layout:
             raise UserError(f"{self.info} cannot be read: {error}") from None
         if values.get("format") != FORMAT:
             raise UserError(f"{self.info} has format {values.get('format')}, this version reads {FORMAT}")
-        return StudyInfo(**values)
+        known = {field.name for field in fields(StudyInfo)}  # options of earlier versions that are gone are left out
+        return StudyInfo(**{name: value for name, value in values.items() if name in known})
 
     def write_info(self, info: StudyInfo) -> None:
         """Write `study.json` atomically."""

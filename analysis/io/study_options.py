@@ -173,11 +173,6 @@ class StudyOptions:
         "can tell, in [0, 1): the higher, the less is saved; 0: its own seed is enough",
         metavar="P",
     )
-    early_ending: bool = option(
-        False,
-        "end a trial that is predicted to save no more than a finished setting, once that one is ahead of it at the "
-        "same epoch by more than the noise",
-    )
     grid: str | Path | Mapping[str, Any] | None = option(
         None,
         "grid file in YAML (any, join, all, value and then, exclude), searched in place of a space",

@@ -24,9 +24,7 @@ class SearchCost:
     """Total cost of the trials of a study."""
 
     trials: int
-    """Trials that completed, failed or ended early."""
-    ended_early: int
-    """Trials that the search ended early; a pruned trial that executed nothing was never begun."""
+    """Trials that completed or failed."""
     search_flops: int
     """FLOPs that the search executed, including those of failed, interrupted and running trials."""
     dense_equivalents: float
@@ -60,10 +58,8 @@ def search_cost(trials: pd.DataFrame) -> SearchCost:
     repeated = pd.Series(False, index=trials.index)
     if "trial" in trials.columns:
         repeated[completed] = ~duplicate_of(trials[completed]).isna()
-    ended_early = int(((trials["status"] == "pruned") & _search_flops(trials).notna()).sum())
     return SearchCost(
-        trials=int(trials["status"].isin(_ENDED).sum()) + ended_early,
-        ended_early=ended_early,
+        trials=int(trials["status"].isin(_ENDED).sum()),
         search_flops=sum(int(flops) for flops in _search_flops(trials) if not np.isnan(flops)),
         dense_equivalents=float(search_fraction(trials).sum()),
         own_equivalents=float(own.sum()),

@@ -21,7 +21,6 @@ def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:
     line = f"{of}: {full_trainings(cost.dense_equivalents)} for {plural(cost.trials, 'trial')}"
     repeats = cost.outcomes < cost.completed
     line += f" ({plural(cost.outcomes, 'distinct outcome')})" if repeats else ""
-    line += f", {cost.ended_early} of which ended early" if cost.ended_early else ""
     alone, executed = f"{cost.own_equivalents:.1f}", f"{cost.dense_equivalents:.1f}"
     if cost.own_equivalents > cost.dense_equivalents and alone != executed:
         line += f"; trained alone, each from its start, they would have cost {alone}"

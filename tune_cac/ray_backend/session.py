@@ -128,18 +128,6 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = (), address: str | None 
             _given_up.start()
 
 
-@contextmanager
-def rows_at_once() -> Iterator[None]:
-    """Let Ray send every row alone, so that no trial goes on before it is judged."""
-    name = "TUNE_RESULT_BUFFER_LENGTH"
-    before = {name: os.environ.get(name)}
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        _restore(before)
-
-
 def _restore(variables: Mapping[str, str | None], after: threading.Thread | None = None) -> None:
     """Set environment variables, or remove those that are None, after a thread has ended."""
     if after is not None:

@@ -119,7 +119,7 @@ def confirm(
         if child.info.is_file():
             picked = sorted({*picked, *child.read_info().candidates})
         place = str(joined(info.storage, child.root.name)) if info.storage else ""
-        own: dict[str, Any] = {"controls": False, "early_ending": False, "candidates": picked, "storage": place}
+        own: dict[str, Any] = {"controls": False, "candidates": picked, "storage": place}
         own["holds"] = {}
         own["prior_runs"] = []
         versions = package_versions()
@@ -168,7 +168,6 @@ def options_of(
         cpus_per_trial=base.threads,
         gpus_per_trial=(info.gpus_per_trial or 1.0) if base.device == "cuda" else 0.0,
         controls=False,
-        early_ending=False,
         results=child.root.parent,
         concurrency=concurrency,
         checkpoint_budget=budget,

@@ -17,7 +17,6 @@ from analysis.quality_words import drop_text, drop_words, value_text
 from trainables.quality import ACCURACY, Quality, allowed_amount
 from tune_cac.messages import say
 from tune_cac.ray_backend.worker_failures import failure_of
-from tune_cac.tuning.early_stopper import EarlyStopper
 from tune_cac.tuning.optuna_objectives import saved_of_baseline, saved_of_row
 from tune_cac.tuning.outcomes.known_holds import unsure_trials
 from tune_cac.tuning.study_searcher import StudySearch
@@ -38,7 +37,6 @@ class SearchProgress(tune.Callback):
         saving: compute that trials are ranked by; None for that of training.
         quality: metric by which they are compared.
         trial_timeout_s: seconds without a row after which a trial ends its process; None for no limit.
-        early_stopper: knows which trials ended early; None where none does.
     """
 
     def __init__(
@@ -51,7 +49,6 @@ class SearchProgress(tune.Callback):
         saving: str | None = None,
         quality: Quality = ACCURACY,
         trial_timeout_s: float | None = None,
-        early_stopper: EarlyStopper | None = None,
     ) -> None:
         self._searcher = searcher
         self._to_run = to_run
@@ -70,7 +67,7 @@ class SearchProgress(tune.Callback):
             if record["role"] != "control":
                 self._judge(record["trial"], record["role"], record["row"], record.get("options") or "")
         self._live: dict[str, dict[str, Any]] = {}
-        self._timeout_s, self._early_stopper = trial_timeout_s, early_stopper
+        self._timeout_s = trial_timeout_s
         self._heard: dict[str, float] = {}  # when a trial began or reported last, by `time.monotonic`
         # Executed by ended trials: FLOPs, and the same in full trainings of their own budgets; and by each of them.
         self._spent_flops, self._spent_trainings = 0, 0.0
@@ -81,8 +78,6 @@ class SearchProgress(tune.Callback):
         self.controls = 0
         """Controls that ended."""
         self.failures: list[tuple[int, str]] = []
-        self.ended_early = 0
-        """Trials among `ended` that ended early."""
         self._started_s: float | None = None  # when the first trial began
         self._console = Console(stderr=True)
         self._bar: Progress | None = None
@@ -120,14 +115,10 @@ class SearchProgress(tune.Callback):
         self._show()
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        """Count a trial that ended well, or early, and show its result."""
+        """Count a trial that ended well, and show its result."""
         row, self._best = self._live.pop(trial.trial_id, {}), None
         number, role = trial.config["trial"], trial.config["role"]
         self._spend(row, role)
-        if self._early_stopper is not None and (why := self._early_stopper.why(trial.trial_id)):
-            self.ended_early += 1
-            self._end(f"trial {number}: {why}")
-            return
         if role == "control":
             self._end_control(f"trial {number}: {self._measured(row)}")
             return
@@ -212,8 +203,6 @@ class SearchProgress(tune.Callback):
         parts = [self._best_so_far()]
         if self.failures:
             parts.append(f"{len(self.failures)} failed")
-        if self.ended_early:
-            parts.append(f"{self.ended_early} ended early")
         if self.ended or self._live:
             parts.append(f"compute so far: {full_trainings(self.trainings())}")
         if self.controls:

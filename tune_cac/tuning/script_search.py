@@ -65,7 +65,7 @@ class ScriptSearch(StudySearch):
         run = replace(UNKNOWN_RUN, workload_options=arguments["context"].workload_options)
         if "epochs" not in _placeholders(arguments["base"]):
             arguments["lengths"] = ""
-        super().__init__(**{**arguments, "context": run, "sharing": False, "early_ending": False})
+        super().__init__(**{**arguments, "context": run, "sharing": False})
 
     def begin(self) -> None:
         """Queue the baseline; the space's starting point depends on the run that it reports."""

@@ -127,7 +127,6 @@ def search(**given: Any) -> SearchResult:
                 controls=options.controls,
                 lengths=options.lengths,
                 prior_runs=info.prior_runs or priors,
-                early_ending=options.early_ending,
             )
         )
         return _run(layout, options, device, context, grid)
@@ -223,8 +222,6 @@ def _run_missing(
             )
         if options.prior and searcher.outcomes is None:
             say("--prior has no effect: auto alone starts from other studies, where it searches Gradient-Skip")
-        if options.early_ending and searcher.early_stopper is None:
-            say("--early-ending has no effect: savings are predicted where auto searches Gradient-Skip alone")
         if options.sure != SURE and searcher.outcomes is None:
             say("--sure has no effect: auto alone tells what holds on other seeds, where it searches Gradient-Skip")
         to_run = layout.read_info().trials - searcher.trials.finished_count()
@@ -300,7 +297,6 @@ def make_searcher(
             "lengths": options.searched_lengths,
             "holds": {int(trial): share for trial, share in layout.read_info().holds.items()},
             "priors": priors_in(layout.read_info().prior_runs, options.quality, options.drop),
-            "early_ending": options.early_ending,
             "run_folder": f"{layout.ray.name}/{run_name}",
             "checkpoint_every_s": options.checkpoint_every_s,
             "trial_timeout_s": options.trial_timeout_s,
@@ -373,7 +369,7 @@ def _search(
     done = _completed(layout)
     progress = SearchProgress(
         searcher, finished_before=done, to_run=to_run, allowed_drop=options.drop, saving=searcher.saving,
-        quality=searcher.quality, trial_timeout_s=options.trial_timeout_s, early_stopper=searcher.early_stopper,
+        quality=searcher.quality, trial_timeout_s=options.trial_timeout_s,
     )  # fmt: skip
     budget = Budget(searcher, progress, time_s=options.time_budget_s, trainings=options.cost_budget, begun=begun)
     searcher.plan(to_run, controls=options.controls)

@@ -22,7 +22,6 @@ from tune_cac.study.trial_folder import SPENT, trial_folder_name
 from tune_cac.tuning.candidates import Candidates, queue_further, queue_spread
 from tune_cac.tuning.controls import RANDOM_RUNS, StudyControls
 from tune_cac.tuning.coordinated import leases_of, release_all
-from tune_cac.tuning.early_stopper import EarlyStopper
 from tune_cac.tuning.ended_trials import EndedTrials
 from tune_cac.tuning.grid_walk import GridWalk
 from tune_cac.tuning.joined_stops import JoinedStops
@@ -77,7 +76,6 @@ class StudySearch(JournalSearcher):
         lengths: dense runs that are cut and searched, too: ``auto`` or shares (`RunLengths`); empty for none.
         priors: what earlier studies found, from which outcomes and lengths start.
         holds: probabilities that a search before wrote (`StudyInfo.holds`).
-        early_ending: whether trials end early (`EarlyStopper`).
         grid: points to train instead of sampled settings.
         database: URL of the database that holds Optuna's study instead of the journal.
     """
@@ -107,7 +105,6 @@ class StudySearch(JournalSearcher):
         lengths: str = "",
         priors: Sequence[PriorStudy] = (),
         holds: Mapping[int, float] | None = None,
-        early_ending: bool = False,
         grid: GridPoints | None = None,
         database: str = "",
     ) -> None:
@@ -151,8 +148,6 @@ class StudySearch(JournalSearcher):
         self._cut_runs = RunLengths(self.trials, base, lengths or "1.0", allowed_drop, self._learned, priors)
         self.lengths: RunLengths | None = None
         """Chooses the lengths of cut dense runs on which stops are searched, too."""
-        self.early_stopper: EarlyStopper | None = None
-        """Ends trials early."""
         if self._learns and repeats and grid is None:
             self.outcomes = OutcomeQueue(
                 self.trials, lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots(), tree, base,
@@ -160,7 +155,6 @@ class StudySearch(JournalSearcher):
             )  # fmt: skip
             if space.method == "gradskip" and not space.options and base.saving is None:
                 self.lengths = self._cut_runs if lengths else None
-                self.early_stopper = EarlyStopper(self.trials, base, self._running) if early_ending else None
         self._controls = StudyControls(base, tree)
         self._concurrency = MemoryConcurrency()
         self.baselines = OptionBaselines(self.trials, space, base)
@@ -386,9 +380,6 @@ class StudySearch(JournalSearcher):
         if not self._sharing and row:
             row["stage"] = ""  # only the baseline was recorded, so there is no tree
         with self.telling():
-            if self.early_stopper is not None and self.early_stopper.tell(trial_id, trial, row):
-                release_all(self._claims_name, trial.user_attrs["folder"])
-                return
             self._ended.tell(trial, row)
 
     def tell_failure(self, trial_id: str, message: str, *, died: bool = False, out_of_memory: bool = False) -> bool:

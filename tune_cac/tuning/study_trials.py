@@ -20,7 +20,6 @@ from tune_cac.messages import say
 from tune_cac.study.database import name_there, open_database
 from tune_cac.tuning.optuna_objectives import saved_of_baseline
 from tune_cac.tuning.optuna_private import live_trial
-from tune_cac.tuning.outcomes.trial_attributes import ENDED_EARLY
 from tune_cac.tuning.predefined_trial import as_key
 from tune_cac.tuning.trial_list import TrialList
 
@@ -201,7 +200,7 @@ class StudyTrials:
         return best if best is not None and best.saved > 0 else None
 
     def finished_count(self) -> int:
-        """Return how many trials completed, failed or ended early, without those that run beside a search.
+        """Return how many trials completed or failed, without those that run beside a search.
 
         Those are controls, cut dense runs and further baselines. Interrupted trials do not count either.
         """
@@ -209,7 +208,6 @@ class StudyTrials:
         continued = {t.user_attrs.get("continues") for t in trials} | {(self.baseline_again or {}).get("continues")}
         return sum(
             "row" in t.user_attrs
-            or (t.state == TrialState.PRUNED and ENDED_EARLY in t.user_attrs)
             or (t.state == TrialState.FAIL and "continued_by" not in t.user_attrs and t.number not in continued)
             for t in trials
             if t.user_attrs.get("role") not in ("control", "baseline", CUT) or "given" not in t.user_attrs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,17 +49,15 @@ def train(
         OSError: the journal cannot be written.
     """
     from ray import tune
-    from ray.tune.stopper import CombinedStopper
 
     from tune_cac.ray_backend.head_watch import ends_with_head
     from tune_cac.ray_backend.nodes import check_seen_by_all
     from tune_cac.ray_backend.out_of_memory import memory_ends_trials
-    from tune_cac.ray_backend.session import ray_session, rows_at_once
+    from tune_cac.ray_backend.session import ray_session
     from tune_cac.ray_backend.tensorboard import RowEvents
     from tune_cac.tuning.outcomes.known_holds import HoldsWriter
 
-    at_once = rows_at_once() if searcher.early_stopper is not None else nullcontext()
-    with progress, ray_session(**ray_needs(options)), searcher.coordinated(), memory_ends_trials(), at_once:
+    with progress, ray_session(**ray_needs(options)), searcher.coordinated(), memory_ends_trials():
         _check_resources(options)
         at_a_time = trials_at_a_time(options)
         check_seen_by_all(layout)
@@ -81,7 +78,7 @@ def train(
                     storage_path=str(layout.ray.resolve()),
                     verbose=0,
                     callbacks=[progress, HoldsWriter(layout, searcher), RowEvents()],
-                    stop=CombinedStopper(*(one for one in (budget, searcher.early_stopper) if one is not None)),
+                    stop=budget,
                     # A finished trial needs no checkpoint, and with one at its end Ray would send every row separately.
                     checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
                 ),

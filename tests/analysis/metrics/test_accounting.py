@@ -77,7 +77,6 @@ def test_everything_executed_counts_whoever_has_a_result(study: Layout) -> None:
     cost = analysis.search_cost(trials)
     assert cost == SearchCost(
         trials=5,
-        ended_early=0,
         search_flops=1000 + 100 + 300 + 20,
         dense_equivalents=pytest.approx(1.42),
         own_equivalents=pytest.approx(1 + 0.8 + 0.5),
@@ -104,14 +103,6 @@ def test_what_repeats_an_outcome_is_told_apart(study: Layout) -> None:
         "Search cost: 1.4 full trainings for 7 trials (4 distinct outcomes); trained alone, each from its start, "
         "they would have cost 3.9, the outcomes 3.1."
     )
-
-
-def test_trials_that_ended_early_are_told_apart_from_those_that_could_not_be(study: Layout) -> None:
-    trials = analysis.load(study.root)
-    trials.loc[[2, 5], "status"] = "pruned"  # the last one executed nothing
-    cost = analysis.search_cost(trials)
-    assert (cost.trials, cost.ended_early, cost.search_flops) == (4, 1, 1420)
-    assert search_cost_line(cost).startswith("Search cost: 1.4 full trainings for 4 trials, 1 of which ended early; ")
 
 
 def test_of_a_trial_without_a_result_only_its_cost_is_known(study: Layout) -> None:

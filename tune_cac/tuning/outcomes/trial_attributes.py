@@ -12,5 +12,3 @@ EPOCHS, OF_EPOCHS = "epochs", "of_epochs"
 PREDICTED = "predicted_saved"
 #: All of them: a trial that is begun again has them, too.
 CHOSEN = (OUTCOME, UNPREDICTED, STOPS_FOR, EPOCHS, OF_EPOCHS, PREDICTED)
-#: The lead for which a trial ended early (`early_ending.Lead`), its fields by name.
-ENDED_EARLY = "ended_early"

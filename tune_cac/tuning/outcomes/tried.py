@@ -13,7 +13,7 @@ from analysis.metrics.controls import CUT
 from trainables.quality import Quality
 from tune_cac.tuning.optuna_objectives import missing_objectives, saved_of_baseline
 from tune_cac.tuning.outcomes.distinct_outcomes import identity_in, stops_in
-from tune_cac.tuning.outcomes.trial_attributes import ENDED_EARLY, EPOCHS, OUTCOME
+from tune_cac.tuning.outcomes.trial_attributes import EPOCHS, OUTCOME
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def tried_in(
 ) -> list[Tried]:
     """Return what was trained or is being trained, by trial.
 
-    Failed trials are as bad as a run can be; what ended early loses what it would if the lead over it lasted.
+    Failed trials are as bad as a run can be.
 
     Args:
         trials: of the study.
@@ -79,8 +79,6 @@ def tried_in(
             found.append(Tried(**known, stops=stops, saved=saved, loss=loss, identity=identity_in(row, config)))
             continue
         known["loss"] = None if trial.state == TrialState.RUNNING else np.inf  # it runs, or failed
-        if ENDED_EARLY in attrs:
-            known["loss"] = quality.lost(attrs[ENDED_EARLY]["expected"], baseline[quality.key])
         if attrs.get("role") == CUT:
             found.append(Tried(**known, stops=(), saved=1 - own_epochs / epochs))
         elif config:
