@@ -28,7 +28,7 @@ from machine import header
 from one_training import last_row
 
 from trainables.config import TrialConfig
-from tune_cac.tuning.outcomes.prior import PriorRun, features_of
+from tune_cac.tuning.outcomes.features import features_of
 from tune_cac.tuning.outcomes.quality_model import trend
 
 FULL, STEPS_PER_EPOCH = 30, 10
@@ -66,10 +66,10 @@ def trained(epochs: int, stops: tuple[tuple[int, float], ...], seed: int) -> dic
     return {"saved": saved, "accuracy": row["accuracy"], "test_accuracy": row["test_accuracy"]}
 
 
-def as_run(epochs: int, stops: tuple[tuple[int, float], ...], saved: float) -> PriorRun:
-    """Return an outcome as `quality_model` knows it, parameters for depths; its loss is what is asked for."""
+def as_known(epochs: int, stops: tuple[tuple[int, float], ...], saved: float) -> np.ndarray:
+    """Return an outcome as `quality_model` knows it, with parameters for depths."""
     ended = epochs / FULL
-    return PriorRun(stops=tuple((when * ended, unit) for unit, when in stops), ended=ended, saved=saved, loss=0.0)
+    return features_of([(when * ended, unit) for unit, when in stops], UNITS, end=ended, saved=saved)
 
 
 def explained(values: np.ndarray, losses: np.ndarray) -> str:
@@ -132,10 +132,10 @@ def main() -> None:
     print(found.sort_values("saved").to_string(index=False, float_format="{:.2f}".format))
     stops_of = {(epochs, name): stops for epochs, name, stops in outcomes()}
     rows_found = zip(found["epochs"], found["name"], found["saved"], strict=True)
-    runs = [as_run(epochs, stops_of[epochs, name], saved) for epochs, name, saved in rows_found]
+    runs = [as_known(epochs, stops_of[epochs, name], saved) for epochs, name, saved in rows_found]
     losses = found["against_all"].to_numpy(float)
     print("by compute saved:", explained(found[["saved"]].to_numpy(float), losses))
-    print("by trend:", explained(trend(features_of(runs, UNITS)), losses))
+    print("by trend:", explained(trend(np.array(runs)), losses))
 
 
 if __name__ == "__main__":

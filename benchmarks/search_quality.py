@@ -6,8 +6,7 @@
                                         [--equal-compute] [--results FOLDER]
 
 Each search is a command of its own. ``lengths`` is the default search, with cut dense runs and all controls, whose cost
-counts; ``prior`` the same from the default search of the seed before (the
-first from that of the last), whose cost does not count; ``auto`` the default on runs of full length, without controls;
+counts; ``auto`` the default on runs of full length, without controls;
 the others (``tpe``, ``random``, ``gp``, ``nsga2``) are samplers of Optuna over our stage tree, without controls, and
 ``asha`` is Ray's scheduler without that tree (``asha_search.py``, always with ``--equal-compute``). With
 ``--equal-compute`` all but the first search named may execute what the first one did.
@@ -100,13 +99,8 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
     name += "" if arguments.space == SPACE else "-" + arguments.space.replace("+", "_")  # names have no plus
     study, begun, wall_time_s = folder / "results" / name, time.perf_counter(), 0.0
     if not (study / "best.env").exists():
-        before = (seed - 1) % arguments.seeds
-        if kind == "prior":
-            assert arguments.seeds > 1, "prior needs --seeds of at least 2: a search from the study of another seed"
-            found_by("lengths", before, folder, arguments, None)
-            begun = time.perf_counter()
-        ours = {"lengths": (), "prior": ("--prior", f"lengths-{before}")}
-        how = ("--sampler", "auto", *ours[kind]) if kind in ours else ("--sampler", kind, "--no-controls")
+        ours = kind == "lengths"
+        how = ("--sampler", "auto") if ours else ("--sampler", kind, "--no-controls")
         how = ("--space", arguments.space, *how)
         given = {"--data": arguments.data, "--model": arguments.model, "--epochs": arguments.epochs}
         run(
@@ -115,7 +109,7 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
             *(text for flag, value in given.items() if value is not None for text in (flag, str(value))),
             *(text for value in arguments.option for text in ("--option", value)),
             *(() if budget is None else ("--cost-budget", f"{budget:.3f}")),
-            *(() if arguments.sure is None or kind not in ours else ("--sure", str(arguments.sure))),
+            *(() if arguments.sure is None or not ours else ("--sure", str(arguments.sure))),
         )  # fmt: skip
         wall_time_s = time.perf_counter() - begun
     found = answer(Layout(study), allowed_drop=ALLOWED)

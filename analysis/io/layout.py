@@ -36,8 +36,6 @@ class StudyInfo(StudyOptions):
     """True if controls (cut dense runs and random stops) are trained in addition to its trials."""
     lengths: str = "1.0"  # of a study that has not recorded it
     """Shares of the run that dense runs are cut to and searched, too; auto where the search chooses them."""
-    prior_runs: list[Mapping[str, Any]] = field(default_factory=list)
-    """Runs of the studies in `prior`, as they were when the study began."""
     sharing: bool = True
     """True if its trials share training; a resumed search keeps this."""
     hold: Mapping[str, Any] = field(default_factory=dict)

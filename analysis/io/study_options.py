@@ -162,11 +162,6 @@ class StudyOptions:
         "auto: half, and 80 % if that loses too much, beside the other controls; 1.0: only runs of full length",
         metavar="SHARES",
     )
-    prior: Sequence[str] = option(
-        (),
-        "earlier studies, of other seeds, lengths or models, whose outcomes the search starts from; one or several",
-        metavar="STUDY",
-    )
     sure: float = option(
         SURE,
         "probability with which the answer is to stay within the allowed drop on another seed, as far as the search "

@@ -28,7 +28,6 @@ ELSEWHERE = ("dashboard", "compare", "confirm", "doctor", "--resume")
 SAVES = {
     "trial --set": r"compute saved (?:[1-9]|\d\d)\.\d %",
     "trial --schedule": r"inference compute saved (?:[1-9]|\d\d)\.\d %",
-    "recommend": r"Expected: compute saved (?:[1-9]|\d\d)\.\d %",
     "replay": r"iteration \d+: stops through 0 \(conv1.weight\)",
     "rank mine": r"You can skip (?:[1-9]|\d\d)\.\d % of the training compute",
     "schedule check": r"conv6\.weight",

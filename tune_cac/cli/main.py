@@ -21,7 +21,6 @@ from tune_cac.cli import (
     export,
     jobs,
     rank,
-    recommend,
     replay,
     report,
     schedule,
@@ -39,7 +38,7 @@ from tune_cac.messages import close_unread, say, warnings_as_messages
 
 #: Commands in the order in which help lists them.
 COMMANDS = (
-    search, recommend, trial, confirm, report, rank, compare, export, dashboard, tree, replay, spaces, doctor, schedule,
+    search, trial, confirm, report, rank, compare, export, dashboard, tree, replay, spaces, doctor, schedule,
     sensitivity, workloads, submit, jobs,
 )  # fmt: skip
 

@@ -10,6 +10,12 @@ from typing import Any, NoReturn
 
 #: Words for what an option's value must be, by the type that argparse names.
 _KINDS = {"int": "an integer", "float": "a number"}
+#: What takes the place of commands and options that earlier versions had.
+GONE = {
+    "recommend": "it was off by more than the allowed loss: search, which takes 3 to 6 full trainings",
+    "--prior": "a search from earlier studies cost as much as one without: leave it out",
+    "--early-ending": "it saved 0 to 1.7 % of a study: leave it out",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,6 +32,8 @@ class Parser(argparse.ArgumentParser):
             command = self.command(getattr(found, "command", None))
             what = "option" if left[0].startswith("-") else "argument"
             name = left[0].partition("=")[0]
+            if name in GONE:
+                command.error(f"{what} {name} is gone: {GONE[name]}")
             command.error(f"unknown {what} {name!r}{nearest(name, command._option_string_actions)}")
         return found
 
@@ -61,6 +69,8 @@ def said(message: str) -> str:
     if match := re.fullmatch(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL):
         name, value, listed = match.groups()
         choices = [choice.strip(" '") for choice in listed.split(",")]
+        if name == "COMMAND" and value in GONE:
+            return f"command {value} is gone: {GONE[value]}"
         what = "command" if name == "COMMAND" else f"value of {name}"
         return f"unknown {what} {value!r}{nearest(value, choices)}; valid: {', '.join(choices)}"
     if match := re.fullmatch(r"the following arguments are required: (.*)", message):

@@ -10,14 +10,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from analysis.io.layout import Layout
-from analysis.io.study_options import RESULTS
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variable_types import is_number
 from trainables.storage import is_uri
 from tune_cac import __version__
 from tune_cac.cli.search import options_given
-from tune_cac.jobs.packing import prior_files
 from tune_cac.jobs.shipping import HOME_RESULTS, MOST_MB, check_size, shipped_files
 from tune_cac.messages import say
 
@@ -74,13 +71,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--most-mb must be a number above 0, got {arguments.most_mb}")
     job = f"tune-cac-{datetime.now():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
     command, study, results = _checked(command, job, arguments.parsers)
-    command, priors = with_own_priors(command, arguments.parsers)
     pip = None if arguments.pip is None else Path(arguments.pip)
     if pip is not None and not pip.is_file():
         raise UserError(f"--pip must be a requirements file, got {pip}: there is no such file")
     variables = dict(_variable(text) for text in arguments.env)
     here = Path.cwd()
-    files = sorted({*shipped_files(here, left_out=arguments.exclude), *priors})
+    files = sorted(shipped_files(here, left_out=arguments.exclude))
     size = check_size(here, files, arguments.most_mb)
 
     from tune_cac.jobs import cluster_jobs
@@ -152,44 +148,6 @@ def _checked(
     elif not hasattr(arguments, "results"):
         results = "."  # nothing is kept
     return found, study, results
-
-
-def with_own_priors(
-    command: Sequence[str], parsers: Mapping[str, argparse.ArgumentParser]
-) -> tuple[list[str], list[Path]]:
-    """Return the command with studies of ``--prior`` by their places in the working directory, and their files there.
-
-    Those that are not found here, those by an absolute path elsewhere and those in object storage are left to the
-    cluster.
-
-    Raises:
-        UserError: a study's relative path leads out of the working directory.
-    """
-    arguments, here = parsers[command[0]].parse_args(command[1:]), Path.cwd()
-    places: dict[str, str] = {}
-    files: list[Path] = []
-    for name in getattr(arguments, "prior", None) or ():
-        there = (place for place in (Path(RESULTS) / name, Path(name)) if Layout(place).info.is_file())
-        study = next(there, None)
-        if study is None or is_uri(arguments.results or "") or Layout(study).read_info().storage:
-            continue
-        if not study.resolve().is_relative_to(here):
-            if study.is_absolute():
-                continue
-            raise UserError(
-                "--prior of a job must lie in the working directory, which is shipped, or be an absolute folder of the "
-                f"cluster, got {name}: copy it here"
-            )
-        places[name] = str(study.resolve().relative_to(here))
-        files += [Path(places[name]) / file for file in prior_files(study)]
-    found, of_prior = [], False
-    for word in command:
-        option, given, value = word.partition("=")
-        is_option = option.startswith("--pr") and "--prior".startswith(option)  # it may be shortened
-        of_prior = (is_option and not given) or (of_prior and not word.startswith("-"))
-        whole = f"{option}={places.get(value, value)}" if is_option and given else word
-        found.append(places.get(word, word) if of_prior else whole)
-    return found, files
 
 
 def _variable(text: str) -> tuple[str, str]:

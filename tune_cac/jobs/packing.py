@@ -39,13 +39,6 @@ def study_files(study: Path) -> list[Path]:
     return found
 
 
-def prior_files(study: Path) -> list[Path]:
-    """Return the files of a study that a search starting from it reads, relative to it."""
-    layout = Layout(study)
-    read = {place.name for place in (layout.info, layout.journal, layout.tree)}
-    return [path for path in study_files(study) if path.parts[0] in read]
-
-
 def pack(study: Path) -> bytes:
     """Return the files of `study_files` as a compressed archive."""
     archived = io.BytesIO()

@@ -35,7 +35,7 @@ _LOCK_S = 3.0
 #: Options that every search of a study has the same.
 _SAME = (
     "space", "workload", "workload_options", "epochs", "seed", "workers_per_trial", "saving", "metric", "direction",
-    "sampler", "part", "prior",
+    "sampler", "part",
 )  # fmt: skip
 #: Packages whose versions a study records.
 _PACKAGES = ("torch", "ray", "optuna", "numpy", "pandas")
@@ -91,7 +91,6 @@ def wanted_info(options: SearchOptions, layout: Layout) -> StudyInfo:
         "hold": dict(options.fixed),
         "workload_options": list(options.workload_options),
         "space_files": dict(options.space_files),
-        "prior": list(options.prior),
         "storage": storage,
         "study_storage": options.study_storage or "",
     }
@@ -151,7 +150,7 @@ def _what_counts(info: StudyInfo, field: str) -> Any:
     value = getattr(info, field)
     if field == "workload_options":
         return list(what_is_trained(info.workload, value))
-    return list(value) if field == "prior" else value  # a study without one has a tuple
+    return value
 
 
 def find_study(results: Path | str, name: str) -> Layout:

@@ -142,8 +142,6 @@ class SearchOptions(StudyOptions):
     def __post_init__(self) -> None:
         self._take_script()
         self._take_grid()
-        prior = (self.prior,) if isinstance(self.prior, (str, Path)) else self.prior
-        object.__setattr__(self, "prior", tuple(map(str, prior)))
         object.__setattr__(self, "space_files", search_spaces.read_files(self.space, self.space_files))
         space = self.loaded_space
         options = read_options(self.workload_options)

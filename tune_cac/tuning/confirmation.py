@@ -121,7 +121,6 @@ def confirm(
         place = str(joined(info.storage, child.root.name)) if info.storage else ""
         own: dict[str, Any] = {"controls": False, "candidates": picked, "storage": place}
         own["holds"] = {}
-        own["prior_runs"] = []
         versions = package_versions()
         child.write_info(replace(info, trials=len(wanted), versions=versions, **own))
         options = replace(

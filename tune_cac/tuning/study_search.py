@@ -34,7 +34,6 @@ from tune_cac.study.options import SearchOptions
 from tune_cac.study.result_files import write_answer
 from tune_cac.study.script_files import check_unchanged, script_identity
 from tune_cac.study.study_result import SearchResult, answer
-from tune_cac.tuning.outcomes.prior_reading import priors_in, read_priors
 from tune_cac.tuning.preflight import (
     check_gpus,
     check_processors,
@@ -106,7 +105,6 @@ def search(**given: Any) -> SearchResult:
             check_schedule(options, context, None if options.schedule is None else Path(options.schedule))
     options, device = settle_device(options, Layout(options.folder / options.name) if begun and options.name else None)
     grid = _grid(options, context)
-    priors = read_priors(options)
     layout = open_study(options)
     if varied := options.loaded_space.options:
         say(
@@ -126,7 +124,6 @@ def search(**given: Any) -> SearchResult:
                 fresh_processes=options.fresh_processes,
                 controls=options.controls,
                 lengths=options.lengths,
-                prior_runs=info.prior_runs or priors,
             )
         )
         return _run(layout, options, device, context, grid)
@@ -162,8 +159,6 @@ def resume(name: str, **given: Any) -> SearchResult:
         check_gpus(options)
         if options.is_script:
             check_unchanged(options.workload_options)
-        if info.prior and not info.prior_runs:  # the search that began was stopped before they were stored
-            layout.write_info(replace(info, prior_runs=read_priors(options)))
         return _run(layout, options, device)
 
 
@@ -220,8 +215,6 @@ def _run_missing(
                 f"--lengths {options.lengths} has no effect: runs are cut where auto searches Gradient-Skip alone, "
                 "those of a script if its command takes {epochs}"
             )
-        if options.prior and searcher.outcomes is None:
-            say("--prior has no effect: auto alone starts from other studies, where it searches Gradient-Skip")
         if options.sure != SURE and searcher.outcomes is None:
             say("--sure has no effect: auto alone tells what holds on other seeds, where it searches Gradient-Skip")
         to_run = layout.read_info().trials - searcher.trials.finished_count()
@@ -296,7 +289,6 @@ def make_searcher(
             "sampler": options.sampler,
             "lengths": options.searched_lengths,
             "holds": {int(trial): share for trial, share in layout.read_info().holds.items()},
-            "priors": priors_in(layout.read_info().prior_runs, options.quality, options.drop),
             "run_folder": f"{layout.ray.name}/{run_name}",
             "checkpoint_every_s": options.checkpoint_every_s,
             "trial_timeout_s": options.trial_timeout_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,6 @@ from tune_cac.tuning.memory_concurrency import MemoryConcurrency
 from tune_cac.tuning.option_baselines import OptionBaselines
 from tune_cac.tuning.outcomes.known_holds import unsure_trials
 from tune_cac.tuning.outcomes.outcome_queue import OutcomeQueue
-from tune_cac.tuning.outcomes.prior import PriorStudy
 from tune_cac.tuning.outcomes.run_lengths import RunLengths
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.restarts import Restarts
@@ -74,7 +73,6 @@ class StudySearch(JournalSearcher):
         repeats: whether training repeats bit for bit, so that the baseline's run predicts other trials exactly.
         sampler: name of the sampler (`make_sampler`); with ``auto`` outcomes are chosen where they are known before.
         lengths: dense runs that are cut and searched, too: ``auto`` or shares (`RunLengths`); empty for none.
-        priors: what earlier studies found, from which outcomes and lengths start.
         holds: probabilities that a search before wrote (`StudyInfo.holds`).
         grid: points to train instead of sampled settings.
         database: URL of the database that holds Optuna's study instead of the journal.
@@ -103,7 +101,6 @@ class StudySearch(JournalSearcher):
         repeats: bool = True,
         sampler: str = AUTO,
         lengths: str = "",
-        priors: Sequence[PriorStudy] = (),
         holds: Mapping[int, float] | None = None,
         grid: GridPoints | None = None,
         database: str = "",
@@ -145,13 +142,13 @@ class StudySearch(JournalSearcher):
         self.outcomes: OutcomeQueue | None = None
         """Chooses settings in place of a sampler."""
         # Those that the study has are known where no further ones are searched, too.
-        self._cut_runs = RunLengths(self.trials, base, lengths or "1.0", allowed_drop, self._learned, priors)
+        self._cut_runs = RunLengths(self.trials, base, lengths or "1.0", allowed_drop, self._learned)
         self.lengths: RunLengths | None = None
         """Chooses the lengths of cut dense runs on which stops are searched, too."""
         if self._learns and repeats and grid is None:
             self.outcomes = OutcomeQueue(
                 self.trials, lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots(), tree, base,
-                allowed_drop, sure=sure, sharing=sharing, priors=priors, holds=holds,
+                allowed_drop, sure=sure, sharing=sharing, holds=holds,
             )  # fmt: skip
             if space.method == "gradskip" and not space.options and base.saving is None:
                 self.lengths = self._cut_runs if lengths else None

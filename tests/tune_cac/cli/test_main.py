@@ -358,7 +358,15 @@ def test_the_console_script_is_the_module() -> None:
         (["search", "--trials", "abc"], "tune_cac search: error: --trials must be an integer, got 'abc'; "),
         (["search", "--spaces", "x"], "tune_cac search: error: unknown option '--spaces': did you mean --space?; "),
         (["search", "--space"], "tune_cac search: error: --space needs a value; "),
-        (["lst"], "tune_cac: error: unknown command 'lst'; valid: search, recommend, trial, "),
+        (
+            ["recommend", "--seeds", "5"],
+            "tune_cac: error: command recommend is gone: it was off by more than the allowed",
+        ),
+        (
+            ["search", "--prior", "mine"],
+            "tune_cac search: error: option --prior is gone: a search from earlier studies ",
+        ),
+        (["lst"], "tune_cac: error: unknown command 'lst'; valid: search, trial, "),
         (["serach"], "tune_cac: error: unknown command 'serach': did you mean search?; valid: search, "),
         (["rank", "mine", "more"], "tune_cac rank: error: unknown argument 'more'"),
         (["tree"], "tune_cac tree: error: "),

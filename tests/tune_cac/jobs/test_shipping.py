@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import random
 import subprocess
@@ -18,8 +17,6 @@ import analysis
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from tune_cac import __version__
-from tune_cac.cli import recommend, search
-from tune_cac.cli.submit import with_own_priors
 from tune_cac.jobs.packing import as_lines, from_lines, pack, unpack
 from tune_cac.jobs.shipping import check_size, shipped_files, write_archive, write_wheel
 
@@ -111,44 +108,3 @@ def test_an_archive_writes_only_below_its_folder(name: str, tmp_path: Path) -> N
     with pytest.raises(UserError, match="must have files below its folder, got link"):
         unpack(link.getvalue(), tmp_path / "s")
     assert not (tmp_path / "out").exists()
-
-
-def test_studies_of_a_prior_are_shipped_without_their_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = tmp_path / "here"
-    for study in ("results/mine", "other", "../beside", "other/confirmation"):
-        write(
-            here,
-            f"{study}/tree/a.npz",
-            f"{study}/tree/objects/ab/abc",
-            f"{study}/tree/checkpoints/c",
-            f"{study}/x.lock",
-        )
-        write_study(here / study, [])
-    monkeypatch.chdir(here)
-    subparsers = argparse.ArgumentParser().add_subparsers()
-    for command in (search, recommend):
-        command.add_parser(subparsers, argparse.ArgumentParser(add_help=False))
-    given = ["search", "--name", "mine", "--prior", "mine", "other", "there", "--seed", "3"]
-    found, files = with_own_priors(given, subparsers.choices)
-    assert found == ["search", "--name", "mine", "--prior", "results/mine", "other", "there", "--seed", "3"]
-    assert {path.as_posix() for path in files} >= {
-        "results/mine/study.json",
-        "results/mine/tree/a.npz",
-        "other/study.json",
-    }
-    unread = {"objects", "checkpoints", "confirmation"}
-    assert not [path for path in files if unread & {*path.parts} or path.suffix == ".lock"]
-    assert shipped(here) == []  # without a prior no study is
-    assert with_own_priors(["recommend", "--prior=mine"], subparsers.choices)[0] == [
-        "recommend",
-        "--prior=results/mine",
-    ]
-    assert with_own_priors(["recommend", "--pri", "mine"], subparsers.choices)[0][-1] == "results/mine"
-    stored = ["search", "--results", "s3://b/studies", "--prior", "mine"]  # it is there, and here a copy
-    assert with_own_priors(stored, subparsers.choices) == (stored, [])
-    absolute = ["search", "--prior", str(tmp_path / "beside")]  # the cluster may have it, too
-    assert with_own_priors(absolute, subparsers.choices) == (absolute, [])
-    with pytest.raises(UserError, match=r"--prior of a job must lie in the working directory.* got \.\./beside: copy"):
-        with_own_priors(["search", "--prior", "../beside"], subparsers.choices)

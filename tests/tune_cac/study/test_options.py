@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,12 +41,6 @@ def test_what_is_no_number_of_bytes(text: str) -> None:
         UserError, match=r"^--checkpoint-budget must be a number of bytes >= 0 with or without a unit, such"
     ):
         read_bytes(text)
-
-
-def test_one_prior_may_be_given_as_a_text() -> None:
-    assert [SearchOptions(prior=given).prior for given in ("a", ["a"], (), [Path("x/a"), "b"])] == [
-        ("a",), ("a",), (), ("x/a", "b")
-    ]  # fmt: skip
 
 
 def test_a_wrong_budget_ends_the_command_before_anything_is_made(
@@ -102,7 +95,7 @@ def test_the_study_keeps_the_options_and_what_it_found() -> None:
     kept = {found.name for found in fields(StudyOptions)}
     assert {found.name for found in fields(StudyInfo)} - kept == {
         "versions", "candidates", "method", "why_little", "script_epochs", "format", "storage", "study_storage",
-        "prior_runs", "holds",
+        "holds",
     }  # fmt: skip
     info = StudyInfo(epochs=3, versions={}, trials=7, seed=5, hold={"forward_cache_mb": 1}, gpus_per_trial=0.5)
     again = SearchOptions.of_study(info, concurrency=2)

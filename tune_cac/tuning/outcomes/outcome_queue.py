@@ -36,6 +36,7 @@ from tune_cac.tuning.outcomes.distinct_outcomes import (
     predicted_again,
     shared_steps,
 )
+from tune_cac.tuning.outcomes.features import Depths, features_of
 from tune_cac.tuning.outcomes.improvement import (
     WORTHWHILE,
     WORTHWHILE_AREA,
@@ -44,7 +45,6 @@ from tune_cac.tuning.outcomes.improvement import (
     area_of,
     worthwhile,
 )
-from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, features_of, prior_rows
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
 from tune_cac.tuning.outcomes.region_middle import at_middle
 from tune_cac.tuning.outcomes.seed_luck import LossScale, loss_scale
@@ -62,8 +62,6 @@ MOST_OUTCOMES = 500
 MOST_MODELLED = 200
 #: Outcomes that are trained at least before the search may end by itself.
 LEAST = 6
-#: Outcomes that are trained first where earlier studies are known: those that promise the best answer, at any cost.
-FIRST_BY_PRIOR = 2
 #: Least cost of a training in full trainings, for one whose steps are nearly all known still has to be begun.
 _LEAST_COST = 0.05
 
@@ -79,7 +77,6 @@ class OutcomeQueue:
         allowed_drop: that may be lost of the metric (`trainables.quality`).
         sure: probability of staying within it on another seed that the answer has.
         sharing: whether trials share training.
-        priors: what earlier studies found.
         holds: what `holds` returned when the study was searched before, for where outcomes are known no longer.
     """
 
@@ -93,11 +90,10 @@ class OutcomeQueue:
         *,
         sure: float,
         sharing: bool = True,
-        priors: Sequence[PriorStudy] = (),
         holds: Mapping[int, float] | None = None,
     ) -> None:
         self._sure = sure
-        self._sharing, self._priors = sharing, priors
+        self._sharing = sharing
         self._trials, self._roots, self._tree, self._allowed_drop = trials, roots, tree, allowed_drop
         self._quality, self._seed, self._epochs = base.quality, base.seed, base.epochs
         self._outcomes: dict[int, list[Outcome]] = {}  # by epochs
@@ -295,9 +291,7 @@ class OutcomeQueue:
         area = found.area_gained(saved, front, worst) / worst
         least_answer, least_area = worthwhile(best, WORTHWHILE), worthwhile(area_of(front, worst), WORTHWHILE_AREA)
         worth = np.where((answer >= least_answer) | (area >= least_area), answer + area, 0.0)
-        if self._priors and sum(bool(one.chosen) for one in tried) < FIRST_BY_PRIOR and answer.max() >= least_answer:
-            return left[int(np.argmax(answer))]
-        if sum(one.saved > 0 for one in tried) < LEAST and not self._priors:
+        if sum(one.saved > 0 for one in tried) < LEAST:
             worth = answer + area
         self._promising = int(np.count_nonzero(worth))
         if not self._promising:
@@ -323,36 +317,33 @@ class OutcomeQueue:
         self, runs: Sequence[Outcome] | Sequence[Tried], ended: Sequence[Tried], baseline: Mapping[str, Any],
         scale: LossScale,
     ) -> Posterior:  # fmt: skip
-        """Return what the losses of ended runs, and earlier studies, say of runs."""
+        """Return what the losses of ended runs say of runs."""
         states = dense_states(self._roots(), self._tree, self._epochs, scale.luck)
         newest = [*ended[-MOST_MODELLED:], *self._of_full_run(states, ended, baseline)]
-        earlier, earlier_losses, numbers = prior_rows(self._priors, self._known_depths().levels)
 
         def of_length(of: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
             known = [states.get(one.epochs) for one in of]
             return np.array([(0.0, 1.0) if one is None else (one.tie, one.times) for one in known]).reshape(-1, 2)
 
         return posterior(
-            np.vstack([earlier, self._features(newest)]),
-            np.append(earlier_losses * scale.unit, [one.lost for one in newest]),
+            self._features(newest),
+            np.array([one.lost for one in newest], float),
             self._features(runs),
             unit=scale.unit,
-            studies=np.append(numbers, np.zeros(len(newest), int)),
             luck=scale.luck_in_units,
-            states=np.vstack([np.tile([0.0, 1.0], (len(earlier), 1)), of_length(newest)]),
+            states=of_length(newest),
             states_to=of_length(runs),
         )
 
     def _features(self, runs: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
-        depths = self._known_depths()
-        found = [
-            PriorRun(
-                stops=depths.of_stops(one.stops, self._total_steps), ended=one.epochs / self._epochs, saved=one.saved,
-                loss=0.0,
+        depths, total = self._known_depths(), self._total_steps
+        rows = [
+            features_of(
+                depths.of_stops(one.stops, total), depths.levels, end=one.epochs / self._epochs, saved=one.saved
             )
             for one in runs
-        ]  # fmt: skip
-        return features_of(found, depths.levels)
+        ]
+        return np.array(rows, float).reshape(len(rows), len(depths.levels) + 2)
 
     def _of_full_run(
         self, states: Mapping[int, DenseState], ended: Sequence[Tried], baseline: Mapping[str, Any]

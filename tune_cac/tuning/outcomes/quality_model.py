@@ -20,8 +20,8 @@ the outcome's run ends, shares of the full run that the layers train.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -36,9 +36,6 @@ _SLOPES, _USUAL_SLOPES = tuple(product((1.0, 4.0, 16.0), (0.25, 1.0, 4.0))), (4.
 _PARTING = 1.5
 #: What `posterior` is given of a length, for the full one.
 _FULL = np.ones((1, 2))
-#: By how much earlier studies deviate, as shares of the function's own standard deviation; the usual deviation; and
-#: noises of their outcomes beside that of a seed, in the unit.
-_DEVIATIONS, _DEVIATION, _FURTHER_NOISES = (0.1, 0.3, 1.0, 3.0, 10.0), 0.3, (0.0, 0.5, 1.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +128,6 @@ def posterior(
     candidates: NDArray[np.float64],
     *,
     unit: float,
-    studies: NDArray[np.int64] | None = None,
     luck: float = 0.0,
     states: NDArray[np.float64] | None = None,
     states_to: NDArray[np.float64] | None = None,
@@ -143,7 +139,6 @@ def posterior(
         losses: (n,) their losses against the baseline.
         candidates: (m, k + 2) features.
         unit: typical loss, such as the allowed one; > 0.
-        studies: (n,) number of the study that trained each: 0 for this one, whose candidates they are; None: all of it.
         luck: standard deviation of the quality of one run over seeds, in units.
         states: (n, 2) of a dense run of each one's length the correlation of its luck with that of the full run, and
             how many times as far its quality deviates over seeds; what is given for a full run is not read; None: 0
@@ -153,31 +148,23 @@ def posterior(
     states, states_to = _of_length(trained, states), _of_length(candidates, states_to)
     # Diverged trainings are as bad as one that lost ten times the unit: the fit must not follow them.
     scaled = np.clip(losses / unit, -10.0, 10.0)
-    studies = np.zeros(len(trained), int) if studies is None else studies
-    others = sorted(set(studies.tolist()) - {0})
-    common = luck**2 * _shared_luck(trained, states, trained, states) * np.equal.outer(studies, studies)
+    common = luck**2 * _shared_luck(trained, states, trained, states)
     rising, rising_to = trend(trained), trend(candidates)
     alike = {length: _likeness_beyond_dense(trained, trained, length) for length in _LENGTHS}
     best: tuple[float, _Fit] | None = None
     for length, amplitude, slopes in product(_LENGTHS, _AMPLITUDES, _SLOPES):
         kernel = _kernel(rising, rising, slopes, amplitude, alike[length])
         beyond = scaled - rising @ slopes
-        for noise, deviation in product(_NOISES, _DEVIATIONS if others else (0.0,)):
-            fit = _Fit(
-                length=length, amplitude=amplitude, slopes=slopes, noise=noise,
-                studies=dict.fromkeys(others, (deviation, 0.0)),
-            )  # fmt: skip
-            likelihood = _likelihood(fit, kernel, common, beyond, studies)
+        for noise in _NOISES:
+            fit = _Fit(length=length, amplitude=amplitude, slopes=slopes, noise=noise)
+            likelihood = _likelihood(fit, kernel, common, beyond)
             if best is None or likelihood > best[0]:
                 best = likelihood, fit
     assert best is not None  # the grid is not empty
     fit = best[1]
     kernel = _kernel(rising, rising, fit.slopes, fit.amplitude, alike[fit.length])
     beyond = scaled - rising @ fit.slopes
-    for study in others:  # which of them misleads is seen one by one
-        fits = [replace(fit, studies={**fit.studies, study: one}) for one in product(_DEVIATIONS, _FURTHER_NOISES)]
-        fit = max(fits, key=lambda one: _likelihood(one, kernel, common, beyond, studies))
-    factor = np.linalg.cholesky(_covariance(fit, kernel, common, studies))
+    factor = np.linalg.cholesky(_covariance(fit, kernel, common))
     weights = np.linalg.solve(factor, beyond)
 
     def conditional(across: NDArray[np.float64], own: NDArray[np.float64]) -> list[NDArray[np.float64]]:
@@ -189,7 +176,7 @@ def posterior(
     across = _kernel(rising, rising_to, fit.slopes, fit.amplitude, alike_to)
     own = ((rising_to * fit.slopes) ** 2).sum(axis=1)
     own += fit.amplitude**2 * (1 - _likeness_to_dense(candidates, fit.length) ** 2)
-    here = luck**2 * _shared_luck(trained, states, candidates, states_to) * (studies == 0)[:, None]
+    here = luck**2 * _shared_luck(trained, states, candidates, states_to)
     mean, spread = conditional(across, own)
     with_baseline = _alike_in_luck(candidates, states_to, _dense(candidates.shape[1]), _FULL)[:, 0]
     of_seed = luck**2 * (states_to[:, 1] ** 2 + 1 - 2 * with_baseline)
@@ -209,8 +196,6 @@ class _Fit:
     slopes: tuple[float, float]
     """Expected slopes on `trend`."""
     noise: float
-    studies: Mapping[int, tuple[float, float]]
-    """Deviation and further noise of each other study."""
 
 
 def _of_length(runs: NDArray[np.float64], states: NDArray[np.float64] | None) -> NDArray[np.float64]:
@@ -255,36 +240,22 @@ def _dense(features: int) -> NDArray[np.float64]:
     return np.array([[0.0, *np.ones(features - 1)]])
 
 
-def _covariance(
-    fit: _Fit, kernel: NDArray[np.float64], common: NDArray[np.float64], studies: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Return (n, n) covariance of the observations: a study deviates from the function by one of the same kind.
-
-    With noise alone many outcomes of a misleading study would be as sure as one's own (Bonilla, Chai and Williams,
-    Multi-task Gaussian Process Prediction, NIPS 2007, where tasks correlate by 1 / (1 + deviation^2)).
-    """
-    full = kernel + common + fit.noise**2 * np.eye(len(studies))
-    for study, (deviation, noise) in fit.studies.items():
-        of = studies == study
-        full += deviation**2 * kernel * np.outer(of, of) + noise**2 * np.diag(of)
-    return full
+def _covariance(fit: _Fit, kernel: NDArray[np.float64], common: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (n, n) covariance of the observations."""
+    found: NDArray[np.float64] = kernel + common + fit.noise**2 * np.eye(len(kernel))
+    return found
 
 
 def _likelihood(
-    fit: _Fit,
-    kernel: NDArray[np.float64],
-    common: NDArray[np.float64],
-    beyond: NDArray[np.float64],
-    studies: NDArray[np.int64],
+    fit: _Fit, kernel: NDArray[np.float64], common: NDArray[np.float64], beyond: NDArray[np.float64]
 ) -> float:
-    """Return the logarithm of the likelihood times the prior of slopes and deviations, without what all fits share.
+    """Return the logarithm of the likelihood times the prior of slopes, without what all fits share.
 
     Their logarithms deviate from that of the usual one by a normal number of variance 1.
     """
-    factor = np.linalg.cholesky(_covariance(fit, kernel, common, studies))
+    factor = np.linalg.cholesky(_covariance(fit, kernel, common))
     weights = np.linalg.solve(factor, beyond)
-    unusual = sum(math.log(deviation / _DEVIATION) ** 2 for deviation, _ in fit.studies.values())
-    unusual += sum(math.log(slope / usual) ** 2 for slope, usual in zip(fit.slopes, _USUAL_SLOPES, strict=True))
+    unusual = sum(math.log(slope / usual) ** 2 for slope, usual in zip(fit.slopes, _USUAL_SLOPES, strict=True))
     return -0.5 * float(weights @ weights) - float(np.log(np.diag(factor)).sum()) - 0.5 * unusual
 
 

@@ -15,7 +15,6 @@ from trainables.config import TrialConfig
 from trainables.quality import allowed_amount
 from tune_cac.study.length_option import AUTO_LENGTHS, read_lengths
 from tune_cac.tuning.optuna_objectives import missing_objectives
-from tune_cac.tuning.outcomes.prior import PriorStudy, first_length
 from tune_cac.tuning.outcomes.trial_attributes import OF_EPOCHS
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.study_trials import StudyTrials
@@ -35,7 +34,6 @@ class RunLengths:
         lengths: ``auto``, or shares of the full run such as ``1.0,0.6``.
         allowed_drop: that may be lost of the metric (`trainables.quality`).
         learn: returns what a recorded dense run shows, by its epochs and its root in the stage tree.
-        priors: what earlier studies found; the length is theirs.
     """
 
     def __init__(
@@ -45,17 +43,12 @@ class RunLengths:
         lengths: str,
         allowed_drop: float | str,
         learn: Callable[[int, str], WarmStart],
-        priors: Sequence[PriorStudy] = (),
     ) -> None:
         self._trials, self._base, self._learn, self._allowed_drop = trials, base, learn, allowed_drop
         self._learned: dict[int, WarmStart] = {}
         self._given = lengths != AUTO_LENGTHS
-        known = None if self._given else first_length(priors, base.epochs)
-        self._may_lengthen = not self._given and known is None
-        if known is None:
-            self._wanted = lengths_in_epochs(read_lengths(lengths) if self._given else (SHORTEST,), base.epochs)
-        else:
-            self._wanted = [max(known, at_most(SHORTEST, base.epochs))]
+        self._may_lengthen = not self._given
+        self._wanted = lengths_in_epochs(read_lengths(lengths) if self._given else (SHORTEST,), base.epochs)
 
     def planned(self) -> list[int]:
         """Return the epochs of the cut dense runs that are trained first, or may be."""

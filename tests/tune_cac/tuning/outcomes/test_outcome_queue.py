@@ -19,14 +19,12 @@ from analysis.trace_replay.traces import RunTrace, read_trace
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.gradskip.variables import MEASURED_RULES
-from trainables.quality import ACCURACY
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.stage_tree.store import StageStore
 from trainables.training.run import TrainingRun
 from tune_cac import search
 from tune_cac.tuning.outcomes import improvement, outcome_queue
-from tune_cac.tuning.outcomes.distinct_outcomes import Outcome, distinct_outcomes, predicted_again
-from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy
+from tune_cac.tuning.outcomes.distinct_outcomes import distinct_outcomes, predicted_again
 from tune_cac.tuning.outcomes.trial_attributes import OUTCOME
 from tune_cac.tuning.study_searcher import FINISHED, StudySearch
 
@@ -333,37 +331,6 @@ def test_settings_of_one_region_train_alike(tmp_path: Path) -> None:
     assert len(groups) == len(outcomes)
     for one in outcomes:
         assert one.parameters in groups[one.stops, one.config["CAC_BRAKING_DISTANCE"]]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("bound", [1.0, 0.15])
-def test_with_earlier_studies_the_first_outcome_is_the_best_of_them(tmp_path: Path, bound: float) -> None:
-    """By two studies of these outcomes: nothing is lost up to a bound on the saving, eight allowed losses above it."""
-    for folder in ("known", "s"):
-        (tmp_path / folder).mkdir()
-    known = learning(tmp_path / "known").learn()
-    outcomes = distinct_outcomes(known, known.drawn(0, 4000))[0]
-    saved, depths = [one.saved for one in outcomes], Depths(known.trace)
-
-    def run(one: Outcome) -> PriorRun:
-        stops = tuple((when / known.trace.total_steps, depths.of(layer)) for when, layer in one.stops)
-        return PriorRun(stops=stops, ended=1.0, saved=one.saved, loss=0.0 if one.saved <= bound else 8 * 0.2)
-
-    runs = tuple(map(run, outcomes[:: max(1, len(outcomes) // 40)]))
-    made = learning(
-        tmp_path / "s", priors=[PriorStudy.of(name, runs, 0.9, ACCURACY, 0.2) for name in ("a", "b")], sure=0.55,
-        allowed_drop=0.2,
-    )  # fmt: skip
-    assert made.outcomes is not None
-    assert made.outcomes.predicts
-    made.suggest("published")
-    first = made.suggest("first")
-    assert isinstance(first, dict)
-    row = train(tmp_path / "s", first)
-    most = max(one for one in saved if one <= bound)
-    assert 0.7 * most < row["compute_saved"] < most + 0.02  # of those that save about as much the likeliest
-    assert OUTCOME in told(tmp_path / "s")[first["trial"]].user_attrs
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -151,69 +150,6 @@ def test_a_lucky_length_is_not_taken_for_a_good_one() -> None:
     assert found.own_mean[0] == pytest.approx(-1.0, abs=0.15)
     assert found.mean[0] > -0.3  # regression to the mean
     assert posterior(shorter, losses, shorter[:1], unit=1.0).mean[0] == pytest.approx(-1.0, abs=0.2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("luck", [0.0, 0.8])
-def test_earlier_studies_deviate_and_one_that_misleads_counts_for_less(luck: float) -> None:
-    """Against conditioning by an inverse, with the deviations of the likeliest: all alike, then one by one.
-
-    Luck is shared within a study alone.
-    """
-    draw = np.random.default_rng(2)
-    trained, candidates = outcomes(draw, 30, ended=(1.0, 0.6)), outcomes(draw, 5, ended=(1.0, 0.6))
-    studies = np.repeat([1, 2, 0], 10)
-    truth = 3 * trained[:, 0] ** 2 + trained[:, 2]
-    losses = np.where(studies == 2, 6 - 3 * truth, truth) + 0.1 * draw.normal(size=30)  # the second misleads
-    found = posterior(trained, losses, candidates, unit=1.0, studies=studies, luck=luck)
-    common = luck**2 * luck_of(trained, trained, {}) * (studies[:, None] == studies[None, :])
-
-    covariances = {kernel[:3]: covariance(trained, trained, *kernel[:3]) for kernel in KERNELS}
-
-    def own(kernel: tuple[Any, ...], others: dict[int, tuple[float, float]]) -> np.ndarray:
-        factors, more = np.ones((30, 30)), np.full(30, kernel[3] ** 2)
-        for study, (deviation, further) in others.items():
-            factors[np.ix_(studies == study, studies == study)] += deviation**2
-            more[studies == study] += further**2
-        return covariances[kernel[:3]] * factors + common + np.diag(more)
-
-    def density(kernel: tuple[Any, ...], others: dict[int, tuple[float, float]]) -> float:
-        expected = sum(norm.logpdf(np.log(deviation / 0.3)) for deviation, _ in others.values()) + usual(kernel[2])
-        return float(multivariate_normal(means(trained, kernel[2]), own(kernel, others)).logpdf(losses) + expected)
-
-    deviations = (0.1, 0.3, 1.0, 3.0, 10.0)
-    kernel, first = max(
-        product(KERNELS, deviations), key=lambda one: density(one[0], dict.fromkeys((1, 2), (one[1], 0)))
-    )
-    others: dict[int, tuple[float, float]] = dict.fromkeys((1, 2), (first, 0.0))
-    for study in (1, 2):
-        choices = [{**others, study: one} for one in product(deviations, (0.0, 0.5, 1.5))]
-        others = max(choices, key=lambda one: density(kernel, one))
-    assert others[1][0] < others[2][0]
-    inverse = np.linalg.inv(own(kernel, others))
-    across = covariance(candidates, trained, *kernel[:3])
-    mean = means(candidates, kernel[2]) + across @ inverse @ (losses - means(trained, kernel[2]))
-    np.testing.assert_allclose(found.mean, mean, rtol=1e-6)
-    variance = np.diag(covariance(candidates, candidates, *kernel[:3]) - across @ inverse @ across.T)
-    np.testing.assert_allclose(found.spread, np.sqrt(variance), rtol=1e-4)
-    # It is no worse than without the study that misleads.
-    kept = studies != 2
-    without = posterior(trained[kept], losses[kept], candidates, unit=1.0, studies=studies[kept], luck=luck)
-    true = 3 * candidates[:, 0] ** 2 + candidates[:, 2]
-    assert np.abs(found.mean - true).mean() < np.abs(without.mean - true).mean() + 0.1
-
-
-@pytest.mark.parametrize("count", [4, 16])
-def test_studies_are_as_sure_as_their_number_however_many_runs_they_have(count: int) -> None:
-    """Each study is one observation of the cut run's loss, which two runs' luck changes, beside the prior."""
-    cut = np.array([[0.4, 0.6, *[0.6] * 3]])
-    trained = np.tile(cut, (15 * count, 1))
-    studies = np.repeat(np.arange(1, count + 1), 15)
-    found = posterior(trained, np.zeros(len(trained)), cut, unit=1.0, studies=studies, luck=1.5)
-    prior = covariance(cut, cut, 0.5, 0.3, (4.0, 1.0))[0, 0]
-    # Each has the luck of two runs, beside which a tenth of the deviation and of the noise hardly counts.
-    assert found.spread[0] == pytest.approx((1 / prior + count / (2 * 1.5**2)) ** -0.5, rel=0.01)
-    assert found.mean[0] == pytest.approx(means(cut, (4.0, 1.0))[0] * found.spread[0] ** 2 / prior, rel=0.02)
 
 
 def test_the_area_gained_is_the_mean_growth_of_the_hypervolume() -> None:

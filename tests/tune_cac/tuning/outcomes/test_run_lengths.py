@@ -16,11 +16,9 @@ from analysis.metrics.controls import CUT, SHORTER
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.quality import ACCURACY
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from tune_cac.study.length_option import read_lengths
 from tune_cac.study.options import SearchOptions
-from tune_cac.tuning.outcomes.prior import PriorRun, PriorStudy
 from tune_cac.tuning.outcomes.run_lengths import lengths_in_epochs
 from tune_cac.tuning.study_searcher import FINISHED
 
@@ -88,19 +86,6 @@ def test_the_full_run_knows_the_lengths_of_runs_that_will_begin_as_it_does(
         cut = made.suggest("cut")
         assert isinstance(cut, dict)
         assert cut["sharing"]["cut_epochs"] == []
-
-
-@pytest.mark.parametrize(("found", "lengths"), [(0.8, [24]), (0.72, [22]), (0.3, [15]), (1.0, [15, 24])])
-def test_the_length_is_that_of_earlier_studies_and_no_shorter_than_others(
-    tmp_path: Path, found: float, lengths: list[int]
-) -> None:
-    runs = [PriorRun(stops=(), ended=found, saved=0.5, loss=0.005), PriorRun(stops=(), ended=0.4, saved=0.6, loss=0.02)]
-    made = searcher(tmp_path, lengths="auto", priors=[PriorStudy.of("a", runs, 0.9, ACCURACY, 0.01)])
-    cuts = []
-    while isinstance(one := made.suggest("cut"), dict) and told(tmp_path)[one["trial"]].user_attrs["role"] == CUT:
-        cuts.append(one["config"]["epochs"])
-        made.on_trial_complete("cut", row(0.1, 0.0))  # it loses far too much
-    assert cuts == lengths
 
 
 def test_shares_are_given_as_text() -> None:

@@ -1,8 +1,7 @@
-"""What earlier studies found, in features that models share, against integrals and sums of FLOPs by hand."""
+"""What the model of the quality knows of a run, against integrals and sums of FLOPs by hand."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,7 @@ from tiny_workload import HeadFirst, Tiny, tiny  # noqa: F401 - a fixture
 
 from analysis.trace_replay.predicted import trains_after
 from analysis.trace_replay.traces import load_trace
-from trainables.quality import ACCURACY
-from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, first_length, prior_rows, shares_at
-from tune_cac.tuning.outcomes.prior_reading import priors_in
-
-
-def run(saved: float, loss: float, ended: float = 1.0, *stops: tuple[float, float]) -> PriorRun:
-    return PriorRun(stops=stops, ended=ended, saved=saved, loss=loss)
+from tune_cac.tuning.outcomes.features import Depths, features_of, shares_at
 
 
 def test_shares_of_a_layer_are_the_mean_of_the_steps_over_its_depths() -> None:
@@ -38,38 +31,9 @@ def test_at_the_depths_of_the_stops_a_share_is_the_time_of_the_first_stop_throug
     assert shares_at([(0.1, 0.25), (0.5, 0.5)], [0.25, 0.5, 1.0], end=0.6).tolist() == [0.1, 0.5, 0.6]
 
 
-def test_rows_have_saving_length_and_shares_and_the_number_of_their_study() -> None:
-    priors = [
-        PriorStudy.of("a", [run(0.5, 0.04, 0.8, (0.2, 0.3)), run(0.1, 0.0)], 0.75, ACCURACY, 0.02),
-        PriorStudy.of("b", [run(0.4, -0.015, 0.6)], 0.75, ACCURACY, "2%"),
-    ]
-    rows, losses, studies = prior_rows(priors, [0.3, 0.9])
-    assert rows.tolist() == [[0.5, 0.8, 0.2, 0.8], [0.1, 1.0, 1.0, 1.0], [0.4, 0.6, 0.6, 0.6]]
-    assert losses.tolist() == pytest.approx([2.0, 0.0, -1.0])  # in allowed ones
-    assert studies.tolist() == [1, 1, 2]
-    assert prior_rows([], [0.3, 0.9])[0].shape == (0, 4)
-    stored = json.loads(json.dumps([one.to_dict() for one in priors]))
-    assert PriorStudy.from_dict(stored[0], ACCURACY, 0.02) == priors[0]
-    (again,) = priors_in(stored[:1], ACCURACY, 0.08)  # a search that goes on with another allowed drop
-    assert prior_rows([again], [0.3, 0.9])[1].tolist() == pytest.approx([0.5, 0.0])
-    assert (priors[0].best(), again.best()) == (priors[0].runs[1], priors[0].runs[0])
-
-
-def test_the_first_length_is_the_mean_of_the_best_runs() -> None:
-
-    def study(*runs: PriorRun) -> PriorStudy:
-        return PriorStudy.of("a", runs, 0.9, ACCURACY, 0.01)
-
-    a = study(run(0.5, 0.01, 0.6), run(0.7, 0.011, 0.4), run(0.2, 0.0))
-    b = study(run(0.3, -0.02, 0.8))
-    nothing = study(run(0.9, 0.03, 0.1))
-    assert (a.best(), nothing.best()) == (a.runs[0], None)
-    assert first_length([a, b, nothing], 30) == 21
-    for ended in (0.6, 0.5, 0.1):
-        assert first_length([study(run(0.5, 0.0, ended))], 1) is None  # one epoch can't be cut
-        assert first_length([study(run(0.5, 0.0, ended))], 2) in (1, None)
-    assert first_length([nothing], 30) is None
-    assert first_length([study(run(0.2, 0.0))], 30) is None
+def test_features_are_saving_length_and_shares() -> None:
+    assert features_of([(0.2, 0.3)], [0.3, 0.9], end=0.8, saved=0.5).tolist() == [0.5, 0.8, 0.2, 0.8]
+    assert features_of([], [0.3, 0.9], end=0.6, saved=0.4).tolist() == [0.4, 0.6, 0.6, 0.6]
 
 
 @pytest.mark.slow
