@@ -88,11 +88,6 @@ SHORT: dict[str, tuple[str, ...]] = {
     "gan_digits": ("width=4",),
     "rosenbrock": ("updates=9", "pairs=3", "decay_from=20", "decay_every=5"),
 }
-#: Parameters that an estimator estimates, where all would take long.
-ESTIMATED: dict[str, tuple[str, ...]] = {
-    "digits": ("norm6.*", "classifier.bias"), "images": ("fc.*",), "text": ("norm.*",), "rosenbrock": ("*",),
-    "binary_mlp": ("*bias",), "gan_digits": ("generator.conv.bias",),
-}  # fmt: skip
 #: What a workload refuses, without layers or without binary activations, and the words of it.
 REFUSED = (
     {
@@ -125,20 +120,13 @@ REFUSED = (
         if workload != "binary_mlp"
     }
 )
-#: A recipe is of no workload in particular, and its pairs of values have tests of their own; of two networks an
-#: estimator takes half a minute a test.
-ELSEWHERE = {("recipe", workload) for workload in WORKLOADS if workload != "digits"} | {
-    (method, "gan_digits") for method in ("central_difference", "discrete_gradient", "svrg")
-}
-#: Methods of which every workload's case is of `make test`; the others' are of the digits and the small ones alone.
-EVERYWHERE, LARGE = {"none", "gradskip", "compression", "gradskip_by_network"}, {"text", "images"}
+#: Every method on digits, or where these refuse it on the first that takes it; every workload with and without stops.
 CASES = [
-    pytest.param(
-        method, workload, marks=[pytest.mark.thorough] if workload in LARGE and method not in EVERYWHERE else []
-    )
+    (method, workload)
     for method in METHODS
     for workload in WORKLOADS
-    if (method, workload) not in REFUSED and (method, workload) not in ELSEWHERE
+    if (method, workload) not in REFUSED
+    and (method in ("none", "gradskip") or workload == ("digits" if (method, "digits") not in REFUSED else workload))
 ]
 
 
@@ -155,7 +143,7 @@ def config_of(method: str, workload: str, **more: Any) -> TrialConfig:
     options = SHORT.get(workload)
     active = {**ACTIVE[method], **(FEW_LAYERS.get(workload, {}) if "gradskip" in method.split("+") else {})}
     if method in ("central_difference", "discrete_gradient"):
-        active["gradient_layers"] = ESTIMATED[workload]
+        active["gradient_layers"] = ("norm6.*", "classifier.bias")  # all would take long
     return TrialConfig(method=method, workload=workload, workload_options=options, epochs=4, **active, **more)
 
 
