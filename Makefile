@@ -30,14 +30,13 @@ lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-# Tests of pages want Chromium, tests of studies in a database PostgreSQL, those of Ray's head Redis. Installed where
+# Tests of pages want Chromium, those of Ray's head Redis. Installed where
 # that can be done; without Chromium its tests are skipped, which the run says.
 ALSO = { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && echo installing $(1) && apt-get update -qq && \
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) > /dev/null; } || true
 programs:
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \
 		command -v google-chrome > /dev/null || [ -n "$$CHROMIUM" ] || $(call ALSO,chromium)
-	@command -v initdb > /dev/null || ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || $(call ALSO,postgresql)
 	@command -v redis-server > /dev/null || $(call ALSO,redis-server)
 
 $(VENV)/bin/python:

@@ -1,6 +1,6 @@
-"""What a search costs besides its training, over 10,000 trials: driver time, memory, journal, resuming, ranking.
+"""What a search costs besides its training, over many trials: driver time, memory, journal, resuming, ranking.
 
-    python benchmarks/scale.py simulated [--trials 10000] [--at-a-time 1000]
+    python benchmarks/scale.py simulated [--trials 1000] [--at-a-time 2]
     python benchmarks/scale.py ray [--trials 1000] [--at-a-time 2] [--no-sharing]
 
 The stub (`stub_training.py`) trains in milliseconds. ``simulated`` drives the searcher, its journal and the progress

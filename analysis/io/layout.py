@@ -56,8 +56,6 @@ class StudyInfo(StudyOptions):
     """Probabilities of staying within the allowed drop on another seed, by trial, where outcomes were chosen."""
     storage: str = ""
     """URI of the study in object storage, where its trials share training; empty: all of it is in its folder."""
-    study_storage: str = ""
-    """URL of the database that holds its Optuna study, without a password; empty: the journal in its folder."""
     script_epochs: int | None = None
     """Epochs of a script's command, or that its baseline reported where it gives no number; None until that ended."""
     format: int = FORMAT

@@ -19,20 +19,14 @@ from analysis.io import journal
 from tune_cac.ray_backend.tensorboard import RowEvents
 from tune_cac.study.folder import LOCK_FILE_SUFFIX
 from tune_cac.tuning.journal_searcher import JournalSearcher
-from tune_cac.tuning.optuna_private import (
-    current_state,
-    keeps_trials_in_memory,
-    live_trial,
-    queued_parameters,
-    trial_numbered,
-)
+from tune_cac.tuning.optuna_private import live_trial, queued_parameters
 from tune_cac.tuning.study_searcher import StudySearch
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")
 #: All that is used, by file.
 ALLOWED = {
-    *(("tune_cac/tuning/optuna_private.py", name) for name in ("_trial_id", "_storage", "_study_id")),
+    ("tune_cac/tuning/optuna_private.py", "_trial_id"),
     ("tune_cac/ray_backend/session.py", "_private"),
 }
 
@@ -97,22 +91,6 @@ def test_a_trial_of_another_process_is_live_by_its_id(tmp_path: Path) -> None:
     study.tell(trial, trial.suggest_float("x", 0, 1))
     (done,) = opened().get_trials()
     assert (done.user_attrs, done.state) == ({"a": 1}, TrialState.COMPLETE)
-
-
-def test_one_trial_is_read_without_a_list_of_all(tmp_path: Path) -> None:
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(tmp_path / "j")))
-    optuna.create_study(storage=storage, study_name="first").ask()  # its number is another study's, too
-    study = optuna.create_study(storage=storage, study_name="s")
-    assert trial_numbered(study, 0) is None
-    trial = study.ask()
-    begun = trial_numbered(study, 0)
-    assert begun is not None
-    assert begun.state == TrialState.RUNNING
-    study.tell(trial, 0.5)
-    assert current_state(study, begun).values == [0.5]
-    assert keeps_trials_in_memory(study)
-    assert keeps_trials_in_memory(optuna.create_study())
-    assert not keeps_trials_in_memory(optuna.create_study(storage=f"sqlite:///{tmp_path}/d"))
 
 
 def test_a_queued_trial_keeps_its_parameters() -> None:

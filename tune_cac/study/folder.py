@@ -22,7 +22,6 @@ from analysis.io.study_options import StudyOptions, options_of, results_here
 from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
 from trainables.storage import check_place, is_uri, joined
 from trainables.workload_options import what_is_trained
-from tune_cac.study.database import restore_info
 from tune_cac.study.fixed_params import shown_hold
 from tune_cac.study.grid_options import part_suffix
 from tune_cac.study.object_storage import fetch_study
@@ -66,8 +65,6 @@ def open_study(options: SearchOptions) -> Layout:
     wanted = wanted_info(options, layout)
     if wanted.storage:
         fetch_study(wanted.storage, layout)
-    if options.study_storage and not layout.info.exists():
-        restore_info(options.study_storage, layout)
     check_links(layout.root)
     if layout.info.exists():
         check_same(layout, wanted)
@@ -92,7 +89,6 @@ def wanted_info(options: SearchOptions, layout: Layout) -> StudyInfo:
         "workload_options": list(options.workload_options),
         "space_files": dict(options.space_files),
         "storage": storage,
-        "study_storage": options.study_storage or "",
     }
     return StudyInfo(**kept, versions=package_versions(), method=options.loaded_space.method)
 
@@ -104,11 +100,6 @@ def check_same(layout: Layout, wanted: StudyInfo) -> None:
         raise UserError(
             f"{layout.root} holds a study whose results are in {held.storage or layout.root.parent}, not "
             f"{wanted.storage or layout.root.parent}: choose another --name, or the same --results"
-        )
-    if held.study_storage != wanted.study_storage:
-        raise UserError(
-            f"{layout.root} holds a study that Optuna keeps in {held.study_storage or 'a journal'}, not in "
-            f"{wanted.study_storage or 'a journal'}: choose another --name, or the same --study-storage"
         )
     for field in _SAME:
         there, asked = (_what_counts(info, field) for info in (held, wanted))

@@ -169,8 +169,6 @@ def _is_further(files: Files, layout: Layout, storage: str) -> bool:
     """Return whether the study in storage has what the one here lacks."""
     if layout.read_info().storage != storage:
         raise UserError(f"{layout.root} holds another study than {storage}: move it away, or give other --results")
-    if layout.read_info().study_storage:
-        return False  # the database is further than both
     name = layout.journal.name
     there = files.read(name) if files.size(name) is not None else b""
     here = layout.journal.read_bytes() if layout.journal.exists() else b""

@@ -28,7 +28,6 @@ from trainables.storage import check_place, is_uri
 from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
 from tune_cac.study.budgets import check_cost_budget, read_bytes, read_duration
-from tune_cac.study.database import check_url
 from tune_cac.study.fixed_params import check_hold, has_marks, with_schedule
 from tune_cac.study.grid_options import check_points, check_sampler, grid_of
 from tune_cac.study.length_option import AUTO_LENGTHS, read_lengths
@@ -66,13 +65,6 @@ class SearchOptions(StudyOptions):
         RESULTS,
         "folder that holds the studies, or its URI in object storage, such as s3://bucket/studies: then trials share "
         "training there, and the study's other files lie in results/NAME and are copied there every 30 s",
-        on_resume=True,
-    )
-    study_storage: str | None = option(
-        None,
-        "database for Optuna's study, postgresql://USER@HOST:PORT/DATABASE (its password in PGPASSWORD or ~/.pgpass)",
-        metavar="URL",
-        default_words="a journal in the study's folder",
         on_resume=True,
     )
     address: str | None = option(
@@ -174,8 +166,6 @@ class SearchOptions(StudyOptions):
         object.__setattr__(self, "hold", with_schedule(self.hold or {}, self.schedule, compatible=self.compatible))
         self._check_space(space, options)
         self._check_compression(space)
-        if self.study_storage:
-            check_url(self.study_storage)
         if is_uri(self.results):
             check_place(str(self.results), "--results")
             if self.workers_per_trial > 1:

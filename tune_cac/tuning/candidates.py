@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import optuna
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from analysis.formatting import plural
 from trainables.compression.model_check import facts_of_run
@@ -17,7 +17,7 @@ from trainables.compression.schedule import ModelFacts, read_schedule, resolve
 from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from tune_cac.tuning.draft_study import DraftStudy
+from tune_cac.tuning.draft_study import draft_of
 from tune_cac.tuning.joined_stops import JoinedStops
 from tune_cac.tuning.optuna_objectives import tell_complete
 from tune_cac.tuning.study_trials import StudyTrials
@@ -61,19 +61,12 @@ class Candidates:
     """Most settings to skip for the next trial."""
     _impossible: list[str] = field(default_factory=list)
     """Why settings so far could not be."""
+    skipped: list[FrozenTrial] = field(default_factory=list)
+    """Settings that were drawn and not trained, with the baseline's result, which the sampler is to avoid."""
     ended: bool = False
     """True once no setting is left: none was found that the study lacks, and none runs that may fail."""
     _none_found: bool = False
     """True if the last draws found none; they are repeated when a trial has begun or ended."""
-
-    @cached_property
-    def drafts(self) -> DraftStudy:
-        """Return the study in which settings are drawn: skipped ones are in it with the baseline's result."""
-        return DraftStudy(self.trials, self.sampler, limited=True)
-
-    @cached_property
-    def _plain_drafts(self) -> DraftStudy:
-        return DraftStudy(self.trials, self.fresh_sampler(0), with_parameters=True)
 
     def __post_init__(self) -> None:
         self._trained = TrainedSettings(self.trials)
@@ -117,8 +110,7 @@ class Candidates:
         """
         if not self._trained.follow() and self._none_found:
             return None
-        self.drafts.follow()
-        draft = self.drafts.study
+        draft = draft_of(self.trials, self.sampler, self.skipped)
         for last in range(self._skips, -1, -1):
             found = self._draw_new(draft)
             if found is None:
@@ -129,10 +121,9 @@ class Candidates:
             if acts or last == 0 or baseline is None:
                 break
             tell_complete(draft, drawn, baseline, baseline, self.allowed_drop, self.base.quality)
+            self.skipped.append(draft.get_trials(deepcopy=False)[drawn.number])
         self._skips, self._none_found = _MOST_SKIPPED if acts else max(1, self._skips // 2), False
-        trial = self.trials.start({}, params=drawn.params, distributions=drawn.distributions)
-        self.drafts.begin(drawn.number, trial.number)
-        return trial
+        return self.trials.start({}, params=drawn.params, distributions=drawn.distributions)
 
     def _draw_new(self, draft: optuna.Study) -> tuple[optuna.Trial, Mapping[str, Any]] | None:
         """Return a draw that the study does not have, with its configuration; None if many in a row were known."""
@@ -156,17 +147,12 @@ class Candidates:
         It draws in a copy of the study without the trials that have no parameters, baseline and controls: Optuna's GP
         and NSGA-II model the parameters that all trials have, and would draw at random beside a trial without any.
         """
-        drafts = self._plain_drafts
-        drafts.follow()
-        drafts.study.sampler = self.fresh_sampler(len(self.trials.all()))
-        drawn = drafts.study.ask()
-        self.config_of(drawn)
-        frozen = drafts.study.get_trials(deepcopy=False)[-1]
-        trial = self.trials.start(
+        draft = draft_of(self.trials, self.fresh_sampler(len(self.trials.all())), with_parameters=True)
+        self.config_of(draft.ask())
+        frozen = draft.get_trials(deepcopy=False)[-1]
+        return self.trials.start(
             {}, params=frozen.params, distributions=frozen.distributions, system_attrs=frozen.system_attrs
         )
-        drafts.begin(drawn.number, trial.number)
-        return trial
 
     def first_possible(
         self, ask: Callable[[], optuna.Trial | str | None], why_useless: Callable[[optuna.Trial], str]

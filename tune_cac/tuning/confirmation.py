@@ -26,7 +26,6 @@ from trainables.errors import UserError
 from trainables.quality import Quality
 from trainables.storage import joined
 from tune_cac.messages import say
-from tune_cac.study.database import journal_of_database
 from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, package_versions, written
 from tune_cac.study.object_storage import copied_to_storage
@@ -132,8 +131,7 @@ def confirm(
             f"{fresh[-1]}, {len(wanted)} runs of {info.length_text}"
         )
         mend_journal(child.journal)
-        with journal_of_database(child):
-            interrupted = _train(child, options, base, wanted)
+        interrupted = _train(child, options, base, wanted)
         found = answer(layout, allowed_drop=info.allowed_drop)
         write_answer(layout, found)
     return Confirmation(

@@ -4,8 +4,7 @@ Code that uses a private name is here; facts about private formats are at their 
 
 | private name | used in | for |
 |---|---|---|
-| ``optuna.trial.FrozenTrial._trial_id`` | `live_trial`, `current_state` | trials that another process began |
-| ``optuna.Study._storage``, ``_study_id`` | `current_state`, `trial_numbered` | one trial without a list of all |
+| ``optuna.trial.FrozenTrial._trial_id`` | `live_trial` | trials that another process began |
 | the system attribute ``fixed_params`` of a queued trial | `queued_parameters` | to queue it again |
 | ``optuna.storages.journal._storage.JournalOperation`` | `analysis.io.journal` | reading a journal without Optuna |
 | ``optuna.storages.journal._file.LOCK_FILE_SUFFIX`` | `tune_cac.study.folder` | removing a dead process's lock |
@@ -29,25 +28,6 @@ def live_trial(study: optuna.Study, trial: FrozenTrial) -> optuna.Trial:
     Optuna makes one only in `Study.ask`; a trial that another process began, or that was added as running, has none.
     """
     return optuna.Trial(study, trial._trial_id)
-
-
-def current_state(study: optuna.Study, trial: FrozenTrial) -> FrozenTrial:
-    """Return a trial of a study as it is now."""
-    return study._storage.get_trial(trial._trial_id)
-
-
-def trial_numbered(study: optuna.Study, number: int) -> FrozenTrial | None:
-    """Return a trial of a study by its number; None if there is none yet."""
-    try:
-        trial_id = study._storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
-    except KeyError:
-        return None
-    return study._storage.get_trial(trial_id)
-
-
-def keeps_trials_in_memory(study: optuna.Study) -> bool:
-    """Return whether one trial can be read without a query to a database."""
-    return isinstance(study._storage, (optuna.storages.InMemoryStorage, optuna.storages.JournalStorage))
 
 
 def queued_parameters(trial: FrozenTrial) -> dict[str, Any]:

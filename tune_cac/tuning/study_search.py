@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from analysis.formatting import plural
 from analysis.io.layout import Layout
 from analysis.io.studies import read_journal
-from analysis.io.study_options import RESULTS, SURE, results_here
+from analysis.io.study_options import RESULTS, SURE
 from search_spaces import SpaceContext
 from search_spaces.grid import GridPoints
 from trainables.config import TrialConfig, wrapped_seed
 from trainables.errors import UserError
 from trainables.registry import BY_NETWORK, is_factory
 from trainables.script.placeholders import names
-from trainables.storage import is_uri
 from trainables.workload_options import read_options
 from tune_cac.messages import say
-from tune_cac.study.database import check_url, exchange, journal_of_database, restore_info
 from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.fixed_params import check_hold_on_run, shown_hold, with_watch
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, threads_in, written
@@ -110,7 +107,7 @@ def search(**given: Any) -> SearchResult:
         say(
             f"no controls: cut dense runs and random stops would belong to one combination of {', '.join(varied)} alone"
         )
-    with locked(layout), copied_to_storage(layout), journal_of_database(layout):
+    with locked(layout), copied_to_storage(layout):
         info = layout.read_info()
         mend_journal(layout.journal)
         layout.write_info(
@@ -141,13 +138,13 @@ def resume(name: str, **given: Any) -> SearchResult:
     Raises:
         UserError: no such study, one that another process is searching, or an option that the study has settled.
     """
-    layout = _found(name, given)
+    layout = find_study(given.get("results", RESULTS), name)
     check_writable(layout.root)
     if storage := layout.read_info().storage:
         fetch_study(storage, layout)  # it may have been searched on elsewhere
     if layout.read_info().candidates:
         raise UserError(f"{layout.root} is a confirmation: go on with python -m tune_cac confirm {layout.root.parent}")
-    with locked(layout), copied_to_storage(layout), journal_of_database(layout):
+    with locked(layout), copied_to_storage(layout):
         info = layout.read_info()
         here = {"gpus_per_trial": SearchOptions.gpus_per_trial, **given}  # the study's are taken with its device
         if here.get("sharing") is None:
@@ -160,16 +157,6 @@ def resume(name: str, **given: Any) -> SearchResult:
         if options.is_script:
             check_unchanged(options.workload_options)
         return _run(layout, options, device)
-
-
-def _found(name: str, given: Mapping[str, Any]) -> Layout:
-    """Return the study to resume, which only its database may have."""
-    results, database = given.get("results", RESULTS), given.get("study_storage")
-    layout = Layout(results_here(results) / name)
-    if database and not is_uri(name) and not layout.info.exists():
-        check_url(database)
-        restore_info(database, layout)
-    return find_study(results, name)
 
 
 def _run(
@@ -229,7 +216,6 @@ def _run_missing(
         if ended and not searcher.trials.runs_on():
             say(ended[0].why_ended())
             layout.write_info(replace(layout.read_info(), trials=searcher.trials.finished_count()))
-    exchange(layout)
     if options.is_script:
         _keep_script_epochs(layout)
     found = replace(answer(layout, allowed_drop=options.drop, interrupted=interrupted), used_up=used_up)
@@ -282,7 +268,6 @@ def make_searcher(
             "context": _as_searched(context, options),
             "base": base,
             "journal": layout.journal,
-            "database": layout.read_info().study_storage,
             "allowed_drop": options.drop,
             "sure": options.sure,
             "seed": options.seed,
@@ -303,9 +288,6 @@ def make_searcher(
             **more,
         }
     )
-    if database := layout.read_info().study_storage:
-        say(f"Optuna keeps the study in {database} as {searcher.study.study_name}")
-        exchange(layout)
     return searcher, run_name
 
 

@@ -75,7 +75,6 @@ class StudySearch(JournalSearcher):
         lengths: dense runs that are cut and searched, too: ``auto`` or shares (`RunLengths`); empty for none.
         holds: probabilities that a search before wrote (`StudyInfo.holds`).
         grid: points to train instead of sampled settings.
-        database: URL of the database that holds Optuna's study instead of the journal.
     """
 
     def __init__(
@@ -103,7 +102,6 @@ class StudySearch(JournalSearcher):
         lengths: str = "",
         holds: Mapping[int, float] | None = None,
         grid: GridPoints | None = None,
-        database: str = "",
     ) -> None:
         self._search_space = self._asked_space = space
         self._context, self._base = context, base
@@ -122,7 +120,7 @@ class StudySearch(JournalSearcher):
         self._nothing_can_be, self._start_seed, self._with_controls = "", seed, False
         self._running: dict[str, optuna.Trial] = {}  # those that have not ended, by Ray's id
         super().__init__(metric=list(objective_keys(base.quality)), mode=["max", "max"])  # Optuna's are the study's own
-        self.study = open_study(journal, make_sampler(seed, sampler), base.quality, database=database)
+        self.study = open_study(journal, make_sampler(seed, sampler), base.quality)
         """The Optuna study."""
         self.trials = StudyTrials(self.study, base.quality)
         """Queries on the study's trials."""

@@ -13,40 +13,33 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from analysis.formatting import ROUNDING
-from analysis.io.layout import STUDY_NAME, Layout
+from analysis.io.layout import STUDY_NAME
 from analysis.metrics.controls import CUT
 from trainables.quality import ACCURACY, Quality, allowed_amount
 from tune_cac.messages import say
-from tune_cac.study.database import name_there, open_database
 from tune_cac.tuning.optuna_objectives import saved_of_baseline
 from tune_cac.tuning.optuna_private import live_trial
 from tune_cac.tuning.predefined_trial import as_key
-from tune_cac.tuning.trial_list import TrialList
 
 #: Attribute of a study: why its space does nothing or little on its run.
 _WHY_LITTLE = "why_little"
 
 
-def open_study(
-    journal: Path, sampler: optuna.samplers.BaseSampler, quality: Quality = ACCURACY, *, database: str = ""
-) -> optuna.Study:
-    """Open the Optuna study of a journal or a database, or create it.
+def open_study(journal: Path, sampler: optuna.samplers.BaseSampler, quality: Quality = ACCURACY) -> optuna.Study:
+    """Open the Optuna study of a journal, or create it.
 
     Args:
         journal: its file.
         sampler: of its trials.
         quality: the metric, the first objective; the second one is the compute saved.
-        database: URL of the database that holds the study; the journal is then only written from it.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study = optuna.create_study(
-            storage=open_database(database)
-            if database
-            else optuna.storages.JournalStorage(JournalFileBackend(str(journal.absolute()))),
+            storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal.absolute()))),
             sampler=sampler,
             pruner=optuna.pruners.NopPruner(),
-            study_name=name_there(Layout(journal.parent)) if database else STUDY_NAME,
+            study_name=STUDY_NAME,
             directions=[quality.optuna_direction, "maximize"],
             load_if_exists=True,
         )
@@ -79,7 +72,6 @@ class StudyTrials:
         self._quality = quality
         self.baseline_again: dict[str, Any] | None = None
         """Attributes of a baseline to train once more; None if there is none."""
-        self._list = TrialList(study)
         self._looked_at = 0  # trials whose role is known, which a trial has from its creation
         self._baselines: list[int] = []
         self._baseline_row: dict[str, Any] | None = None
@@ -87,7 +79,7 @@ class StudyTrials:
 
     def all(self) -> list[FrozenTrial]:
         """Return all trials, in their order."""
-        return self._list.read()
+        return self.study.get_trials(deepcopy=False)
 
     def start(self, attrs: dict[str, Any], **parameters: Any) -> optuna.Trial:
         """Add a running trial with these attributes and parameters.
@@ -95,7 +87,7 @@ class StudyTrials:
         It is not queued, because another search may take trials from the queue.
         """
         self.study.add_trial(optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attrs, **parameters))
-        return live_trial(self.study, self._list.newest())
+        return live_trial(self.study, self.all()[-1])
 
     def start_baseline(self) -> optuna.Trial:
         """Start the baseline, first in the queue; a repeated one starts before the trials queued since."""
@@ -106,7 +98,7 @@ class StudyTrials:
 
     def wait(self) -> bool:
         """Return whether trials are queued; a trial that does not wait any more never waits again."""
-        later = self._list.since(self._first_waiting)
+        later = self.all()[self._first_waiting :]
         waiting = [trial.number for trial in later if trial.state == TrialState.WAITING]
         self._first_waiting = waiting[0] if waiting else self._first_waiting + len(later)
         return bool(waiting)

@@ -81,8 +81,6 @@ def test_a_resumed_study_takes_no_option_that_it_has_settled(capsys: pytest.Capt
     anew = {option.name for option in options_of(SearchOptions) if option.on_resume}
     assert set(inspect.signature(resume).parameters) == {"name", *anew}
     for option in options_of(SearchOptions):
-        if option.name == "study_storage":
-            continue  # the database may have it: tests/integration/test_study_storage.py
         values = [] if option.type is bool else ["cpu" if option.name == "device" else "2"]
         code = main(["search", "--resume", "nothing", option.flag, *values])
         message = capsys.readouterr().err
@@ -94,8 +92,7 @@ def test_a_resumed_study_takes_no_option_that_it_has_settled(capsys: pytest.Capt
 def test_the_study_keeps_the_options_and_what_it_found() -> None:
     kept = {found.name for found in fields(StudyOptions)}
     assert {found.name for found in fields(StudyInfo)} - kept == {
-        "versions", "candidates", "method", "why_little", "script_epochs", "format", "storage", "study_storage",
-        "holds",
+        "versions", "candidates", "method", "why_little", "script_epochs", "format", "storage", "holds",
     }  # fmt: skip
     info = StudyInfo(epochs=3, versions={}, trials=7, seed=5, hold={"forward_cache_mb": 1}, gpus_per_trial=0.5)
     again = SearchOptions.of_study(info, concurrency=2)

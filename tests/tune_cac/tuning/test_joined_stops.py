@@ -26,8 +26,10 @@ from trainables.gradskip.variables import BY_NAME
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.stage_tree.store import StageStore
 from trainables.training.run import TrainingRun
+from tune_cac.tuning.draft_study import draft_of
 from tune_cac.tuning.outcomes.path_trace import along
 from tune_cac.tuning.outcomes.trial_attributes import OUTCOME, PREDICTED, STOPS_FOR
+from tune_cac.tuning.samplers import make_sampler
 from tune_cac.tuning.study_searcher import StudySearch
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.usefixtures("tiny")]
@@ -129,8 +131,7 @@ def test_every_second_suggestion_has_a_trained_setting_with_stops_between_what_i
         assert max(within, default=0.0) < attrs[PREDICTED] < min(above, default=1.0)
     assert exact
     # The sampler learns from all of them, also from thresholds between two steps of their range.
-    made.candidates.drafts.follow()
-    assert len(made.candidates.drafts.study.trials) == len(made.trials.all())
+    assert len(draft_of(made.trials, make_sampler(0)).trials) == len(made.trials.all())
 
 
 def test_a_resumed_search_goes_on_with_the_same_stops(tmp_path: Path) -> None:

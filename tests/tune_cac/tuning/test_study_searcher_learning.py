@@ -121,11 +121,6 @@ def test_a_run_without_weight_decay_is_said_to_be_none_for_the_variance_rule(
     assert ("--space manual_layers" in search.trials.why_little) == there
 
 
-def passed_over(search: StudySearch) -> list[optuna.trial.FrozenTrial]:
-    """The settings that were drawn and not trained."""
-    return [t for t in search.candidates.drafts.study.get_trials() if t.params and t.state == TrialState.COMPLETE]
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_what_stops_nothing_is_passed_over_and_leaves_no_trace_in_the_study(tmp_path: Path) -> None:
@@ -134,7 +129,7 @@ def test_what_stops_nothing_is_passed_over_and_leaves_no_trace_in_the_study(tmp_
     assert search.suggest("start") is not None  # the space's starting point is asked for all the same
     suggested = search.suggest("a")
     assert suggested is not None  # after fifty in a row one is tried all the same
-    skipped = passed_over(search)
+    skipped = search.candidates.skipped
     assert len(skipped) == 50
     assert {tuple(t.values) for t in skipped} == {tuple(told(tmp_path)[0].values)}
     assert all(t.constraints["accuracy_drop"] <= 0 for t in skipped)
@@ -163,7 +158,7 @@ def test_a_sampler_learns_from_what_is_passed_over_as_if_it_were_trained(tmp_pat
     }
     plain.add_trial(create_trial(state=TrialState.RUNNING, params=on_steps, distributions=start.distributions))
     row_of_baseline = told(tmp_path)[0].values
-    for passed in passed_over(search):
+    for passed in search.candidates.skipped:
         trial = plain.ask()
         search._search_space.suggest(trial, search.learn().context)
         assert trial.params == passed.params
