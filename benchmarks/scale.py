@@ -40,7 +40,7 @@ def main() -> None:
     """Run one of the two and print what it measured."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=["simulated", "ray", "searched"])
-    parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--at-a-time", type=int)
     parser.add_argument("--space", default=SPACE)
     parser.add_argument("--no-sharing", action="store_true")

@@ -16,8 +16,6 @@ from search_spaces.space import Branch, Space, SpaceContext, Suggests, branch_na
 
 #: Earliest and latest stop of the first layer under freezeout, as fractions of the run.
 FIRST_END = (0.1, 0.9)
-#: Thresholds of gradient_variance; on digits layers were measured between 0.76 and 1.08 (docs/findings.md).
-NOISE = (0.8, 1.0)
 
 
 def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
@@ -55,14 +53,6 @@ def _gradient_norm(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     }
 
 
-def _gradient_variance(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
-    return {
-        **_measured(trial, context, shortest=2),
-        "CAC_RULE_NOISE": trial.suggest_float("CAC_RULE_NOISE", *NOISE),
-        "CAC_BRAKING_DISTANCE": suggest_braking(trial, context),
-    }
-
-
 def _plasticity(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     return {
         **_measured(trial, context),
@@ -72,11 +62,11 @@ def _plasticity(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     }
 
 
-def _measured(trial: Suggests, context: SpaceContext, shortest: int = 1) -> dict[str, Any]:
+def _measured(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     steps = context.total_steps
     return {
         "CAC_RULE_START_ITR": trial.suggest_int("CAC_RULE_START_ITR", 0, latest_start(steps)),
-        "CAC_RULE_INTERVAL": trial.suggest_int("CAC_RULE_INTERVAL", shortest, longest_interval(steps), log=True),
+        "CAC_RULE_INTERVAL": trial.suggest_int("CAC_RULE_INTERVAL", 1, longest_interval(steps), log=True),
     }
 
 
@@ -85,7 +75,6 @@ _RULES: dict[str, Callable[[Suggests, SpaceContext], dict[str, Any]]] = {
     "linear": _linear,
     "freezeout": _freezeout,
     "gradient_norm": _gradient_norm,
-    "gradient_variance": _gradient_variance,
     "plasticity": _plasticity,
 }
 

@@ -47,6 +47,10 @@ def wrapped_seed(number: int) -> int:
     return number % (MOST_SEED + 1)
 
 
+#: Fields of earlier versions.
+_GONE = ("CAC_RULE_NOISE",)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _RunFields:
     """Fields of what is trained and of its resources."""
@@ -246,8 +250,12 @@ class TrialConfig(RecipeFields, GradientFields, _VariableFields, _RunFields):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> TrialConfig:
-        """Build a config from a mapping; raise UserError for a key that is no field."""
+        """Build a config from a mapping; raise UserError for a key that is no field.
+
+        Fields that are gone are left out, so that studies which have them can be read.
+        """
         known = field_names()
+        values = {key: value for key, value in values.items() if key not in _GONE}
         for key in values:
             if key not in known:
                 raise unknown_name("variable" if key.startswith("CAC") else "setting", key, known)

@@ -34,7 +34,6 @@ VARIED: dict[str, dict[str, tuple[float, float, float] | range | int]] = {
     },
     "linear": {"CAC_RULE_DEPTH": _COARSE, "CAC_RULE_START_ITR": 0},
     "gradient_norm": {"CAC_RULE_PERCENTILE": (0.5, 100.0, 0.5)},
-    "gradient_variance": {"CAC_RULE_NOISE": _COARSE},
     "plasticity": {"CAC_RULE_TOLERANCE": (0.005, 0.995, 0.005), "CAC_RULE_WINDOW": range(2, 101)},
 }  # fmt: skip
 

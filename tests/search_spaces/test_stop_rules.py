@@ -60,7 +60,6 @@ def test_ranges_of_the_other_rules() -> None:
     assert found["linear.CAC_RULE_START_ITR"] == "0 .. 150"
     assert found["freezeout.CAC_RULE_START_ITR"] == "30 .. 270"
     assert found["plasticity.CAC_RULE_INTERVAL"] == found["gradient_norm.CAC_RULE_INTERVAL"] == "1 .. 20 (log)"
-    assert found["gradient_variance.CAC_RULE_INTERVAL"] == "2 .. 20 (log)"  # one step has no variance
     assert found["plasticity.CAC_RULE_TOLERANCE"] == "0.02 .. 0.8 (log)"
 
 

@@ -33,7 +33,6 @@ CASES: dict[str, tuple[str, Settings]] = {
     "sharded-auto": ("sgd", AUTO),
     "sharded-braking": ("adamw", BRAKING),
     "sharded-norms": ("sgd", Settings(rule="gradient_norm", rule_start_itr=2, rule_interval=3, rule_percentile=60)),
-    "sharded-noise": ("sgd", Settings(rule="gradient_variance", rule_start_itr=2, rule_interval=3, rule_noise=0.5)),
     "sharded-plasticity": ("sgd", Settings(rule="plasticity")),
     "static": ("sgd", AUTO),
     "static-later": ("adamw", BRAKING),
@@ -42,7 +41,6 @@ CASES: dict[str, tuple[str, Settings]] = {
     "join": ("sgd", AUTO),
     "join-throwing": ("sgd", AUTO),
     "join-after": ("sgd", BRAKING),
-    "noise": ("sgd", Settings(rule="gradient_variance", rule_start_itr=2, rule_interval=3, rule_noise=0.5)),
     "norms": ("sgd", Settings(rule="gradient_norm", rule_start_itr=2, rule_interval=3, rule_percentile=60)),
 }
 

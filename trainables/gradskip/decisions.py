@@ -18,7 +18,6 @@ from trainables.gradskip.rules.stop_rule import NEVER
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.signals import (
     GradientNormSignal,
-    GradientVarianceSignal,
     PlasticitySignal,
     Signal,
     VarianceSignal,
@@ -91,8 +90,6 @@ class Decisions:
         parameters, model = self._numbering.parameters, self._numbering.model
         if self._settings.mode == "gradient_norm":
             return GradientNormSignal(parameters)
-        if self._settings.mode == "gradient_variance":
-            return GradientVarianceSignal(parameters)
         if self._settings.mode == "plasticity":
             assert isinstance(model, nn.Module)
             return PlasticitySignal(parameters, model)

@@ -59,11 +59,6 @@ class Settings(VariableFields):
                         f"reference=True takes the published steps, which know no {variable.name}: leave it at "
                         f"{variable.default_text}, got {shown(getattr(self, variable.field))}"
                     )
-        if self.mode == "gradient_variance" and self.rule_interval < 2:
-            raise UserError(
-                "CAC_RULE_INTERVAL must be at least 2 with CAC_RULE=gradient_variance, since one step has no variance, "
-                f"got {self.rule_interval}"
-            )
         if self.stop_layer_num is not None or self.rule not in ("linear", "freezeout"):
             return
         if self.rule_end_itr is None:

@@ -14,9 +14,9 @@ from trainables.errors import unknown_name
 from trainables.gradskip.variable_types import Range, Variable, at_least, declared_variables, variable, within
 
 #: Rules that may decide a stop when no manual lists are given; ``variance`` is the published rule.
-RULES = ("variance", "linear", "freezeout", "gradient_norm", "gradient_variance", "plasticity")
+RULES = ("variance", "linear", "freezeout", "gradient_norm", "plasticity")
 #: Rules whose signal depends on when it is measured: CAC_RULE_START_ITR and CAC_RULE_INTERVAL.
-MEASURED_RULES = ("gradient_norm", "gradient_variance", "plasticity")
+MEASURED_RULES = ("gradient_norm", "plasticity")
 #: Whether batch norms of a stopped prefix continue to update their running statistics.
 NORM_STATISTICS = ("go_on", "hold")
 #: The published default of CAC_VAR_SAMPLES, taken when neither it nor a braking distance is set.
@@ -90,15 +90,14 @@ class VariableFields:
     rule: str = variable(
         "CAC_RULE", "variance", Range(words=f"one of {', '.join(RULES)}", holds=lambda value: value in RULES),
         "what decides a stop: weight variance as published, a depth schedule (linear), a cosine a layer (freezeout), "
-        "change of gradient norms (gradient_norm), noise in gradients (gradient_variance, experimental), or change of "
-        "representations (plasticity)",
+        "change of gradient norms (gradient_norm), or change of representations (plasticity)",
         mode="both", published=False,
     )
     rule_start_itr: int = variable(
         "CAC_RULE_START_ITR", 0, at_least(0),
         "linear: nothing stops before it; freezeout: the first layer's learning rate is zero from it on; "
-        "gradient_norm, plasticity: first measurement; gradient_variance: gradients count after it",
-        mode="linear,freezeout,gradient_norm,gradient_variance,plasticity", published=False,
+        "gradient_norm, plasticity: first measurement",
+        mode="linear,freezeout,gradient_norm,plasticity", published=False,
     )
     rule_end_itr: int | None = variable(
         "CAC_RULE_END_ITR", None, at_least(1),
@@ -122,18 +121,13 @@ class VariableFields:
     )
     rule_interval: int = variable(
         "CAC_RULE_INTERVAL", 200, at_least(1),
-        "iterations from one measurement to the next; at least 2 for gradient_variance",
-        mode="gradient_norm,gradient_variance,plasticity", published=False,
+        "iterations from one measurement to the next",
+        mode="gradient_norm,plasticity", published=False,
     )
     rule_percentile: float = variable(
         "CAC_RULE_PERCENTILE", 50.0, within("(0, 100]"),
         "the first layers stop whose gradient norms change less than this percentile of all layers' changes",
         mode="gradient_norm", published=False,
-    )
-    rule_noise: float = variable(
-        "CAC_RULE_NOISE", 1.0, within("(0, 1]"),
-        "the first layers stop whose normalised gradient variance is at least this; 1 is noise alone",
-        mode="gradient_variance", published=False,
     )
     rule_tolerance: float = variable(
         "CAC_RULE_TOLERANCE", 0.2, within("(0, 1)"),

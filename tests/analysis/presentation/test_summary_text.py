@@ -192,7 +192,7 @@ LEFT_OVER = {
     "CAC_STOP_LAYER_NUM": "3", "CAC_STOP_LAYER_ITR": "1", "CAC_RULE": "plasticity", "CAC_RULE_START_ITR": "900",
     "CAC_RULE_END_ITR": "9", "CAC_RULE_DEPTH": "0.3", "CAC_RULE_CUBIC": "1", "CAC_RULE_SCALED": "1",
     "CAC_RULE_INTERVAL": "7", "CAC_RULE_PERCENTILE": "3", "CAC_RULE_TOLERANCE": "0.7", "CAC_RULE_WINDOW": "x",
-    "CAC_RULE_NOISE": "0.7", "CAC_WATCH": "linear,Bottleneck", "CAC_WHOLE_UNITS": "1", "CAC_NORM_STATISTICS": "hold",
+    "CAC_WATCH": "linear,Bottleneck", "CAC_WHOLE_UNITS": "1", "CAC_NORM_STATISTICS": "hold",
     "CAC_PREFIX_AUTOGRAD": "0", "CAC_VAR_START_ITR": "1", "CAC_VAR_START_THR": "-1", "CAC_VAR_MT_COUNT_THR": "1",
     "CAC_VAR_MT_THR": "7", "CAC_VAR_SLOPE_THR": "0.1", "CAC_VAR_SAMPLES": "3", "CAC_BRAKING_DISTANCE": "99",
 }  # fmt: skip
@@ -233,7 +233,7 @@ def test_answers_of_every_space_survive_frame_file_and_polluted_shell(tmp_path: 
         assert max(map(len, text.splitlines())) <= 120
 
 
-@pytest.mark.parametrize(("rule", "ratio"), [("slope", "variance/peak"), ("gradient_variance", "ratio")])
+@pytest.mark.parametrize(("rule", "ratio"), [("slope", "variance/peak"), ("plasticity", "ratio")])
 def test_a_table_of_stops_names_what_the_rule_measured(rule: str, ratio: str) -> None:
     event = {"iteration": 5, "layer": 3, "name": "b", "ratio": 0.98765, "rule": rule}
     assert stop_table(pd.Series({"stop_events": json.dumps([event])})) == [

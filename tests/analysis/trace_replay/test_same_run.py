@@ -24,7 +24,7 @@ SETTING: dict[str, Any] = {
 
 #: Distance of the values that are tried of a variable, and its highest one, where they are not a fraction's.
 STEPS = {
-    "CAC_RULE_DEPTH": (0.005, 1.0), "CAC_RULE_PERCENTILE": (0.5, 100.0), "CAC_RULE_NOISE": (0.005, 1.0),
+    "CAC_RULE_DEPTH": (0.005, 1.0), "CAC_RULE_PERCENTILE": (0.5, 100.0),
     "CAC_RULE_TOLERANCE": (0.005, 0.995),
 }  # fmt: skip
 
@@ -43,9 +43,6 @@ RULES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "linear": ({"CAC_RULE_START_ITR": 3, "CAC_RULE_END_ITR": 32, "CAC_RULE_DEPTH": 0.6}, {"CAC_RULE_DEPTH"}),
     "gradient_norm": (
         {"CAC_RULE_START_ITR": 2, "CAC_RULE_INTERVAL": 4, "CAC_RULE_PERCENTILE": 50.0}, {"CAC_RULE_PERCENTILE"},
-    ),
-    "gradient_variance": (
-        {"CAC_RULE_START_ITR": 2, "CAC_RULE_INTERVAL": 6, "CAC_RULE_NOISE": 0.6}, {"CAC_RULE_NOISE"},
     ),
     "plasticity": (
         {"CAC_RULE_START_ITR": 0, "CAC_RULE_INTERVAL": 2, "CAC_RULE_TOLERANCE": 0.8, "CAC_RULE_WINDOW": 2},

@@ -64,7 +64,6 @@ def test_a_container_with_a_parameter_of_its_own_is_not_cut_before_its_children_
     [
         Settings(**EAGER),  # type: ignore[arg-type]
         Settings(rule="gradient_norm", rule_interval=2, rule_percentile=80),
-        Settings(rule="gradient_variance", rule_interval=2, rule_noise=0.5),
         Settings(rule="plasticity", rule_interval=1, rule_window=2, rule_tolerance=0.9),
     ],
     ids=lambda settings: settings.mode,
@@ -167,7 +166,7 @@ def test_a_toggle_of_requires_grad_does_not_move_a_stopped_layer() -> None:
     assert not any(p.requires_grad for p in list(model.parameters())[:4])
 
 
-@pytest.mark.parametrize("rule", ["gradient_norm", "gradient_variance"])
+@pytest.mark.parametrize("rule", ["gradient_norm"])
 def test_a_rule_on_gradients_with_a_closure_is_refused(rule: str) -> None:
     model = conv_model()
     optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(rule=rule))

@@ -19,7 +19,6 @@ STEPS = 120
 RULES = {
     "variance": Settings(watch=("linear",), start_itr=0, start_thr=0.97, mt_thr=0.97, slope_thr=0.97, samples=5),
     "gradient_norm": Settings(watch=("linear",), rule="gradient_norm", rule_interval=10, rule_percentile=70.0),
-    "gradient_variance": Settings(watch=("linear",), rule="gradient_variance", rule_interval=10, rule_noise=0.3),
     "plasticity": Settings(watch=("linear",), rule="plasticity", rule_interval=5, rule_window=2, rule_tolerance=0.9),
 }
 

@@ -32,7 +32,6 @@ SETTINGS: list[dict[str, Any]] = [
     {"CAC_STOP_LAYER_NUM": (2, 5), "CAC_STOP_LAYER_ITR": (7, 20)},
     {"CAC_RULE": "linear", "CAC_RULE_END_ITR": STEPS},
     {"CAC_RULE": "gradient_norm", "CAC_RULE_START_ITR": 4, "CAC_RULE_INTERVAL": 5},
-    {"CAC_RULE": "gradient_variance", "CAC_RULE_START_ITR": 4, "CAC_RULE_INTERVAL": 5},
     {"CAC_RULE": "freezeout", "CAC_RULE_END_ITR": STEPS},
     {"method": "none"},
 ]  # fmt: skip

@@ -22,7 +22,6 @@ RULES: dict[str, Settings] = {
     "linear": Settings(rule="linear", rule_end_itr=30, rule_depth=1.0),
     "freezeout": Settings(rule="freezeout", rule_end_itr=30),
     "gradient_norm": Settings(rule="gradient_norm", rule_interval=2, rule_percentile=80),
-    "gradient_variance": Settings(rule="gradient_variance", rule_interval=2, rule_noise=0.5),
     "plasticity": Settings(rule="plasticity", rule_interval=1, rule_window=2, rule_tolerance=0.9),
 }
 #: Through layer 4, the second convolution.

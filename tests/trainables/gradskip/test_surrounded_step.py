@@ -48,7 +48,6 @@ class TestCompiledStep:
             Settings(rule="freezeout", rule_end_itr=12),
             Settings(start_itr=0, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0),
             Settings(rule="gradient_norm", rule_interval=3, rule_percentile=80),
-            Settings(rule="gradient_variance", rule_interval=3, rule_noise=0.5),
         ],
         ids=lambda settings: settings.mode,
     )

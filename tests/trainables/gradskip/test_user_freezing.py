@@ -103,7 +103,6 @@ class TestUnfreezing:
         [
             Settings(**EAGER),
             Settings(rule="gradient_norm", rule_interval=2, rule_percentile=80),
-            Settings(rule="gradient_variance", rule_interval=2, rule_noise=1.0),
             Settings(rule="plasticity", rule_interval=1, rule_window=2, rule_tolerance=0.9),
         ],
         ids=lambda settings: settings.mode,
@@ -303,7 +302,6 @@ class TestFreezing:
         [
             {**EAGER, "samples": 4},
             {"rule": "gradient_norm", "rule_interval": 4, "rule_percentile": 80},
-            {"rule": "gradient_variance", "rule_interval": 4, "rule_noise": 1.0},
             {"rule": "plasticity", "rule_interval": 4, "rule_window": 2, "rule_tolerance": 0.9},
         ],
         ids=lambda settings: settings.get("rule", "variance"),

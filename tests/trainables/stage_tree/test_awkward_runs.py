@@ -103,9 +103,7 @@ def configs(rng: random.Random, workload: str) -> Iterator[TrialConfig]:
             "CAC_NORM_STATISTICS": rng.choice(["go_on", "go_on", "hold"]),
             "CAC_PREFIX_AUTOGRAD": rng.random() < 0.6,
         }
-        mode = rng.choice(
-            ["auto", "manual", "linear", "freezeout", "gradient_norm", "gradient_variance", "plasticity", "off"]
-        )
+        mode = rng.choice(["auto", "manual", "linear", "freezeout", "gradient_norm", "plasticity", "off"])
         if mode == "auto":
             high = rng.choice([0.97, 0.99, 0.9999])
             how |= {
@@ -127,7 +125,6 @@ def configs(rng: random.Random, workload: str) -> Iterator[TrialConfig]:
                 "CAC_RULE": mode, "CAC_RULE_START_ITR": rng.choice([0, 2]), "CAC_RULE_END_ITR": rng.choice([9, TOTAL]),
                 "CAC_RULE_INTERVAL": rng.choice([2, 3]), "CAC_RULE_DEPTH": rng.choice([0.4, 1.0]),
                 "CAC_RULE_WINDOW": 2, "CAC_RULE_PERCENTILE": rng.choice([40.0, 90.0]), "CAC_RULE_TOLERANCE": 0.6,
-                "CAC_RULE_NOISE": rng.choice([0.5, 0.95]),
                 "CAC_RULE_CUBIC": rng.random() < 0.5, "CAC_RULE_SCALED": rng.random() < 0.5,
             }  # fmt: skip
         if mode != "freezeout":

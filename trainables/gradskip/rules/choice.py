@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainables.gradskip.rules.published import AutoRule, ManualRule
 from trainables.gradskip.rules.schedule_rules import FreezeOutRule, LinearRule
-from trainables.gradskip.rules.signal_rules import GradientNormRule, GradientVarianceRule, PlasticityRule
+from trainables.gradskip.rules.signal_rules import GradientNormRule, PlasticityRule
 from trainables.gradskip.rules.stop_rule import OffRule, StopRule
 from trainables.gradskip.settings import Settings
 
@@ -40,8 +40,6 @@ def make_rule(
         return FreezeOutRule(settings, targets, len(front))
     if settings.mode == "gradient_norm":
         return GradientNormRule(settings, front, targets[len(front) :])
-    if settings.mode == "gradient_variance":
-        return GradientVarianceRule(settings, front)
     if settings.mode == "plasticity":
         return PlasticityRule(settings, front)
     return AutoRule(settings, front, single_precision=single_precision)

@@ -100,46 +100,6 @@ class GradientNormRule(_Timed):
         self.before = {int(layer): float(norm) for layer, norm in state["before"].items()}
 
 
-class GradientVarianceRule(_Timed):
-    """Rule that stops the front layers whose gradients are mostly noise. Experimental.
-
-    Each measurement is the normalised variance of a layer's gradients over the interval before it
-    (`signals.GradientVarianceSignal`). Layers stop from the front as long as each one's is at or above the threshold.
-    The first measurement comes one interval after the start, so that all cover equally many steps.
-
-    Source of the statistic: Faghri, Duvenaud, Fleet, Ba, "A Study of Gradient Variance in Deep Learning", 2020, section
-    3. That layers stop by it is an idea of ours, which the paper does not test.
-    """
-
-    def __init__(self, settings: Settings, targets: Sequence[int]) -> None:
-        super().__init__(settings, targets)
-        self.noise = settings.rule_noise
-
-    def unmoved(self, before: float, now: float) -> bool:
-        return math.isnan(before) and math.isnan(now)  # no gradient
-
-    def first_stop(self) -> int:
-        return self.start + self.interval if self.targets else NEVER
-
-    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
-        if self.next_due(iteration) != iteration or iteration == self.start:
-            return None  # at the start the steps before it are forgotten
-        found = None
-        noise = self.moving_signal(iteration, signal_of)
-        while noise >= self.noise:
-            found = Decision(layer=self.stop_target(), rule="gradient_variance", ratio=noise)
-            if self.position == len(self.targets):
-                break
-            noise = signal_of(self.targets[self.position])
-        return found
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.target_state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.load_target(state)
-
-
 class PlasticityRule(_Timed):
     """Rule that stops the front layer when its plasticity has become stationary.
 

@@ -21,7 +21,7 @@ WORKER = Path(parallel_worker.__file__)
 #: Stops that each case comes to.
 CASES = {
     "auto": 3, "braking": 2, "whole": 3, "accumulating": 2, "norms": None, "sharded-auto": 3, "sharded-braking": 2,
-    "noise": None, "sharded-norms": None, "sharded-noise": None, "static": 3, "static-later": 2, "no-sync-at-a-stop": 2,
+    "sharded-norms": None, "static": 3, "static-later": 2, "no-sync-at-a-stop": 2,
 }  # fmt: skip
 
 
