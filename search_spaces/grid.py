@@ -1,9 +1,8 @@
-"""The points of a grid search over a space with finite choices, and the parts into which they are dealt."""
+"""The points of a grid search over a space with finite choices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -11,31 +10,21 @@ from search_spaces.grid_file import MOST_POINTS, GridSuggest, key_of
 from search_spaces.space import Space, SpaceContext, describe
 from trainables.errors import UserError
 
-
-@dataclass(frozen=True, kw_only=True)
-class GridPoints:
-    """Points to train."""
-
-    parameters: tuple[Mapping[str, Any], ...]
-    """Parameters of each point, in their order."""
-    total: int
-    """Points of the whole grid."""
-    has_start: bool
-    """True if the first one is the space's starting point."""
+#: Parameters of each point of a grid, the space's starting point first.
+GridPoints = tuple[Mapping[str, Any], ...]
 
 
-def grid_points(space: Space, context: SpaceContext, part: tuple[int, int] = (1, 1)) -> GridPoints:
+def grid_points(space: Space, context: SpaceContext) -> GridPoints:
     """Return the points of a space: its starting point, then all combinations of its choices, the last varies fastest.
 
-    Points with equal settings count once. Part k of n has every n-th point, from the k-th on.
+    Points with equal settings count once.
 
     Args:
         space: with finite choices.
         context: of the run.
-        part: k and n.
 
     Raises:
-        UserError: a parameter is continuous, there are more than `MOST_POINTS` points, or the part has none.
+        UserError: a parameter is continuous, or there are more than `MOST_POINTS` points.
     """
     for asked in describe(space, context):  # in all branches, before many points of the first are counted
         if asked.choices is None and asked.step is None and asked.low != asked.high:
@@ -50,11 +39,7 @@ def grid_points(space: Space, context: SpaceContext, part: tuple[int, int] = (1,
                 f"a grid must have at most {MOST_POINTS} points, space {space.name} has more: search it with another "
                 "--sampler, or give the values to try in a grid file (--grid FILE)"
             )
-    number, parts = part
-    points = tuple(found.values())[number - 1 :: parts]
-    if not points:
-        raise UserError(f"--part {number}/{parts} has no point, for the grid has {len(found)}: deal it into fewer")
-    return GridPoints(parameters=points, total=len(found), has_start=number == 1)
+    return tuple(found.values())
 
 
 def _all_points(space: Space, context: SpaceContext) -> Iterator[tuple[str, Mapping[str, Any]]]:

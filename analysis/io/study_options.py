@@ -173,12 +173,6 @@ class StudyOptions:
         "grid file in YAML (any, join, all, value and then, exclude), searched in place of a space",
         metavar="FILE",
     )
-    part: str | None = option(
-        None,
-        "part of a grid, such as 2/8 for the second of eight searches that share it; each is a study of its own, "
-        "NAME-part2of8",
-        metavar="K/N",
-    )
     metric: str | None = option(
         None,
         "metric by which trials are compared: what the workload's evaluation returns, val_loss for the mean loss on "

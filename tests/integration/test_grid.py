@@ -47,41 +47,30 @@ def as_set(points: list[dict[str, Any]]) -> list[str]:
     return sorted(json.dumps(point, sort_keys=True) for point in points)
 
 
-def test_a_grid_in_parts_is_killed_resumed_and_read_together(tmp_path: Path, one_ray: None) -> None:
+def test_a_grid_is_killed_and_resumed(tmp_path: Path, one_ray: None) -> None:
     (tmp_path / "grid.yaml").write_text(TEXT)
     search = ["search", "--grid", "grid.yaml", "--epochs", "8", "--name", "g", "--no-controls", "--concurrency", "1"]
-    first, second = (tmp_path / "results" / f"g-part{number}of2" for number in (1, 2))
+    study = tmp_path / "results" / "g"
     process = subprocess.Popen(
-        [sys.executable, "-m", "tune_cac", *search, "--part", "1/2", "--no-sharing"],
+        [sys.executable, "-m", "tune_cac", *search, "--no-sharing"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    before = wait_for_trials(first, 2, process)
+    before = wait_for_trials(study, 2, process)
     process.kill()
     _, err = process.communicate(timeout=120)
-    assert "g-part1of2: grid on digits, 5 trials of 8 epochs, 1 at a time, part 1/2: 4 of 7 grid points" in err
+    assert "g: grid on digits, 8 trials of 8 epochs, 1 at a time, on the CPU (torch sees no GPU), 7 grid points" in err
     done = before[before["status"] == "completed"].set_index("trial")["wall_time_s"]
 
-    resumed = run_here(tmp_path, "search", "--resume", "g-part1of2")
+    resumed = run_here(tmp_path, "search", "--resume", "g")
     assert resumed.returncode == 0, resumed.stderr
-    assert as_set(completed(first)) == as_set(POINTS[::2])  # none twice
-    after = analysis.load(first).set_index("trial")["wall_time_s"]
+    assert as_set(completed(study)) == as_set(POINTS)  # none twice
+    after = analysis.load(study).set_index("trial")["wall_time_s"]
     assert after[done.index].tolist() == done.tolist()
+    trials = len(analysis.load(study))
+    assert run_here(tmp_path, *search).returncode == 0  # the same again: nothing is missing
+    assert len(analysis.load(study)) == trials
 
-    other = run_here(tmp_path, *search, "--part", "2/2", "--trials", "2")
-    assert other.returncode == 0, other.stderr
-    assert completed(second) == POINTS[1:2]
-    rest = run_here(tmp_path, *search, "--part", "2/2")  # the same again, without the limit: what is missing
-    assert rest.returncode == 0, rest.stderr
-    assert completed(second) == POINTS[1::2]
-    trials = len(analysis.load(second))
-    assert run_here(tmp_path, *search, "--part", "2/2").returncode == 0
-    assert len(analysis.load(second)) == trials == 4
-
-    together = analysis.load([first, second])
-    assert together.query("status == 'completed'").groupby("study").size().tolist() == [5, 4]
-    ranking = analysis.rank(together, allowed_drop=0.005)
+    ranking = analysis.rank(analysis.load(study), allowed_drop=0.005)
     assert ranking["compute_saved"].max() > 0
     named = [cells[-1] for cells in ranked_table(ranking)[1:]]
     assert "START_ITR=0 START_THR=0.98 BRAKING_DISTANCE=20" in named  # without CAC_VAR_SAMPLES, which is excluded
-    compared = run_here(tmp_path, "compare", "g-part1of2", "g-part2of2")
-    assert compared.returncode == 0, compared.stderr

@@ -8,8 +8,6 @@ from typing import Any
 
 import optuna
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import search_spaces
 from search_spaces.grid import grid_points
@@ -48,30 +46,15 @@ def test_the_points_are_those_of_optunas_exhaustive_search_after_the_starting_po
 
     optuna.create_study(sampler=optuna.samplers.BruteForceSampler(seed=0)).optimize(objective)
     found = grid_points(SPACE, CONTEXT)
-    assert sorted(keys(found.parameters)) == sorted(set(tried))
-    assert found.total == len(found.parameters) == 3 * (1 + 5 + 2 + 3 + 4)
-    assert found.has_start
-    assert found.parameters[0] == {
+    assert sorted(keys(found)) == sorted(set(tried))
+    assert len(found) == 3 * (1 + 5 + 2 + 3 + 4)
+    assert found[0] == {
         "rule": "depth",
         "late": 4,
         "depth": 1,
         "from": 0,
     }  # open: the first
-    assert found.parameters[1:3] == ({"rule": "none", "late": 0}, {"rule": "none", "late": 4})
-
-
-@given(st.integers(1, 60), st.data())
-def test_parts_are_disjoint_complete_and_even(parts: int, data: Any) -> None:
-    whole = grid_points(SPACE, CONTEXT)
-    parts = min(parts, whole.total)
-    dealt = [grid_points(SPACE, CONTEXT, (number, parts)) for number in range(1, parts + 1)]
-    together = [key for part in dealt for key in keys(part.parameters)]
-    assert len(together) == len(set(together)) == whole.total
-    assert set(together) == set(keys(whole.parameters))
-    assert max(len(part.parameters) for part in dealt) - min(len(part.parameters) for part in dealt) <= 1
-    assert [part.has_start for part in dealt] == [True] + [False] * (parts - 1)
-    number = data.draw(st.integers(0, whole.total - 1))
-    assert keys(whole.parameters)[number] in keys(dealt[number % parts].parameters)  # round robin
+    assert found[1:3] == ({"rule": "none", "late": 0}, {"rule": "none", "late": 4})
 
 
 def test_points_with_equal_settings_count_once_and_a_start_off_the_grid_is_one_more() -> None:
@@ -79,13 +62,13 @@ def test_points_with_equal_settings_count_once_and_a_start_off_the_grid_is_one_m
         return {"half": trial.suggest_int("asked", 0, 5) // 2}
 
     space = replace(SPACE, suggest=halves, start=lambda _: {"asked": 9})
-    assert [dict(point) for point in grid_points(space, CONTEXT).parameters] == [{"asked": n} for n in (9, 0, 2, 4)]
+    assert [dict(point) for point in grid_points(space, CONTEXT)] == [{"asked": n} for n in (9, 0, 2, 4)]
 
 
 def test_a_built_in_space() -> None:
     found = grid_points(search_spaces.load("distillation"), CONTEXT)
-    assert found.total == 8 * 9 * 6
-    assert grid_points(search_spaces.load("braking_distance"), CONTEXT).total == 91  # 0 to 90 iterations
+    assert len(found) == 8 * 9 * 6
+    assert len(grid_points(search_spaces.load("braking_distance"), CONTEXT)) == 91  # 0 to 90 iterations
 
 
 @pytest.mark.parametrize(
@@ -100,8 +83,3 @@ def test_what_is_no_grid_says_so(name: str, said: str) -> None:
         grid_points(search_spaces.load(name), CONTEXT)
     assert said in str(caught.value)
     assert "grid file (--grid FILE)" in str(caught.value)
-
-
-def test_a_part_without_a_point_says_so() -> None:
-    with pytest.raises(UserError, match="--part 46/50 has no point, for the grid has 45: deal it into fewer"):
-        grid_points(SPACE, CONTEXT, (46, 50))

@@ -14,6 +14,7 @@ _KINDS = {"int": "an integer", "float": "a number"}
 GONE = {
     "recommend": "it was off by more than the allowed loss: search, which takes 3 to 6 full trainings",
     "--prior": "a search from earlier studies cost as much as one without: leave it out",
+    "--part": "a grid is one study, whose trials run at once: leave it out",
     "--study-storage": "the journal on a disk that all nodes see, or --results s3://..., takes its place",
     "--early-ending": "it saved 0 to 1.7 % of a study: leave it out",
 }

@@ -23,7 +23,6 @@ from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
 from trainables.storage import check_place, is_uri, joined
 from trainables.workload_options import what_is_trained
 from tune_cac.study.fixed_params import shown_hold
-from tune_cac.study.grid_options import part_suffix
 from tune_cac.study.object_storage import fetch_study
 from tune_cac.study.options import SearchOptions
 
@@ -34,7 +33,7 @@ _LOCK_S = 3.0
 #: Options that every search of a study has the same.
 _SAME = (
     "space", "workload", "workload_options", "epochs", "seed", "workers_per_trial", "saving", "metric", "direction",
-    "sampler", "part",
+    "sampler",
 )  # fmt: skip
 #: Packages whose versions a study records.
 _PACKAGES = ("torch", "ray", "optuna", "numpy", "pandas")
@@ -61,7 +60,7 @@ def open_study(options: SearchOptions) -> Layout:
     workload = re.sub(r"[^A-Za-z0-9]+", "-", options.workload)
     space = re.sub(r"[^A-Za-z0-9_+]+", "-", options.space)
     name = options.name or f"{workload}-{space.strip('-')}-{stamp}"
-    layout = Layout(options.folder / f"{name}{part_suffix(options.part)}")
+    layout = Layout(options.folder / name)
     wanted = wanted_info(options, layout)
     if wanted.storage:
         fetch_study(wanted.storage, layout)

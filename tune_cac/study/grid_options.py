@@ -1,14 +1,12 @@
-"""Options of a search about its sampler and its grid: checks, the grid file, the part, the points to train."""
+"""Options of a search about its sampler and its grid: checks, the grid file, the points to train."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.formatting import plural
 from search_spaces import Space, SpaceContext
 from search_spaces.grid import GridPoints, grid_points
 from search_spaces.grid_file import read_grid
@@ -56,15 +54,10 @@ def _read(name: str, given: Any) -> Any:
     return float(value) if kind is float else value
 
 
-def check_sampler(sampler: str, part: str | None) -> None:
-    """Raise UserError for an unknown sampler, or a part without a grid."""
+def check_sampler(sampler: str) -> None:
+    """Raise UserError for an unknown sampler."""
     if sampler not in SAMPLERS:
         raise unknown_name("sampler", str(sampler), SAMPLERS)
-    if part is None:
-        return
-    read_part(part)
-    if sampler != "grid":
-        raise UserError(f"--part is a part of a grid, got --sampler {sampler}: give --grid FILE or --sampler grid")
 
 
 def check_points(points: Mapping[str, Any], hold: Mapping[str, Any]) -> None:
@@ -76,38 +69,19 @@ def check_points(points: Mapping[str, Any], hold: Mapping[str, Any]) -> None:
             raise UserError(f"point {number} of the grid ({shown_hold(point)}) can't be: {error}") from None
 
 
-def read_part(text: str) -> tuple[int, int]:
-    """Return k and n of the text ``k/n``.
-
-    Raises:
-        UserError: it is no such text, or k is not in [1, n].
-    """
-    found = re.fullmatch(r"([0-9]+)/([0-9]+)", str(text))
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise UserError(f"--part must be K/N with 1 <= K <= N, such as 2/8, got {text!r}")
-    return int(found[1]), int(found[2])
-
-
-def part_suffix(part: str | None) -> str:
-    """Return what a part adds to its study's name, such as ``-part2of8``; empty for a whole grid."""
-    return "" if part is None else "-part{}of{}".format(*read_part(part))
-
-
-def points_of(space: Space, part: str | None, context: SpaceContext | None) -> GridPoints:
+def points_of(space: Space, context: SpaceContext | None) -> GridPoints:
     """Return the points that a grid search trains.
 
     Args:
         space: what is searched.
-        part: of the grid; None for all.
         context: of the run; None for a script, whose run is not known before its baseline.
 
     Raises:
         UserError: the space is no grid, or the points of a script depend on its run.
     """
-    dealt = (1, 1) if part is None else read_part(part)
     if context is not None:
-        return grid_points(space, context, dealt)
-    found, other = (grid_points(space, run, dealt) for run in (ANY_RUN, _OTHER_RUN))
+        return grid_points(space, context)
+    found, other = (grid_points(space, run) for run in (ANY_RUN, _OTHER_RUN))
     if found != other:
         raise UserError(
             f"a grid over space {space.name} depends on the run, which a script tells when its baseline has ended: "
@@ -124,13 +98,6 @@ def trials_in_all(before: int, more: int | None, grid: GridPoints | None) -> int
         more: trials to add; None for all of a grid.
         grid: the points; None for another sampler.
     """
-    most = None if grid is None else 1 + len(grid.parameters)  # and the baseline
+    most = None if grid is None else 1 + len(grid)  # and the baseline
     counts = [count for count in (None if more is None else before + more, most) if count is not None]
     return min(counts)
-
-
-def words_of(part: str | None, grid: GridPoints) -> str:
-    """Return the size of a grid in words: ``part 2/8, 3 of 18 points`` or ``18 points``."""
-    if part is None:
-        return plural(grid.total, "grid point")
-    return f"part {part}: {len(grid.parameters)} of {plural(grid.total, 'grid point')}"

@@ -143,7 +143,7 @@ class SearchOptions(StudyOptions):
             _check_number(declared, getattr(self, declared.name))
         if self.device not in DEVICES:
             raise unknown_name("--device", str(self.device), DEVICES)
-        check_sampler(self.sampler, self.part)
+        check_sampler(self.sampler)
         if self.lengths != AUTO_LENGTHS:
             read_lengths(self.lengths)
         # A factory's own metric, its direction and its unit are known only later (`with_metric`).

@@ -24,7 +24,7 @@ class GridWalk:
     """Start the points that the study lacks.
 
     Optuna's BruteForceSampler is no help: a trial without parameters, as the baseline is, makes it raise, it ends only
-    a study that optimizes in one process, and its order is random, so that parts could not be dealt out.
+    a study that optimizes in one process, and its order is random.
     """
 
     trials: StudyTrials
@@ -43,7 +43,7 @@ class GridWalk:
 
     @cached_property
     def _by_key(self) -> list[tuple[str, Mapping[str, Any]]]:
-        return [(as_key(point), point) for point in self.points.parameters]
+        return [(as_key(point), point) for point in self.points]
 
     @property
     def ended(self) -> bool:
@@ -58,7 +58,7 @@ class GridWalk:
                 missing = self.missing()
                 if not missing:
                     return None
-                is_start = self.points.has_start and missing[0] is self.points.parameters[0]
+                is_start = missing[0] is self.points[0]
                 study.enqueue_trial(dict(missing[0]), user_attrs={"role": self.start_role if is_start else "search"})
             trial = study.ask()
             if not self._is_begun(trial.number):

@@ -23,7 +23,7 @@ from tune_cac.messages import say
 from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.fixed_params import check_hold_on_run, shown_hold, with_watch
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, threads_in, written
-from tune_cac.study.grid_options import points_of, trials_in_all, words_of
+from tune_cac.study.grid_options import points_of, trials_in_all
 from tune_cac.study.length_option import AUTO_LENGTHS
 from tune_cac.study.object_storage import copied_to_storage, fetch_study
 from tune_cac.study.option_signatures import with_options
@@ -178,7 +178,7 @@ def _run(
     size += " as the cluster has room for" if at_a_time == "as many" else ""
     size += f", {device}"
     if grid is not None:
-        size += f", {words_of(options.part, grid)}"
+        size += f", {plural(len(grid), 'grid point')}"
     if options.fixed:
         size += f", {shown_hold(options.fixed)} fixed"
     # Printed before Ray loads, which takes seconds; torch, too, unless it may see a GPU.
@@ -320,7 +320,7 @@ def _grid(options: SearchOptions, context: SpaceContext | None) -> GridPoints | 
     if options.sampler != "grid":
         return None
     known = None if options.is_script or context is None else _as_searched(context, options)
-    return points_of(options.loaded_space, options.part, known)
+    return points_of(options.loaded_space, known)
 
 
 def _as_searched(context: SpaceContext, options: SearchOptions) -> SpaceContext:

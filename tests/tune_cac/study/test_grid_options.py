@@ -15,7 +15,7 @@ from search_spaces.grid import grid_points
 from trainables.errors import UserError
 from tune_cac.cli.main import main
 from tune_cac.study.folder import open_study
-from tune_cac.study.grid_options import points_of, trials_in_all, words_of
+from tune_cac.study.grid_options import points_of, trials_in_all
 from tune_cac.study.options import SearchOptions
 
 CONTEXT = SpaceContext(total_steps=300)
@@ -46,18 +46,18 @@ def test_a_file_its_text_and_a_map_are_the_same_grid_and_a_study_keeps_it(tmp_pa
     as_map = {"all": {"CAC_VAR_START_THR": [0.9, 1], "CAC_STOP_LAYER_NUM": [None, "3,9"]}}
     for again in (str(file), TEXT, as_map, given.grid, json.dumps(as_map)):
         assert SearchOptions(grid=again).points == given.points
-    layout = open_study(SearchOptions(grid=file, name="it", results=tmp_path, part="2/3"))
-    assert layout.root.name == "it-part2of3"
+    layout = open_study(SearchOptions(grid=file, name="it", results=tmp_path))
+    assert layout.root.name == "it"
     info = Layout(layout.root).read_info()
-    assert (info.sampler, info.part, info.space, info.method, info.trials) == ("grid", "2/3", "grid", "gradskip", 0)
+    assert (info.sampler, info.space, info.method, info.trials) == ("grid", "grid", "gradskip", 0)
     assert asdict(SearchOptions.of_study(info, trials=4, name="it", results=tmp_path)) == asdict(
-        SearchOptions(grid=file, part="2/3", trials=4, name="it", results=tmp_path, epochs=30, saving="training")
+        SearchOptions(grid=file, trials=4, name="it", results=tmp_path, epochs=30, saving="training")
     )
     file.write_text(TEXT.replace("0.9", "0.8"))
     with pytest.raises(UserError, match="holds a study of another grid: choose another --name, or the same --grid to"):
-        open_study(SearchOptions(grid=file, name="it", results=tmp_path, part="2/3"))
+        open_study(SearchOptions(grid=file, name="it", results=tmp_path))
     with pytest.raises(UserError, match="holds a study with sampler 'grid', not 'random'"):
-        open_study(SearchOptions(grid=given.grid, sampler="random", name="it-part2of3", results=tmp_path))
+        open_study(SearchOptions(grid=given.grid, sampler="random", name="it", results=tmp_path))
 
 
 def test_the_default_is_what_it_was() -> None:
@@ -72,9 +72,6 @@ def test_the_default_is_what_it_was() -> None:
             {"sampler": "gird"},
             "unknown sampler 'gird': did you mean 'grid'? Valid: auto, gp, grid, nsga2, random, tpe",
         ),
-        ({"part": "2/8"}, "--part is a part of a grid, got --sampler auto: give --grid FILE or --sampler grid"),
-        ({"sampler": "grid", "part": "9/8"}, "--part must be K/N with 1 <= K <= N, such as 2/8, got '9/8'"),
-        ({"sampler": "grid", "part": "two"}, "--part must be K/N with 1 <= K <= N, such as 2/8, got 'two'"),
         ({"grid": "none.yaml"}, "--grid must be a file in YAML, none.yaml cannot be read: No such file or directory"),
         ({"grid": TEXT, "space": "agp"}, "--grid is searched in place of a space, so it takes no --space, got agp"),
         ({"grid": {"all": {"CAC_VAR_STRAT_THR": 1}}}, "unknown variable 'CAC_VAR_STRAT_THR': did you mean"),
@@ -90,22 +87,19 @@ def test_what_cannot_be_says_so(given: dict[str, Any], said: str) -> None:
 
 
 def test_the_trials_of_a_grid_are_its_points_and_the_baseline() -> None:
-    options = SearchOptions(grid=TEXT, part="1/3")
-    grid = points_of(options.loaded_space, options.part, CONTEXT)
-    assert words_of(options.part, grid) == "part 1/3: 2 of 4 grid points"
-    assert words_of(None, grid) == "4 grid points"
-    assert trials_in_all(0, None, grid) == 3
-    assert trials_in_all(3, None, grid) == 3  # the same command again adds nothing
+    grid = points_of(SearchOptions(grid=TEXT).loaded_space, CONTEXT)
+    assert trials_in_all(0, None, grid) == 1 + 4
+    assert trials_in_all(5, None, grid) == 5  # the same command again adds nothing
     assert trials_in_all(0, 2, grid) == 2
-    assert trials_in_all(2, 2, grid) == 3
+    assert trials_in_all(4, 2, grid) == 5
     assert trials_in_all(24, 24, None) == 48
 
 
 def test_a_script_has_a_grid_if_its_points_do_not_depend_on_the_run() -> None:
-    found = points_of(SearchOptions(grid=TEXT).loaded_space, None, None)
+    found = points_of(SearchOptions(grid=TEXT).loaded_space, None)
     assert found == grid_points(SearchOptions(grid=TEXT).loaded_space, CONTEXT)
     with pytest.raises(UserError, match="a grid over space braking_distance depends on the run, which a script tells"):
-        points_of(SearchOptions(space="braking_distance").loaded_space, None, None)
+        points_of(SearchOptions(space="braking_distance").loaded_space, None)
 
 
 def test_the_command_line_refuses_in_one_line_before_there_is_a_study(

@@ -83,17 +83,6 @@ def test_a_search_that_is_killed_at_any_time_goes_on_and_trains_no_point_twice(t
     assert sorted(map(str, trained(tmp_path))) == sorted(map(str, POINTS))
 
 
-def test_parts_are_trained_apart_and_make_up_the_grid(tmp_path: Path) -> None:
-    found = []
-    for number in (1, 2, 3, 4):
-        (tmp_path / str(number)).mkdir()
-        made = walk(tmp_path / str(number), grid_points(SPACE, CONTEXT, (number, 4)))
-        while made.suggest("next") != FINISHED:
-            made.on_trial_complete("next", row(0.9, 0.1))
-        found += trained(tmp_path / str(number))
-    assert sorted(map(str, found)) == sorted(map(str, POINTS))
-
-
 def test_a_grid_over_a_built_in_space_begins_with_its_published_start(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.undo()
     space = search_spaces.load("braking_distance")
