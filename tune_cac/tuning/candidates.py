@@ -18,7 +18,6 @@ from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from tune_cac.tuning.draft_study import draft_of
-from tune_cac.tuning.joined_stops import JoinedStops
 from tune_cac.tuning.optuna_objectives import tell_complete
 from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.trained_settings import TrainedSettings
@@ -53,8 +52,6 @@ class Candidates:
     """Function that returns the full config of an Optuna trial; suggests its parameters."""
     changes_nothing: Callable[[TrialConfig], bool]
     """Function that returns whether a config is certain to train as the baseline did."""
-    joined_stops: JoinedStops | None = None
-    """Chooses other stops for what is trained; None where no space joins Gradient-Skip with another method."""
     _model_facts: dict[tuple[str, ...], ModelFacts] = field(default_factory=dict)
     """Facts on the model, by the workload's options."""
     _skips: int = _MOST_SKIPPED
@@ -83,20 +80,6 @@ class Candidates:
         )
 
     def start_next(self, baseline: dict[str, Any], *, knows: bool) -> optuna.Trial | None:
-        """Start other stops for what is trained, where there are, or a sampled setting.
-
-        Args:
-            baseline: its result row.
-            knows: whether its run can prove of a setting that it changes nothing.
-        """
-        if self.joined_stops is None:
-            return self._start_one_that_acts(baseline if knows else None)
-        trial = self.joined_stops.start_next(baseline) or self._start_one_that_acts(baseline if knows else None)
-        if trial is None and (trial := self.joined_stops.start_next(baseline, out_of_turn=True)) is not None:
-            self.ended = False
-        return trial
-
-    def _start_one_that_acts(self, baseline: dict[str, Any] | None) -> optuna.Trial | None:
         """Start a sampled setting that the study lacks and that changes the baseline's training; None if none is found.
 
         Then `ended` says whether that is final.
@@ -106,7 +89,8 @@ class Candidates:
         skipped for the next one, and the last one is trained.
 
         Args:
-            baseline: its result row; None if it is not known what acts, so that none is skipped.
+            baseline: its result row.
+            knows: whether its run can prove of a setting that it changes nothing, without which none is skipped.
         """
         if not self._trained.follow() and self._none_found:
             return None
@@ -117,8 +101,8 @@ class Candidates:
                 self._none_found, self.ended = True, not self.trials.settings_are_trained()
                 return None
             drawn, config = found
-            acts = baseline is None or not self.changes_nothing(TrialConfig.from_mapping(config))
-            if acts or last == 0 or baseline is None:
+            acts = not knows or not self.changes_nothing(TrialConfig.from_mapping(config))
+            if acts or last == 0:
                 break
             tell_complete(draft, drawn, baseline, baseline, self.allowed_drop, self.base.quality)
             self.skipped.append(draft.get_trials(deepcopy=False)[drawn.number])

@@ -24,7 +24,6 @@ from tune_cac.tuning.controls import RANDOM_RUNS, StudyControls
 from tune_cac.tuning.coordinated import leases_of, release_all
 from tune_cac.tuning.ended_trials import EndedTrials
 from tune_cac.tuning.grid_walk import GridWalk
-from tune_cac.tuning.joined_stops import JoinedStops
 from tune_cac.tuning.journal_searcher import JournalSearcher
 from tune_cac.tuning.memory_concurrency import MemoryConcurrency
 from tune_cac.tuning.option_baselines import OptionBaselines
@@ -131,8 +130,6 @@ class StudySearch(JournalSearcher):
             trials=self.trials, base=base, allowed_drop=allowed_drop, sampler=make_sampler(seed),
             fresh_sampler=lambda number: make_sampler(wrapped_seed(seed + number), sampler),
             config_of=self._config, changes_nothing=lambda config: self.learn().does_nothing(config),
-            joined_stops=JoinedStops(self.trials, space, self.learn, tree, allowed_drop, base.quality, base.seed)
-            if JoinedStops.fits(space) and repeats and sharing and grid is None else None,
         )  # fmt: skip
         """Draws settings and checks them before training."""
         self._start_role = "published" if space.start_is_published and not hold else "search"  # held: not as published

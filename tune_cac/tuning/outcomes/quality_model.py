@@ -55,10 +55,6 @@ class Posterior:
     noise: float
     """Standard deviation of the noise of one seed."""
 
-    def share_within(self, allowed: float) -> NDArray[np.float64]:
-        """Return (m,) probabilities that the loss, on average over seeds, is at most the allowed one."""
-        return _normal_share((allowed - self.mean) / np.maximum(self.spread, 1e-12))
-
     def other_share_within(self, allowed: float) -> NDArray[np.float64]:
         """Return (m,) probabilities that a run loses at most the allowed loss on another seed."""
         return _normal_share((allowed - self.mean) / np.sqrt(self.spread**2 + self.luck**2 + self.noise**2))

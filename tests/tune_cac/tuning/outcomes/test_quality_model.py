@@ -105,7 +105,6 @@ def test_it_is_the_conditional_normal_of_the_likeliest_of_its_kernels(luck: floa
     np.testing.assert_allclose(found.own_mean, own_mean, rtol=1e-6)
     np.testing.assert_allclose(found.own_spread, own_spread, rtol=1e-4)
     assert found.noise == noise * unit
-    np.testing.assert_allclose(found.share_within(0.005), norm.cdf(0.005, mean, spread), rtol=1e-3, atol=1e-9)
     np.testing.assert_allclose(
         found.own_share_within(0.005), norm.cdf(0.005, own_mean, own_spread), rtol=1e-3, atol=1e-9
     )
@@ -175,5 +174,5 @@ def test_a_run_that_diverged_says_that_its_like_lose_too_much_and_nothing_of_oth
     losses = np.array([0.001, 0.002, np.inf])
     found = posterior(trained, losses, np.array([[0.3, 1.0, 0.7], [0.88, 1.0, 0.06]]), unit=0.005)
     assert np.isfinite(found.mean).all()
-    within = found.share_within(0.005)
+    within = found.own_share_within(0.005)
     assert within[0] > 0.5 > 0.2 > within[1]
