@@ -261,13 +261,13 @@ class StudySearch(JournalSearcher):
         """Return about how many trials and controls are still to end, running ones too, once the baseline has ended."""
         beside = [trial.user_attrs.get("role") in ("control", CUT) for trial in self._running.values()]
         further = 0 if self.nothing_left else self._to_ask or 0
-        if further and self.outcomes is not None and self.outcomes.predicts:
+        known = self.trials.baseline_row() is not None  # else nothing may be learned from its run yet
+        if further and known and self.outcomes is not None and self.outcomes.predicts:
             further = min(further, self.outcomes.about_left())
         controls = 0
         if self._with_controls and (planned := len(self._controls.planned_epochs(self.lengths))):
-            answers = (
-                self.trials.finished_count() < 3 or self.best() is not None
-            )  # random stops save what the best does
+            # Random stops save what the answer does, and early on there may still be one.
+            answers = self.trials.finished_count() < 3 or self.best() is not None
             planned += RANDOM_RUNS if answers and self._search_space.method == "gradskip" else 0
             controls = max(0, planned - sum(t.user_attrs.get("role") in ("control", CUT) for t in self.trials.all()))
         return further + beside.count(False), controls + beside.count(True)

@@ -1,4 +1,4 @@
-"""What the model of the quality knows of a run: savings, length, and how long each part of the network trained.
+"""Features by which the model of the quality knows a run: savings, length, how long each part of the network trained.
 
 A stop is told by its share of the full run and by its depth, the share of the backward pass's FLOPs that it spares.
 
