@@ -33,7 +33,7 @@ from tune_cac.tuning.tune_run import trials_at_a_time
 
 pytestmark = pytest.mark.slow
 
-SEARCH = ("search", "--trials", "4", "--epochs", "8", "--no-controls", "--name", "s", "--checkpoint-every", "0")
+SEARCH = ("search", "--trials", "4", "--epochs", "20", "--no-controls", "--name", "s", "--checkpoint-every", "0")
 
 
 @pytest.mark.thorough
