@@ -15,7 +15,6 @@ from trainables.registry import is_factory
 #: Stem and a one-line description of each space; its module has the details.
 SPACES: dict[str, str] = {
     "auto_thresholds": "Gradient-Skip in auto mode: CAC_VAR_* thresholds, timing, braking distance",
-    "auto_thresholds_by_network": "the same with settings for each network, such as generator and discriminator",
     "braking_distance": "Gradient-Skip in auto mode: the braking distance alone, thresholds fixed",
     "manual_layers": "Gradient-Skip in manual mode: how many stops, through which layers, when",
     "stop_rules": "Gradient-Skip's rules against each other (CAC_RULE), each with its settings",

@@ -10,7 +10,6 @@ from search_spaces.space import ANY_RUN, Space, SpaceContext, Suggests, corners,
 from trainables.config import JOINS_GRADSKIP
 from trainables.errors import UserError
 from trainables.gradients.fields import ESTIMATORS
-from trainables.registry import BY_NETWORK
 from trainables.savings import TIME
 
 #: Methods in the order of a joined method's name.
@@ -73,12 +72,6 @@ def joined(spaces: Sequence[Space]) -> Space:
         raise UserError(
             f"space {alone[0].name} can't be searched together with another, got {'+'.join(names)}: an estimator "
             "replaces the gradients that other methods read; search it alone and compare the studies"
-        )
-    by_network = [space for space in spaces if space.method == BY_NETWORK]
-    if by_network and len(spaces) > 1:
-        raise UserError(
-            f"space {by_network[0].name} can't be searched together with another, got {'+'.join(names)}: other methods "
-            "act on the whole model; search it alone"
         )
     beside = [space for space in spaces if space.method in JOINS_GRADSKIP]
     if beside and not {*methods} <= {beside[0].method, "gradskip", "none"}:

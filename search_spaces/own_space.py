@@ -26,9 +26,7 @@ from search_spaces.space import ANY_RUN, MOST_VISITS, Space, SpaceContext, Sugge
 from trainables.config import TrialConfig, field_names, method_of
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.variance_fields import OF_ANY_METHOD
-from trainables.gradskip.networks.network_settings import network_text, split_name
-from trainables.gradskip.variable_types import Variable
-from trainables.gradskip.variables import BY_NAME, variable_named
+from trainables.gradskip.variables import variable_named
 from trainables.training.recipe.fields import RECIPE_MEANINGS
 from trainables.workload_options import canonical, read_options
 
@@ -52,7 +50,6 @@ NOT_OF_A_SPACE = {
     "schedule": "--schedule",
     "schedule_compatible": "--compatible",
     "schedule_values": "the space schedule",
-    "network_settings": "each variable of a network under its own name, such as generator.CAC_VAR_START_THR,",
     **dict.fromkeys(SET_BY_NAME, "--set"),
 }
 #: Meanings of fields that are not variables.
@@ -72,34 +69,13 @@ def settable_fields() -> list[str]:
 
 def is_option(key: str) -> bool:
     """Return whether a key of a space is an option of the workload, not a field of a trial."""
-    return key not in field_names() and split_name(key) is None
-
-
-def variable_of(key: str) -> Variable | None:
-    """Return the variable that a key stands for, of all networks or of one; None for other keys.
-
-    >>> variable_of("generator.CAC_VAR_START_THR").name, variable_of("CAC_RULE").name, variable_of("epochs")
-    ('CAC_VAR_START_THR', 'CAC_RULE', None)
-    """
-    _, _, name = key.rpartition(".")
-    return BY_NAME.get(name)
-
-
-def with_networks(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values whose keys ``NETWORK.VARIABLE`` are joined in the field `network_settings`."""
-    own = {name: parts for name in values if (parts := split_name(name))}
-    found = {name: value for name, value in values.items() if name not in own}
-    if own:
-        found["network_settings"] = tuple(network_text(*parts, values[name]) for name, parts in own.items())
-    return found
+    return key not in field_names()
 
 
 def check_key(space: str, key: Any) -> None:
     """Raise UserError unless a key is a field that a space may set, or may be the name of a workload's option."""
     if key in NOT_OF_A_SPACE:
         raise UserError(f"space {space} can't set {key}: {NOT_OF_A_SPACE[key]} says it")
-    if isinstance(key, str) and (parts := split_name(key)):
-        key = parts[1]
     if not isinstance(key, str) or not key.isidentifier():
         raise UserError(f"a key of space {space} must be the name of a variable or an option, got {key!r}")
     if key.startswith("CAC"):
@@ -182,7 +158,7 @@ class _CheckedSuggest:
             check_key(self.space, name)
             if is_option(name) and value is not None and not isinstance(value, (bool, int, float, str)):
                 raise UserError(f"space {self.space}: {name} must be a number or a text, got {value!r}")
-        return with_networks(values)
+        return dict(values)
 
 
 class _Middles:

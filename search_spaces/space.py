@@ -37,8 +37,6 @@ class SpaceContext:
     not known."""
     recipe: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values of the training recipe's fields that differ on this model and device, the default (None) first."""
-    networks: tuple[str, ...] = ()
-    """Modules of the model whose layers may stop by settings of their own."""
     workload_options: tuple[str, ...] = ()
     """Options of the workload that are the same in all trials, as NAME=VALUE texts."""
 
@@ -49,7 +47,6 @@ ANY_RUN = SpaceContext(
     layer_names=tuple(f"layer{n}" for n in range(12)),
     unit_ends=(2, 5, 8),
     weight_names=tuple(f"block{n}.weight" for n in range(3)),
-    networks=("generator", "discriminator"),
     recipe={
         "precision": (None, "bfloat16"),
         "batch_size": (None, 32, 128),

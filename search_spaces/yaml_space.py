@@ -28,13 +28,12 @@ from search_spaces.own_space import (
     is_option,
     middle,
     settable_fields,
-    variable_of,
-    with_networks,
 )
 from search_spaces.space import Space, SpaceContext, Suggests
 from trainables.config import TrialConfig, field_kinds
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variable_types import is_number
+from trainables.gradskip.variables import BY_NAME
 
 #: Keys of an entry.
 KEYS = ("low", "high", "step", "log", "choices", "value", "start", "when", "meaning")
@@ -99,7 +98,7 @@ class _Suggest:
         for entry in self.entries:
             if entry.holds(chosen):
                 chosen[entry.name] = entry.ask(trial)
-        return with_networks({name: _value_of_field(name, value) for name, value in chosen.items()})
+        return {name: _value_of_field(name, value) for name, value in chosen.items()}
 
 
 @dataclass(frozen=True)
@@ -273,7 +272,7 @@ def _conditions(
 
 def _kind(name: str) -> type | None:
     """Return the type of what a key stands for; None for an option of the workload."""
-    variable = variable_of(name)
+    variable = BY_NAME.get(name)
     return variable.kind if variable is not None else None if is_option(name) else field_kinds()[name]
 
 
@@ -295,7 +294,7 @@ def _checked(file: str, name: str, value: Any) -> Any:
     if not isinstance(value, (bool, int, float, str)):
         raise UserError(f"space {file}: {name} must be a number or a text, got {value!r}")
     try:
-        if (variable := variable_of(name)) is not None:
+        if (variable := BY_NAME.get(name)) is not None:
             variable.check(_value_of_field(name, value))
         elif name in settable_fields():
             TrialConfig(**{name: _value_of_field(name, value)})
@@ -306,7 +305,7 @@ def _checked(file: str, name: str, value: Any) -> Any:
 
 def _value_of_field(name: str, value: Any) -> Any:
     """Return a stored value as a field's: lists are stored as comma lists."""
-    variable = variable_of(name)
+    variable = BY_NAME.get(name)
     if variable is not None:
         return variable.read(value) if variable.kind is tuple else value
     if not is_option(name) and field_kinds()[name] is tuple:

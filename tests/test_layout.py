@@ -20,7 +20,6 @@ ORDER = (
     ("trainables.registry",),
     # A method's settings belong to the vocabulary, as the configuration's fields are the variables themselves.
     ("trainables.gradskip.variable_types", "trainables.gradskip.variables", "trainables.gradskip.settings"),
-    ("trainables.gradskip.networks.network_settings",),
     ("trainables.gradients.variance_fields",),
     ("trainables.gradients.fields",),
     ("trainables.training.recipe.fields",),
@@ -28,11 +27,7 @@ ORDER = (
     ("trainables.attachment",),
     ("trainables", "trainables.runtime"),
     # Workloads are built of binary layers, and of the optimizer of the published experiment; they check their groups.
-    (
-        "trainables.gradients.straight_through",
-        "trainables.gradients.normalised_sgd",
-        "trainables.gradskip.networks.network_optimizers",
-    ),
+    ("trainables.gradients.straight_through", "trainables.gradients.normalised_sgd"),
     ("trainables.workloads",),
     ("trainables.gradskip",),
     ("trainables.gradients",),

@@ -163,8 +163,6 @@ class RunFacts:
     """Returns another model of the run's architecture."""
     quality: Quality = ACCURACY
     """The metric that the run's rows have."""
-    networks: tuple[str, ...] = ()
-    """Modules of the model whose layers stop by settings of their own (`Workload.networks`)."""
     before_change: Callable[[], None] = _nothing
     """Must be called before a method changes the model's structure or registers hooks on it."""
     changed: Callable[[], None] = _nothing

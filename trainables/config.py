@@ -19,13 +19,12 @@ from trainables.gradients.fields import (
     estimator_in,
     estimator_of,
 )
-from trainables.gradskip.networks.network_settings import canonical_networks, read_networks, settings_of, split_name
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variable_types import is_number
 from trainables.gradskip.variables import BY_NAME, VARIABLES
 from trainables.metrics import check_metric
 from trainables.quality import ACCURACY, Quality, quality_named
-from trainables.registry import BY_NETWORK, METHODS, check_workload
+from trainables.registry import METHODS, check_workload
 from trainables.savings import SAVINGS
 from trainables.training.recipe.fields import RECIPE_FIELDS, RecipeFields, check_recipe
 from trainables.workload_options import canonical, read_options
@@ -48,7 +47,7 @@ def wrapped_seed(number: int) -> int:
 
 
 #: Fields of earlier versions.
-_GONE = ("CAC_RULE_NOISE",)
+_GONE = ("CAC_RULE_NOISE", "network_settings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +110,6 @@ class TrialConfig(RecipeFields, GradientFields, _VariableFields, _RunFields):
     """Unit of the metric in words; ``fraction`` is shown in percent and points. None for the accuracy."""
     unnamed: tuple[str, ...] | None = None
     """Fields that tables leave out where they name the trial by its settings."""
-    network_settings: tuple[str, ...] | None = None
-    """Gradient-Skip's settings of single networks of the model as NETWORK.VARIABLE=VALUE texts, over the ``CAC_*``
-    fields, which are those of all networks."""
     schedule: str | None = None
     """A compression schedule, YAML text; values marked ``!search`` are filled in from `schedule_values`."""
     schedule_compatible: bool | None = None
@@ -160,29 +156,15 @@ class TrialConfig(RecipeFields, GradientFields, _VariableFields, _RunFields):
             raise UserError(f"device must be cpu or cuda, got {self.device!r}")
         check_integer("forward_cache_mb", self.forward_cache_mb, 0)
         for name in ("CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR", "CAC_WATCH", "schedule_values",
-                     "pruning_sensitivities", "agp_weights", "gradient_layers", "unnamed",
-                     "network_settings"):  # fmt: skip
+                     "pruning_sensitivities", "agp_weights", "gradient_layers", "unnamed"):  # fmt: skip
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         self.gradskip_settings()
-        self._check_networks()
         if self.metric is not None:  # a config is made for every setting that is replayed
             check_metric(self.quality, field_names())
         self._check_compression()
         check_gradient_fields(self)
         check_recipe(self, estimator_in(self.method))
-
-    def _check_networks(self) -> None:
-        if self.network_settings is None:
-            return
-        object.__setattr__(self, "network_settings", canonical_networks(self.network_settings) or None)
-        for network in read_networks(self.network_settings or ()):
-            self.settings_of_network(network)
-        if self.network_settings and self.method != BY_NETWORK:
-            raise UserError(
-                f"settings by network need method {BY_NETWORK} (a search: --space auto_thresholds_by_network), got "
-                f"method {self.method}"
-            )
 
     def _check_compression(self) -> None:
         if self.saving not in (None, *SAVINGS):
@@ -199,7 +181,7 @@ class TrialConfig(RecipeFields, GradientFields, _VariableFields, _RunFields):
             is_number(self.distill_temperature) and self.distill_temperature > 0
         ):
             raise UserError(f"distill_temperature must be a number > 0, got {self.distill_temperature!r}")
-        if (self.compresses or estimator_in(self.method) or self.method == BY_NETWORK) and self.workers > 1:
+        if (self.compresses or estimator_in(self.method)) and self.workers > 1:
             raise UserError(
                 f"method {self.method} trains in one process, got workers={self.workers}: leave --workers-per-trial out"
             )
@@ -230,18 +212,7 @@ class TrialConfig(RecipeFields, GradientFields, _VariableFields, _RunFields):
 
     @cached_property  # a replay of thousands of configurations asks for those of each several times
     def _gradskip_settings(self) -> Settings:
-        return Settings.from_environment({}, **self._variables())
-
-    def settings_of_network(self, network: str) -> Settings:
-        """Return the Gradient-Skip settings of one network: its own over those of all.
-
-        Raises:
-            UserError: a value that is not valid, or a rule that networks cannot have.
-        """
-        return settings_of(self._variables(), self.network_settings or (), network)
-
-    def _variables(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in BY_NAME if getattr(self, name) is not None}
+        return Settings.from_environment({}, **{n: v for n in BY_NAME if (v := getattr(self, n)) is not None})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that are set, in plain types (JSON, Ray, Optuna)."""
@@ -272,8 +243,6 @@ def method_of(names: Iterable[str]) -> str:
         UserError: fields of an estimator beside those of another method.
     """
     given = set(names)
-    if "network_settings" in given or any(split_name(name) for name in given):
-        return BY_NETWORK
     estimator = estimator_of(given)
     skips = any(name in BY_NAME for name in given)
     compresses = any(name.startswith(_OF_COMPRESSION) for name in given)

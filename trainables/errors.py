@@ -6,6 +6,19 @@ import difflib
 import errno
 from collections.abc import Iterable
 
+#: What takes the place of names that earlier versions had.
+GONE = {
+    "recommend": "it was off by more than the allowed loss: search, which takes 3 to 6 full trainings",
+    "--prior": "a search from earlier studies cost as much as one without: leave it out",
+    "--part": "a grid is one study, whose trials run at once: leave it out",
+    "--study-storage": "the journal on a disk that all nodes see, or --results s3://..., takes its place",
+    "--early-ending": "it saved 0 to 1.7 % of a study: leave it out",
+    **dict.fromkeys(
+        ("auto_thresholds_by_network", "gradskip_by_network"),
+        "settings for each network saved 2.2 %: take auto_thresholds, with CAC_WATCH for one of them",
+    ),
+}
+
 
 class UserError(ValueError):
     """Invalid input. The command line prints it as one line and exits with `exit_code`."""
@@ -47,6 +60,8 @@ def unknown_name(kind: str, given: str, valid: Iterable[str]) -> UserError:
     >>> print(unknown_name("space", "auto_treshold", ["auto_thresholds", "agp"]))
     unknown space 'auto_treshold': did you mean 'auto_thresholds'? Valid: agp, auto_thresholds
     """
+    if given in GONE:
+        return UserError(f"{kind} {given} is gone: {GONE[given]}")
     names = sorted(valid)
     folded = {name.casefold(): name for name in names}
     near = difflib.get_close_matches(given.casefold(), list(folded), n=1)

@@ -28,9 +28,6 @@ class Method:
     """Module with `start_replay` and `blueprint_key`. None: the method never acts."""
 
 
-#: Gradient-Skip with settings by network.
-BY_NETWORK = "gradskip_by_network"
-
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -41,12 +38,6 @@ METHODS: dict[str, Method] = {
             description="CAC Gradient-Skip: layers whose weight variance has fallen below its peak stop",
             home="trainables.gradskip.method:attach",
             replay_module="trainables.gradskip.replay",
-        ),
-        Method(
-            name=BY_NETWORK,
-            description="Gradient-Skip on each network of a model, such as a generator, with settings of its own",
-            home="trainables.gradskip.networks.network_method:attach",
-            replay_module="trainables.gradskip.networks.network_replay",
         ),
         Method(
             name="compression",

@@ -7,14 +7,12 @@ import textwrap
 
 from analysis.formatting import LINE_WIDTH
 from analysis.presentation.estimator_text import estimator_text
-from analysis.presentation.networks_text import network_lines
 from analysis.presentation.recipe_text import recipe_lines, recipe_text
 from analysis.presentation.schedule_text import compresses
 from trainables.config import TrialConfig
 from trainables.gradients.fields import estimator_in
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME
-from trainables.registry import BY_NETWORK
 from trainables.script.placeholders import EPOCHS_VARIABLE
 
 
@@ -30,8 +28,6 @@ def environment_lines(config: TrialConfig, *, schedule: str, is_cut: bool = Fals
     lines = recipe_comments(config)
     if config.method == "recipe":
         return lines
-    if config.method == BY_NETWORK:
-        return [*lines, *network_lines(config)]
     estimator = estimator_in(config.method)
     if estimator is not None and config.skips_gradients:
         lines.append(

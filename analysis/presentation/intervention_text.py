@@ -8,7 +8,6 @@ from typing import Any
 
 from analysis.presentation.estimator_text import estimator_text
 from trainables.gradients.fields import ESTIMATORS
-from trainables.gradskip.networks.network_replay import NETWORKS
 from trainables.gradskip.settings import Settings
 
 #: The key of a compression schedule's actions (`trainables.compression.trial.replay`).
@@ -31,8 +30,6 @@ def action_words(action: str, layer_names: Sequence[str], *, before: str | None 
     'prune 0.5'
     >>> action_words('{"central_difference":{"gradient_epsilon":0.01,"gradient_layers":["fc.bias"]}}', [])
     'central difference gradient_layers=fc.bias gradient_epsilon=0.01'
-    >>> action_words('{"networks":{"critic":{"braking":0,"stop":[2]}}}', ["a", "b", "c"])
-    'critic: stop through c'
     """
     values = _values(action)
     if values is None:
@@ -45,12 +42,6 @@ def action_words(action: str, layer_names: Sequence[str], *, before: str | None 
 def _other_words(values: dict[str, Any], layer_names: Sequence[str], before: str | None) -> str:
     if "stop" in values:
         return _stop_words(values, layer_names, _values(before or "") or {})
-    if NETWORKS in values:
-        earlier = (_values(before or "") or {}).get(NETWORKS, {})
-        return "; ".join(
-            f"{network}: {_stop_words(act, layer_names, earlier.get(network, {}))}"
-            for network, act in values[NETWORKS].items()
-        )
     if "rule" in values:
         return _rule_words(values)
     for method in ESTIMATORS:

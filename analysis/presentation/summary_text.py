@@ -24,7 +24,6 @@ from analysis.presentation.doubt_text import doubt
 from analysis.presentation.env_file import environment_lines
 from analysis.presentation.estimator_text import estimator_text
 from analysis.presentation.length_text import cut_words, length_lines
-from analysis.presentation.networks_text import networks_text
 from analysis.presentation.other_seeds_text import and_sure, less_sure, one_seed
 from analysis.presentation.recipe_text import recipe_text
 from analysis.presentation.schedule_text import compresses, schedule_text
@@ -360,11 +359,9 @@ def settings_text(row: pd.Series) -> str:
     )
     compression = compression_text(values) if "compression" in str(method) else ""
     estimator = estimator_text(values, digits=4) if estimator_in(str(method)) else ""
-    networks = networks_text(values)
     parts = (
         searched_options(row),
         " ".join(part for part in (length, variables) if part),
-        networks,
         compression,
         estimator,
         recipe_text(values),

@@ -23,7 +23,6 @@ from trainables.gradients.fields import estimator_in
 from trainables.gradskip.rules.published_batch import AutoNumbers
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, DEFAULT_SAMPLES, VARIABLES
-from trainables.registry import BY_NETWORK
 
 #: The numbers of the variance rule, by the fields of `AutoNumbers` or of `Settings`.
 AUTO_COLUMNS = {v.name: v for v in VARIABLES if v.published and v.mode in ("auto", "both")}
@@ -87,7 +86,7 @@ def _sorted_out(
     """Return the batches of settings that differ only in the variance rule's numbers."""
     # The variance rule's numbers have no effect under other rules, so they are left out here.
     probe = TrialConfig(**fixed)
-    if probe.compresses or probe.method == BY_NETWORK or estimator_in(probe.method):
+    if probe.compresses or estimator_in(probe.method):
         return [Batch(rows=rows, config=probe, foreign=True)]
     found = []
     if probe.method != "none" and probe.gradskip_settings().mode == "auto":
@@ -155,11 +154,6 @@ def _fields_of(setting: OneSetting) -> dict[str, Any]:
         raise UserError(
             f"replay predicts Gradient-Skip alone, got a setting with method {method}: what an estimator costs is "
             "known from trials alone, so train it"
-        )
-    if method == BY_NETWORK:
-        raise UserError(
-            f"replay predicts one rule over a whole model, got a setting with method {method}: train it, for it shares "
-            "what others trained"
         )
     if "compression" in method.split("+"):
         raise UserError(

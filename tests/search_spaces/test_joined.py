@@ -76,9 +76,3 @@ def test_it_travels_between_processes(name: str) -> None:
 def test_spaces_that_cannot_be_searched_together(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         search_spaces.load(name)
-
-
-@pytest.mark.parametrize("other", ["agp", "braking_distance", "training_recipe"])
-def test_settings_by_network_are_searched_alone(other: str) -> None:
-    with pytest.raises(UserError, match="space auto_thresholds_by_network can't be searched together with another"):
-        search_spaces.load(f"{other}+auto_thresholds_by_network")

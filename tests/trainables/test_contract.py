@@ -46,17 +46,6 @@ ACTIVE: dict[str, dict[str, Any]] = {
     "none": {},
     "recipe": {"clip_grad_norm": 0.5, "activation_checkpointing": "cheap", "precision": "bfloat16"},
     "gradskip": {"CAC_STOP_LAYER_NUM": (3, 9), "CAC_STOP_LAYER_ITR": (8, 22), "CAC_BRAKING_DISTANCE": 7},
-    "gradskip_by_network": {
-        "CAC_BRAKING_DISTANCE": 4,
-        "network_settings": (
-            "generator.CAC_STOP_LAYER_NUM=3,7",
-            "generator.CAC_STOP_LAYER_ITR=8,22",
-            "discriminator.CAC_VAR_START_ITR=2",
-            "discriminator.CAC_VAR_SAMPLES=3",
-            "discriminator.CAC_VAR_START_THR=1",
-            "discriminator.CAC_BRAKING_DISTANCE=0",
-        ),
-    },
     "compression": {"schedule": SCHEDULE},
     "gradskip+compression": {
         "CAC_STOP_LAYER_NUM": (3, 9),
@@ -89,37 +78,26 @@ SHORT: dict[str, tuple[str, ...]] = {
     "rosenbrock": ("updates=9", "pairs=3", "decay_from=20", "decay_every=5"),
 }
 #: What a workload refuses, without layers or without binary activations, and the words of it.
-REFUSED = (
-    {
-        ("gradskip", "rosenbrock"): r"CAC_STOP_LAYER_NUM must be at most 0",
-        ("compression", "rosenbrock"): r"\*weight.* matches no",
-        ("gradskip+compression", "rosenbrock"): r"\*weight.* matches no",
-        ("gradskip+zero_gradients", "rosenbrock"): r"CAC_STOP_LAYER_NUM must be at most 0",
-        ("kfac", "rosenbrock"): "K-FAC needs linear or ungrouped convolution layers",
-        ("gradient_clustering", "rosenbrock"): "gradient_clustering needs linear or ungrouped convolution layers",
-        ("importance_sampling", "rosenbrock"): "importance sampling by gradient needs linear or ungrouped convolution",
-        ("zero_gradients", "rosenbrock"): "the model's output must have a row for each",
-        # Its losses are of two networks that see each other, not of rows.
-        ("kfac", "gan_digits"): "needs a model that returns one tensor with a row for each sample",
-        ("gradient_clustering", "gan_digits"): "the model must return one tensor, or logits in a mapping",
-        ("importance_sampling", "gan_digits"): "the model must return one tensor, or logits in a mapping",
-        ("zero_gradients", "gan_digits"): "the model must return one tensor, or logits in a mapping",
-        ("gradskip+zero_gradients", "gan_digits"): "the model must return one tensor, or logits in a mapping",
-    }
-    | {
-        (
-            "gradskip_by_network",
-            workload,
-        ): f"settings by network need a model of several networks, got workload {workload}"
-        for workload in WORKLOADS
-        if workload != "gan_digits"
-    }
-    | {
-        ("straight_through", workload): "needs a model with BinaryActivation modules"
-        for workload in WORKLOADS
-        if workload != "binary_mlp"
-    }
-)
+REFUSED = {
+    ("gradskip", "rosenbrock"): r"CAC_STOP_LAYER_NUM must be at most 0",
+    ("compression", "rosenbrock"): r"\*weight.* matches no",
+    ("gradskip+compression", "rosenbrock"): r"\*weight.* matches no",
+    ("gradskip+zero_gradients", "rosenbrock"): r"CAC_STOP_LAYER_NUM must be at most 0",
+    ("kfac", "rosenbrock"): "K-FAC needs linear or ungrouped convolution layers",
+    ("gradient_clustering", "rosenbrock"): "gradient_clustering needs linear or ungrouped convolution layers",
+    ("importance_sampling", "rosenbrock"): "importance sampling by gradient needs linear or ungrouped convolution",
+    ("zero_gradients", "rosenbrock"): "the model's output must have a row for each",
+    # Its losses are of two networks that see each other, not of rows.
+    ("kfac", "gan_digits"): "needs a model that returns one tensor with a row for each sample",
+    ("gradient_clustering", "gan_digits"): "the model must return one tensor, or logits in a mapping",
+    ("importance_sampling", "gan_digits"): "the model must return one tensor, or logits in a mapping",
+    ("zero_gradients", "gan_digits"): "the model must return one tensor, or logits in a mapping",
+    ("gradskip+zero_gradients", "gan_digits"): "the model must return one tensor, or logits in a mapping",
+} | {
+    ("straight_through", workload): "needs a model with BinaryActivation modules"
+    for workload in WORKLOADS
+    if workload != "binary_mlp"
+}
 #: Every method on digits, or where these refuse it on the first that takes it; every workload with and without stops.
 CASES = [
     (method, workload)
@@ -279,11 +257,10 @@ WEIGHTS = ("conv.weight", "layer1.0.conv1.weight", "layer1.0.conv2.weight", "lay
 #: of which nothing is known, and of which it is known what they bear; runs of few epochs.
 MODELS: list[dict[str, Any]] = [
     {},
-    {"layer_names": LAYERS, "networks": ("generator", "discriminator")},
+    {"layer_names": LAYERS},
     {"layer_names": LAYERS[:1], "weight_names": WEIGHTS[:1], "epochs": 2},
     {"layer_names": LAYERS, "unit_ends": (4,), "weight_names": WEIGHTS, "epochs": 20, "schedule": MARKED},
     {"layer_names": LAYERS, "unit_ends": (2, 5, 8, 11, 14), "weight_names": WEIGHTS, "schedule": MARKED,
-     "networks": ("generator", "discriminator"),
      "sensitivities": dict(zip(WEIGHTS, (0.0, 0.31, 1.77, 4.2, 0.05), strict=True))},
 ]  # fmt: skip
 CONTEXTS = [SpaceContext(total_steps=steps, **model) for steps in (1, 7, 300, 28_000, 450_450) for model in MODELS]

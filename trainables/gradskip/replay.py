@@ -60,20 +60,18 @@ def checkpoint_kind(settings: Settings) -> str:
     return "any"
 
 
-def stop_action(
-    config: TrialConfig, blueprint: Blueprint, through: int, braking: int, *, settings: Settings | None = None
-) -> str:
+def stop_action(config: TrialConfig, blueprint: Blueprint, through: int, braking: int) -> str:
     """Return the action of a stop through a position after ``braking`` iterations, under the config's settings."""
-    settings = config.gradskip_settings() if settings is None else settings
     action: dict[str, Any] = {"stop": blueprint.stopped_numbers(through), "braking": braking}
     if blueprint.order_digest():
         action["order"] = blueprint.order_digest()
-    return action_text({**action, **_how(config, settings)})
+    return action_text({**action, **_how(config)})
 
 
-def _how(config: TrialConfig, settings: Settings) -> dict[str, Any]:
+def _how(config: TrialConfig) -> dict[str, Any]:
     """Return the other settings that a stop's effect depends on, where they are not the default."""
     how: dict[str, Any] = {}
+    settings = config.gradskip_settings()
     if settings.norm_statistics != "go_on":
         how["norm_statistics"] = settings.norm_statistics
     if not settings.prefix_autograd:
@@ -92,28 +90,18 @@ class GradskipReplay:
     Args:
         config: of the run.
         blueprint: of the layers.
-        settings: None: the configuration's.
-        numbers: the blueprint's parameters by their numbers in the whole model; None where it is of the whole model.
     """
 
-    def __init__(
-        self, config: TrialConfig, blueprint: Blueprint, *, settings: Settings | None = None,
-        numbers: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, config: TrialConfig, blueprint: Blueprint) -> None:
         self.config = config
-        self.settings = config.gradskip_settings() if settings is None else settings
+        self.settings = config.gradskip_settings()
         self.blueprint = blueprint
         self.settings.check_layers(len(blueprint.plan.order))
         self.machine: SkipMachine = blueprint.machine(self.settings)
         self.events: list[StopEvent] = []
         self.kind = checkpoint_kind(self.settings)
         self.first_stage_only = config.forward_cache_mb > 0  # a cache's content is in no checkpoint
-        self._names = {
-            unit.end: signal_name(
-                self.settings, unit.watched if numbers is None else [numbers[number] for number in unit.watched]
-            )
-            for unit in blueprint.plan.units
-        }
+        self._names = {unit.end: signal_name(self.settings, unit.watched) for unit in blueprint.plan.units}
         self._acts_throughout = self.settings.mode == "freezeout"
 
     @property
@@ -125,7 +113,7 @@ class GradskipReplay:
         if self._acts_throughout and machine.iteration == 0 < until:
             self._step(recorded)
             settings = {k: v for k, v in asdict(self.settings).items() if k.startswith(("rule", "watch", "whole"))}
-            return Intervention(iteration=0, action=action_text({**settings, **_how(self.config, self.settings)}))
+            return Intervention(iteration=0, action=action_text({**settings, **_how(self.config)}))
         while machine.iteration < until:
             due = machine.quiet_until()
             if due > machine.iteration:
@@ -135,9 +123,7 @@ class GradskipReplay:
             if decision is not None and not self._acts_throughout:
                 return Intervention(
                     iteration=machine.iteration - 1,
-                    action=stop_action(
-                        self.config, self.blueprint, decision.layer, machine.distance, settings=self.settings
-                    ),
+                    action=stop_action(self.config, self.blueprint, decision.layer, machine.distance),
                 )
         return None
 

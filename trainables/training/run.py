@@ -98,7 +98,6 @@ class TrainingRun:
             validation_loss=self._validation_loss,
             make_model=self.workload.make_model,
             quality=self.quality,
-            networks=self.workload.networks,
             before_change=self.cost.freeze_dense,
             changed=lambda: self.cost.change_model(self.model),
         )

@@ -72,9 +72,6 @@ class Workload(ABC):
     """Samples of a training step, which may be set before anything is made; None where a loader chooses it."""
     batch_factor: float = 1.0
     """A configuration's batch size over the workload's own."""
-    networks: tuple[str, ...] = ()
-    """Modules of the model that train against each other or side by side, and may stop by settings of their own; the
-    optimizer has parameter groups for each."""
     loader_workers: int = 0
     """Processes that prepare batches unless a configuration says otherwise; needs `by_step`."""
     by_step: bool = False

@@ -80,7 +80,6 @@ class FactoryWorkload(Workload):
         self.default_epochs = made.epochs
         self.quality = _quality_of(name, made)
         self.splits = ("train", "validation", *(["test"] if made.test is not None else []))
-        self.networks = made.networks
         self._data: str | None = None
         self._structure: Any = None
         self._classes: int | None = None

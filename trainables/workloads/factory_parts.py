@@ -70,8 +70,6 @@ class Parts:
     """Batches per epoch, where ``train`` has no length."""
     fingerprint: str | None = None
     """Text that changes when the data does."""
-    networks: tuple[str, ...] = ()
-    """Modules of the model whose layers may stop by settings of their own."""
 
 
 #: Parts that are functions, and their signatures.
@@ -113,10 +111,6 @@ def read_parts(returned: Any, name: str) -> Parts:
             _check_function(value, of, _FUNCTIONS[key], may_be_module=key == "loss")
         elif key in ("train", "validation", "test"):
             _check_batches(value, of, may_be_function=key == "train")
-        elif key == "networks":
-            if isinstance(value, str) or not all(isinstance(each, str) for each in value):
-                raise UserError(f"{of} must be a list of names of modules, got {value!r}")
-            given[key] = tuple(value)
         elif key in ("fingerprint", "metric", "direction", "unit"):
             if not isinstance(value, str):
                 raise UserError(f"{of} must be text, got {value!r}")

@@ -170,7 +170,6 @@ class GanDigits(Workload):
     quality = WORKLOADS[name].quality
     default_epochs = WORKLOADS[name].default_epochs
     by_step = True
-    networks = NETWORKS
 
     def __init__(self, *, first: str = "generator", width: int = WIDTH) -> None:
         if first not in NETWORKS:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from trainables.errors import UserError
-from trainables.gradskip.networks.network_optimizers import groups_of_networks
 from trainables.workloads.base import Workload
 from trainables.workloads.batch_structure import flatten
 from trainables.workloads.factory_parts import Parts, check_evaluation, check_labels, hits
@@ -33,8 +32,6 @@ def smoke_test(workload: Workload, parts: Parts, seed: int) -> int | None:
         raise UserError(f"model of workload {name} must have parameters that train, got none")
     optimizer = _tried(name, "optimizer", lambda: workload.make_optimizer(model.named_parameters()))
     scheduler = _tried(name, "schedule", lambda: workload.make_scheduler(optimizer, workload.steps_per_epoch))
-    if workload.networks:
-        groups_of_networks(optimizer, model, workload.networks)
     batch = _first(name, "train", lambda: next(workload.train_batches(0, seed), None))
     classes = None
     if parts.loss is None or parts.evaluate is None:

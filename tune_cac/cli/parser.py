@@ -8,16 +8,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from trainables.errors import GONE
+
 #: Words for what an option's value must be, by the type that argparse names.
 _KINDS = {"int": "an integer", "float": "a number"}
-#: What takes the place of commands and options that earlier versions had.
-GONE = {
-    "recommend": "it was off by more than the allowed loss: search, which takes 3 to 6 full trainings",
-    "--prior": "a search from earlier studies cost as much as one without: leave it out",
-    "--part": "a grid is one study, whose trials run at once: leave it out",
-    "--study-storage": "the journal on a disk that all nodes see, or --results s3://..., takes its place",
-    "--early-ending": "it saved 0 to 1.7 % of a study: leave it out",
-}
 
 
 class Parser(argparse.ArgumentParser):

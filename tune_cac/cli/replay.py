@@ -17,7 +17,6 @@ from trainables.gradients.fields import estimator_in, estimator_of
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES
 from trainables.quality import ACCURACY, Quality
-from trainables.registry import BY_NETWORK
 from tune_cac.cli.options import add_assignments, add_study
 from tune_cac.study.fixed_params import read_assignments, shown_hold, with_watch
 
@@ -55,8 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) is not None:
             check_integer(f"--{name}", getattr(arguments, name), low)
     space = None if arguments.space is None else search_spaces.load(arguments.space)
-    if "network_settings" in values:
-        _check_replayed(BY_NETWORK)
     _check_replayed(estimator_of(set(values)) if space is None else space.method)
 
     from analysis.trace_replay.traces import load_trace
@@ -79,11 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_replayed(method: str | None) -> None:
-    if method == BY_NETWORK:
-        raise UserError(
-            "replay predicts one rule over a whole model, got settings by network: a trial of them costs only what no "
-            "other one trained, so search them"
-        )
     if method is not None and estimator_in(method):
         raise UserError(
             f"replay predicts Gradient-Skip alone, got settings of {method}: what an estimator costs is known from "

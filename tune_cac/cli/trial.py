@@ -13,7 +13,6 @@ from trainables.gradients.fields import estimator_in, estimator_of
 from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES, ratio_name
-from trainables.registry import BY_NETWORK
 from trainables.training.recipe.fields import RECIPE_FIELDS
 from tune_cac.cli.options import add_assignments, add_compatible
 from tune_cac.cli.workload_arguments import add_run, config_from_arguments
@@ -42,9 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Train one configuration in this process and print one row per epoch."""
     values = read_assignments(arguments.assignments)
     estimator = estimator_of(set(values))
-    by_network = BY_NETWORK if "network_settings" in values else None
     plain = "gradskip" if arguments.schedule is None else "compression"
-    method = arguments.method or by_network or estimator or plain
+    method = arguments.method or estimator or plain
     if estimator is not None and not estimator_in(method):
         raise UserError(f"settings of method {estimator} need it, got --method {method}: leave that out")
     if method == "none" and (set(values) - {*RECIPE_FIELDS} or arguments.schedule):
@@ -52,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.schedule is not None and "compression" not in method.split("+"):
         raise UserError(f"--schedule needs --method compression or gradskip+compression, got --method {method}")
     values |= with_schedule({}, arguments.schedule, compatible=arguments.compatible)
-    if method == BY_NETWORK or "gradskip" in method.split("+"):
+    if "gradskip" in method.split("+"):
         settings = Settings.from_environment(**{name: value for name, value in values.items() if name in BY_NAME})
         values |= {v.name: getattr(settings, v.field) for v in VARIABLES}
     config = config_from_arguments(arguments, method=method, **values)
@@ -68,11 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
             check_run(estimator, run.workload, run.model, config.gradient_layers)
         quality = run.quality
         width = max(9, len(quality.name))
-        if method == BY_NETWORK:
-            for network in run.workload.networks:
-                environment = config.settings_of_network(network).to_environment()
-                print(f"{network}:  " + "  ".join(f"{k}={v}" for k, v in environment.items()))
-        elif config.skips_gradients:
+        if config.skips_gradients:
             print("  ".join(f"{k}={v}" for k, v in config.gradskip_settings().to_environment().items()))
             if reason := too_late(config.gradskip_settings(), run.total_steps):
                 say(f"warning: nothing will stop: {reason}")

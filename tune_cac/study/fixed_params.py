@@ -16,18 +16,13 @@ from search_spaces.own_space import NOT_OF_A_SPACE, SET_BY_NAME
 from search_spaces.space import ANY_RUN, corners, searched_fields
 from trainables.config import TrialConfig, field_kinds, field_names
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.networks.network_settings import canonical_networks, split_name
 from trainables.gradskip.variables import BY_NAME, variable_named
 from trainables.training.recipe.fields import RECIPE_FIELDS
 from trainables.workload_options import TRUTH
 
 #: Fields that have their own options.
 _OPTIONS = {
-    **{
-        name: option
-        for name, option in NOT_OF_A_SPACE.items()
-        if name not in (*SET_BY_NAME, "network_settings")  # set by the names of the networks
-    },
+    **{name: option for name, option in NOT_OF_A_SPACE.items() if name not in SET_BY_NAME},
     "workload_options": "--data, --model or --option",
     "workers": "--workers-per-trial of a search",
     "method": "--method of a trial; in a search the space says it",
@@ -43,22 +38,16 @@ _OPTIONS = {
 def read_assignments(texts: Iterable[str]) -> dict[str, Any]:
     """Return fields of `TrialConfig` from texts such as ``CAC_VAR_START_THR=0.97``; the last text of a name wins.
 
-    Texts such as ``generator.CAC_VAR_START_THR=0.97`` are settings of one network, and together `network_settings`.
-
     Raises:
         UserError: no ``=``, an unknown name, or a value that is not valid.
     """
     values: dict[str, Any] = {}
-    networks: list[str] = []
     for text in texts:
         name, separator, value = (part.strip() for part in text.partition("="))
         if not separator:
             raise UserError(f"--set takes VARIABLE=VALUE, such as CAC_VAR_START_THR=0.97, got {text!r}")
-        if split_name(name):
-            networks.append(f"{name}={value}")
-        else:
-            values[name] = read_value(name, value)
-    return {**values, "network_settings": canonical_networks(networks)} if networks else values
+        values[name] = read_value(name, value)
+    return values
 
 
 def read_value(name: str, value: Any) -> Any:
@@ -72,8 +61,6 @@ def read_value(name: str, value: Any) -> Any:
         value = tuple(value) if isinstance(value, list) else value
         variable.check(value)
         return value
-    if name == "network_settings":
-        return canonical_networks([value] if isinstance(value, str) else value)
     if name not in field_names():
         raise unknown_name("setting", name, [field for field in field_names() if field not in _OPTIONS])
     if isinstance(value, str):

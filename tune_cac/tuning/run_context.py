@@ -9,9 +9,8 @@ from search_spaces import SpaceContext
 from trainables.config import TrialConfig
 from trainables.gradients.fields import estimator_in
 from trainables.gradients.variance_fields import OF_ANY_METHOD
-from trainables.gradskip.networks.network_settings import check_networks
 from trainables.quality import ACCURACY, Quality
-from trainables.registry import BY_NETWORK, SCRIPT, WORKLOADS, is_factory
+from trainables.registry import SCRIPT, WORKLOADS, is_factory
 from trainables.savings import TIME
 from trainables.training.recipe.fields import BFLOAT16, CHECKPOINTING, COMPILE_MODES, FLOAT16, RECIPE_FIELDS, recipe_of
 from tune_cac.study.options import SearchOptions
@@ -43,7 +42,6 @@ def run_context(config: TrialConfig) -> SpaceContext:
         watch=watch_needed(list(model.parameters()), model),
         epochs=config.epochs,
         weight_names=tuple(weight_layers(model)),
-        networks=workload.networks,
         # The optimizer is made only for this: torch loads its compiler with it.
         recipe=recipe_choices(config, workload, model) if config.saving == TIME else {},
     )
@@ -123,7 +121,7 @@ def own_metric(options: SearchOptions) -> Quality:
 
 
 def check_methods(options: SearchOptions) -> None:
-    """Raise UserError for a model that the space's estimator cannot train, or without networks that it searches."""
+    """Raise UserError for a model that the space's estimator cannot train."""
     from trainables.gradients.method import check_run
     from trainables.runtime.isolation import isolated
     from trainables.workloads import build
@@ -134,8 +132,6 @@ def check_methods(options: SearchOptions) -> None:
         for method in options.loaded_space.methods:
             if estimator := estimator_in(method):
                 check_run(estimator, workload, model, options.fixed.get("gradient_layers"))
-            elif method == BY_NETWORK:
-                check_networks(options.fixed.get("network_settings", ()), workload.networks, options.workload)
 
 
 def check_measured(config: TrialConfig) -> None:

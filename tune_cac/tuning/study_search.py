@@ -16,7 +16,7 @@ from search_spaces import SpaceContext
 from search_spaces.grid import GridPoints
 from trainables.config import TrialConfig, wrapped_seed
 from trainables.errors import UserError
-from trainables.registry import BY_NETWORK, is_factory
+from trainables.registry import is_factory
 from trainables.script.placeholders import names
 from trainables.workload_options import read_options
 from tune_cac.messages import say
@@ -84,7 +84,7 @@ def search(**given: Any) -> SearchResult:
     if own or options.sampler == "grid" or options.fixed or options.compresses:
         # The user's code and values are checked before the folder exists.
         context = context_of(baseline_config(options, device="cpu"))
-    if options.estimates or BY_NETWORK in options.loaded_space.methods:
+    if options.estimates:
         check_methods(options)
     if options.metric is not None and not options.is_script:
         check_measured(baseline_config(options, device="cpu"))

@@ -306,7 +306,7 @@ class StudySearch(JournalSearcher):
             return self.candidates.start_plain()
         if self.outcomes is not None and self.outcomes.predicts:
             return self.outcomes.start_next(baseline)
-        return self.candidates.start_next(baseline, knows=self._repeats and self.learn().proves_what_acts)
+        return self.candidates.start_next(baseline, knows=self._repeats and self.learn().knows_what_acts)
 
     def learn(self) -> WarmStart:
         """Return what the baseline's run shows about this space; nothing is known if it failed."""

@@ -95,7 +95,6 @@ def _stretches(row: int, events: list[dict[str, Any]], total: int, who: str) -> 
     """Return one outcome's stretches from the first iteration to the last, without a gap."""
     found = []
     layer, begin, what = -1, 0, "every layer trains"
-    networks: dict[str, str] = {}
     for event in [*events, None]:
         end = total if event is None else min(total, int(event["iteration"]))
         if end > begin:
@@ -107,8 +106,7 @@ def _stretches(row: int, events: list[dict[str, Any]], total: int, who: str) -> 
             ratio = event.get("ratio")
             seen = f", ratio {ratio:.4f}" if isinstance(ratio, (int, float)) else ""
             name = event.get("name") or f"layer {event['layer']}"
-            networks[event.get("network", "")] = f"stopped through {name} ({event.get('rule', 'stop')}{seen})"
-            what = ", ".join(networks.values())
+            what = f"stopped through {name} ({event.get('rule', 'stop')}{seen})"
     return found
 
 

@@ -24,7 +24,6 @@ from trainables.gradskip.replay import variance_name
 from trainables.gradskip.rules.braking import first_step_after
 from trainables.gradskip.rules.published_batch import Curve, examinations
 from trainables.gradskip.settings import Settings
-from trainables.registry import BY_NETWORK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +46,15 @@ def variance_frames(trace: RunTrace, row: pd.Series) -> VarianceFrames | None:
         row: the trial's row of `analysis.load` or of a ranking.
 
     Returns:
-        The frames; None if the trace has no training of this trial or no variances, if the trial only compresses, or
-        if its networks have settings of their own.
+        The frames; None if the trace has no training of this trial or no variances, or if the trial only compresses.
 
     Raises:
         UserError: if the study has not recorded the trial's layer plan.
     """
     config = config_of(row)
     path = _path(trace, row)
-    if path is None or config.method == BY_NETWORK or (config.compresses and not config.skips_gradients):
-        return None  # pruning's effect on weight variances is unrelated to a rule; networks have a rule each
+    if path is None or (config.compresses and not config.skips_gradients):
+        return None  # pruning's effect on weight variances is unrelated to a rule
     settings = config.gradskip_settings()
     blueprint = trace.blueprint(config)
     events = stop_events(row.get("stop_events"))

@@ -32,7 +32,6 @@ from analysis.presentation.sparsity_text import is_compressed, layers, sums
 from analysis.presentation.summary_text import TREE_CAPTION, compression_of, config_of, is_answer
 from analysis.quality_words import allowed_text, drop_number, drop_text, drop_unit, drop_words, value_with_unit
 from trainables.quality import ACCURACY, Quality
-from trainables.registry import BY_NETWORK
 from trainables.savings import BOTH, TIME, TRAINING
 
 #: Maximum number of failed trials listed.
@@ -189,7 +188,7 @@ def _settings(data: ReportData) -> str:
         )
     if not is_answer(best) and data.info.method == "compression":
         how = "<p>No schedule tried is worth training with.</p>"
-    elif best is not None and is_answer(best) and str(best["method"]) in ("recipe", BY_NETWORK):
+    elif best is not None and is_answer(best) and str(best["method"]) == "recipe":
         how = "<p>No variable sets this; the lines, also in <code>best.env</code>, say how to train so.</p>"
     elif not how or "gradskip" in str(best["method"] if best is not None else ""):
         how += "<p>Paste these lines into a shell before training, or source <code>best.env</code>, which has them.</p>"

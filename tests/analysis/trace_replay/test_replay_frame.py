@@ -378,17 +378,3 @@ def test_rows_that_compress_have_no_prediction_and_the_others_theirs() -> None:
     assert set(unknown["stop_events"]) == {"[]"}
     assert missing_facts(trace, table.assign(CAC_WHOLE_UNITS=True).loc[["b"]]) == []
     assert missing_costs(trace, table.assign(CAC_WHOLE_UNITS=True).loc[["b"]]) == []
-
-
-def test_settings_by_network_are_refused_and_in_rows_have_no_prediction() -> None:
-    """Their own settings are no variables of the whole model: it would be replayed as if nothing stopped."""
-    trace = invented_trace(random.Random(1), layers=3, total_steps=40, steps_per_epoch=10)
-    for setting in (TrialConfig(method="gradskip_by_network"), {"method": "gradskip_by_network"}):
-        with pytest.raises(
-            UserError, match="replay predicts one rule over a whole model, got a setting with method gr"
-        ):
-            replay(trace, setting)
-    methods = ["gradskip", "gradskip_by_network"]
-    found = replay(trace, pd.DataFrame([a_setting(random.Random(2), 40)] * 2).assign(method=methods))
-    assert found["compute_saved"].isna().tolist() == [False, True]
-    assert not found["exact"].iloc[1]

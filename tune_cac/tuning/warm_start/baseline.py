@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,12 @@ from trainables.attachment import metadata_key
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.variables import BY_NAME
-from trainables.registry import BY_NETWORK
 from trainables.stage_tree.run_metadata import ensure_costs, method_facts
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.warm_start.sensitivities import baseline_sensitivities
 from tune_cac.tuning.warm_start.threshold_ranges import (
     DRAWS,
     DrawnTrial,
-    networks_never_act,
     never_acts,
     outcome,
     predictions,
@@ -53,8 +51,6 @@ class WarmStart:
     """The recorded runs; None if there are none."""
     weight_decays: Sequence[float] | None = None
     """Weight decays of the run's weights; None if unknown."""
-    networks: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
-    """Facts that the replay of settings by network needs, by `metadata_key`."""
 
     def spread(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Return parameters of settings with different predicted outcomes, spread evenly over the compute they save.
@@ -149,19 +145,9 @@ class WarmStart:
         """Return whether replay predicts settings of the space, so that the baseline's run can prove one never acts."""
         return self.trace is not None and self.space.method in ("gradskip", "none")
 
-    @property
-    def proves_what_acts(self) -> bool:
-        """Return whether the baseline's run can prove of a setting that it never acts."""
-        return self.knows_what_acts or bool(self.networks)
-
     def does_nothing(self, config: TrialConfig) -> bool:
         """Return whether the baseline's run proves that this configuration never acts; not under other options."""
-        if config.options != self.base.options:
-            return False
-        if config.method == BY_NETWORK:
-            facts = self.networks.get(metadata_key(config))
-            return facts is not None and networks_never_act(config, self.trace, facts)
-        return self.knows_what_acts and never_acts(config, self.trace)
+        return config.options == self.base.options and self.knows_what_acts and never_acts(config, self.trace)
 
 
 def learn(
@@ -196,21 +182,16 @@ def learn(
         # Only Gradient-Skip's part can be replayed.
         typical = typical_configs(space, context, base, hold)
         configs = [replace(config, method="gradskip") for config in typical if config.skips_gradients]
-        by_network = [replace(config, device="cpu") for config in typical if config.method == BY_NETWORK]
-        whole = [replace(config, method="gradskip", network_settings=None) for config in by_network]
         store = StageStore(tree, root)
         write_facts(store, configs)
-        for config in whole:  # their layers alone: no trial stops them across networks
-            method_facts(store, config)
-        networks = {metadata_key(config): method_facts(store, config) for config in by_network}
         trace = complete(read_trace(store), tree)
     except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
         # The folder may also have been emptied, or the disk be full; the search continues without a warm start.
         warn_of_nothing_learned(error)
         return nothing
     return WarmStart(
-        space=space, context=with_learned_ranges(context, trace, [*configs, *whole]), base=base, hold=hold, trace=trace,
-        weight_decays=trace.run.get("weight_decays"), networks=networks,
+        space=space, context=with_learned_ranges(context, trace, configs), base=base, hold=hold, trace=trace,
+        weight_decays=trace.run.get("weight_decays"),
     )  # fmt: skip
 
 

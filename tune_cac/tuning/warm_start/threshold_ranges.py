@@ -31,13 +31,11 @@ from numpy.typing import NDArray
 from analysis.trace_replay.replay_frame import replay
 from analysis.trace_replay.traces import RunTrace, facts_key
 from search_spaces import Space, SpaceContext
-from trainables.attachment import start_replay
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.layer_plan import Blueprint, Unit
 from trainables.gradskip.replay import signal_name
 from trainables.gradskip.rules.published_batch import Curve
-from trainables.interventions import MissingSignal
 
 #: How far a range extends below the lowest ratio reached, as a share of that ratio's distance from 1: 0 if the ratio is
 #: exact; more for later layers, whose variances may fall further in other runs than in the baseline.
@@ -137,22 +135,6 @@ def never_acts(config: TrialConfig, trace: RunTrace) -> bool:
     except UserError:
         return False
     return bool(found["exact"].iloc[0])  # any action would have left the only stage
-
-
-def networks_never_act(config: TrialConfig, trace: RunTrace, facts: Mapping[str, Any]) -> bool:
-    """Return whether the baseline's run proves that settings by network do nothing; False if that is unknown.
-
-    Args:
-        config: with these settings.
-        trace: the recorded runs.
-        facts: about the model's networks.
-    """
-    if trace.dense.result(trace.total_steps) is None:
-        return False
-    try:
-        return start_replay(config, facts).advance(trace.dense.recorded, trace.total_steps) is None
-    except MissingSignal:
-        return False
 
 
 # --- first settings of a search -------------------------------------------------------------------------------------
