@@ -14,6 +14,10 @@ GONE = {
     "--study-storage": "the journal on a disk that all nodes see, or --results s3://..., takes its place",
     "--early-ending": "it saved 0 to 1.7 % of a study: leave it out",
     **dict.fromkeys(
+        ("--png", "--svg"),
+        "compare --html FILE writes a page, and the button at the top of each plot of a page saves it as SVG",
+    ),
+    **dict.fromkeys(
         ("auto_thresholds_by_network", "gradskip_by_network"),
         "settings for each network saved 2.2 %: take auto_thresholds, with CAC_WATCH for one of them",
     ),

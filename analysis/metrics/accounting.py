@@ -90,7 +90,7 @@ def _in_dense_runs(trials: pd.DataFrame, flops: pd.Series[float]) -> pd.Series[f
         # A run of fewer epochs has a smaller full budget, and one of a script that did not end tells that of the steps
         # so far; their cost is a fraction of the baseline's.
         other = (trials["role"] == "control") | is_cut(trials) | ~completed
-        groups = trials.reindex(columns=["study", "options"]).fillna("").astype(str)
+        groups = trials.reindex(columns=["study", "options"]).astype(object).fillna("").astype(str)
         baselines = dense.where((trials["role"] == "baseline") & completed)
         full = baselines.groupby([groups["study"], groups["options"]]).transform("max")
         dense = dense.mask(other & full.notna(), full)

@@ -26,14 +26,13 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
         "--budgets", default=None, metavar="SHARES",
         help="shares of the dense run's FLOPs at which the studies are compared, such as 0.5,1,4 (default: quarters)",
     )  # fmt: skip
-    parser.add_argument("--svg", metavar="FILE", help="write the picture as SVG")
-    parser.add_argument("--png", metavar="FILE", help="write the picture as PNG")
+    parser.add_argument("--html", metavar="FILE", help="write the picture as a page")
     add_results(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the comparison of two or more studies; write its picture to ``--svg`` and ``--png`` if given.
+    """Print the comparison of two or more studies; write its picture to ``--html`` if given.
 
     Returns:
         0; 1 if no study has a trial that can be compared.
@@ -42,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
     from analysis.formatting import plural
     from analysis.metrics.compute_budgets import BUDGETS, equal_compute
-    from analysis.presentation.png.comparison_picture import comparison_picture
+    from analysis.presentation.figures.comparison import fronts
+    from analysis.presentation.html import figure_html
     from analysis.presentation.study_comparison import compare as compare_studies
     from analysis.presentation.study_comparison import (
         comparison_line,
@@ -57,9 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     budgets = BUDGETS if arguments.budgets is None else _read_budgets(arguments.budgets)
     roots = [find_study(arguments.results, name).root for name in arguments.studies]
     found = compare_studies(roots, allowed_drop=arguments.allowed_drop)
-    files = {format: file for format in ("svg", "png") if (file := getattr(arguments, format)) is not None}
-    for format, file in files.items():
-        write_asked(Path(file), comparison_picture(found, format), f"--{format}")
+    if arguments.html is not None:
+        title = f"{found.workload}, {found.length}: Pareto fronts"
+        write_asked(Path(arguments.html), figure_html(title, fronts(found)), "--html")
     print(f"{found.workload}, {found.length}\n")
     print_table(comparison_table(found))
     front, quality = len(found.joint_front), found.quality
@@ -83,8 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     for note in found.notes:
         print(f"Note: {note}")
-    for file in files.values():
-        print(f"Picture: {file}")
+    if arguments.html is not None:
+        print(f"Picture: {arguments.html}")
     return 0 if len(found.candidates) else 1
 
 

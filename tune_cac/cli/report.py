@@ -31,14 +31,13 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     )
     add_ranking(parser)
     parser.add_argument("--output", metavar="FILE", help="the page (default: report.html in the study)")
-    parser.add_argument("--png", metavar="FOLDER", help="write every plot as a picture, too")
     add_study(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a study's report and write its page; works while the study is searched."""
-    from analysis.presentation.html import report_html, write_pngs
+    from analysis.presentation.html import report_html
     from analysis.presentation.markdown_report import report_markdown
     from tune_cac.cli.console import answer_of, write_asked
 
@@ -47,9 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
     data = gather(layout, found)
     page = Path(arguments.output) if arguments.output else layout.page
     write_asked(page, report_html(data), "the page to", "choose another --output")
-    if arguments.png is not None:
-        pictures = write_pngs(data, Path(arguments.png))
-        say(f"{len(pictures)} pictures in {arguments.png}")
     text = report_markdown(
         info, found.trials, found.ranking, found.best, drop, top=arguments.top, confirmation=found.confirmation
     )

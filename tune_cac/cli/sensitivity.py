@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainables.compression.sensitivity import Proposal, Row
     from trainables.training.run import TrainingRun
 
-CSV_FILE, PICTURE_FILE, SCHEDULE_FILE = "sensitivity.csv", "sensitivity.png", "sensitivities.yaml"
+CSV_FILE, PICTURE_FILE, SCHEDULE_FILE = "sensitivity.csv", "sensitivity.html", "sensitivities.yaml"
 _KINDS = ("element", "filter", "channel")
 
 
@@ -28,7 +28,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "sensitivity", parents=[debug], help="prune each layer alone, and propose sensitivities for a schedule",
         description="Prune one layer at a time at rising levels and evaluate on the validation split; say how much "
-        "each layer tolerates within the allowed drop of its metric. Writes sensitivity.csv, sensitivity.png and "
+        "each layer tolerates within the allowed drop of its metric. Writes sensitivity.csv, sensitivity.html and "
         "sensitivities.yaml, a schedule's pruners. Without --checkpoint the workload is trained first.",
     )  # fmt: skip
     add_run(parser, epochs="epochs to train", seed="seed of the training")
@@ -216,19 +216,17 @@ def _write(
 ) -> None:  # fmt: skip
     import yaml
 
-    from analysis.presentation.png.sensitivity_picture import sensitivity_picture
+    from analysis.presentation.figures.sensitivity import sensitivity
+    from analysis.presentation.html import figure_html
     from trainables.compression.sensitivity import pruners_section, to_csv
     from tune_cac.cli.console import write_asked
 
     curves: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         curves.setdefault(row.parameter, []).append((row.sparsity, row.top1))
-    picture = sensitivity_picture(
-        curves,
-        allowed_drop=allowed,
-        quality=quality,
-        title=f"{arguments.workload}: each layer pruned alone, not retrained",
-        pruned=f"{arguments.kind}s",
+    picture = figure_html(
+        f"{arguments.workload}: each layer pruned alone, not retrained",
+        sensitivity(curves, allowed_drop=allowed, quality=quality, pruned=f"{arguments.kind}s"),
     )
     section = pruners_section(proposals, arguments.kind)
     schedule = (

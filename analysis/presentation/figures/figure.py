@@ -1,4 +1,4 @@
-"""One plot of the report as a Plotly figure, from which the page and the PNG files are drawn.
+"""One plot of the report as a Plotly figure, which the page draws.
 
 A colour is ``@`` and a name of the palette (``@depth:0.3`` a place on the colour scale of layers, ``@depth`` the
 scale). Text is literal; lines are separated by newlines. `Figure.to_dict` escapes it, because Plotly interprets tags.
@@ -28,7 +28,7 @@ class Figure:
     """One plot of the report."""
 
     name: str
-    """Its name on the page and of its PNG file."""
+    """Its name on the page and of the file that its button saves."""
     alt: str
     """Text alternative for readers who cannot see the plot."""
     traces: list[dict[str, Any]]

@@ -7,7 +7,7 @@ and 1.4.11).
 
 from __future__ import annotations
 
-#: Mapping of a colour's role to its value. Figures name the role; the page and matplotlib look up the value.
+#: Mapping of a colour's role to its value. Figures name the role; the page looks up the value.
 LIGHT = {
     "ground": "#ffffff",
     "panel": "#f5f7f9",

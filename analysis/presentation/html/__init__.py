@@ -1,12 +1,11 @@
-"""A study's report as one self-contained HTML file, and its plots as PNG for papers.
+"""A study's report, or one plot, as a self-contained HTML file.
 
-from analysis.presentation.html import ReportData, report_html, write_pngs
+from analysis.presentation.html import ReportData, report_html
 html = report_html(ReportData(info=..., trials=..., ranking=..., ...))
 """
 
 from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.figures.variance import variance_frames
-from analysis.presentation.html.page import report_html
-from analysis.presentation.png.matplotlib_figures import write_pngs
+from analysis.presentation.html.page import figure_html, report_html
 
-__all__ = ["ReportData", "report_html", "write_pngs", "variance_frames"]
+__all__ = ["ReportData", "figure_html", "report_html", "variance_frames"]

@@ -189,7 +189,11 @@
   function draw(element) {
     const figure = figures[element.dataset.figure];
     const palette = colours[dark.matches ? "dark" : "light"];
-    const config = { responsive: true, displayModeBar: false, doubleClick: "autosize" };
+    // The one button writes the plot for a paper.
+    const config = {
+      responsive: true, doubleClick: "autosize", displaylogo: false, modeBarButtons: [["toImage"]],
+      toImageButtonOptions: { format: "svg", filename: element.dataset.figure },
+    };
     element.style.height = `${heightOf(figure)}px`;
     window.Plotly.react(element, painted(figure.data, palette), layoutOf(figure, palette), config);
     element.dataset.drawn = dark.matches ? "dark" : "light";

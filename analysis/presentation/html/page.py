@@ -1,42 +1,31 @@
-"""The report as one HTML file that needs no network and no other file."""
+"""The report, or one plot, as one HTML file that needs no network and no other file."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import cache
 from html import escape
 from importlib.resources import files
 from typing import Any
 
+from analysis.presentation.figures.figure import Figure
 from analysis.presentation.figures.palette import DARK, DEPTH_DARK, DEPTH_LIGHT, LIGHT
 from analysis.presentation.figures.plain_columns import plain
 from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.figures.report_figures import report_figures
+from analysis.presentation.html.elements import picture
 from analysis.presentation.html.sections import header, sections
 from analysis.presentation.html.trial_table import trial_table
 from trainables.errors import UserError
 
 
 def report_html(data: ReportData) -> str:
-    """Return the whole page as HTML.
-
-    The content security policy lets a browser run only the page's two scripts, identified by their hashes, and load
-    nothing. Plotly is embedded as text and runs only after the page has been shown.
-
-    Raises:
-        UserError: if plotly is not installed.
-    """
-    plotly = _plotly()
+    """Return a study's whole report as HTML; UserError if plotly is not installed."""
     figures = report_figures(data)
-    script = _asset("page.js")
-    colours = {
-        "light": {**LIGHT, "depth": list(DEPTH_LIGHT)},
-        "dark": {**DARK, "depth": list(DEPTH_DARK)},
-    }
     parts = sections(data, figures)
-    title = f"{data.info.space} on {data.info.workload}: {data.headline}"
     links = "".join(f'<li><a href="#{part.name}">{escape(part.title)}</a></li>' for part in parts)
     body = "".join(
         f'<section id="{part.name}" aria-labelledby="{part.name}-title"><h2 id="{part.name}-title">'
@@ -44,6 +33,42 @@ def report_html(data: ReportData) -> str:
         for part in parts
     )
     measured = "Accuracies are" if data.quality.is_accuracy else f"Values of {data.quality.name} are"
+    return _page(
+        f"{data.info.space} on {data.info.workload}: {data.headline}",
+        f"""<header>{header(data)}</header>
+<nav aria-label="Sections"><ul>{links}</ul></nav>
+<main id="main" tabindex="-1">{body}</main>""",
+        f"{measured} of the validation split unless said otherwise.",
+        figures,
+        f'<script type="application/json" id="table">{_json(trial_table(data))}</script>\n',
+    )
+
+
+def figure_html(title: str, figure: Figure) -> str:
+    """Return a page with one plot; UserError if plotly is not installed."""
+    body = f"""<header><h1>{escape(title)}</h1></header>
+<main id="main" tabindex="-1">{picture(figure)}</main>"""
+    return _page(title, body, "", {figure.name: figure}, "")
+
+
+def _page(title: str, body: str, note: str, figures: Mapping[str, Figure], data: str) -> str:
+    """Return a page as HTML.
+
+    The content security policy lets a browser run only the page's two scripts, identified by their hashes, and load
+    nothing. Plotly is embedded as text and runs only after the page has been shown.
+
+    Args:
+        title: as text.
+        body: its HTML, with a main element ``main``.
+        note: a sentence of the footer.
+        figures: its plots, by name.
+        data: further script elements that its script reads.
+    """
+    plotly, script = _plotly(), _asset("page.js")
+    colours = {
+        "light": {**LIGHT, "depth": list(DEPTH_LIGHT)},
+        "dark": {**DARK, "depth": list(DEPTH_DARK)},
+    }
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -61,13 +86,10 @@ def report_html(data: ReportData) -> str:
 </head>
 <body>
 <a class="skip" href="#main">Skip to the report</a>
-<header>{header(data)}</header>
-<nav aria-label="Sections"><ul>{links}</ul></nav>
-<main id="main" tabindex="-1">{body}</main>
-<footer><p>Made by tune_cac. {escape(measured)} of the validation split unless said otherwise.</p></footer>
+{body}
+<footer><p>Made by tune_cac. {escape(note)}</p></footer>
 <script type="application/json" id="figures">{_json({n: f.to_dict() for n, f in figures.items()})}</script>
-<script type="application/json" id="table">{_json(trial_table(data))}</script>
-<script type="application/json" id="colours">{_json(colours)}</script>
+{data}<script type="application/json" id="colours">{_json(colours)}</script>
 <script>{script}</script>
 <script type="text/plain" id="plotly">{plotly}</script>
 </body>

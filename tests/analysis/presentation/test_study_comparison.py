@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -16,9 +16,13 @@ from hypothesis import strategies as st
 from studies import result_row, write_study
 
 from analysis.io.layout import Layout
-from analysis.presentation.png.comparison_picture import comparison_figure, comparison_picture
+from analysis.presentation.figures.comparison import fronts
+from analysis.presentation.html import figure_html
 from analysis.presentation.study_comparison import compare, comparison_line, comparison_table, joint_front_table
 from trainables.errors import UserError
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 #: Accuracy of every baseline here, a fraction that is not exact in binary.
 BASELINE = 580 / 599
@@ -169,7 +173,7 @@ def test_studies_without_anything_give_empty_tables(tmp_path: Path) -> None:
         comparison_line(found)
         == "No study has a setting that saves compute within the allowed accuracy loss of 0.50 points."
     )
-    assert comparison_picture(found, "png")[:4] == b"\x89PNG"
+    assert [trace["name"] for trace in fronts(found).traces if trace["x"]] == ["baseline"]
 
 
 def test_the_sentence(tmp_path: Path) -> None:
@@ -208,32 +212,39 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
 
 def test_the_picture_has_every_front_as_steps(tmp_path: Path) -> None:
     one, other = study(tmp_path / "one", [(0, 0.2), (6, 0.5), (9, 0.1)]), study(tmp_path / "other", [(-3, 0.3)])
-    found = compare([one, other])
-    axes = comparison_figure(found).axes[0]
-    lines = {line.get_label(): line for line in axes.lines}
-    bottom = axes.get_ylim()[0]
-    assert np.asarray(lines["study 0"].get_xydata()) == pytest.approx(
-        np.array([(0, 0), (20, 0), (50, -600 / 599), (50, bottom)])
-    )
-    assert lines["study 0"].get_drawstyle() == "steps-pre"
-    assert np.asarray(lines["study 1"].get_xydata())[1] == pytest.approx([30, 300 / 599])
-    assert lines["allowed accuracy loss"].get_ydata() == pytest.approx([-0.5, -0.5])
-    drawn = np.concatenate([np.asarray(line.get_xydata()) for line in axes.lines if line.get_label().startswith("_")])
-    assert len(drawn) == 4
-    assert (drawn[:, 1] > bottom).all()
-    assert lines["study 0"].get_color() != lines["study 1"].get_color()
-    assert lines["study 0"].get_marker() != lines["study 1"].get_marker()
+    figure = fronts(compare([one, other]))
+    traces = {trace["name"]: trace for trace in figure.traces if trace.get("showlegend", True)}
+    bottom = figure.layout["yaxis"]["range"][0]
+    assert [*zip(traces["one"]["x"], traces["one"]["y"], strict=True)] == [
+        pytest.approx(point) for point in [(0, 0), (20, 0), (50, -600 / 599), (50, bottom)]
+    ]
+    assert traces["one"]["line"]["shape"] == "vh"
+    assert (traces["other"]["x"][1], traces["other"]["y"][1]) == (pytest.approx(30), pytest.approx(300 / 599))
+    assert [shape["y0"] for shape in figure.layout["shapes"]] == [pytest.approx(-0.5)]
+    points = [y for trace in figure.traces if not trace.get("showlegend", True) for y in trace["y"]]
+    assert len(points) == 4
+    assert min(points) > bottom
+    for look in ("color", "symbol"):
+        assert traces["one"]["marker"][look] != traces["other"]["marker"][look]
 
 
 @pytest.mark.slow
-def test_pictures_are_files_of_their_kind_and_repeat(tmp_path: Path) -> None:
+def test_the_picture_is_a_page_that_names_the_studies(chromium: Browser, tmp_path: Path) -> None:
     names = [study(tmp_path / "a<b&c$d$", [(0, 0.2)]), study(tmp_path / "_d", [(1, 0.3)])]
-    found = compare(names)
-    svg = comparison_picture(found, "svg")
-    texts = [element.text for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")]
-    assert {"a<b&c$d$", "_d", "baseline", "allowed accuracy loss", "compute saved (%)"} <= set(texts)
-    assert svg == comparison_picture(found, "svg")
-    assert comparison_picture(found, "png").startswith(b"\x89PNG\r\n")
+    page = figure_html("two <studies>", fronts(compare(names)))
+    assert page == figure_html("two <studies>", fronts(compare(names)))
+    (tmp_path / "page.html").write_text(page)
+    seen = chromium.new_page()
+    seen.goto((tmp_path / "page.html").as_uri())
+    seen.wait_for_selector(".legendtext")
+    assert seen.title() == "two <studies>"
+    assert seen.locator(".legendtext").all_text_contents() == ["a<b&c$d$", "_d", "baseline"]
+    with seen.expect_download() as saved:
+        seen.locator(".modebar-btn").click(force=True)
+    assert saved.value.suggested_filename == "fronts.svg"
+    texts = [e.text for e in ElementTree.parse(saved.value.path()).iter() if e.tag.endswith("text")]
+    assert {"a<b&c$d$", "compute saved (%)"} <= set(texts)
+    seen.close()
 
 
 def test_studies_of_inference_compute_are_compared_by_it(tmp_path: Path) -> None:
@@ -247,8 +258,7 @@ def test_studies_of_inference_compute_are_compared_by_it(tmp_path: Path) -> None
     assert comparison_line(found).endswith(": 50.0 % of the inference compute; 40.0 % (other).")
     assert [row[7] for row in comparison_table(found)] == ["saved", "50.0 %", "40.0 %"]
     assert [row[2] for row in joint_front_table(found)] == ["saved", "50.0 %", "20.0 %"]
-    axes = comparison_figure(found).axes[0]
-    assert axes.get_xlabel() == "inference compute saved (%)"
+    assert fronts(found).layout["xaxis"]["title"]["text"] == "inference compute saved (%)"
 
 
 def test_studies_that_rank_by_other_compute_are_not_compared(tmp_path: Path) -> None:

@@ -32,8 +32,7 @@ def results(tmp_path: Path) -> Path:
 def run(results: Path, *studies: str, **given: Any) -> int:
     options = {
         "allowed_drop": None,
-        "svg": None,
-        "png": None,
+        "html": None,
         "top": 10,
         "budgets": None,
         "results": str(results),
@@ -77,12 +76,11 @@ def test_the_front_can_be_cut_and_the_drop_changed(results: Path, capsys: pytest
 
 
 @pytest.mark.slow
-def test_it_writes_pictures(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    svg, png = results / "c.svg", results / "c.png"
-    assert run(results, "a", "b", svg=str(svg), png=str(png)) == 0
-    assert svg.read_bytes().startswith(b"<?xml")
-    assert png.read_bytes().startswith(b"\x89PNG")
-    assert capsys.readouterr().out.splitlines()[-2:] == [f"Picture: {svg}", f"Picture: {png}"]
+def test_it_writes_a_picture(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = results / "c.html"
+    assert run(results, "a", "b", html=str(page)) == 0
+    assert 'data-figure="fronts"' in page.read_text()
+    assert capsys.readouterr().out.splitlines()[-1] == f"Picture: {page}"
 
 
 def test_nothing_to_compare(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,8 +101,12 @@ def test_nothing_to_compare(results: Path, capsys: pytest.CaptureFixture[str]) -
         (["a", "c"], {}, "no study 'c' in .*: studies there: a, b, empty"),
         (["a", "b"], {"top": 0}, "--top must be an integer >= 1, got 0"),
         (["a", "b"], {"allowed_drop": 2.0}, "the allowed accuracy loss must be a fraction in .*, got 2.0"),
-        (["a", "b"], {"svg": "/no/c.svg"}, "cannot write --svg /no/c.svg: No such file or directory; choose another"),
-        (["a", "b"], {"png": "/"}, "cannot write --png /: Is a directory; choose another file"),
+        (
+            ["a", "b"],
+            {"html": "/no/c.html"},
+            "cannot write --html /no/c.html: No such file or directory; choose",
+        ),
+        (["a", "b"], {"html": "/"}, "cannot write --html /: Is a directory; choose another file"),
     ],
 )
 def test_what_is_wrong_is_said(studies: list[str], given: dict[str, Any], message: str, results: Path) -> None:

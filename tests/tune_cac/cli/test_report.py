@@ -24,9 +24,9 @@ def study(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_words_page_and_pictures(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_and_page(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(path.name for path in study.iterdir())
-    assert main(["report", str(study), "--png", str(tmp_path / "pictures")]) == 0
+    assert main(["report", str(study)]) == 0
     said = capsys.readouterr()
     assert "You can skip 30.0 % of the training compute at no loss" in said.out
     assert said.err.splitlines()[-1] == f"Page: {study / 'report.html'}"
@@ -34,9 +34,6 @@ def test_words_page_and_pictures(study: Path, tmp_path: Path, capsys: pytest.Cap
     page = (study / "report.html").read_text()
     assert page.count("You can skip 30.0 % of the training compute") >= 1
     assert "export CAC_VAR_START_THR=0.903" in page
-    pictures = sorted((tmp_path / "pictures").glob("*.png"))
-    assert pictures
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
 
 
 def test_a_price_makes_another_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,8 +74,6 @@ def test_a_study_without_a_result_says_so(
 def test_a_page_that_cannot_be_written(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(study), "--output", str(study / "no" / "page.html")]) == 2
     assert "cannot write the page to " in capsys.readouterr().err
-    assert main(["report", str(study), "--png", str(study / "study.json")]) == 2
-    assert "the plots cannot be written to " in capsys.readouterr().err
 
 
 def test_words_and_page_of_a_study_of_inference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,10 +70,10 @@ def test_it_trains_analyses_and_proposes(tmp_path: Path, capsys: pytest.CaptureF
     assert pruner.pop("class") == "SensitivityPruner"
     proposed = PRUNERS["SensitivityPruner"](**pruner)
     assert list(proposed.model_dump()["sensitivities"]) == LAYERS
-    assert (folder / "sensitivity.png").read_bytes().startswith(b"\x89PNG")
+    assert 'data-figure="sensitivity"' in (folder / "sensitivity.html").read_text()
     assert out.splitlines()[-3:] == [
         f"Accuracies: {folder / 'sensitivity.csv'}",
-        f"Picture: {folder / 'sensitivity.png'}",
+        f"Picture: {folder / 'sensitivity.html'}",
         f"Pruners for a schedule: {folder / 'sensitivities.yaml'}",
     ]
 
@@ -180,6 +180,6 @@ def test_what_is_wrong_is_said(
 
 
 def test_the_parser_loads_nothing_heavy() -> None:
-    code = "import sys; import tune_cac.cli.sensitivity; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+    code = "import sys; import tune_cac.cli.sensitivity; print('torch' in sys.modules, 'plotly' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

@@ -18,7 +18,7 @@ from analysis.metrics.controls import SHORTER
 from analysis.presentation.figures.course import convergence
 from analysis.presentation.figures.outcomes import confirmation, pareto
 from analysis.presentation.figures.variance import variance_frames
-from analysis.presentation.html import ReportData, report_html, write_pngs
+from analysis.presentation.html import ReportData, report_html
 from analysis.presentation.html.trial_table import trial_table
 from analysis.presentation.summary_text import best_env
 from analysis.trace_replay.traces import RunTrace
@@ -168,11 +168,6 @@ def test_a_page_of_training_compute_has_nothing_of_it() -> None:
     assert "inference" not in re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
     keys = [column["key"] for column in trial_table(report_data(12))["columns"]]
     assert not {"saved", "sparsity", "inference_saved"} & set(keys)
-
-
-@pytest.mark.slow
-def test_pictures_for_a_paper(data: ReportData, tmp_path: Path) -> None:
-    assert {"pareto.png", "convergence.png"} <= {path.name for path in write_pngs(data, tmp_path)}
 
 
 def test_weights_that_are_pruned_say_nothing_of_a_rule(data: ReportData) -> None:

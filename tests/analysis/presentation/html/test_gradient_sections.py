@@ -6,16 +6,13 @@ import base64
 import io
 import re
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
 from gradient_rows import clusters, statistics, with_gradients
 from report_data import report_data
 
-from analysis.presentation.html import report_html, write_pngs
+from analysis.presentation.html import report_html
 from analysis.presentation.html.gradient_sections import clusters as clusters_section
 from analysis.presentation.html.gradient_sections import gradients as gradients_section
-from analysis.presentation.png import matplotlib_figures
 
 
 def test_the_page_explains_and_shows_statistics_and_clusters() -> None:
@@ -65,21 +62,3 @@ def test_a_study_without_them_has_the_page_it_would_have() -> None:
         assert words not in plain
     assert gradients_section(report_data(4), {}) == ""
     assert len(report_html(replace(report_data(4), gradients=statistics(2)))) > len(plain)
-
-
-@pytest.mark.slow
-def test_the_plots_are_pictures_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matplotlib_figures, "DPI", 60)
-    from matplotlib.figure import Figure
-
-    data = with_gradients()
-    files = {file.stem for file in write_pngs(data, tmp_path)}
-    assert {"gradient_noise", "gradient_variance", "layer_noise"} <= files
-    figure = matplotlib_figures.report_figures(data)["gradient_variance"]
-    axes = Figure().add_subplot()
-    matplotlib_figures._draw(axes, figure)
-    axis = figure.layout["yaxis"]
-    assert axes.get_yscale() == "log"
-    assert axes.get_ylim() == pytest.approx([10**end for end in axis["range"]])
-    assert [text.get_text() for text in axes.get_yticklabels()] == axis["ticktext"]
-    assert {tuple(line.get_ydata()) for line in axes.get_lines()} == {tuple(t["y"]) for t in figure.traces}
