@@ -39,7 +39,7 @@ ORDER = (
     ("tune_cac.own_packages",),
     ("tune_cac.messages", "tune_cac.interrupts"),
     ("tune_cac.study", "tune_cac.ray_backend"),
-    ("tune_cac.tuning", "tune_cac.jobs"),
+    ("tune_cac.tuning",),
     ("tune_cac.cli", "tune_cac"),
 )
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}

@@ -19,7 +19,6 @@ from tune_cac.cli import (
     dashboard,
     doctor,
     export,
-    jobs,
     rank,
     replay,
     report,
@@ -39,7 +38,7 @@ from tune_cac.messages import close_unread, say, warnings_as_messages
 #: Commands in the order in which help lists them.
 COMMANDS = (
     search, trial, confirm, report, rank, compare, export, dashboard, tree, replay, spaces, doctor, schedule,
-    sensitivity, workloads, submit, jobs,
+    sensitivity, workloads, submit,
 )  # fmt: skip
 
 

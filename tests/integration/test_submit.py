@@ -29,58 +29,53 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield environment
 
 
-def tune_cac(folder: Path, cluster: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_as(folder: Path, cluster: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **cluster, "HOME": str(folder)}
-    return subprocess.run(
-        [sys.executable, "-m", "tune_cac", *arguments],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def job_in(said: str) -> str:
-    return re.findall(r"^job (\S+): ", said, re.MULTILINE)[0]
+def tune_cac(folder: Path, cluster: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_as(folder, cluster, sys.executable, "-m", "tune_cac", *arguments)
 
 
-def test_a_search_is_submitted_followed_fetched_and_resumed(cluster: dict[str, str], tmp_path: Path) -> None:
+def ray_job(folder: Path, cluster: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Ray's own command, with which jobs are looked at."""
+    return run_as(folder, cluster, str(Path(sys.executable).parent / "ray"), "job", *arguments)
+
+
+def test_a_search_is_submitted_followed_and_resumed_elsewhere(cluster: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text("secret.txt\ndata/\n")
     (tmp_path / "secret.txt").write_text("not to be shipped")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "big").write_bytes(bytes(10**6))
-    (tmp_path / "own.py").write_text("def factory():\n    raise ValueError('shipped')\n")
-    done = tune_cac(tmp_path, cluster, "submit", "--", *SEARCH)
+    for folder in ("data", "results"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "big").write_bytes(bytes(10**6))
+    (tmp_path / "own.py").write_text("import os\ndef factory():\n    raise ValueError(sorted(os.listdir()))\n")
+    shared = tmp_path / "shared"
+    (tmp_path / "work").mkdir()
+    done = tune_cac(tmp_path / "work", cluster, "submit", "--", *SEARCH, "--results", str(shared))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "shipping 2 files, 0.0 MB" in done.stderr
     assert "[1/2] trial 0: accuracy" in done.stdout  # the search's own progress
     assert "Search cost:" in done.stdout
     assert TOKEN not in done.stdout + done.stderr
-    job = job_in(done.stderr)
-    listed = tune_cac(tmp_path, cluster, "jobs", "list")
-    assert job in listed.stdout
-    assert "SUCCEEDED" in listed.stdout
-    status = tune_cac(tmp_path, cluster, "jobs", "status", job)
-    assert (status.returncode, status.stdout.split(":")[0]) == (0, "SUCCEEDED, exit code 0")
-    fetched = tune_cac(tmp_path, cluster, "jobs", "fetch", job)
-    assert (fetched.returncode, fetched.stdout.strip()) == (0, f"results/{job}"), fetched.stderr
-    trials = analysis.load(tmp_path / "results" / job)
+    (job,) = re.findall(r"^job (\S+): ", done.stderr, re.MULTILINE)
+    assert "succeeded" in ray_job(tmp_path, cluster, "status", job).stdout
+    trials = analysis.load(shared / job)
     assert trials["status"].tolist() == ["completed"] * 2
     for _, row in trials.iterrows():
         assert_equals_alone(row)
-    info = json.loads((tmp_path / "results" / job / "study.json").read_text())
-    (tmp_path / "results" / job / "study.json").write_text(json.dumps({**info, "trials": 3}))
+    info = json.loads((shared / job / "study.json").read_text())
+    (shared / job / "study.json").write_text(json.dumps({**info, "trials": 3}))
     local = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     resumed = subprocess.run(
-        [sys.executable, "-m", "tune_cac", "search", "--resume", job], cwd=tmp_path, env=local, capture_output=True,
-        text=True, check=False,
+        [sys.executable, "-m", "tune_cac", "search", "--resume", str(shared / job)], cwd=tmp_path, env=local,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert resumed.returncode == 0, resumed.stderr
-    assert analysis.load(tmp_path / "results" / job)["status"].tolist() == ["completed"] * 3
+    assert analysis.load(shared / job)["status"].tolist() == ["completed"] * 3
     # What the command raises is its exit code: Ray says FAILED, and the job's log why.
     failed = tune_cac(tmp_path, cluster, "submit", "--", "trial", "--workload", "own:factory", "--epochs", "1")
     assert failed.returncode not in (0, 130)
-    assert "shipped" in failed.stdout
-    again = tune_cac(tmp_path, cluster, "jobs", "fetch", job)
-    assert (again.returncode, len(again.stderr.splitlines())) == (2, 1)
-    assert "exists already: move it away, or give another folder by --into" in again.stderr
+    assert "['.gitignore', 'own.py', 'shared', 'work']" in failed.stdout
 
 
 def test_a_search_with_failed_trials_fails_and_a_stopped_one_ends(cluster: dict[str, str], tmp_path: Path) -> None:
@@ -99,26 +94,23 @@ def test_a_search_with_failed_trials_fails_and_a_stopped_one_ends(cluster: dict[
     assert begun.returncode == 0
     job = begun.stdout.strip()
     deadline = time.monotonic() + 120  # only ends a hanging test
-    while "on script" not in (log := tune_cac(tmp_path, cluster, "jobs", "logs", job).stdout):
+    while "on script" not in (log := ray_job(tmp_path, cluster, "logs", job).stdout):
         assert time.monotonic() < deadline, log
-    stopped = tune_cac(tmp_path, cluster, "jobs", "stop", job)
+    stopped = ray_job(tmp_path, cluster, "stop", job)
     assert stopped.returncode == 0
-    followed = tune_cac(tmp_path, cluster, "jobs", "logs", job, "--follow")
-    assert followed.returncode == 130
-    assert "STOPPED" in tune_cac(tmp_path, cluster, "jobs", "status", job).stdout
+    assert "was stopped" in stopped.stdout
+    code = f"from tune_cac.ray_backend.job import connect, follow; exit(follow(connect(None), {job!r}, print))"
+    assert run_as(tmp_path, cluster, sys.executable, "-c", code).returncode == 130
 
 
 def test_what_cannot_be_submitted_is_one_line(cluster: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "big").write_bytes(bytes(3 * 10**6))
     for environment, arguments, message in (
         ({}, ["submit"], "submit needs a command after --"),
         ({}, ["submit", "--", "search", "--space", "auto_treshold"], "unknown space 'auto_treshold': did you mean"),
-        ({}, ["submit", "--most-mb", "2", "--", *SEARCH], "at most 2 MB to ship, got 3 MB in 1 files (big 3 MB)"),
         ({}, ["submit", "--", *SEARCH, "--results", "here"], "--results of a job must be an absolute folder"),
         ({}, ["submit", "--env", "RAY_AUTH_TOKEN", "--", *SEARCH], "--env must not pass RAY_AUTH_TOKEN"),
-        ({"RAY_AUTH_TOKEN": "d" * 64}, ["jobs", "list"], "asks for a token, and the token given is not its own"),
-        ({"RAY_AUTH_MODE": "disabled"}, ["jobs", "list"], "asks for a token, and none was given"),
-        ({}, ["jobs", "status", "nothing"], "no job 'nothing' on this cluster: jobs there: tune-cac-"),
+        ({"RAY_AUTH_TOKEN": "d" * 64}, ["submit", "--", *SEARCH], "asks for a token, and the token given is not its"),
+        ({"RAY_AUTH_MODE": "disabled"}, ["submit", "--", *SEARCH], "asks for a token, and none was given"),
     ):
         done = tune_cac(tmp_path, {**cluster, **environment}, *arguments)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
@@ -127,9 +119,9 @@ def test_what_cannot_be_submitted_is_one_line(cluster: dict[str, str], tmp_path:
 
 
 def test_an_address_where_nothing_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["jobs", "list", "--address", "http://127.0.0.1:1"]) == 2
+    assert main(["submit", "--address", "http://127.0.0.1:1", "--", "search"]) == 2
     assert "--address must be that of a cluster's job server, got http://127.0.0.1:1 (Connection refused)" in (
         capsys.readouterr().err
     )
-    assert main(["jobs", "list", "--address", "127.0.0.1:8265"]) == 2
+    assert main(["submit", "--address", "127.0.0.1:8265", "--", "search"]) == 2
     assert "--address must be that of a cluster's job server, such as http://127.0.0.1:8265" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tune_cac.jobs.cluster_jobs import entrypoint
+from tune_cac.cli.submit import entrypoint
 
 
 def python_in(folder: Path) -> Path:

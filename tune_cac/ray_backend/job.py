@@ -1,22 +1,16 @@
-"""Ray's job server: connection, submission, logs and exit codes."""
+"""A command as a job of a Ray cluster: connection to its job server, submission, log and exit code."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-import shlex
 import socket
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from trainables.errors import UserError
-from tune_cac.jobs.shipping import HOME_RESULTS, write_archive, write_wheel
 from tune_cac.ray_backend.session import JOB_VARIABLE
 
 if TYPE_CHECKING:
@@ -24,11 +18,6 @@ if TYPE_CHECKING:
 
 #: Address of a cluster's job server on its head node.
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
-#: Metadata of a job: its command, its study, and the folder or URI that holds it on the cluster.
-COMMAND, STUDY, RESULTS = "tune_cac_command", "tune_cac_study", "tune_cac_results"
-#: The Python of the environment in which Ray was started, for a shell. Ray runs a job by a login shell, whose profile
-#: may put another one first in PATH.
-PYTHON = '"${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/}python"'
 #: Exit code of a job that was stopped.
 STOPPED = 130
 _ANSWER_S, _LOOK_S = 5.0, 1.0
@@ -87,89 +76,38 @@ def submit(
     client: JobSubmissionClient,
     command: str,
     *,
-    folder: Path,
-    files: Sequence[Path],
-    pip: Path | None,
+    environment: Mapping[str, Any],
     variables: Mapping[str, str],
     metadata: Mapping[str, str],
     job: str,
-    version: str | None,
 ) -> None:
     """Submit a command of this package.
 
     Args:
         client: of the cluster.
         command: for a shell (`entrypoint`).
-        folder: the working directory.
-        files: of it, shipped.
-        pip: a requirements file for the job's environment, or None.
-        variables: the job's environment.
+        environment: Ray's runtime environment, without variables.
+        variables: the job's environment variables.
         metadata: kept with the job.
         job: its id.
-        version: of this package, which is shipped, too; None: the cluster's environment has it.
 
     Raises:
         UserError: the cluster refuses it.
     """
-    with tempfile.TemporaryDirectory(prefix="tune_cac-") as here:
-        archive = Path(here) / "working_directory.zip"
-        write_archive(folder, files, archive)
-        environment: dict[str, Any] = {
-            "working_dir": str(archive),
-            "env_vars": {"PYTHONUNBUFFERED": "1", **variables, JOB_VARIABLE: job},
-        }
-        if version is not None:
-            environment["py_modules"] = [str(write_wheel(Path(here), version))]
-        if pip is not None:
-            environment["pip"] = str(pip)
-        ends = time.monotonic() + _AGENT_S
-        while True:
-            try:
-                client.submit_job(
-                    entrypoint=command, submission_id=job, runtime_env=dict(environment), metadata=dict(metadata)
-                )
-                return
-            except Exception as error:  # noqa: BLE001 - Ray's own are RuntimeError, ValueError and requests'
-                said = " ".join(str(error).split())
-                if "No available agent" not in said or time.monotonic() > ends:
-                    raise UserError(f"the cluster did not take the job: {said[:500]}") from None
-            time.sleep(_LOOK_S)
-
-
-def entrypoint(command: Sequence[str], *, home_results: bool) -> str:
-    """Return a command of this package for a shell.
-
-    Args:
-        command: arguments after ``python -m tune_cac``.
-        home_results: whether its studies lie in the home folder of the job's user, for a job's own folder is removed.
-
-    >>> entrypoint(["search", "--name", "s"], home_results=True)
-    'exec "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/}python" -m tune_cac search --name s --results "$HOME"/tune_cac_results'
-    """
-    line = shlex.join(["-m", "tune_cac", *command])
-    return f"exec {PYTHON} {line}" + (f' --results "$HOME"/{HOME_RESULTS}' if home_results else "")
-
-
-def details(client: JobSubmissionClient, job: str) -> JobDetails:
-    """Return what the cluster knows of a job.
-
-    Raises:
-        UserError: there is no such job; those that exist are named.
-    """
-    try:
-        return client.get_job_info(job)
-    except RuntimeError as error:
-        if "does not exist" not in str(error):
-            raise UserError(f"the cluster did not answer: {' '.join(str(error).split())[:300]}") from None
-        known = [found.submission_id for found in jobs(client)]
-        there = f"jobs there: {', '.join(map(str, known))}" if known else "there is no job yet"
-        raise UserError(f"no job {job!r} on this cluster: {there}") from None
-
-
-def jobs(client: JobSubmissionClient) -> list[JobDetails]:
-    """Return the jobs that were submitted, the oldest first."""
-    found = [job for job in client.list_jobs() if job.submission_id]
-    return sorted(found, key=lambda job: job.start_time or 0)
+    variables = {"PYTHONUNBUFFERED": "1", **variables, JOB_VARIABLE: job}
+    ends = time.monotonic() + _AGENT_S
+    while True:
+        try:
+            client.submit_job(
+                entrypoint=command, submission_id=job, runtime_env={**environment, "env_vars": variables},
+                metadata=dict(metadata),
+            )  # fmt: skip
+            return
+        except Exception as error:  # noqa: BLE001 - Ray's own are RuntimeError, ValueError and requests'
+            said = " ".join(str(error).split())
+            if "No available agent" not in said or time.monotonic() > ends:
+                raise UserError(f"the cluster did not take the job: {said[:500]}") from None
+        time.sleep(_LOOK_S)
 
 
 def follow(client: JobSubmissionClient, job: str, write: Callable[[str], None]) -> int:
@@ -183,9 +121,6 @@ def follow(client: JobSubmissionClient, job: str, write: Callable[[str], None]) 
     while True:
         try:
             ended = client.get_job_info(job).status.is_terminal()
-            if written == 0:
-                written += _tail(client, job, write)
-                ended = client.get_job_info(job).status.is_terminal()
             log = client.get_job_logs(job)
             write(log[written:])
             written = max(written, len(log))
@@ -195,27 +130,12 @@ def follow(client: JobSubmissionClient, job: str, write: Callable[[str], None]) 
             if time.monotonic() - silent_since > _SILENCE_S:
                 raise UserError(
                     f"the cluster does not answer any more ({' '.join(str(error).split())[:200]}): the job may go on; "
-                    f"look again with python -m tune_cac jobs logs {job} --follow"
+                    f"look again with ray job logs --follow {job}"
                 ) from None
             ended = False
         if ended:
             return exit_code(client.get_job_info(job))
         time.sleep(_LOOK_S)
-
-
-def _tail(client: JobSubmissionClient, job: str, write: Callable[[str], None]) -> int:
-    """Write the log from its beginning as it grows, until the connection ends; return the characters written."""
-    written = 0
-
-    async def tail() -> None:
-        nonlocal written
-        async for text in client.tail_job_logs(job):
-            write(text)
-            written += len(text)
-
-    with suppress(RuntimeError, OSError):  # the rest is asked for
-        asyncio.run(tail())
-    return written
 
 
 def exit_code(job: JobDetails) -> int:

@@ -1,1 +1,0 @@
-"""Searches as jobs of a Ray cluster (Ray Jobs): what is shipped, submission, logs, and the way back of a study."""
