@@ -60,9 +60,6 @@ def build_shared_run(config: TrialConfig, sharing: dict[str, Any]) -> SharedRun:
         trials=sharing["trials"],
         watches=tuple(tuple(watch) for watch in sharing["watches"]),
         checkpoint_every_s=sharing["checkpoint_every_s"],
-        of_epochs=sharing["of_epochs"],
-        awaits_full_run=sharing["awaits_full_run"],
-        cut_epochs=tuple(sharing["cut_epochs"]),
     )
     claims = None if name is None else RayLeases(name)
     return SharedRun(config, how, claims=claims, holder=sharing["holder"])

@@ -32,12 +32,6 @@ class Sharing:
     """Values of ``CAC_WATCH`` in the study; their layers are recorded from the first trial on."""
     checkpoint_every_s: float = 60.0
     """Most seconds of training that a crash may lose; 0 for one epoch."""
-    of_epochs: int | None = None
-    """Epochs of the study's full run, for a cut one, which may begin as it does (`other_length.CommonStart`)."""
-    awaits_full_run: bool = False
-    """True if that run has been begun and may not have got so far as to train."""
-    cut_epochs: tuple[int, ...] = ()
-    """Epochs of cut runs that will begin as this one; its states before their last steps have checkpoints."""
 
 
 class CheckpointPolicy:
@@ -59,9 +53,6 @@ class CheckpointPolicy:
         self._replay = replay
         self._epoch_steps = epoch_steps
         self._total_steps = total_steps
-        # Wherever others are: before the last steps of cut runs, and near the end, where the search examines the
-        # trained baseline.
-        self._fixed = {total_steps - epoch_steps, *(epochs * epoch_steps - 1 for epochs in sharing.cut_epochs)}
         self.checkpoints = Checkpoints(sharing.tree, sharing.budget_bytes, self._stage_weight)
         self._write_s = 0.0
         self._kept: dict[str, list[int]] = {}
@@ -105,7 +96,7 @@ class CheckpointPolicy:
             return False
         if step == stage.start or self.is_overdue(live):
             return True
-        if depth == 0 and step in self._fixed:
+        if depth == 0 and step == self._total_steps - self._epoch_steps:  # the search examines the trained baseline
             return True
         if not self._write_s or not live.step_s:
             return not self._write_s

@@ -24,7 +24,6 @@ from trainables.stage_tree.checkpoint_policy import CheckpointPolicy, Sharing
 from trainables.stage_tree.checkpoints import Entry
 from trainables.stage_tree.leases import Leases, StageLeases
 from trainables.stage_tree.live import LiveRun, resume_live
-from trainables.stage_tree.other_length import CommonStart
 from trainables.stage_tree.root import root_facts, root_id
 from trainables.stage_tree.stage_lease import StageLease
 from trainables.stage_tree.store import StageStore
@@ -77,12 +76,6 @@ class SharedRun:
             self.store, sharing, self._replay, epoch_steps=self._epoch_steps, total_steps=self.total_steps
         )
         self.checkpoints = self._checkpoint_policy.checkpoints
-        self._common: CommonStart | None = None
-        if sharing.of_epochs is not None and config.statistics_measurements is None:  # when depends on the length
-            self._common = CommonStart(
-                config, sharing.of_epochs, workload, self.store, self.checkpoints, claims, holder,
-                is_awaited=sharing.awaits_full_run, warn_unloadable=self._writer.warn_unloadable,
-            )  # fmt: skip
         self.path = TrialPath(self.store, self._replay)
         """The stages of the trial's run."""
         self._reported = 0  # steps at the end of the last row
@@ -141,18 +134,13 @@ class SharedRun:
                 break
             if self._replay.iteration > before:
                 wait_s = _SHORTEST_WAIT_S
-            if self._common is not None and self.path.depth == 0 and self._common.take(self.path.here):
-                continue
-            waits = self._common is not None and self.path.depth == 0 and self._common.must_wait(self.path.here)
-            if waits or not self._lease.claim(self.path.here):
+            if not self._lease.claim(self.path.here):
                 waits_for_others()
                 time.sleep(wait_s)  # another trial trains it, and finishes no later than this one would
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
                 continue
             if self.path.here.refresh():
                 continue  # something was published while the lease was requested
-            if self._common is not None:
-                self._common.copy_checkpoints(self.store.first())
             yield from self._train()
 
     def _row(self, stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -198,9 +198,7 @@ class StudySearch(JournalSearcher):
         trial.set_user_attr("folder", folder)
         return self._fields.of(
             trial, config, folder=folder, resume_from=self.restarts.own_checkpoint(attrs.get("resume_from")),
-            shares=shares, claims=self._claims_name, of_epochs=self._base.epochs if self._sharing else None,
-            baseline_runs=self.trials.baseline_runs(),
-            cut_epochs=self._controls.planned_epochs(self.lengths) if self._with_controls or self.lengths else (),
+            shares=shares, claims=self._claims_name,
         )  # fmt: skip
 
     def _config(self, trial: optuna.Trial) -> dict[str, Any]:

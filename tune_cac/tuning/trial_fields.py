@@ -56,9 +56,6 @@ class TrialFields:
         resume_from: str | None,
         shares: bool,
         claims: str | None,
-        of_epochs: int | None,
-        baseline_runs: bool,
-        cut_epochs: Sequence[int],
     ) -> dict[str, Any]:
         """Return the fields of a trial, its configuration among them.
 
@@ -69,17 +66,8 @@ class TrialFields:
             resume_from: folder of a checkpoint to continue from, or None.
             shares: whether it is trained over the stage tree.
             claims: name of the coordinator of the tree's leases; None for none.
-            of_epochs: epochs of the study's full run, whose start shorter runs may take; None if they may not.
-            baseline_runs: whether that run is being trained.
-            cut_epochs: epochs of shorter runs that are planned.
         """
         attrs = trial.user_attrs
-        cut = of_epochs is not None and config["epochs"] < of_epochs
-        sharing = {
-            **self._sharing, "claims": claims, "holder": folder, "of_epochs": of_epochs if cut else None,
-            "awaits_full_run": cut and baseline_runs,
-            "cut_epochs": list(cut_epochs) if attrs.get("role") == "baseline" and of_epochs is not None else [],
-        }  # fmt: skip
         return {
             "config": dict(config),
             "trial": trial.number,
@@ -89,5 +77,5 @@ class TrialFields:
             "options": attrs.get("options", ""),
             "resume_from": resume_from,
             **self._of_all,
-            "sharing": sharing if shares else None,
+            "sharing": {**self._sharing, "claims": claims, "holder": folder} if shares else None,
         }

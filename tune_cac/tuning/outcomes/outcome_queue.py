@@ -26,7 +26,6 @@ from analysis.metrics.other_seeds import is_less
 from analysis.trace_replay.traces import RunTrace, read_trace
 from trainables.config import TrialConfig
 from trainables.stage_tree.store import StageStore
-from tune_cac.tuning.outcomes.common_luck import DenseState, dense_states
 from tune_cac.tuning.outcomes.distinct_outcomes import (
     Drawn,
     Outcome,
@@ -259,7 +258,7 @@ class OutcomeQueue:
             found: dict[int, float] = {}
             if ended := [one for one in self._tried(baseline, self._traces()) if one.loss is not None]:
                 scale = self._scale(baseline)
-                shares = self._expected(ended, ended, baseline, scale).other_share_within(scale.within)
+                shares = self._expected(ended, ended, scale).other_share_within(scale.within)
                 found = {one.trial: share for one, share in zip(ended, shares.tolist(), strict=True)}
             self._held = finished, found
         return self._held[1]
@@ -280,9 +279,9 @@ class OutcomeQueue:
         if not left:
             return None
         scale = self._scale(baseline)
-        tried, unsure = self._with_expected(tried, baseline, scale)
+        tried, unsure = self._with_expected(tried, scale)
         answers = [one.saved for one in tried if one.lost <= scale.allowed + 1e-9 and one.trial not in unsure]
-        found = self._expected(left, tried, baseline, scale)
+        found = self._expected(left, tried, scale)
         saved = np.array([one.saved for one in left])
         likely = ~is_less(found.other_share_within(scale.within), self._sure)
         best = max(answers, default=0.0)
@@ -299,40 +298,29 @@ class OutcomeQueue:
         self._promising >>= 3  # one of those that are still begun is this one
         return left[int(np.argmax(worth / self._costs(left, tried)))]
 
-    def _with_expected(
-        self, tried: Sequence[Tried], baseline: Mapping[str, Any], scale: LossScale
-    ) -> tuple[list[Tried], list[int]]:
+    def _with_expected(self, tried: Sequence[Tried], scale: LossScale) -> tuple[list[Tried], list[int]]:
         """Return what was tried, and trials that are no answer; what is being trained loses what the model expects."""
         running, unsure = [one for one in tried if one.loss is None], self.unsure()
         if not running:
             return list(tried), unsure
         ended = [one for one in tried if one.loss is not None]
-        found = self._expected(running, ended, baseline, scale)
+        found = self._expected(running, ended, scale)
         less = is_less(found.other_share_within(scale.within), self._sure)
         unsure += [one.trial for one, yes in zip(running, less, strict=True) if yes]
         expected = [replace(one, loss=mean) for one, mean in zip(running, found.own_mean.tolist(), strict=True)]
         return [*ended, *expected], unsure
 
     def _expected(
-        self, runs: Sequence[Outcome] | Sequence[Tried], ended: Sequence[Tried], baseline: Mapping[str, Any],
-        scale: LossScale,
-    ) -> Posterior:  # fmt: skip
+        self, runs: Sequence[Outcome] | Sequence[Tried], ended: Sequence[Tried], scale: LossScale
+    ) -> Posterior:
         """Return what the losses of ended runs say of runs."""
-        states = dense_states(self._roots(), self._tree, self._epochs, scale.luck)
-        newest = [*ended[-MOST_MODELLED:], *self._of_full_run(states, ended, baseline)]
-
-        def of_length(of: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
-            known = [states.get(one.epochs) for one in of]
-            return np.array([(0.0, 1.0) if one is None else (one.tie, one.times) for one in known]).reshape(-1, 2)
-
+        newest = ended[-MOST_MODELLED:]
         return posterior(
             self._features(newest),
             np.array([one.lost for one in newest], float),
             self._features(runs),
             unit=scale.unit,
             luck=scale.luck_in_units,
-            states=of_length(newest),
-            states_to=of_length(runs),
         )
 
     def _features(self, runs: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
@@ -344,19 +332,6 @@ class OutcomeQueue:
             for one in runs
         ]
         return np.array(rows, float).reshape(len(rows), len(depths.levels) + 2)
-
-    def _of_full_run(
-        self, states: Mapping[int, DenseState], ended: Sequence[Tried], baseline: Mapping[str, Any]
-    ) -> list[Tried]:
-        """Return the full run's states as dense runs that have ended, without those that were trained as such."""
-        dense = {one.epochs for one in ended if not one.stops}
-        return [
-            Tried(
-                trial=-1, epochs=epochs, stops=(), saved=1 - epochs / self._epochs, config={},
-                loss=self._quality.lost(one.value, baseline[self._quality.key]),
-            )
-            for epochs, one in states.items() if epochs not in dense
-        ]  # fmt: skip
 
     def _costs(self, left: Sequence[Outcome], tried: Sequence[Tried]) -> NDArray[np.float64]:
         """Return (m,) compute that trainings execute, in full trainings: that after the steps shared with others.

@@ -6,7 +6,7 @@ run without stops loses nothing.
 
 A loss is measured against one baseline, and another seed would give another one. Runs of one length share their
 beginning, and so their luck, the less the more their layers' shares of training differ; a shorter run shares nothing
-with the baseline, unless it is a state of that (`common_luck`). So the losses of all shorter runs have the baseline's
+with the baseline. So the losses of all shorter runs have the baseline's
 luck in common, those of one length also that length's, and a model that does not know this takes a lucky length for a
 good one.
 
@@ -34,8 +34,6 @@ _SLOPES, _USUAL_SLOPES = tuple(product((1.0, 4.0, 16.0), (0.25, 1.0, 4.0))), (4.
 #: Luck of two runs of one length correlates by exp(-this times the mean squared difference of the shares of their run
 #: that layers train), as measured on digits.
 _PARTING = 1.5
-#: What `posterior` is given of a length, for the full one.
-_FULL = np.ones((1, 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +123,6 @@ def posterior(
     *,
     unit: float,
     luck: float = 0.0,
-    states: NDArray[np.float64] | None = None,
-    states_to: NDArray[np.float64] | None = None,
 ) -> Posterior:
     """Return what trained outcomes say of candidates.
 
@@ -136,15 +132,10 @@ def posterior(
         candidates: (m, k + 2) features.
         unit: typical loss, such as the allowed one; > 0.
         luck: standard deviation of the quality of one run over seeds, in units.
-        states: (n, 2) of a dense run of each one's length the correlation of its luck with that of the full run, and
-            how many times as far its quality deviates over seeds; what is given for a full run is not read; None: 0
-            and 1 for all shorter runs.
-        states_to: (m, 2) the same of the candidates.
     """
-    states, states_to = _of_length(trained, states), _of_length(candidates, states_to)
     # Diverged trainings are as bad as one that lost ten times the unit: the fit must not follow them.
     scaled = np.clip(losses / unit, -10.0, 10.0)
-    common = luck**2 * _shared_luck(trained, states, trained, states)
+    common = luck**2 * _shared_luck(trained, trained)
     rising, rising_to = trend(trained), trend(candidates)
     alike = {length: _likeness_beyond_dense(trained, trained, length) for length in _LENGTHS}
     best: tuple[float, _Fit] | None = None
@@ -172,10 +163,10 @@ def posterior(
     across = _kernel(rising, rising_to, fit.slopes, fit.amplitude, alike_to)
     own = ((rising_to * fit.slopes) ** 2).sum(axis=1)
     own += fit.amplitude**2 * (1 - _likeness_to_dense(candidates, fit.length) ** 2)
-    here = luck**2 * _shared_luck(trained, states, candidates, states_to)
+    here = luck**2 * _shared_luck(trained, candidates)
     mean, spread = conditional(across, own)
-    with_baseline = _alike_in_luck(candidates, states_to, _dense(candidates.shape[1]), _FULL)[:, 0]
-    of_seed = luck**2 * (states_to[:, 1] ** 2 + 1 - 2 * with_baseline)
+    with_baseline = _alike_in_luck(candidates, _dense(candidates.shape[1]))[:, 0]
+    of_seed = 2 * luck**2 * (1 - with_baseline)
     own_mean, own_spread = conditional(across + here, own + of_seed)
     return Posterior(
         mean=mean, spread=spread, luck=np.sqrt(of_seed) * unit, own_mean=own_mean, own_spread=own_spread,
@@ -194,41 +185,21 @@ class _Fit:
     noise: float
 
 
-def _of_length(runs: NDArray[np.float64], states: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    """Return (n, 2) what is known of dense runs of these lengths (`posterior`): 1 and 1 of those of full length."""
-    given = np.tile([0.0, 1.0], (len(runs), 1)) if states is None else states
-    found: NDArray[np.float64] = np.where(np.isclose(runs[:, 1:2], 1.0), 1.0, given)
-    return found
-
-
-def _shared_luck(
-    a: NDArray[np.float64], states_a: NDArray[np.float64], b: NDArray[np.float64], states_b: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _shared_luck(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the covariance of the luck in the losses of two lists of one study's outcomes, in one run's variance.
 
     A loss has the luck of its run, less that of the baseline.
     """
     dense = _dense(a.shape[1])
-    found: NDArray[np.float64] = (
-        _alike_in_luck(a, states_a, b, states_b)
-        - _alike_in_luck(a, states_a, dense, _FULL)
-        - _alike_in_luck(dense, _FULL, b, states_b)
-        + 1.0
-    )
+    found: NDArray[np.float64] = _alike_in_luck(a, b) - _alike_in_luck(a, dense) - _alike_in_luck(dense, b) + 1.0
     return found
 
 
-def _alike_in_luck(
-    a: NDArray[np.float64], states_a: NDArray[np.float64], b: NDArray[np.float64], states_b: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return the covariance of the luck of two lists of runs on one seed, in the variance of the full run's.
-
-    Runs of different lengths have in common what each has in common with the full run.
-    """
+def _alike_in_luck(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the correlation of the luck of two lists of runs on one seed; 0 of runs of different lengths."""
     shares = [runs[:, 2:] / runs[:, 1:2] for runs in (a, b)]
     apart = ((shares[0][:, None, :] - shares[1][None, :, :]) ** 2).mean(axis=2) if a.shape[1] > 2 else 0.0
-    tied = np.where(np.isclose(a[:, None, 1], b[None, :, 1]), 1.0, np.outer(states_a[:, 0], states_b[:, 0]))
-    found: NDArray[np.float64] = tied * np.outer(states_a[:, 1], states_b[:, 1]) * np.exp(-_PARTING * apart)
+    found: NDArray[np.float64] = np.isclose(a[:, None, 1], b[None, :, 1]) * np.exp(-_PARTING * apart)
     return found
 
 

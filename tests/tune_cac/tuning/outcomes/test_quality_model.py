@@ -45,26 +45,16 @@ def means(rows: np.ndarray, slopes: tuple[float, float]) -> np.ndarray:
     return np.array([slopes_of(row) @ slopes for row in rows])
 
 
-#: Of dense runs by length: the correlation of their luck with that of the full run, and their deviation.
-States = dict[float, tuple[float, float]]
-
-
-def luck_of(a: np.ndarray, b: np.ndarray, states: States) -> np.ndarray:
+def luck_of(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Covariance of two lists of losses by the luck of runs: each is that of the baseline less its own."""
-    states = {1.0: (1.0, 1.0), **states}
     dense = np.array([0.0, *np.ones(a.shape[1] - 1)])
 
     def alike(x: np.ndarray, y: np.ndarray) -> float:
-        (tie, times), (other_tie, other_times) = (states.get(of[1], (0.0, 1.0)) for of in (x, y))
-        tied = 1.0 if x[1] == y[1] else tie * other_tie
         apart = [(share / x[1] - other / y[1]) ** 2 for share, other in zip(x[2:], y[2:], strict=True)]
-        return tied * times * other_times * float(np.exp(-1.5 * sum(apart) / len(apart)))
+        return float(np.exp(-1.5 * sum(apart) / len(apart))) if x[1] == y[1] else 0.0
 
     def shared(x: np.ndarray, y: np.ndarray) -> float:
-        return sum(
-            sign * alike(one, other)
-            for sign, one, other in ((1, dense, dense), (-1, dense, y), (-1, x, dense), (1, x, y))
-        )
+        return alike(dense, dense) - alike(dense, y) - alike(x, dense) + alike(x, y)
 
     return np.array([[shared(x, y) for y in b] for x in a])
 
@@ -74,15 +64,14 @@ def usual(slopes: tuple[float, float]) -> float:
     return float(norm.logpdf(np.log(slopes[0] / 4.0)) + norm.logpdf(np.log(slopes[1])))
 
 
-@pytest.mark.parametrize(("luck", "known"), [(0.0, {}), (0.8, {}), (0.8, {0.6: (0.9, 1.0), 0.7: (0.3, 4.0)})])
-def test_it_is_the_conditional_normal_of_the_likeliest_of_its_kernels(luck: float, known: States) -> None:
+@pytest.mark.parametrize("luck", [0.0, 0.8])
+def test_it_is_the_conditional_normal_of_the_likeliest_of_its_kernels(luck: float) -> None:
     draw = np.random.default_rng(0)
     trained, candidates = outcomes(draw, 9, ended=(1.0, 0.6, 0.5)), outcomes(draw, 6, ended=(1.0, 0.6, 0.7))
     losses = 0.01 * trained[:, 0] + 0.001 * draw.normal(size=9)
     unit = 0.005
-    states, states_to = (np.array([known.get(one, (0.0, 1.0)) for one in rows[:, 1]]) for rows in (trained, candidates))
-    found = posterior(trained, losses, candidates, unit=unit, luck=luck, states=states, states_to=states_to)
-    common = luck**2 * luck_of(trained, trained, known)
+    found = posterior(trained, losses, candidates, unit=unit, luck=luck)
+    common = luck**2 * luck_of(trained, trained)
 
     def density(kernel: tuple[float, float, tuple[float, float], float]) -> float:
         own = covariance(trained, trained, *kernel[:3]) + common + kernel[3] ** 2 * np.eye(9)
@@ -100,7 +89,7 @@ def test_it_is_the_conditional_normal_of_the_likeliest_of_its_kernels(luck: floa
     mean, spread = conditional(across, own)
     np.testing.assert_allclose(found.mean, mean, rtol=1e-6)
     np.testing.assert_allclose(found.spread, spread, rtol=1e-4)
-    here = luck**2 * luck_of(candidates, trained, known), luck**2 * luck_of(candidates, candidates, known)
+    here = luck**2 * luck_of(candidates, trained), luck**2 * luck_of(candidates, candidates)
     own_mean, own_spread = conditional(across + here[0], own + here[1])
     np.testing.assert_allclose(found.own_mean, own_mean, rtol=1e-6)
     np.testing.assert_allclose(found.own_spread, own_spread, rtol=1e-4)
@@ -129,16 +118,6 @@ def test_runs_of_full_length_share_the_luck_of_the_baseline_the_less_the_earlier
     assert found.luck[2] == pytest.approx(np.sqrt(2))
     none = posterior(np.empty((0, 5)), np.empty(0), np.array([late]), unit=1.0)
     assert none.luck.tolist() == [0.0]
-
-
-def test_a_state_of_the_full_run_shares_its_luck() -> None:
-    """So a dense run that is cut where the full one hardly moves holds on nearly every other seed."""
-    cut = np.array([[0.2, 0.8, *[0.8] * 3]])
-    lucks = [
-        posterior(np.empty((0, 5)), np.empty(0), cut, unit=1.0, luck=1.0, states_to=np.array([state])).luck[0]
-        for state in ((0.0, 1.0), (0.5, 1.0), (0.9, 1.0), (1.0, 1.0), (0.0, 3.0))
-    ]
-    assert lucks == pytest.approx([2**0.5, 1.0, 0.2**0.5, 0.0, 10**0.5])
 
 
 def test_a_lucky_length_is_not_taken_for_a_good_one() -> None:

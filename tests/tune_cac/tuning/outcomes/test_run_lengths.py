@@ -70,24 +70,6 @@ def test_a_cut_run_that_failed_is_no_run_of_equal_compute(tmp_path: Path) -> Non
     assert run.values["epochs"] == 16
 
 
-@pytest.mark.parametrize(("lengths", "controls", "epochs"), [
-    ("auto", True, [15, 24]), ("auto", False, [15, 24]), ("1.0,0.9", True, [27]), ("", True, [27, 24, 21, 18, 15]),
-    ("", False, []),
-])  # fmt: skip
-def test_the_full_run_knows_the_lengths_of_runs_that_will_begin_as_it_does(
-    tmp_path: Path, lengths: str, controls: bool, epochs: list[int]
-) -> None:
-    made = searcher(tmp_path, baseline=False, lengths=lengths)
-    made.plan(9, controls=controls)
-    baseline = made.suggest("baseline")
-    assert isinstance(baseline, dict)
-    assert baseline["sharing"]["cut_epochs"] == epochs
-    if lengths:
-        cut = made.suggest("cut")
-        assert isinstance(cut, dict)
-        assert cut["sharing"]["cut_epochs"] == []
-
-
 def test_shares_are_given_as_text() -> None:
     assert lengths_in_epochs(read_lengths("1.0, 0.8,0.6"), 30) == [24, 18]
     assert SearchOptions().searched_lengths == "auto"
