@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from commands_run import Run, run_here
+from commands_run import run_here
 from runs import assert_equals_alone
 
 import analysis
@@ -117,52 +117,3 @@ def test_a_resumed_search_trains_nothing_more(study: Path) -> None:
     again = layout.best.read_text()
     assert again.splitlines()[:2] == answer.splitlines()[:2]
     assert re.findall("with a probability of .*", again) == re.findall("with a probability of .*", answer)
-
-
-FACTORY = """
-import torch
-from torch import nn
-from torch.optim.lr_scheduler import MultiStepLR
-from torch.utils.data import DataLoader, TensorDataset
-
-def data(seed, samples):
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, 3, (samples,), generator=generator)
-    return TensorDataset(torch.randn(samples, 1, 6, 6, generator=generator) + labels.view(-1, 1, 1, 1), labels)
-
-def model():
-    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(),
-                         nn.Linear(64, 3))
-
-def make():
-    return {
-        "model": model,
-        "train": DataLoader(data(0, 120), batch_size=10, shuffle=True),
-        "validation": DataLoader(data(1, 90), batch_size=30),
-        "test": DataLoader(data(2, 90), batch_size=30),
-        "optimizer": lambda named: torch.optim.SGD(named, lr=0.05, momentum=0.9, weight_decay=0.01),
-        "schedule": lambda optimizer, total_steps: MultiStepLR(optimizer, [12 * 7], gamma=0.1),
-        "epochs": 10,
-    }
-"""
-
-
-def test_cut_runs_begin_as_the_full_run_does_where_its_schedule_allows(
-    tune_cac_command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "dropping_rates.py").write_text(FACTORY)
-    done = tune_cac_command(
-        "search", "--workload", "dropping_rates:make", "--space", "manual_layers", "--trials", "4", "--name", "s",
-        "--concurrency", "2", "--allowed-drop", "0.3", "--checkpoint-every", "0",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    trials = analysis.load(tmp_path / "results" / "s")
-    baseline, dense = trials.iloc[0], trials[trials["control"] == SHORTER]
-    assert baseline["search_flops"] == baseline["executed_flops"]
-    assert dense["epochs"].iloc[0] == 5
-    # Of the full run, which is begun beside it, at least the checkpoints at epochs' starts are there: otherwise their
-    # times follow from what they take, and on a busy machine there may be none.
-    assert (dense["search_flops"] <= dense["executed_flops"] / dense["epochs"]).all()
-    for _, row in trials.iterrows():
-        assert_equals_alone(row)
