@@ -15,8 +15,8 @@ from typing import Any
 
 from one_training import last_row
 
-from trainables.atomic_write import atomic_write
 from trainables.config import TrialConfig
+from trainables.storage import atomic_write
 
 #: Loss that is allowed, the default of a search by accuracy.
 ALLOWED = 0.005

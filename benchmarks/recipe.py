@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader
 
 from trainables.config import TrialConfig
 from trainables.registry import WORKLOADS, Entry
-from trainables.training.recipe.loading import BatchLoader
+from trainables.training.recipe.recipe import BatchLoader
 from trainables.training.run import TrainingRun
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.images.workload import Images

@@ -17,9 +17,14 @@ import search_spaces
 from analysis.io.study_options import Option, options_of
 from search_spaces import SPACES
 from trainables.gradients import fields as estimator_settings
-from trainables.gradients import variance_fields
-from trainables.gradients.fields import DEFAULTS, ESTIMATORS, FIELD_NAMES, GradientFields, readable_fields
-from trainables.gradients.variance_fields import VarianceFields
+from trainables.gradients.fields import (
+    DEFAULTS,
+    ESTIMATORS,
+    FIELD_NAMES,
+    GradientFields,
+    VarianceFields,
+    readable_fields,
+)
 from trainables.gradskip.variables import VARIABLES
 from trainables.savings import saved_words
 from trainables.training.recipe import fields as recipe
@@ -108,8 +113,7 @@ def recipe_fields() -> str:
 
 
 def _choices(name: str) -> Iterable[str]:
-    home = estimator_settings if hasattr(estimator_settings, name) else variance_fields
-    found: Iterable[str] = getattr(home, name)
+    found: Iterable[str] = getattr(estimator_settings, name)
     return found
 
 

@@ -7,7 +7,7 @@ import torch
 
 from trainables.compression.policies import PruningPolicy
 from trainables.compression.pruners import build_pruner
-from trainables.compression.schedule.pruner_configs import SensitivityPrunerConfig
+from trainables.compression.schedule.configs import SensitivityPrunerConfig
 from trainables.compression.scheduler import CompressionScheduler
 
 torch.manual_seed(0)

@@ -6,7 +6,7 @@ from typing import Any
 
 from search_spaces import central_difference
 from search_spaces.space import Branch, Space, SpaceContext, Suggests, interval, nearest_interval
-from trainables.gradients.variance_fields import CLUSTER_MODES, usual_cluster_interval
+from trainables.gradients.fields import CLUSTER_MODES, usual_cluster_interval
 
 #: Clusters, on a logarithmic scale.
 CLUSTERS = (2, 64)

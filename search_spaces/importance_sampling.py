@@ -6,7 +6,7 @@ from typing import Any
 
 from search_spaces import central_difference
 from search_spaces.space import Space, SpaceContext, Suggests, interval, nearest_interval
-from trainables.gradients.variance_fields import IMPORTANCE_SCORES
+from trainables.gradients.fields import IMPORTANCE_SCORES
 
 #: Share of the probability that is spread evenly.
 UNIFORM = (0.05, 1.0)

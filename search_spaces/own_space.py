@@ -25,7 +25,7 @@ from search_spaces import (
 from search_spaces.space import ANY_RUN, MOST_VISITS, Space, SpaceContext, Suggests, TooManyVisits, corners, describe
 from trainables.config import TrialConfig, field_names, method_of
 from trainables.errors import UserError, unknown_name
-from trainables.gradients.variance_fields import OF_ANY_METHOD
+from trainables.gradients.fields import OF_ANY_METHOD
 from trainables.gradskip.variables import variable_named
 from trainables.training.recipe.fields import RECIPE_MEANINGS
 from trainables.workload_options import canonical, read_options
@@ -184,7 +184,7 @@ class _Middles:
 
 def middle(low: Any, high: Any, step: Any, log: bool) -> Any:
     """Return the middle of a range: geometric on a logarithmic scale, on the grid of a step, whole for integers."""
-    from trainables.compression.schedule.search_marks import Mark
+    from trainables.compression.schedule.reading import Mark
 
     found = Mark(low=low, high=high, step=step, log=log).middle()
     return min(max(low, float(f"{found:.6g}")), high) if isinstance(found, float) else found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from search_spaces.space import Space, SpaceContext, Suggests
-from trainables.compression.schedule.search_marks import Mark, read_marks
+from trainables.compression.schedule.reading import Mark, read_marks
 
 #: Prefix of a parameter's name. Dots of a mark's path become slashes, because dots separate branch and variable.
 PREFIX = "mark:"

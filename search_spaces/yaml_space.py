@@ -32,8 +32,7 @@ from search_spaces.own_space import (
 from search_spaces.space import Space, SpaceContext, Suggests
 from trainables.config import TrialConfig, field_kinds
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.variable_types import is_number
-from trainables.gradskip.variables import BY_NAME
+from trainables.gradskip.variables import BY_NAME, is_number
 
 #: Keys of an entry.
 KEYS = ("low", "high", "step", "log", "choices", "value", "start", "when", "meaning")

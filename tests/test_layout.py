@@ -14,13 +14,12 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")
 #: Rooms from the bottom up; a module may import its own room and those below. Modules are in the longest that fits.
 ORDER = (
-    ("trainables.atomic_write", "trainables.disk_reserve", "trainables.errors", "trainables.lazy_names"),
+    ("trainables.storage", "trainables.errors", "trainables.lazy_names"),
     ("trainables.quality",),
     ("trainables.workload_options", "trainables.metrics", "trainables.savings", "trainables.interventions"),
     ("trainables.registry",),
     # A method's settings belong to the vocabulary, as the configuration's fields are the variables themselves.
-    ("trainables.gradskip.variable_types", "trainables.gradskip.variables", "trainables.gradskip.settings"),
-    ("trainables.gradients.variance_fields",),
+    ("trainables.gradskip.variables", "trainables.gradskip.settings"),
     ("trainables.gradients.fields",),
     ("trainables.training.recipe.fields",),
     ("trainables.config",),

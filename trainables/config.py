@@ -12,16 +12,9 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradients.fields import (
-    INTEGERS,
-    GradientFields,
-    check_gradient_fields,
-    estimator_in,
-    estimator_of,
-)
+from trainables.gradients.fields import INTEGERS, GradientFields, check_gradient_fields, estimator_in, estimator_of
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.variable_types import is_number
-from trainables.gradskip.variables import BY_NAME, VARIABLES
+from trainables.gradskip.variables import BY_NAME, VARIABLES, is_number
 from trainables.metrics import check_metric
 from trainables.quality import ACCURACY, Quality, quality_named
 from trainables.registry import METHODS, check_workload

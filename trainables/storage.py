@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
+import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from urllib.parse import urlsplit
 
-from trainables.atomic_write import TEMPORARY_SUFFIX, atomic_write
 from trainables.errors import UserError
 
 if TYPE_CHECKING:
@@ -326,3 +327,58 @@ def remove_what_was_read(path: Path, read: os.stat_result) -> None:
     with suppress(OSError):
         if os.path.samestat(os.stat(path), read):
             path.unlink()
+
+
+# --- Atomic writing of one file; the only place of the project that writes beside a file and renames ------------------
+
+#: Temporary names begin with a dot and end with this suffix.
+TEMPORARY_SUFFIX = ".tmp"
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that replaces ``path`` at the end of the block, and leaves it unchanged if the block fails.
+
+    A reader sees the old file, the new one or none, also after this process was killed. A machine that crashes may lose
+    blocks of a renamed file, which only a checksum detects (`trainables.stage_tree.store`).
+
+    Args:
+        path: in an existing folder, which also holds the temporary file; its permissions follow the umask.
+
+    Raises:
+        OSError: it cannot be written (disk full, file too large, read-only); the temporary file is removed.
+    """
+    # The random part distinguishes threads, and processes of equal number on two nodes. The name is cut, since the
+    # file system limits its length.
+    temporary = path.with_name(f".{path.name[:50]}.{os.getpid()}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+# --- Free space of a disk that checkpoints, which can be lost, leave to the journal and the results of a search
+
+#: Bytes that stay free, or this share of a disk for which they are much. The journal of 10,000 trials has some 30 MB.
+_RESERVE_BYTES, _RESERVE_SHARE = 256 * 2**20, 0.1
+
+
+def lacking_bytes(folder: Path, size_bytes: int) -> int:
+    """Return how many bytes of the reserve would be taken by writing this many; 0 if it stays whole.
+
+    Args:
+        folder: where they are written; it need not exist.
+        size_bytes: bytes to be written.
+
+    Raises:
+        OSError: the disk cannot be asked.
+    """
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    disk = shutil.disk_usage(folder)
+    reserve = min(_RESERVE_BYTES, int(_RESERVE_SHARE * disk.total))
+    return max(reserve + size_bytes - disk.free, 0)

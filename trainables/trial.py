@@ -18,12 +18,11 @@ from ray import tune
 from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 from trainables.config import TrialConfig
-from trainables.gradskip.script_counting.trace_file import DEFAULT_WATCH
+from trainables.gradskip.script_counting.process_record import DEFAULT_WATCH
 from trainables.registry import SCRIPT
 from trainables.runtime.checkpoint_folder import has_room, on_disk, write_checkpoint
 from trainables.runtime.watchdog import Watchdog
-from trainables.script.own_length import OwnLength
-from trainables.script.run import ScriptRun
+from trainables.script.run import OwnLength, ScriptRun
 from trainables.stage_tree.coordinator import RayLeases
 from trainables.storage import is_uri
 from trainables.workload_options import CACHE_VARIABLE

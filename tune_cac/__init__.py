@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import analysis
     import search_spaces
     from trainables import compression, gradients, gradskip
-    from trainables.script.reporting import report
+    from trainables.script.report_lines import report
     from trainables.training.doctor.checkup import doctor
     from tune_cac.study.study_result import SearchResult
     from tune_cac.tuning.confirmation import confirm
@@ -50,7 +50,7 @@ __all__ = [
 _HOMES = {
     "doctor": "trainables.training.doctor.checkup",
     "confirm": "tune_cac.tuning.confirmation",
-    "report": "trainables.script.reporting",
+    "report": "trainables.script.report_lines",
     "search": "tune_cac.tuning.study_search",
     "SearchResult": "tune_cac.study.study_result",
 }

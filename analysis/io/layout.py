@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from analysis.io.study_options import StudyOptions
-from trainables.atomic_write import atomic_write
 from trainables.errors import UserError
 from trainables.quality import DEFAULT_DROP
 from trainables.registry import SCRIPT
 from trainables.savings import TRAINING
-from trainables.storage import joined
+from trainables.storage import atomic_write, joined
 
 #: Name of the study inside the journal.
 STUDY_NAME = "tune_cac"

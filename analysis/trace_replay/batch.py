@@ -22,12 +22,10 @@ from analysis.trace_replay.predicted import Predicted, spared, trains_after
 from analysis.trace_replay.step_by_step import replay_one
 from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig
-from trainables.gradskip.layer_plan import Unit
-from trainables.gradskip.replay import signal_name, stop_action
-from trainables.gradskip.rules.braking import first_step_after
+from trainables.gradskip.replay import Unit, signal_name, stop_action
 from trainables.gradskip.rules.published import next_examination
 from trainables.gradskip.rules.published_batch import CONDITIONS, AutoNumbers, Curve, examinations
-from trainables.gradskip.rules.stop_rule import Decision
+from trainables.gradskip.rules.state_machine import Decision, first_step_after
 
 
 def _views(trace: RunTrace, name: str) -> Callable[[int | None], tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:

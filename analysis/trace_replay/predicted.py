@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.trace_replay.traces import RunTrace
-from trainables.gradskip.layer_plan import Blueprint
+from trainables.gradskip.replay import Blueprint
 
 
 @dataclass(kw_only=True)

@@ -15,7 +15,7 @@ from analysis.trace_replay.settings import Batch, batches
 from analysis.trace_replay.step_by_step import replay_one
 from analysis.trace_replay.traces import RunTrace, facts_key
 from trainables.config import TrialConfig
-from trainables.gradskip.layer_plan import Blueprint
+from trainables.gradskip.replay import Blueprint
 from trainables.savings import share_of_budget
 
 #: Columns of `replay` with their meanings.

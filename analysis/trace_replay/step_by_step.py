@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from analysis.trace_replay.predicted import Predicted, spared, trains_after
 from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig
-from trainables.gradskip.layer_plan import Blueprint, StopEvent
-from trainables.gradskip.replay import GradskipReplay
-from trainables.gradskip.rules.braking import first_step_after
+from trainables.gradskip.replay import Blueprint, GradskipReplay, StopEvent
 from trainables.gradskip.rules.schedule_rules import FreezeOutRule
+from trainables.gradskip.rules.state_machine import first_step_after
 from trainables.interventions import MissingSignal
 
 

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from analysis.io.layout import Layout
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.layer_plan import Blueprint
-from trainables.gradskip.replay import blueprint_key
+from trainables.gradskip.replay import Blueprint, blueprint_key
 from trainables.interventions import Intervention
 from trainables.metrics import value_in
 from trainables.quality import Quality, quality_in

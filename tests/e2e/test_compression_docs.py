@@ -28,8 +28,7 @@ from trainables.compression.schedule import (
 )
 from trainables.compression.schedule.configs import DISTILLERS, EXTENSIONS, PRUNERS, QUANTIZERS, REGULARIZERS
 from trainables.compression.schedule.policy_configs import KINDS
-from trainables.compression.schedule.reading import SECTIONS
-from trainables.compression.schedule.search_marks import KEYS
+from trainables.compression.schedule.reading import KEYS, SECTIONS
 from trainables.errors import UserError
 from trainables.metrics import MODEL_DEFAULTS
 from tune_cac.cli.main import build_parser

@@ -16,9 +16,9 @@ from search_spaces import Space, SpaceContext
 from search_spaces.pruning_sensitivities import BEYOND, LEAST, VALUES, WIDEST
 from search_spaces.pruning_sensitivities_by_block import blocks
 from search_spaces.space import Range, corners, describe
-from trainables.compression.model_check import check_on_model
 from trainables.compression.schedule import read_schedule
 from trainables.compression.schedule.timing import Timing
+from trainables.compression.scheduler import check_on_model
 from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig
 from trainables.workloads import build

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from trainables.gradskip.rules.choice import make_rule
-from trainables.gradskip.rules.state_machine import SkipMachine
-from trainables.gradskip.rules.stop_rule import Decision
+from trainables.gradskip.rules.state_machine import Decision, SkipMachine
 from trainables.gradskip.settings import Settings
 
 

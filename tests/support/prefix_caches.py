@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainables.gradskip.forward_cache.cache import ForwardCache
+from trainables.gradskip.forward_cache import ForwardCache
 
 SAMPLES = 40
 

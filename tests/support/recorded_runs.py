@@ -13,8 +13,7 @@ import numpy as np
 from analysis.io.layout import Layout, StudyInfo
 from analysis.trace_replay.traces import RunTrace, StepCosts, assemble, facts_key
 from trainables.config import TrialConfig
-from trainables.gradskip.layer_plan import Blueprint, LayerPlan, Unit
-from trainables.gradskip.replay import GradskipReplay, stop_action
+from trainables.gradskip.replay import Blueprint, GradskipReplay, LayerPlan, Unit, stop_action
 from trainables.interventions import Intervention
 from trainables.stage_tree.store import Chunk, Stage, StageStore
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from trainables.atomic_write import atomic_write
+from trainables.storage import atomic_write
 
 ROOT = Path(__file__).parents[2]
 #: Where a file is renamed over another: the one writer of files, and the image store, which renames a whole folder.
-RENAMING = {"trainables/atomic_write.py", "trainables/workloads/images/store.py"}
+RENAMING = {"trainables/storage.py", "trainables/workloads/images/store.py"}
 
 
 def test_nobody_sees_a_part(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_full_disk_is_an_os_error_and_leaves_the_old_file(tmp_path: Path, writ
         import errno, resource, sys
         import numpy as np, pyarrow as pa, pyarrow.parquet as pq
         from pathlib import Path
-        from trainables.atomic_write import atomic_write
+        from trainables.storage import atomic_write
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         try:
             with atomic_write(Path(sys.argv[1])) as file:

@@ -22,7 +22,7 @@ from trainables.errors import UserError
 from trainables.gradskip.variables import BY_NAME
 from trainables.metrics import ROW
 from trainables.registry import METHODS, WORKLOADS
-from trainables.runtime.checkpoint_file import CHECKPOINT_FILE
+from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
 from trainables.workloads import build

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainables.disk_reserve import lacking_bytes
 from trainables.runtime.checkpoint_folder import has_room
 from trainables.stage_tree.checkpoints import Checkpoints
+from trainables.storage import lacking_bytes
 
 MIB = 2**20
 

@@ -10,8 +10,8 @@ import pytest
 from object_storage import s3, s3_environment  # noqa: F401 - fixtures
 
 from trainables.errors import UserError
-from trainables.stage_tree.atomic_files import read_checked, write_checked
 from trainables.stage_tree.checkpoints import Checkpoints
+from trainables.stage_tree.store import read_checked, write_checked
 from trainables.storage import DiskFiles, Files, check_place, files_of, is_uri, joined
 
 

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from trainables.compression.schedule.lr_arguments import check_arguments, signatures
+from trainables.compression.schedule.configs import check_arguments, signatures
 from trainables.errors import UserError, unknown_name
 
 #: Classes of torch whose arguments cannot be given as text.

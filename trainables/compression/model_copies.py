@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from trainables.compression.schedule.names import plain_name
-from trainables.runtime.generators import kept_generators
+from trainables.runtime.isolation import kept_generators
 from trainables.workloads.base import Batch
 
 _PREFIX, _ORIGINAL = "parametrizations.", "original"

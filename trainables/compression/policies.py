@@ -8,21 +8,44 @@ The order in an epoch: `epoch_begin`, [`minibatch_begin`, forward, `before_backw
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import reduce
+from operator import add
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainables.compression.component import Pruner, Quantizer, Regularizer
-from trainables.compression.distillation import KnowledgeDistillationPolicy
-from trainables.compression.lr_schedulers import ScheduleLR
-from trainables.compression.masks import Masks
-from trainables.compression.schedule import PrunerPolicyConfig
-from trainables.compression.schedule.timing import Moment
+from trainables.compression.distillation import DistillationLossWeights, KnowledgeDistillationPolicy
+from trainables.compression.distillation.policy import build_teacher
+from trainables.compression.lr_schedulers import ScheduleLR, build_lr_scheduler
+from trainables.compression.masks import (
+    Masks,
+    at_least_single,
+    check_groups,
+    group_count,
+    group_mask,
+    group_norms,
+    parameters_as_built,
+    parts_of,
+)
+from trainables.compression.pruners import build_pruner
+from trainables.compression.quantizers import build_quantizer
+from trainables.compression.schedule import ModelFacts, PlannedPolicy, PrunerPolicyConfig, Schedule, resolve
+from trainables.compression.schedule.configs import (
+    ComponentConfig,
+    GroupLassoRegularizerConfig,
+    GroupVarianceRegularizerConfig,
+    KnowledgeDistillationConfig,
+    L1RegularizerConfig,
+)
+from trainables.compression.schedule.names import assigned, plain_name
+from trainables.compression.schedule.timing import Moment, Timing
 from trainables.compression.thinning import Kind, Thinned, thin
 from trainables.compression.thinning.batchnorm_folding import batchnorms_after, folded
+from trainables.compression.thinning.removing import check_installed
 from trainables.errors import UserError
 
 
@@ -300,3 +323,222 @@ class DistillationPolicy(Policy):
     def before_backward(self, training: Training, loss: Tensor) -> Tensor:
         assert self.distillation is not None
         return self.distillation.before_backward(loss)
+
+
+# --- Regularization terms of the loss that push weights or groups towards zero, or the groups' norms apart ------------
+# Symbols: w a weight; g one of its groups (see `structures`); lambda the strength that the schedule gives a parameter,
+# >= 0. Terms are summed over the parameters.
+#
+#     L1               lambda sum |w|
+#     group lasso      lambda sum_g ||g||_2                  (Yuan and Lin 2006, eq. 2.1, without sqrt of the group
+#     size) group variance   lambda / var_g ||g||_2                (Torfi et al. 2018, arXiv:1802.09902; variance
+#     unbiased)
+
+#: Below this variance the group variance term is constant and its gradient is 0: equal norms give no direction in
+#: which to increase the variance, and 1 / var**2 would overflow.
+LEAST_VARIANCE = 1e-12
+
+
+class L1(Regularizer):
+    """lambda sum |w|. With a threshold criterion, elements with |w| <= lambda become zero."""
+
+    def __init__(self, strengths: Mapping[str, float], criterion: str | None = None) -> None:
+        self.strengths = dict(strengths)
+        self.criterion = criterion
+        self.thresholds = criterion is not None
+        self.targets = tuple(self.strengths)
+
+    def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
+        terms = (
+            strength * weights[name].abs().sum(dtype=at_least_single(weights[name].dtype))
+            for name, strength in self.strengths.items()
+        )
+        return reduce(add, terms)
+
+    def masks(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self.criterion is None:
+            return {}
+        found = {name: weights[name].detach() for name in self.targets}
+        return {name: (w.abs() > self.strengths[name]).to(w.dtype) for name, w in found.items()}
+
+
+class GroupLasso(Regularizer):
+    """lambda times the sum of the groups' L2 norms; with two kinds of groups (``Rows+Cols``) both sums are added.
+
+    With a threshold criterion, groups whose greatest (``Max``) or mean (``Mean_Abs``) absolute value is at most lambda
+    become zero.
+    """
+
+    def __init__(self, regimes: Mapping[str, tuple[float, str]], criterion: str | None = None) -> None:
+        self.regimes = dict(regimes)
+        self.criterion = criterion
+        self.thresholds = criterion is not None
+        self.targets = tuple(self.regimes)
+
+    def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
+        terms = (
+            strength * group_norms(weights[name], kind).sum()
+            for name, (strength, group) in self.regimes.items()
+            for kind in parts_of(group)
+        )
+        return reduce(add, terms)
+
+    def masks(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self.criterion is None:
+            return {}
+        return {
+            name: group_mask(weights[name], group, strength, self.criterion)
+            for name, (strength, group) in self.regimes.items()
+        }
+
+
+class GroupVariance(Regularizer):
+    """lambda over the unbiased variance of the groups' L2 norms, clamped to at least `LEAST_VARIANCE`."""
+
+    def __init__(self, regimes: Mapping[str, tuple[float, str]]) -> None:
+        self.regimes = dict(regimes)
+        self.targets = tuple(self.regimes)
+
+    def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
+        terms = (
+            strength / group_norms(weights[name], kind).var(unbiased=True).clamp(min=LEAST_VARIANCE)
+            for name, (strength, kind) in self.regimes.items()
+        )
+        return reduce(add, terms)
+
+
+def build_regularizer(name: str, settings: ComponentConfig, model: nn.Module) -> Regularizer:
+    """Build the regularizer that the settings describe, for the parameters of this model.
+
+    Args:
+        name: of the instance in the schedule, for messages.
+        settings: one of `trainables.compression.schedule.configs.REGULARIZERS`.
+        model: as built; the settings' patterns are matched with its parameters' names without a leading ``module.``.
+
+    Raises:
+        UserError: a pattern matches no parameter, or a parameter does not have the requested groups.
+    """
+    if not isinstance(settings, (L1RegularizerConfig, GroupLassoRegularizerConfig, GroupVarianceRegularizerConfig)):
+        raise TypeError(f"{type(settings).__name__} holds the settings of no regularizer")
+    shapes = {plain_name(key): tuple(parameter.shape) for key, parameter in model.named_parameters()}
+    try:
+        regimes: dict[str, Any] = assigned(settings.reg_regims, list(shapes))
+        if isinstance(settings, L1RegularizerConfig):
+            return L1(regimes, settings.threshold_criteria)
+        for parameter, (_, group) in regimes.items():
+            check_groups(parameter, shapes[parameter], group)
+        if isinstance(settings, GroupLassoRegularizerConfig):
+            return GroupLasso(regimes, settings.threshold_criteria)
+        for parameter, (_, group) in regimes.items():
+            if group_count(shapes[parameter], group) < 2:
+                raise UserError(
+                    f"the variance of group {group} needs at least two groups, but {parameter} of shape "
+                    f"{list(shapes[parameter])} has one"
+                )
+        return GroupVariance(regimes)
+    except UserError as error:
+        raise UserError(f"regularizer {name}: {error}") from None
+
+
+# --- Builds the components and policies of a schedule for a model -----------------------------------------------------
+
+#: Structures that each extension removes.
+_REMOVES: dict[str, Kind] = {"FilterRemover": "filters", "ChannelRemover": "channels", "StructureRemover": "structures"}
+
+
+class BuiltPolicy(NamedTuple):
+    """A policy of a schedule, built for a model."""
+
+    policy: Policy
+    timing: Timing
+    name: str | None = None
+    """Name of its component in the scheduler's state; None without state."""
+    component: Any = None
+    """The component, if it has state."""
+
+
+def model_facts(model: nn.Module) -> ModelFacts:
+    """Return the facts of a model that a schedule's names are matched with."""
+    return ModelFacts(
+        parameters={name: tuple(p.shape) for name, p in parameters_as_built(model).items()},
+        modules={name: type(module).__name__ for name, module in model.named_modules() if name},
+    )
+
+
+def build_policies(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    schedule: Schedule,
+    *,
+    seed: int,
+    compatible: bool,
+    make_model: Callable[[], nn.Module] | None,
+    base_lrs: Sequence[float] | None,
+) -> list[BuiltPolicy]:
+    """Build the components and policies of a schedule, in its order.
+
+    Args: see `CompressionScheduler.from_schedule`.
+
+    Raises:
+        UserError: the model does not have a name, or a component does not fit the model.
+    """
+    schedule = resolve(schedule, model_facts(model), compatible=compatible).schedule
+    built: dict[str, Any] = {}
+
+    def once(name: str, make: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if name not in built:
+            built[name] = make(*arguments, **named)
+        return built[name]
+
+    def build(planned: PlannedPolicy) -> BuiltPolicy:
+        component, timing = schedule.component(planned), planned.timing
+        name = f"{component.section}.{component.name}"
+        settings: Any = component.settings
+        if planned.kind == "pruner":
+            args = planned.args if isinstance(planned.args, PrunerPolicyConfig) else PrunerPolicyConfig()
+            if args.levels is not None:
+                name = f"{name}@{planned.position}"  # its own levels require a separate pruner
+                settings = with_levels(settings, args.levels)
+            pruner = once(name, build_pruner, component.name, settings, model, seed=seed)
+            return BuiltPolicy(PruningPolicy(pruner, args), timing, name, pruner)
+        if planned.kind == "regularizer":
+            regularizer = build_regularizer(component.name, settings, model)
+            keep_mask = bool(getattr(planned.args, "keep_mask", False))
+            return BuiltPolicy(RegularizationPolicy(regularizer, keep_mask=keep_mask), timing)
+        if planned.kind == "quantizer":  # its state is part of the policy's state
+            quantizing = once(name, lambda: QuantizationPolicy(build_quantizer(component.name, settings, model)))
+            return BuiltPolicy(quantizing, timing)
+        if planned.kind == "lr_scheduler":
+            if optimizer is None:
+                raise UserError("a schedule with lr_schedulers needs an optimizer, got none")
+            arguments = dict(component.arguments)
+            rates = once(name, build_lr_scheduler, component.class_name, arguments, optimizer, base_lrs=base_lrs)
+            return BuiltPolicy(LRPolicy(rates), timing, name, rates)
+        if planned.kind == "extension":
+            check_installed()  # fail now instead of epochs later
+            round_to = int(getattr(settings, "round_to", 1))
+            return BuiltPolicy(ThinningPolicy(_REMOVES[component.class_name], round_to=round_to), timing)
+        return BuiltPolicy(DistillationPolicy(lambda: _distillation(model, settings, make_model)), timing)
+
+    return [build(planned) for planned in schedule.policies]
+
+
+def with_levels(settings: Any, levels: Any) -> Any:
+    """Return a level pruner's settings with the policy's own levels.
+
+    Raises:
+        UserError: the pruner has no levels.
+    """
+    there = getattr(settings, "levels", None)
+    if there is None:
+        raise UserError(f"levels are arguments for SparsityLevelParameterPruner, got them for {settings.class_}")
+    new = levels if isinstance(levels, dict) else dict.fromkeys(there, levels)
+    return settings.model_copy(update={"levels": new})
+
+
+def _distillation(
+    model: nn.Module, settings: KnowledgeDistillationConfig, make_model: Callable[[], nn.Module] | None
+) -> KnowledgeDistillationPolicy:
+    weights = DistillationLossWeights(settings.distill_weight, settings.student_weight, settings.teacher_weight)
+    teacher = build_teacher(settings, model, make_model)
+    return KnowledgeDistillationPolicy(model, teacher, settings.temperature, weights)

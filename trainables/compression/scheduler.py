@@ -25,12 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.distillation import KnowledgeDistillationPolicy
-from trainables.compression.factory import build_policies
+from trainables.compression.lr_schedulers import check_lr_scheduler
 from trainables.compression.masks import Masks
 from trainables.compression.policies import (
     DistillationPolicy,
@@ -38,9 +39,15 @@ from trainables.compression.policies import (
     PruningPolicy,
     QuantizationPolicy,
     Training,
+    build_policies,
+    model_facts,
 )
-from trainables.compression.schedule import Schedule, read_schedule
+from trainables.compression.schedule import ModelFacts, Schedule, read_marks, read_schedule, resolve
+from trainables.compression.schedule.reading import check_marks
 from trainables.compression.schedule.timing import Moment, Timing
+from trainables.config import TrialConfig
+from trainables.runtime.isolation import isolated
+from trainables.workloads import build
 
 if TYPE_CHECKING:
     from typing import Self
@@ -392,3 +399,52 @@ class CompressionScheduler:
 
 def _moment(epoch: int, timing: Timing, minibatch: int, per_epoch: int) -> Moment:
     return Moment(epoch=epoch, timing=timing, minibatch=minibatch, minibatches_per_epoch=per_epoch)
+
+
+# --- Check a schedule on the model of a run before training -----------------------------------------------------------
+
+
+def facts_of_run(base: TrialConfig) -> ModelFacts:
+    """Return the facts of a run's model that a schedule is checked against; nothing is trained."""
+    workload = build(base.workload, base.options)
+    with isolated(seed=base.seed, threads=base.threads):
+        return model_facts(workload.make_model())
+
+
+def check_on_model(
+    schedule: Mapping[str, Any],
+    base: TrialConfig,
+    file: Path | None = None,
+    *,
+    compatible: bool = False,
+    every_mark: bool = False,
+) -> None:
+    """Build everything that a schedule describes once, on the model of a run.
+
+    Args:
+        schedule: plain mapping.
+        base: configuration of the run; nothing is trained.
+        file: the file from which a part of the schedule was read; problems with names are reported with its lines.
+        compatible: whether names that match nothing are left out with a warning.
+        every_mark: whether all choices of the file's marks, and both ends of their ranges, must fit.
+
+    Raises:
+        UserError: the schedule is invalid, does not fit the model, or its teacher cannot be built.
+    """
+    workload = build(base.workload, base.options)
+    with isolated(seed=base.seed, threads=base.threads):
+        model = workload.make_model()
+        if file is not None:
+            marked = read_marks(file)
+            read = marked.read(marked.middles(), compatible=compatible, check_lr=check_lr_scheduler)
+            resolve(read, model_facts(model), compatible=compatible)
+            if every_mark:
+                check_marks(marked, model_facts(model), compatible=compatible, check_lr=check_lr_scheduler)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scheduler = CompressionScheduler.from_schedule(
+            model, optimizer, schedule, seed=base.seed, compatible=compatible, make_model=workload.make_model
+        )
+        for scheduled in scheduler.policies:
+            if isinstance(scheduled.policy, DistillationPolicy):
+                scheduled.policy.look(scheduler.training)
+        scheduler.close()

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
         relative_error,
     )
     from trainables.gradients.discrete_gradients import DiscreteGradient, discrete_gradient, discrete_gradient_of
-    from trainables.gradients.gradient_clustering import GradientCluster, GradientClustering
+    from trainables.gradients.gradient_clustering import (
+        GradientCluster,
+        GradientClustering,
+        IndexedDataset,
+        StratifiedBatches,
+        reservoir,
+    )
     from trainables.gradients.gradient_method import GradientMethod
     from trainables.gradients.gradient_statistics import GradientMeasurement, GradientStatistics
     from trainables.gradients.importance_sampling import ImportanceSampling
@@ -35,7 +41,6 @@ if TYPE_CHECKING:
         stochastic_rounding_ste,
     )
     from trainables.gradients.straight_through_directions import StraightThroughSettings, straight_through_direction
-    from trainables.gradients.stratified_sampling import IndexedDataset, StratifiedBatches, reservoir
     from trainables.gradients.svrg import SVRG
     from trainables.gradients.zero_gradients import ZeroGradients
 

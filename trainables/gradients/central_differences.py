@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from trainables.errors import TrainingDiverged, UserError
-from trainables.gradients.model_loss import Loss, ModelLoss, matching_names, updates_statistics
+from trainables.gradients.gradient_method import Loss, ModelLoss, matching_names, updates_statistics
 from trainables.gradients.normalised_sgd import NormalisedSGD
 from trainables.gradients.perturbations import MEMORY_BYTES, Perturbations
-from trainables.gradskip.variable_types import is_number
+from trainables.gradskip.variables import is_number
 
 #: Norms of the weights that a step which is not normalised may be long; one that long has left all that was learned.
 MOST_LENGTHS = 10.0

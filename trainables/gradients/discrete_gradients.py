@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.central_differences import check_changes_weights, progress_bar
 from trainables.gradients.fields import OBJECTIVES
-from trainables.gradients.model_loss import Loss, matching_names
+from trainables.gradients.gradient_method import Loss, matching_names
 from trainables.gradients.perturbations import MEMORY_BYTES, Perturbations
-from trainables.gradskip.variable_types import is_number
+from trainables.gradskip.variables import is_number
 
 #: Multiples of the stride that are tried at once, at first and at most; each time twice as many.
 _FIRST_MULTIPLES, _MOST_MULTIPLES = 1, 64

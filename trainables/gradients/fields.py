@@ -1,22 +1,189 @@
-"""Hyperparameters of the gradient estimators, as fields of a trial's configuration. Loads no torch."""
+"""Hyperparameters of the methods that change a gradient's variance, as fields of a configuration. Loads no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradients.variance_fields import (
-    LEAST,
-    OF_ANY_METHOD,
-    PREFIXES,
-    VARIANCE_DEFAULTS,
-    VARIANCE_METHODS,
-    VarianceFields,
-    check_variance_fields,
+from trainables.gradskip.variables import is_number
+
+#: What importance sampling draws by.
+IMPORTANCE_SCORES = ("loss", "output_gradient", "gradient")
+#: From which labels K-FAC's factors are measured: drawn from the model's own distribution, or the batch's.
+FISHERS = ("sampled", "empirical")
+#: Gradients of a measurement unless specified, as in the paper.
+STATISTICS_SAMPLES = 50
+#: Samples that are kept of an epoch whose samples have no numbers, unless specified.
+KEPT_SAMPLES = 5000
+#: How clusters of gradients are found: passes over all samples, or from the batches that are trained.
+CLUSTER_MODES = ("full", "online")
+#: Steps from one update of the clusters to the next: the least of full updates, and of those from trained batches.
+FULL_CLUSTER_EVERY, ONLINE_CLUSTER_EVERY = 100, 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class VarianceFields:
+    """Fields of the methods of `VARIANCE_METHODS`; None: the method's default."""
+
+    svrg_alpha: float | None = None
+    """svrg: coefficient of the control variate, in [0, 1]; 0 is SGD."""
+    svrg_alpha_decays: bool | None = None
+    """svrg: True if the coefficient falls linearly to 0 over the run."""
+    svrg_snapshot_every: int | None = None
+    """svrg: steps from one snapshot, a pass over the data, to the next, >= 1."""
+    kfac_damping: float | None = None
+    """kfac: added to the eigenvalues of the curvature, above 0."""
+    kfac_kl_clip: float | None = None
+    """kfac: bound on the KL divergence of a step, above 0."""
+    kfac_decay: float | None = None
+    """kfac: decay of the factors' moving averages, in [0, 1)."""
+    kfac_factor_every: int | None = None
+    """kfac: steps from one measurement of the factors to the next, >= 1."""
+    kfac_inverse_every: int | None = None
+    """kfac: steps from one eigendecomposition to the next, >= 1."""
+    kfac_fisher: str | None = None
+    """kfac: labels of the factors, `FISHERS`."""
+    cluster_count: int | None = None
+    """gradient_clustering: K, the clusters, >= 1."""
+    cluster_mode: str | None = None
+    """gradient_clustering: `CLUSTER_MODES`."""
+    cluster_every: int | None = None
+    """gradient_clustering: steps from one update of the clusters to the next, >= 1; unless set, online 10, full as many
+    as passes need to cost less than plain steps, 100 at least."""
+    cluster_iterations: int | None = None
+    """gradient_clustering: passes over the data of a full update, >= 1."""
+    cluster_decay: float | None = None
+    """gradient_clustering: decay of the centres in online mode, in [0, 1)."""
+    kept_samples: int | None = None
+    """gradient_clustering, importance_sampling, svrg: most samples that are kept of data without numbers, >= 1."""
+    importance_by: str | None = None
+    """importance_sampling: `IMPORTANCE_SCORES`."""
+    importance_uniform: float | None = None
+    """importance_sampling: share of the probability that is spread evenly, in (0, 1]."""
+    importance_update_every: int | None = None
+    """importance_sampling: steps from one update of the probabilities to the next, >= 1."""
+    zero_threshold: float | None = None
+    """zero_gradients: norm of a sample's output gradient below which it is left out, above 0."""
+    zero_unbiased: bool | None = None
+    """zero_gradients: True keeps some of those samples with a larger weight."""
+    statistics_measurements: int | None = None
+    """Any method: how often gradient statistics are measured in the run, >= 1. None: never."""
+    statistics_samples: int | None = None
+    """Any method: gradients of each estimator in a measurement, >= 2. None: `STATISTICS_SAMPLES`."""
+
+
+#: Fields and values where they are None, by method; their options are the fields without the method's prefix.
+VARIANCE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "svrg": {
+        "gradient_start_itr": 0,
+        "svrg_alpha": 1.0,
+        "svrg_alpha_decays": False,
+        "svrg_snapshot_every": 100,
+        "kept_samples": KEPT_SAMPLES,
+    },
+    "kfac": {
+        "gradient_start_itr": 0,
+        "kfac_damping": 1e-3,
+        "kfac_kl_clip": 1e-2,
+        "kfac_decay": 0.95,
+        "kfac_factor_every": 10,
+        "kfac_inverse_every": 100,
+        "kfac_fisher": "sampled",
+    },
+    "gradient_clustering": {
+        "gradient_start_itr": 0,
+        "cluster_count": 10,
+        "cluster_mode": "full",
+        "cluster_every": None,
+        "cluster_iterations": 3,
+        "cluster_decay": 0.99,
+        "kept_samples": KEPT_SAMPLES,
+    },
+    "importance_sampling": {
+        "gradient_start_itr": 0,
+        "importance_by": "loss",
+        "importance_uniform": 0.5,
+        "importance_update_every": 10,
+        "kept_samples": KEPT_SAMPLES,
+    },
+    "zero_gradients": {"gradient_start_itr": 0, "zero_threshold": 0.01, "zero_unbiased": False},
+}
+#: Methods that change a gradient's variance.
+VARIANCE_METHODS = tuple(VARIANCE_DEFAULTS)
+#: Beginnings of the fields' names, by method.
+PREFIXES: Mapping[str, str] = {
+    "svrg": "svrg_",
+    "kfac": "kfac_",
+    "gradient_clustering": "cluster_",
+    "importance_sampling": "importance_",
+    "zero_gradients": "zero_",
+}
+#: Fields that any method may have.
+OF_ANY_METHOD = ("statistics_measurements", "statistics_samples")
+#: Ranges: name, whether a value is valid, and the rule in words.
+_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("svrg_alpha", lambda v: 0 <= v <= 1, "a number in [0, 1]"),
+    ("kfac_damping", lambda v: v > 0, "a number above 0"),
+    ("kfac_kl_clip", lambda v: v > 0, "a number above 0"),
+    ("kfac_decay", lambda v: 0 <= v < 1, "a number in [0, 1)"),
+    ("cluster_decay", lambda v: 0 <= v < 1, "a number in [0, 1)"),
+    ("importance_uniform", lambda v: 0 < v <= 1, "a number in (0, 1]"),
+    ("zero_threshold", lambda v: v > 0, "a number above 0"),
 )
-from trainables.gradskip.variable_types import is_number
+#: Least values of integers.
+LEAST: Mapping[str, int] = {
+    "svrg_snapshot_every": 1, "kfac_factor_every": 1, "kfac_inverse_every": 1, "cluster_count": 1, "cluster_every": 1,
+    "cluster_iterations": 1, "kept_samples": 1, "importance_update_every": 1, "statistics_measurements": 1,
+    "statistics_samples": 2,
+}  # fmt: skip
+_CHOICES = (("kfac_fisher", FISHERS), ("cluster_mode", CLUSTER_MODES), ("importance_by", IMPORTANCE_SCORES))
+
+
+def check_variance_fields(config: Any) -> None:
+    """Raise UserError for a value out of range; integers are checked with those of other fields."""
+    for name, holds, rule in _RULES:
+        value = getattr(config, name)
+        if value is not None and not (is_number(value) and holds(value)):
+            raise UserError(f"{name} must be {rule}, got {value!r}")
+    for name, valid in _CHOICES:
+        value = getattr(config, name)
+        if value is not None and value not in valid:
+            raise unknown_name(name, str(value), valid)
+
+
+def usual_cluster_interval(batches: int, iterations: int) -> int:
+    """Return the steps from one full update to the next unless specified, 4/3 for each batch of each pass.
+
+    Such a batch costs 1.13 plain steps (`benchmarks/variance_study.py --times`), so updates cost less than plain steps.
+
+    Args:
+        batches: of a pass over the data.
+        iterations: passes of an update.
+
+    >>> usual_cluster_interval(10, 3), usual_cluster_interval(782, 3)
+    (100, 3128)
+    """
+    return max(FULL_CLUSTER_EVERY, -(-4 * batches * iterations // 3))
+
+
+def options_of(method: str, settings: Mapping[str, Any], total_steps: int) -> dict[str, Any]:
+    """Return the keyword arguments of a method's class (`trainables.gradients`) for a trial's settings.
+
+    >>> options_of("svrg", {"svrg_alpha": 0.5, "svrg_alpha_decays": True, "kept_samples": 9}, 300)
+    {'alpha': 0.5, 'alpha_end': 300}
+    """
+    prefix = PREFIXES[method]
+    own = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
+    if own.pop("alpha_decays", False):
+        own["alpha_end"] = total_steps
+    if "count" in own:
+        own["clusters"] = own.pop("count")
+    return own
+
+
+# --- Hyperparameters of the gradient estimators, as fields of a trial's configuration. Loads no torch -----------------
 
 #: Methods that take other gradients than backpropagation's of the loop's batches.
 ESTIMATORS = ("central_difference", "discrete_gradient", "straight_through", *VARIANCE_METHODS)

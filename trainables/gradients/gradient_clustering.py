@@ -1,6 +1,13 @@
-"""Gradient clustering: samples with similar gradients form clusters, and every batch has samples of all of them.
+"""Sketches of per-sample gradients: a few numbers a layer that keep distances between gradients, about.
 
-Shapes: N samples; K clusters; B samples of a batch; assignments (N,) int64.
+Symbols: g_i gradient of sample i's own loss with respect to the weights of the treated layers; of a layer it is
+G_i = sum_t d_t a_t^T, d_t the output gradient and a_t the input at place t. Its sketch is P^T G_i Q with fixed random
+matrices P, Q of independent normal numbers of variance 1 / p, so that the expected squared distance of two sketches is
+that of the gradients, and equal gradients have equal sketches. It is computed as sum_t (P^T d_t) (Q^T a_t)^T: no
+per-sample gradient is ever built. A side of a layer of at most p numbers is taken as it is. Biases are left out.
+
+Shapes: B samples of a batch; T places, I inputs, O outputs of a layer (`layer_signals`); S numbers of a sketch, at most
+p^2 a layer; sketches (B, S).
 """
 
 from __future__ import annotations
@@ -13,24 +20,303 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import Sampler
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradients.cluster_assignment import (
-    CentreSums,
-    assign,
-    first_centres,
-    split_largest,
-    squared_distances,
-)
+from trainables.gradients.fields import CLUSTER_MODES, ONLINE_CLUSTER_EVERY, usual_cluster_interval
 from trainables.gradients.gradient_method import Draw, GradientMethod
-from trainables.gradients.gradient_sketch import GradientSketch
-from trainables.gradients.layer_signals import LayerSignals, check_some, treatable_layers
-from trainables.gradients.row_proof import PROVE_EVERY, layers_of_samples
-from trainables.gradients.stratified_sampling import stratified_draw
-from trainables.gradients.variance_fields import CLUSTER_MODES, ONLINE_CLUSTER_EVERY, usual_cluster_interval
-from trainables.gradients.watched_rows import WatchedRows
+from trainables.gradients.layer_signals import (
+    LayerSignals,
+    check_some,
+    rows_of_inputs,
+    rows_of_outputs,
+    samples_not_first,
+    treatable_layers,
+)
+from trainables.gradients.output_rows import OutputRows
+from trainables.gradients.sliced_backward import PROVE_EVERY, layers_of_samples
 from trainables.workloads.batch_shapes import shapes_of
+from trainables.workloads.sample_access import IndexedDataset, reservoir
+from trainables.workloads.seeded_loader import epoch_seed
+
+#: p, the numbers that a side of a layer is reduced to.
+SIDE = 8
+
+
+class GradientSketch:
+    """Fixed random projections of the layers' gradients.
+
+    Args:
+        layers: of `layer_signals.treatable_layers`.
+        device: of the model.
+        seed: of the projections.
+        side: p, >= 1.
+    """
+
+    def __init__(self, layers: Mapping[str, nn.Module], device: torch.device, seed: int, side: int = SIDE) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._layers = layers
+        self._sides: dict[str, tuple[Tensor | None, Tensor | None]] = {}
+        self._places: dict[str, slice] = {}
+        end = 0
+        for name, layer in layers.items():
+            assert isinstance(layer.weight, Tensor)
+            outputs, inputs = layer.weight.flatten(1).shape
+            found = [
+                torch.randn(size, side, generator=generator).div_(side**0.5).to(device) if size > side else None
+                for size in (outputs, inputs)
+            ]
+            self._sides[name] = (found[0], found[1])
+            start, end = end, end + min(outputs, side) * min(inputs, side)
+            self._places[name] = slice(start, end)
+        self.width = end
+        """S."""
+
+    def of(self, recorded: LayerSignals, samples: int, scale: Tensor | float) -> tuple[Tensor, int]:
+        """Return the sketches of a batch's gradients (B, S), and the FLOPs that they took.
+
+        Args:
+            recorded: the layers in one backward pass.
+            samples: B.
+            scale: factor that makes a row's gradient that of the sample's own loss; a number or (B,).
+
+        Raises:
+            UserError: a layer whose first dimension is not the samples'.
+        """
+        found: Tensor | None = None
+        flops = 0
+        for name, layer in self._layers.items():
+            for seen, gradient in recorded.calls(name):
+                if len(seen) != samples:
+                    raise samples_not_first(name, len(seen), samples)
+                outputs, inputs = self._sides[name]
+                d = rows_of_outputs(layer, gradient).float()
+                a = _projected(layer, seen.float(), inputs)
+                if outputs is not None:
+                    flops += 2 * d.numel() * outputs.shape[1]
+                    d = d @ outputs
+                if inputs is not None:
+                    flops += 2 * a.numel() * len(inputs)
+                flops += 2 * d.numel() * a.shape[2]
+                if found is None:
+                    found = torch.zeros(samples, self.width, device=a.device)
+                found[:, self._places[name]] += (d.transpose(1, 2) @ a).flatten(1)
+        assert found is not None, "a backward pass through none of the layers"
+        return found * (scale if isinstance(scale, float) else scale.view(-1, 1)), flops
+
+
+def _projected(layer: nn.Module, seen: Tensor, sides: Tensor | None) -> Tensor:
+    """Return Q^T a_t of a layer's input: (B, T, p); of a convolution by one with Q as its kernels, without patches."""
+    if sides is None:
+        return rows_of_inputs(layer, seen)
+    if isinstance(layer, nn.Linear):
+        return rows_of_inputs(layer, seen) @ sides
+    assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
+    kernels = sides.T.reshape(-1, *layer.weight.shape[1:])
+    return layer._conv_forward(seen, kernels, None).flatten(2).transpose(1, 2)
+
+
+# --- Clusters of points: k-means whose assignment minimises the variance of stratified sampling -----------------------
+# Symbols: x_i a point (a sketch of a gradient), C_k the centre of cluster k, N_k its samples.
+# Shapes: B points of a batch; N in all; K clusters; S numbers of a point; centres (K, S); assignments (N,) int64.
+
+
+def first_centres(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
+    """Return points of a batch as centres (K, S): each far from those before, with chances by squared distance.
+
+    Source: Arthur, Vassilvitskii, "k-means++: The Advantages of Careful Seeding", 2007.
+    """
+    rows = points.double().cpu()
+    chosen = [int(torch.randint(len(rows), (), generator=generator))]
+    nearest = (rows - rows[chosen[0]]).square().sum(1)
+    while len(chosen) < clusters:
+        # Where all points are centres already, equal ones remain.
+        chances = nearest if bool(nearest.sum() > 0) else torch.ones_like(nearest)
+        ends = chances.cumsum(0)
+        place = torch.rand((), generator=generator, dtype=torch.float64) * ends[-1]
+        chosen.append(min(int(torch.searchsorted(ends, place, right=True)), len(rows) - 1))
+        nearest = torch.minimum(nearest, (rows - rows[chosen[-1]]).square().sum(1))
+    return points[torch.tensor(chosen, device=points.device)]
+
+
+def squared_distances(points: Tensor, centres: Tensor) -> Tensor:
+    """Return squared distances (B, K)."""
+    return torch.cdist(points, centres, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+
+def assign(found: NDArray[np.float64], counts: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """Return the cluster of each point: (B,).
+
+    Args:
+        found: squared distances (B, K).
+        counts: N_k so far in this pass, (K,), updated here: point i goes to the least (N_k + 1) |C_k - x_i|^2, one
+            after the other, since the variance of stratified sampling is N^-2 sum_k N_k^2 V_k. None: to the nearest.
+    """
+    if counts is None:
+        return found.argmin(1)
+    chosen = np.empty(len(found), dtype=np.int64)
+    for i, row in enumerate(found):
+        k = int(((counts + 1) * row).argmin())
+        chosen[i] = k
+        counts[k] += 1
+    return chosen
+
+
+class CentreSums:
+    """Sums from which the next centres are made.
+
+    Args:
+        centres: (K, S), those before.
+    """
+
+    def __init__(self, centres: Tensor) -> None:
+        self._before = centres
+        self._sums = torch.zeros_like(centres)
+        self._counts = centres.new_zeros(len(centres), 1)
+
+    def add(self, points: Tensor, chosen: Tensor) -> None:
+        """Add points (B, S) that went to these clusters (B,)."""
+        self._counts.index_add_(0, chosen, self._counts.new_ones(len(chosen), 1))
+        self._sums.index_add_(0, chosen, points)
+
+    def centres(self, keep: float = 0.0) -> Tensor:
+        """Return the means (K, S); of clusters without points the centres before, of others ``keep`` of these stays."""
+        means = self._sums / self._counts.clamp(min=1)
+        return torch.where(self._counts > 0, self._before.lerp(means, 1 - keep), self._before)
+
+
+def split_largest(assignments: Tensor, clusters: int, generator: torch.Generator) -> list[tuple[int, int]]:
+    """Give every empty cluster a random half of the largest one, in place; return pairs (empty, largest).
+
+    Where there are fewer samples than clusters, some stay empty.
+
+    Args:
+        assignments: (N,).
+        clusters: K.
+        generator: of the halves.
+    """
+    done = []
+    counts = torch.bincount(assignments, minlength=clusters)
+    for k in (counts == 0).nonzero().flatten().tolist():
+        largest = int(counts.argmax())
+        members = (assignments == largest).nonzero().flatten()
+        if len(members) < 2:
+            break
+        moved = members[torch.randperm(len(members), generator=generator)[: len(members) // 2]]
+        assignments[moved] = k
+        counts[k], counts[largest] = len(moved), len(members) - len(moved)
+        done.append((k, largest))
+    return done
+
+
+# --- Stratified sampling: batches that take samples of all clusters in turn, and the weights that make them unbiased
+# Shapes: N samples; B samples of a batch; assignments (N,) int64; weights (B,).
+# Symbols: M clusters that have samples, N_k samples of cluster k.
+
+
+__all__ = ["IndexedDataset", "StratifiedBatches", "reservoir", "stratified_draw"]
+
+
+def stratified_draw(assignments: Tensor, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return numbers (B,) and weights (B,) of a batch: clusters in random order, a random sample of each, in turn.
+
+    A cluster that comes up again in a batch gives another of its samples as long as it has one. With weights M N_k / N,
+    the weighted mean of the batch has the mean of all samples as its expectation; where M divides B, its variance is
+    sum_k (N_k / N)^2 V_k M / B at most, V_k the variance within cluster k.
+
+    Source: Faghri et al., arXiv:2007.04532, 2020, section 3.
+    """
+    order = torch.randperm(len(assignments), generator=generator)
+    of_order = assignments[order]
+    grouped = order[of_order.argsort(stable=True)]  # each cluster's samples together, in random order
+    counts = torch.bincount(assignments)
+    clusters = counts.nonzero().flatten()
+    starts = counts.cumsum(0) - counts
+    rounds = -(-batch_size // len(clusters))
+    turns = torch.cat([torch.randperm(len(clusters), generator=generator) for _ in range(rounds)])[:batch_size]
+    chosen = clusters[turns]
+    times = torch.arange(batch_size) // len(clusters)  # how often the cluster has come up before
+    numbers = grouped[starts[chosen] + times % counts[chosen]]
+    return numbers, stratified_weights(assignments, numbers)
+
+
+def stratified_weights(assignments: Tensor, numbers: Tensor) -> Tensor:
+    """Return the weights of samples, M N_k / N: (B,) float32."""
+    counts = torch.bincount(assignments)
+    return int((counts > 0).sum()) * counts[assignments[numbers]] / len(assignments)
+
+
+class StratifiedBatches(Sampler[list[int]]):
+    """Batches of sample numbers for a DataLoader (``batch_sampler=``) of an `IndexedDataset`.
+
+        batches = StratifiedBatches(assignments, batch_size=64, seed=0)
+        for numbers, (inputs, targets) in DataLoader(IndexedDataset(dataset), batch_sampler=batches):
+            loss = (batches.weights(numbers) * F.cross_entropy(model(inputs), targets, reduction="none")).mean()
+
+    Args:
+        assignments: (N,) int64, the cluster of each sample; set the attribute when clusters have changed.
+        batch_size: B.
+        seed: of all draws; `set_epoch` changes the epoch's.
+
+    Raises:
+        UserError: no samples, or a batch size below 1.
+    """
+
+    def __init__(self, assignments: Tensor, batch_size: int, seed: int = 0) -> None:
+        if len(assignments) == 0 or batch_size < 1:
+            raise UserError(
+                f"stratified batches need samples and a batch_size >= 1, got {len(assignments)} and {batch_size}"
+            )
+        self.assignments, self.batch_size, self.seed = assignments, batch_size, seed
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return -(-len(self.assignments) // self.batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw other batches in each epoch."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed(epoch_seed(self._epoch, self.seed))
+        for _ in range(len(self)):
+            yield stratified_draw(self.assignments, self.batch_size, generator)[0].tolist()
+
+    def weights(self, numbers: Tensor) -> Tensor:
+        """Return the weights of samples, M N_k / N: (B,) float32."""
+        return stratified_weights(self.assignments, numbers)
+
+
+# --- A pass on a draw in which samples are weighted and layers recorded -----------------------------------------------
+
+
+class WatchedRows(OutputRows):
+    """Weigh a draw's rows, and record layers in the same pass; what the model returned is kept.
+
+    Args:
+        model: whose output is meant.
+        draw: the samples, with their weights.
+        layers: of `layer_signals.treatable_layers`; may be none.
+    """
+
+    def __init__(self, model: nn.Module, draw: Draw, layers: Mapping[str, nn.Module]) -> None:
+        super().__init__(model, draw.size, lambda gradient: draw.weights, keeps_whole=True)
+        self.layers = LayerSignals(layers)
+        """The layers, of the weighted mean of the samples' losses."""
+
+    def __enter__(self) -> WatchedRows:
+        super().__enter__()
+        self.layers.__enter__()
+        return self
+
+    def __exit__(self, kind: object = None, *error: object) -> None:
+        self.layers.__exit__()
+        super().__exit__(kind, *error)
+
+
+# --- Gradient clustering: samples with similar gradients form clusters, and every batch has samples of all of them
+# Shapes: N samples; K clusters; B samples of a batch; assignments (N,) int64.
 
 #: Samples for each cluster among which the first centres are chosen.
 FIRST_POINTS = 8

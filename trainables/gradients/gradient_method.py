@@ -14,21 +14,23 @@ Shapes: B samples of a batch; a gradient has an entry for each parameter that is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.optim import Optimizer
 
-from trainables.errors import UserError
+from trainables.errors import UserError, unknown_name
 from trainables.gradients.flop_meter import FlopMeter
-from trainables.gradients.model_loss import ModelLoss
 from trainables.gradients.output_rows import OutputRows
-from trainables.gradients.step_direction import step_direction
-from trainables.runtime.generators import kept_generators, seed_generators
+from trainables.runtime.isolation import generators_digest, kept_generators, seed_generators
 from trainables.workloads.base import Batch, Samples
 from trainables.workloads.batch_shapes import shapes_of
 from trainables.workloads.sample_access import samples_of, structured
@@ -287,3 +289,258 @@ class GradientMethod:
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `extra_state` returned."""
+
+
+# --- The direction in which a torch optimizer would step, without a step ----------------------------------------------
+
+#: Options of parameter groups that choose an implementation, not a direction.
+_IMPLEMENTATION: dict[str, Any] = {"foreach": None, "fused": None, "capturable": False, "differentiable": False}
+#: Optimizers of torch whose steps do not grow with the learning rate in proportion.
+_WITHOUT_DIRECTION = (torch.optim.LBFGS, torch.optim.Rprop, torch.optim.ASGD, torch.optim.Adafactor)
+#: Attributes of optimizers that follow real steps: learning rate schedulers replace ``step``, rules listen.
+_FOLLOWERS = ("step", "add_param_group", "gradskip")
+
+
+def step_direction(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the direction d of the step that the optimizer would take with these gradients: p becomes p - lr d.
+
+    It is that of the optimizer's own `step`, executed on copies in double precision with a learning rate of 1: with
+    momentum the buffer after the step, with Adam the quotient of its moments, weight decay included.
+
+    Args:
+        optimizer: any torch optimizer whose steps are proportional to the learning rate; nothing of it is changed.
+        parameters: by name, in the optimizer's groups.
+        gradients: by name.
+
+    Raises:
+        UserError: the optimizer has no such direction.
+    """
+    if isinstance(optimizer, _WITHOUT_DIRECTION):
+        raise UserError(
+            "the optimizer's steps must be proportional to its learning rate, so that they have a direction, got "
+            f"{type(optimizer).__name__}: use another, such as SGD or Adam"
+        )
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    groups, copies, state = [], {}, {}
+    for group in optimizer.param_groups:
+        kept = []
+        for parameter in group["params"]:
+            name = names.get(id(parameter))
+            if name is None or name not in gradients:
+                continue
+            twin = nn.Parameter(_double(parameter.detach()).clone())
+            twin.grad = _double(gradients[name]).clone()
+            copies[name] = (parameter, twin)
+            state[twin] = {key: _copied(value, parameter) for key, value in optimizer.state.get(parameter, {}).items()}
+            kept.append(twin)
+        if kept:
+            chosen = {key: value for key, value in _IMPLEMENTATION.items() if key in group}
+            own = {key: value for key, value in group.items() if key not in ("param_names", "lr")}
+            groups.append({**own, **chosen, "params": kept, "lr": 1.0})
+    twin_optimizer = _twin(optimizer, groups, {id(parameter): twin for parameter, twin in copies.values()})
+    twin_optimizer.state.update({twin: values for twin, values in state.items() if values})
+    before = {name: twin.detach().clone() for name, (_, twin) in copies.items()}
+    step = type(twin_optimizer).step
+    # Without the hooks that torch wraps it in: some follow the steps of all optimizers.
+    (step.__wrapped__ if getattr(step, "hooked", False) else step)(twin_optimizer)  # type: ignore[attr-defined]
+    return {name: (before[name] - twin.detach()).to(parameter.dtype) for name, (parameter, twin) in copies.items()}
+
+
+def _twin(optimizer: Optimizer, groups: list[dict[str, Any]], twins: dict[int, Any]) -> Optimizer:
+    """Return an optimizer of the same class and attributes for other parameters, without state, hooks and followers."""
+    twin = type(optimizer).__new__(type(optimizer))
+    for name, value in vars(optimizer).items():
+        if name not in (*_FOLLOWERS, "state", "param_groups") and not name.startswith("_optimizer_"):
+            try:
+                twin.__dict__[name] = copy.deepcopy(value, dict(twins))
+            except Exception:  # noqa: BLE001  # what cannot be copied (a lock, a file) is no part of a direction
+                twin.__dict__[name] = value
+    twin.__setstate__({"state": defaultdict(dict), "param_groups": groups})
+    return twin
+
+
+def _double(value: Tensor) -> Tensor:
+    return value.double() if value.is_floating_point() else value
+
+
+def _copied(value: Any, parameter: Tensor) -> Any:
+    if not isinstance(value, Tensor):
+        return copy.deepcopy(value)
+    # Counters and products of coefficients are rounded as in the real step.
+    return (_double(value) if value.dim() or value.shape == parameter.shape else value).clone()
+
+
+# --- A loss of a model as a function of named parameters: checked, repeatable, without side effects on the model
+
+#: A loss: the model in, a scalar tensor out, regularization terms included.
+Loss = Callable[[nn.Module], Tensor]
+
+
+def matching_names(model: nn.Module, names: str | Iterable[str] | None) -> list[str]:
+    """Return the names of a model's parameters that are meant, in the model's order.
+
+    Args:
+        model: whose parameters; one that has several names has its first.
+        names: names or patterns (``conv*``, ``*.weight``); None: all parameters that require a gradient.
+
+    Raises:
+        UserError: a name matches nothing, or a parameter without floating-point numbers.
+    """
+    known = dict(model.named_parameters())
+    if names is None:
+        found = [name for name, parameter in known.items() if parameter.requires_grad]
+        if not found:
+            raise UserError("the model has no parameter that requires a gradient: name those that are meant")
+    else:
+        wanted: set[str] = set()
+        for pattern in [names] if isinstance(names, str) else names:
+            matches = {pattern} & set(known) or {name for name in known if fnmatchcase(name, pattern)}
+            if not matches:
+                raise unknown_name("parameter", pattern, known)
+            wanted |= matches
+        found = [name for name in known if name in wanted]
+    for name in found:
+        if not known[name].is_floating_point():
+            raise UserError(f"parameter {name} must have floating-point numbers, got {known[name].dtype}: leave it out")
+    return found
+
+
+class _Called(nn.Module):
+    """A module whose forward pass is the loss, so that `functional_call` can exchange the model's parameters."""
+
+    def __init__(self, loss: Loss, model: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+        self.model = model
+
+    def forward(self) -> Tensor:
+        return self.loss(self.model)
+
+
+class ModelLoss:
+    """The loss of a model at changed parameters. The model itself is left as it is.
+
+    Args:
+        loss: loss(model) is a scalar tensor.
+        model: on one device, in the mode in which the loss is meant.
+    """
+
+    def __init__(self, loss: Loss, model: nn.Module) -> None:
+        for name, module in model.named_modules():
+            if getattr(module, "max_norm", None) is not None:
+                raise UserError(
+                    f"{type(module).__name__} {name!r} must not write its weight in forward passes, got "
+                    f"max_norm={module.max_norm}: build it without"
+                )
+        self.model = model
+        self._called = _Called(loss, model)
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._norms = [module for module in model.modules() if _updates(module)]
+        kept = {id(buffer) for norm in self._norms for buffer in norm.buffers(recurse=False)}
+        self._buffers = [(f"model.{name}", buffer) for name, buffer in model.named_buffers() if id(buffer) not in kept]
+        # All names of a parameter that is used in several places, by its first.
+        first = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._names: dict[str, list[str]] = defaultdict(list)
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self._names[first[id(parameter)]].append(f"model.{name}")
+
+    def at(self, changed: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss with some parameters exchanged; buffers that the loss writes are copies."""
+        buffers = {name: buffer.clone() for name, buffer in self._buffers}
+        parameters = {alias: value for name, value in changed.items() for alias in self._names[name]}
+        return functional_call(self._called, {**buffers, **parameters}, (), tie_weights=False)
+
+    def at_each(self, name: str, indices: Tensor, amounts: Tensor) -> Iterator[Tensor]:
+        """Yield the loss with one element of a parameter changed at a time, as a plain loop over the model would.
+
+        Args:
+            name: of a contiguous parameter, which is as before after each evaluation.
+            indices: (n,) int64, flat.
+            amounts: (n,) what is added there.
+        """
+        parameter = dict(self.model.named_parameters())[name]
+        flat = parameter.detach().view(-1)
+        draws = True
+        for index, amount in zip(indices.tolist(), amounts.to(flat.dtype), strict=True):
+            before = flat[index].clone()
+            with torch.no_grad(), _batch_statistics(self._norms), ExitStack() as stack:
+                # States of generators are set for each evaluation only where the loss draws from them.
+                if draws:
+                    stack.enter_context(kept_generators([self.device]))
+                    states = generators_digest(self.device)
+                flat[index] += amount
+                try:
+                    found = self.at({}) if self._buffers else self._called()
+                finally:
+                    flat[index] = before
+                draws = draws and states != generators_digest(self.device)
+            yield found
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluate without gradients, without moving a generator; batch norms in train mode keep their statistics.
+
+        Every block begins with the same states of the generators, so that dropout is the same in all of them.
+        """
+        with torch.no_grad(), kept_generators([self.device]), _batch_statistics(self._norms):
+            yield
+
+    def value(self) -> Tensor:
+        """Return the loss at the model's own parameters.
+
+        Raises:
+            UserError: it is not a scalar tensor.
+        """
+        with self.evaluating():
+            found = self.at({})
+        if not isinstance(found, Tensor):
+            raise UserError(
+                f"loss(model) must return a scalar tensor, got {type(found).__name__}: leave its .item() out"
+            )
+        if found.ndim:
+            raise UserError(f"loss(model) must return a scalar tensor, got shape {tuple(found.shape)}: take its mean")
+        if not found.is_floating_point():
+            raise UserError(f"loss(model) must return a floating-point number, got {found.dtype}: add .float()")
+        return found
+
+    def check_repeats(self) -> Tensor:
+        """Return the loss; raise UserError if two evaluations of the same parameters differ.
+
+        Differences as small as those of parallel sums are no error.
+        """
+        first, again = self.value(), self.value()
+        tolerance = 16 * torch.finfo(first.dtype).eps * first.abs()
+        if bool((first - again).abs() > tolerance):
+            raise UserError(
+                f"loss(model) must be deterministic, got {float(first)} and {float(again)} for the same parameters: "
+                "evaluate it on one fixed batch, and draw only from torch's generators"
+            )
+        return first
+
+
+@contextmanager
+def _batch_statistics(norms: Iterable[nn.Module]) -> Iterator[None]:
+    """Have batch norms in train mode normalise by the batch, as they do, without updating running statistics."""
+    kept = [(norm, dict(norm._buffers)) for norm in norms]
+    for norm in norms:
+        norm.track_running_stats = False  # type: ignore[assignment]
+        for name in norm._buffers:
+            norm._buffers[name] = None
+    try:
+        yield
+    finally:
+        for norm, buffers in kept:
+            norm.track_running_stats = True  # type: ignore[assignment]
+            norm._buffers.update(buffers)
+
+
+def updates_statistics(model: nn.Module) -> bool:
+    """Return whether the model has batch norms that would update running statistics in a forward pass."""
+    return any(_updates(module) for module in model.modules())
+
+
+def _updates(module: nn.Module) -> bool:
+    norms = nn.modules.batchnorm._NormBase
+    return isinstance(module, norms) and module.training and module.track_running_stats

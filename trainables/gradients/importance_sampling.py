@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from trainables.errors import UserError, unknown_name
+from trainables.gradients.fields import IMPORTANCE_SCORES
+from trainables.gradients.gradient_clustering import WatchedRows
 from trainables.gradients.gradient_method import Draw, GradientMethod
 from trainables.gradients.layer_signals import check_some, treatable_layers
 from trainables.gradients.output_rows import sample_losses
-from trainables.gradients.row_proof import PROVE_EVERY, layers_of_samples
-from trainables.gradients.variance_fields import IMPORTANCE_SCORES
-from trainables.gradients.watched_rows import WatchedRows
+from trainables.gradients.sliced_backward import PROVE_EVERY, layers_of_samples
 
 
 class ImportanceSampling(GradientMethod):

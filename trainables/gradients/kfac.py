@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainables.errors import TrainingDiverged, UserError, unknown_name
+from trainables.gradients.fields import FISHERS
 from trainables.gradients.gradient_method import Draw, GradientMethod, Gradients
 from trainables.gradients.layer_signals import (
     LayerSignals,
@@ -31,7 +32,6 @@ from trainables.gradients.layer_signals import (
     untreated_parameters,
 )
 from trainables.gradients.output_rows import output_of
-from trainables.gradients.variance_fields import FISHERS
 from trainables.runtime.flops import uncompiled
 from trainables.workloads.batch_shapes import shapes_of
 

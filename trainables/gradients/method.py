@@ -13,15 +13,17 @@ from trainables.config import TrialConfig
 from trainables.gradients import variance_trial
 from trainables.gradients.central_differences import check_changes_weights, check_epsilon, estimate, scaled_epsilon
 from trainables.gradients.discrete_gradients import search
-from trainables.gradients.fields import STE_ESTIMATORS
-from trainables.gradients.model_loss import ModelLoss, matching_names
+from trainables.gradients.fields import STE_ESTIMATORS, VARIANCE_METHODS
+from trainables.gradients.gradient_method import ModelLoss, matching_names
 from trainables.gradients.perturbations import Perturbations
 from trainables.gradients.straight_through import binary_activations
-from trainables.gradients.straight_through_directions import StraightThroughSettings, straight_through_direction
-from trainables.gradients.switched_on import SwitchedOn
-from trainables.gradients.variance_fields import VARIANCE_METHODS
+from trainables.gradients.straight_through_directions import (
+    StraightThroughSettings,
+    SwitchedOn,
+    straight_through_direction,
+)
 from trainables.runtime.flops import flop_counter
-from trainables.runtime.generators import kept_generators
+from trainables.runtime.isolation import kept_generators
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.batch_shapes import shapes_of
 from trainables.workloads.seeded_loader import epoch_seed

@@ -1,16 +1,8 @@
-"""Backward passes of linear, convolution and batch-norm layers through some samples of a batch only.
+"""Proof that the rows of layers are the samples of a batch, for methods that read samples' gradients in layers.
 
-Rows of a gradient that are zero stay zero through layers, activations, pooling, and norms of single samples, so the
-products of the other rows give the whole gradient. A batch norm in train mode spreads every row's gradient over all
-rows, through the batch's statistics. Here it takes the kept rows for its whole batch, as in a training on these samples
-alone that is normalised by the whole batch's statistics: gradients stay orthogonal to shift and scale. (Dropping what
-would reach the left-out rows breaks that: digits then learned little in the first third of a run.)
+A pass in which the loss of half of the samples counts nothing must leave their rows without a gradient in each layer.
 
-That a layer's rows are those of the samples is proven, not taken for granted: the gradient that reaches the layer must
-be zero in the rows that are left out. A layer of other rows (time first with as many steps as samples, rows that were
-sorted or mixed) fails, and its backward pass runs whole, from the first time on.
-
-Shapes: B samples; K of them kept; inputs and outputs (B, ...).
+Shapes: B samples.
 """
 
 from __future__ import annotations
@@ -25,7 +17,73 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from trainables.gradients.layer_signals import rows_of_others
+from trainables.errors import UserError
+from trainables.gradients.gradient_method import GradientMethod
+from trainables.gradients.layer_signals import LayerSignals, rows_of_others
+from trainables.gradients.output_rows import OutputRows
+from trainables.workloads.batch_shapes import shapes_of
+
+#: Iterations from one proof to the next: it costs a pass.
+PROVE_EVERY = 1000
+
+
+def layers_of_samples(method: GradientMethod, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the layers whose rows are the samples of the method's next draw, and warn of the others.
+
+    Norms are looked at in evaluation mode, since in training they depend on the whole batch.
+
+    Raises:
+        UserError: there is no such layer.
+    """
+    draw = method.draw(method.generator())
+    if draw.size < 2 or not layers:
+        return dict(layers)
+    weights = torch.arange(draw.size, device=method.device).remainder(2).to(torch.float32)
+    modes = [(module, module.training) for module in method.model.modules()]
+    method.model.eval()
+    try:
+        key = ("rows", shapes_of(draw.batch))
+        with (
+            method.pass_on(draw) as evaluate,
+            OutputRows(method.model, draw.size, lambda _: weights),
+            LayerSignals(layers) as recorded,
+        ):
+            with method.meter.forward(key):
+                loss = evaluate({})
+            with method.meter.backward(key):
+                torch.autograd.grad(loss, recorded.edges, allow_unused=True)
+            left_out = weights == 0
+            others = {
+                name
+                for name in layers
+                for _, gradient in recorded.calls(name)
+                if len(gradient) == draw.size and bool(gradient[left_out].any())
+            }
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    if others == layers.keys():
+        raise UserError(
+            f"samples' gradients cannot be read in the layers: {rows_of_others(layers)}. Put the samples' dimension "
+            "first (batch_first=True), or use another method"
+        )
+    if others:
+        warnings.warn(f"{rows_of_others(sorted(others))}: they are not looked at", stacklevel=4)
+    return {name: layer for name, layer in layers.items() if name not in others}
+
+
+# --- Backward passes of linear, convolution and batch-norm layers through some samples of a batch only ----------------
+# Rows of a gradient that are zero stay zero through layers, activations, pooling, and norms of single samples, so the
+# products of the other rows give the whole gradient. A batch norm in train mode spreads every row's gradient over all
+# rows, through the batch's statistics. Here it takes the kept rows for its whole batch, as in a training on these
+# samples alone that is normalised by the whole batch's statistics: gradients stay orthogonal to shift and scale.
+# (Dropping what would reach the left-out rows breaks that: digits then learned little in the first third of a run.)
+#
+# That a layer's rows are those of the samples is proven, not taken for granted: the gradient that reaches the layer
+# must be zero in the rows that are left out. A layer of other rows (time first with as many steps as samples, rows that
+# were sorted or mixed) fails, and its backward pass runs whole, from the first time on.
+#
+# Shapes: B samples; K of them kept; inputs and outputs (B, ...).
 
 #: Passes of a layer with a proof at first, since one may succeed by chance, and from one to the next after them: it
 #: reads the gradient, and the device is waited for.

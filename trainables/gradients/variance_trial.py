@@ -15,17 +15,16 @@ from torch.optim import Optimizer
 from trainables.attachment import EstimateFlops, RunFacts
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradients.fields import estimator_in
+from trainables.gradients.fields import KEPT_SAMPLES, VARIANCE_DEFAULTS, estimator_in, options_of
 from trainables.gradients.gradient_clustering import GradientClustering
 from trainables.gradients.gradient_method import Draw, GradientMethod
 from trainables.gradients.importance_sampling import ImportanceSampling
 from trainables.gradients.kfac import KFAC, check_treatable
 from trainables.gradients.layer_signals import check_some, treatable_layers
+from trainables.gradients.straight_through_directions import SwitchedOn
 from trainables.gradients.svrg import SVRG
-from trainables.gradients.switched_on import SwitchedOn
-from trainables.gradients.variance_fields import KEPT_SAMPLES, VARIANCE_DEFAULTS, options_of
 from trainables.gradients.zero_gradients import ZeroGradients
-from trainables.runtime.generators import captured_generators
+from trainables.runtime.isolation import captured_generators
 from trainables.workloads.base import Batch, Samples
 from trainables.workloads.sample_access import TensorSamples, reservoir
 

@@ -17,11 +17,11 @@ from trainables.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from trainables.gradskip.controller import GradientSkip
-    from trainables.gradskip.forward_cache.cache import ForwardCache
-    from trainables.gradskip.integrations.data_parallel import DistributedDataParallel
-    from trainables.gradskip.layer_plan import StopEvent
+    from trainables.gradskip.data_parallel import DistributedDataParallel
+    from trainables.gradskip.forward_cache import ForwardCache
     from trainables.gradskip.optimizers import SGD, Adam, AdamW, wrap
-    from trainables.gradskip.recording.variance_recorder import Recorder, record
+    from trainables.gradskip.replay import StopEvent
+    from trainables.gradskip.variance_recorder import Recorder, record
 
 __all__ = [
     "SGD",

@@ -14,16 +14,14 @@ from trainables.gradskip.advice.advice import Advice
 from trainables.gradskip.advice.input_gradients import InputGradientCheck
 from trainables.gradskip.advice.occasions import advise_after_stop, advise_at_begin
 from trainables.gradskip.attachable import check_attachable, check_model
-from trainables.gradskip.decisions import Decisions
 from trainables.gradskip.execution_order import ForwardHook
 from trainables.gradskip.layers import unwrap, wrappers
 from trainables.gradskip.numbering import ExampleTrace, Numbering, as_forward, is_compiled
-from trainables.gradskip.script_counting.trace_file import TRIAL_FOLDER
+from trainables.gradskip.script_counting.process_record import TRIAL_FOLDER
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.signals import PlasticitySignal
-from trainables.gradskip.status import Status
-from trainables.gradskip.step import Step
-from trainables.gradskip.stops import Stops
+from trainables.gradskip.step import Status, Step
+from trainables.gradskip.stops import Decisions, Stops
 
 #: Key of the rule's state in an optimizer's ``state_dict()``.
 STATE_KEY = "gradskip"

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.layer_plan import LayerPlan, Unit
 from trainables.gradskip.parts import own_parameters, weight_parts
+from trainables.gradskip.replay import LayerPlan, Unit
 
 #: Kinds of layers, the default of ``CAC_WATCH`` first.
 KINDS = ("conv", "linear")

@@ -11,10 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainables.errors import UserError
-from trainables.gradskip.execution_order import ExecutionRecorder, trace_model, warn_unseen
-from trainables.gradskip.layer_plan import LayerPlan, Unit
+from trainables.gradskip.execution_order import ExecutionRecorder, ModelTrace, trace_model, warn_unseen
 from trainables.gradskip.layers import make_plan, numbered, wrappers
-from trainables.gradskip.model_trace import ModelTrace
+from trainables.gradskip.replay import LayerPlan, Unit
 from trainables.gradskip.settings import Settings
 
 _PARAMS = itemgetter("params")

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from trainables.errors import UserError
-from trainables.gradskip.layer_plan import LayerPlan, StopEvent
-from trainables.gradskip.model_trace import ModelTrace
+from trainables.gradskip.execution_order import ModelTrace
+from trainables.gradskip.replay import LayerPlan, StopEvent
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.status import Status
+from trainables.gradskip.step import Status
 
 
 def state_of(skip: Status) -> dict[str, Any]:

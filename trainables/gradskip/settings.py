@@ -9,8 +9,16 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.variable_types import as_text, parse_names, shown
-from trainables.gradskip.variables import BY_NAME, DEFAULT_SAMPLES, MEASURED_RULES, VARIABLES, VariableFields
+from trainables.gradskip.variables import (
+    BY_NAME,
+    DEFAULT_SAMPLES,
+    MEASURED_RULES,
+    VARIABLES,
+    VariableFields,
+    as_text,
+    parse_names,
+    shown,
+)
 
 #: Prefixes of variables; unknown variables with one of them cause a warning, as they may be misspelt.
 _PREFIXES = ("CAC_VAR_", "CAC_STOP_", "CAC_BRAKING_", "CAC_RULE", "CAC_WATCH", "CAC_WHOLE_", "CAC_NORM_", "CAC_PREFIX_")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainables.gradskip.layer_plan import Unit
+from trainables.gradskip.replay import Unit
 
 #: A variance in half precision is rounded by up to 0.4 %, while thresholds are 1 or 2 % below 1.
 _HALF = (torch.float16, torch.bfloat16)

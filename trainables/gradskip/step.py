@@ -1,30 +1,244 @@
-"""Gradient-Skip around an optimizer's step.
-
-``optimizer.step`` is replaced on the object by a function that does the work due before the step, calls the original
-step, and restores everything, also if the step raises. The step itself stays the optimizer's own, foreach, fused and
-capturable paths included; torch.compile compiles it and leaves the surrounding function to Python. If no work is due,
-the surrounding function costs a counter and three comparisons.
-"""
+"""State of an optimizer's Gradient-Skip, for users and the rest of the package."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from trainables.gradskip.advice.advice import Advice
 from trainables.gradskip.advice.occasions import advise_of_left
-from trainables.gradskip.decisions import Decisions
 from trainables.gradskip.numbering import Numbering
-from trainables.gradskip.rules.state_machine import StepPlan
-from trainables.gradskip.scaling import GroupChanges, MovedBack, is_linear_in_lr, split_groups
+from trainables.gradskip.replay import Blueprint, LayerPlan, StopEvent, Unit
+from trainables.gradskip.rules.state_machine import SkipMachine, StepPlan
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.skipped_steps import SkippedSteps
-from trainables.gradskip.stops import Stops
+from trainables.gradskip.stops import Decisions, Stops
+
+
+class Status:
+    """Properties of `GradientSkip`, each read from the part that owns it."""
+
+    optimizer: Optimizer
+    settings: Settings
+    advice: Advice
+    on_stop: list[Callable[[], None]]
+    step_record: Any
+    numbering: Numbering
+    stops: Stops
+    decisions: Decisions
+    step: Step
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters by number."""
+        return self.numbering.parameters
+
+    @property
+    def names(self) -> list[str] | None:
+        """Return the names of the parameters, where known."""
+        return self.numbering.names
+
+    @property
+    def events(self) -> list[StopEvent]:
+        """Return every stop decision so far."""
+        return self.decisions.events
+
+    @property
+    def machine(self) -> SkipMachine:
+        """Return the machine that counts iterations, asks the rule and brakes."""
+        return self.decisions.machine
+
+    @property
+    def blueprint(self) -> Blueprint:
+        """Return what the rule needs to know of the model."""
+        return self.decisions.blueprint
+
+    @property
+    def plan(self) -> LayerPlan:
+        """Return the plan: the watched layers, and the order in which parameters stop."""
+        return self.decisions.plan
+
+    @property
+    def stopped_through(self) -> int:
+        """Return the position of the last parameter that the rule has stopped, -1 for none.
+
+        The position is the parameter's number, unless whole units stop.
+        """
+        return self.machine.stopped_through
+
+    @property
+    def stopped(self) -> tuple[int, ...]:
+        """Return the numbers of the parameters that Gradient-Skip has stopped, ascending; `stops` has the reasons."""
+        return self.stops.numbers
+
+    @property
+    def iteration(self) -> int:
+        """Return the number of optimizer steps that were actually taken so far."""
+        self.step.settle()
+        return self.machine.iteration
+
+    def left_upstream(self) -> list[str]:
+        """Return the names of running parameters whose gradients pass through stopped layers.
+
+        Each of them makes the backward pass continue through the stopped layers. Empty where the execution order is not
+        known, because no model was given or no training step has run.
+        """
+        return [self.numbering.name(n) for n in self.stops.left_upstream()]
+
+    @property
+    def on_measured(self) -> list[Callable[[Unit, float], None]]:
+        """Return the callbacks that are called with every number measured for a decision."""
+        return self.decisions.on_measured
+
+    def look_ahead(self) -> None:
+        """Measure now what the next step's decision needs, because other code changes weights within the step.
+
+        Only for signals of weights alone. Without this, a decision measures the weights in the optimizer's step, which
+        are the same where nothing else changes them.
+        """
+        self.decisions.look_ahead(self.step.due)
+
+
+# --- Scaling of the update of some parameters in one step; the rest of the step is unchanged --------------------------
+# For torch optimizers whose update is linear in the group's learning rate, these parameters are put into separate
+# groups with a multiplied learning rate, and torch's foreach and fused paths do the rest. Any other optimizer may use
+# its learning rate in any way, or keep counters in its groups; there the parameters are moved back after the step:
+# p = p_before + factor * (p_after - p_before).
+
+#: Optimizers whose update, weight decay included, is proportional to ``lr``, and whose groups contain only settings.
+_LINEAR_NAMES = (
+    "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Muon",
+)  # fmt: skip
+
+
+def is_linear_in_lr(optimizer: Optimizer) -> bool:
+    """Return whether multiplying a group's ``lr`` multiplies the update: true for torch's own step of a known class."""
+    own = inspect.unwrap(type(optimizer).step)
+    classes = [getattr(torch.optim, name, None) for name in _LINEAR_NAMES]
+    return any(own is inspect.unwrap(cls.step) for cls in classes if cls is not None)
+
+
+def split_groups(
+    groups: Sequence[dict[str, Any]],
+    factor_of: Callable[[Tensor], float | None],
+    base_lrs: Sequence[Any],
+) -> list[dict[str, Any]]:
+    """Split groups so that parameters with different factors are separate; a factor of None keeps ``lr``.
+
+    Args:
+        groups: the optimizer's parameter groups.
+        factor_of: each parameter's factor.
+        base_lrs: learning rates that the factors multiply, one per group.
+    """
+    split: list[dict[str, Any]] = []
+    for group, base in zip(groups, base_lrs, strict=True):
+        parts: dict[float | None, list[Tensor]] = {}
+        for parameter in group["params"]:
+            parts.setdefault(factor_of(parameter), []).append(parameter)
+        # Ascending factors, unscaled last: an order that does not depend on which parameter came first.
+        for factor in sorted(parts, key=lambda f: (f is None, f or 0.0)):
+            lr = group["lr"] if factor is None else base * factor
+            split.append({**group, "params": parts[factor], "lr": lr})
+    return split
+
+
+class GroupChanges:
+    """Temporary changes of an optimizer's groups during a step."""
+
+    def __init__(self) -> None:
+        self._changes: list[tuple[Callable[[], None], Callable[[], None]]] = []
+
+    def do(self, do: Callable[[], None], undo: Callable[[], None]) -> None:
+        """Apply a change, and record how to undo it."""
+        self._changes.append((do, undo))
+        do()
+
+    def suspend(self) -> None:
+        """Undo the changes temporarily within the step, until `resume`."""
+        for _, undo in reversed(self._changes):
+            undo()
+
+    def resume(self) -> None:
+        """Apply the changes again after `suspend`."""
+        for do, _ in self._changes:
+            do()
+
+    def put_back(self) -> None:
+        """Undo all changes."""
+        self.suspend()
+        self._changes.clear()
+
+
+class MovedBack:
+    """Copies of parameters from before a step, to scale the step afterwards."""
+
+    def __init__(self, factors: Sequence[tuple[Tensor, float]]) -> None:
+        self._before = [(parameter, parameter.detach().clone(), factor) for parameter, factor in factors]
+
+    def scale(self) -> None:
+        """Scale the change that the step has made."""
+        with torch.no_grad():
+            for parameter, before, factor in self._before:
+                if factor == 0:
+                    parameter.copy_(before)
+                else:
+                    parameter.sub_(before).mul_(factor).add_(before)
+
+
+# --- Steps that GradScaler makes a fused optimizer skip, although the optimizer's `step` is called --------------------
+
+
+class SkippedSteps:
+    """Subtract steps skipped for infinities from a machine's count; read the device only at decisions."""
+
+    def __init__(self) -> None:
+        self._total: Tensor | None = None  # skipped and still counted; on the device
+
+    def is_skipped(self, found_inf: Tensor, machine: SkipMachine, due: int) -> bool:
+        """Return whether the coming step is skipped, and thus is no iteration.
+
+        Between decisions, skipped steps are only summed on the device; the sum is read when a decision is near.
+
+        Args:
+            found_inf: GradScaler's flag for this step, 1 where there are infinities.
+            machine: counts the iterations.
+            due: iterations before this one have nothing to decide.
+        """
+        if machine.iteration < due:
+            self._total = found_inf.detach().clone() if self._total is None else self._total.add_(found_inf)
+            return False
+        now = found_inf.detach().reshape(())
+        total = now.new_zeros(()) if self._total is None else self._total.reshape(())
+        before, skips = torch.stack([total, now]).tolist()
+        self._total = None
+        machine.iteration -= round(before)
+        if machine.iteration < due:
+            self._total = found_inf.detach().clone()
+            return False
+        return bool(skips)
+
+    def settle(self, machine: SkipMachine) -> None:
+        """Correct the iteration count by the steps that GradScaler skipped; synchronizes with the device."""
+        if self._total is not None:
+            machine.iteration -= round(float(self._total))
+            self._total = None
+
+    def forget(self) -> None:
+        """Discard the sum, before another state is loaded."""
+        self._total = None
+
+
+# --- Gradient-Skip around an optimizer's step -------------------------------------------------------------------------
+# ``optimizer.step`` is replaced on the object by a function that does the work due before the step, calls the original
+# step, and restores everything, also if the step raises. The step itself stays the optimizer's own, foreach, fused and
+# capturable paths included; torch.compile compiles it and leaves the surrounding function to Python. If no work is due,
+# the surrounding function costs a counter and three comparisons.
 
 #: Called at every step with its arguments.
 StepListener = Callable[[tuple[Any, ...], dict[str, Any]], None]

@@ -6,18 +6,32 @@ change what the stopped prefix does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Flag, auto
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
+from trainables.gradskip.advice.advice import Advice
 from trainables.gradskip.claims import Claim
-from trainables.gradskip.frozen_prefix import FrozenPrefix
+from trainables.gradskip.execution_order import InertInCopies, ModelTrace, mask_of
 from trainables.gradskip.numbering import Numbering
+from trainables.gradskip.replay import Blueprint, LayerPlan, StopEvent, Unit
+from trainables.gradskip.rules.state_machine import NEVER, SkipMachine, StepPlan
 from trainables.gradskip.settings import Settings
+from trainables.gradskip.signals import (
+    GradientNormSignal,
+    PlasticitySignal,
+    Signal,
+    VarianceSignal,
+)
+from trainables.gradskip.variables import MEASURED_RULES
 
 
 class Reason(Flag):
@@ -297,3 +311,341 @@ class Stops:
         for number in state["kept"]:
             self._reasons[number] = self._reasons.get(number, Reason.RULE) | Reason.KEPT
         self.stop(stopped)
+
+
+# --- The rule on a real model: when it is asked, what is measured for it, and what it decides -------------------------
+
+
+class Decisions:
+    """A rule, its machine and its signal over the layers that the user trains.
+
+    Args:
+        optimizer: its learning rates are stored for the published braking.
+        settings: of the rule.
+        advice: warns of weights that contain a NaN.
+    """
+
+    def __init__(self, optimizer: Optimizer, settings: Settings, advice: Advice) -> None:
+        self._optimizer = optimizer
+        self._settings = settings
+        self._advice = advice
+        self.events: list[StopEvent] = []
+        self.learning_rates: list[Any] = []
+        """Learning rates of the groups at the last decision, which the published braking multiplies."""
+        self.process_group: Any = None
+        """Processes that decide together."""
+        self.on_measured: list[Callable[[Unit, float], None]] = []
+        self._measured: dict[int, float] = {}  # this step's, by position
+        self._ahead: dict[int, float] = {}  # of the coming step, measured before it
+
+    def begin(self, numbering: Numbering, stops: Stops, ends: Collection[int] | None = None) -> None:
+        """Use the layers of a numbering, with a rule in its initial state.
+
+        Args:
+            numbering: of the parameters.
+            stops: of the parameters.
+            ends: positions at which the layers end that a saved run watched last. Layers that the user trains now are
+                added at the next decision, as in that run.
+        """
+        self._numbering, self._stops = numbering, stops
+        self._user_changes = self._stops.user_changes if ends is None else -1
+        self._measured, self._ahead = {}, {}
+        self.signal = self._make_signal()
+        self._set_plan(self._numbering.plan(self._counts if ends is None else lambda unit: unit.end in ends))
+
+    def _set_plan(self, plan: LayerPlan) -> None:
+        """Use a plan, with a machine in its initial state."""
+        stoppable = plan.units if self._settings.reference else plan.without_last(self._stops.user_trains)
+        numbering = self._numbering
+        self.blueprint = Blueprint(
+            plan=plan,
+            stoppable=len(stoppable),
+            names=None if numbering.names is None else tuple(numbering.names),
+            single_precision=not any(p.dtype == torch.float64 for p in numbering.parameters),
+        )
+        self.machine: SkipMachine = self.blueprint.machine(self._settings)
+        self._unit_at: dict[int, Unit] = {unit.end: unit for unit in plan.units}
+
+    def _counts(self, unit: Unit) -> bool:
+        """Return whether a rule may watch a layer: the user trains it, and a variance has more than one element."""
+        if self._settings.reference:
+            return True
+        parameters = self._numbering.parameters
+        needs_variance = self._settings.mode == "auto"
+        return any(
+            self._stops.user_trains(n) and not (needs_variance and parameters[n].numel() <= 1) for n in unit.watched
+        )
+
+    def _make_signal(self) -> Signal:
+        parameters, model = self._numbering.parameters, self._numbering.model
+        if self._settings.mode == "gradient_norm":
+            return GradientNormSignal(parameters)
+        if self._settings.mode == "plasticity":
+            assert isinstance(model, nn.Module)
+            return PlasticitySignal(parameters, model)
+        return VarianceSignal(parameters, reference=self._settings.reference)
+
+    @property
+    def plan(self) -> LayerPlan:
+        """Return the plan: the watched layers, and the order in which parameters stop."""
+        return self.blueprint.plan
+
+    def running_units(self) -> list[Unit]:
+        """Return the layers that no stop has reached."""
+        return [unit for unit in self.plan.units if unit.end > self.machine.stopped_through]
+
+    # --- what the user freezes and unfreezes ------------------------------------------------------------------------
+
+    def look_due(self) -> int:
+        """Return the first iteration with anything to do, including a check of what the user has frozen."""
+        machine, settings = self.machine, self._settings
+        due = machine.quiet_until()
+        if settings.reference or settings.mode in ("off", "manual") or not self._stops.user_holds:
+            return due
+        # A rule with no layer left makes no decisions, but must notice layers that the user unfreezes.
+        begin, interval = settings.looks
+        begin = max(begin, machine.iteration)
+        return min(due, -(-begin // interval) * interval)
+
+    def follow_user(self) -> bool:
+        """Update the rule's layers to those that the user trains now; return whether the user has changed any.
+
+        If the layer that the rule was examining was frozen, the rule continues with the next one. It returns to a layer
+        after the last stop that was unfrozen.
+        """
+        self._stops.look_at_user()
+        if self._settings.reference or self._stops.user_changes == self._user_changes:
+            return False
+        self._user_changes = self._stops.user_changes
+        if self._settings.mode == "manual":  # examines no layer
+            return True
+        # A schedule sets every layer's time at the start; freezing another layer later does not change it.
+        kept = self.plan.units if self._settings.mode in ("linear", "freezeout") else ()
+        self.replan(self._numbering.plan(lambda unit: unit in kept or self._counts(unit)))
+        return True
+
+    def replan(self, plan: LayerPlan) -> None:
+        """Continue with the same rule over other layers."""
+        state = self.machine.state_dict()
+        self._set_plan(plan)
+        empty = not state["rule"] or not self.machine.rule.state_dict()  # no layer: a rule that does nothing
+        self.machine.load_state_dict({**state, "rule": self.machine.rule.state_dict() if empty else state["rule"]})
+        self.machine.rule.begin_after(self.machine.decided_through)
+
+    def follow(self) -> None:
+        """Measure and judge anew, because watched parameters have another shape; what was decided holds."""
+        if self._settings.mode in ("auto", *MEASURED_RULES):
+            state = self.machine.state_dict()
+            self.begin(self._numbering, self._stops)
+            self.machine.load_state_dict({**state, "rule": self.machine.rule.state_dict()})
+            self.machine.rule.begin_after(self.machine.decided_through)
+
+    # --- a decision -------------------------------------------------------------------------------------------------
+
+    def look_ahead(self, due: int) -> None:
+        """Measure now what the next step's decision needs; only for signals of weights alone."""
+        if isinstance(self.signal, VarianceSignal) and self.machine.iteration >= due:
+            units = self.running_units()
+            if units:
+                self._ahead = dict(zip([unit.end for unit in units], self._measure(units), strict=True))
+
+    def decide(self) -> StepPlan:
+        """Begin a step in which the rule may decide or a layer brakes; return what to stop and how to scale updates."""
+        machine = self.machine
+        iteration = machine.iteration
+        looks = machine.braking_through < 0 and machine.rule.next_due(iteration) == iteration
+        self._measured, self._ahead = self._ahead, {}
+        plan = machine.step(self._signal_of)
+        if looks:
+            self.signal.measured()
+            if passed := getattr(machine.rule, "passed", ()):
+                self._advice.passed_over([self._numbering.name(self._unit_at[end].number) for end in passed])
+        if plan.decision is not None:
+            self.events.append(self.blueprint.event(iteration, plan.decision, self._settings))
+            groups = self._optimizer.param_groups
+            self.learning_rates = [_plain(group["lr"]) for group in groups if "lr" in group]
+        return plan
+
+    def _signal_of(self, position: int) -> float:
+        if position not in self._measured:
+            asked = self.running_units() if self.signal.together else [self._unit_at[position]]
+            self._measured.update(zip([unit.end for unit in asked], self._measure(asked), strict=True))
+        return self._measured[position]
+
+    def _measure(self, units: Sequence[Unit]) -> list[float]:
+        values = self.signal.measure(units)
+        if self.process_group is not None:
+            # All processes use the first one's numbers, so that rounding cannot stop a layer on some of them only.
+            values = values.detach().clone()
+            source = torch.distributed.get_global_rank(self.process_group, 0)
+            torch.distributed.broadcast(values, source, group=self.process_group)
+        numbers: list[float] = [float(values)] if len(values) == 1 else values.tolist()  # waits for the device
+        for unit, number in zip(units, numbers, strict=True):
+            for told in self.on_measured:
+                told(unit, number)
+            if math.isnan(number) and isinstance(self.signal, VarianceSignal):
+                self._advice.nan(self._numbering.name(unit.number))
+        return numbers
+
+    def can_stop_more(self) -> bool:
+        """Return whether any stop may still come."""
+        return self.machine.braking_through >= 0 or self.machine.rule.next_due(self.machine.iteration) != NEVER
+
+
+def _plain(lr: Any) -> Any:
+    return lr.detach().clone() if isinstance(lr, Tensor) else lr
+
+
+# --- Fixed running statistics of norms, and detached outputs, in a stopped prefix -------------------------------------
+
+
+class PrefixHook(InertInCopies):
+    """Hook on a module; inert on copies of the model, which are not trained or have another optimizer.
+
+    Args:
+        act: called with the hook's arguments; None for no action.
+        keeper: kept as long as the hook, to remove it when its optimizer is gone.
+    """
+
+    def __init__(self, act: Callable[..., Any] | None = None, keeper: FrozenPrefix | None = None) -> None:
+        self._act, self._keeper = act, keeper
+
+    def __call__(self, *args: Any) -> Any:
+        return None if self._act is None else self._act(*args)
+
+
+def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
+    """Detach a module's output (forward hook), so that nothing before it is kept for a backward pass."""
+    if isinstance(output, Tensor):
+        return output.detach()
+    if isinstance(output, nn.utils.rnn.PackedSequence):
+        return output._replace(data=output.data.detach())
+    if isinstance(output, dict):
+        return type(output)({key: detach_output(_module, _args, part) for key, part in output.items()})
+    if isinstance(output, (tuple, list)):
+        parts = [detach_output(_module, _args, part) for part in output]
+        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
+    return output
+
+
+class HeldNorm:
+    """Make a norm use its running statistics (forward pre-hook), whatever ``model.train()`` has set since.
+
+    Statistics that are collected anew are not held: while the momentum is another than before
+    (`torch.optim.swa_utils.update_bn` sets None), and from a reset until the next evaluation.
+
+    Args:
+        norm: to hold.
+        parent: module whose mode the norm has while it collects.
+    """
+
+    def __init__(self, norm: Any, parent: nn.Module) -> None:
+        self._parent = parent
+        self._momentum = getattr(norm, "momentum", None)
+        self._version = norm.running_mean._version
+        self._was_reset = False
+
+    def __call__(self, norm: Any, _args: Any) -> None:
+        collects = getattr(norm, "momentum", None) != self._momentum
+        # A compiled norm is not looked at so closely, for that would compile it anew in each step.
+        if not torch.compiler.is_compiling():
+            collects = collects or self._collects_after_reset(norm)
+        norm.training = collects and self._parent.training
+
+    def _collects_after_reset(self, norm: Any) -> bool:
+        version = norm.running_mean._version
+        if version != self._version:
+            self._version = version
+            count = getattr(norm, "num_batches_tracked", None)
+            self._was_reset = self._was_reset or (count is not None and int(count) == 0)
+        self._was_reset = self._was_reset and self._parent.training
+        return self._was_reset
+
+
+class FrozenPrefix:
+    """The modules of a stopped prefix, treated as the settings ask.
+
+    - ``norm_statistics="hold"``: a norm with nothing that trains in or before it keeps its running statistics, and
+      normalises by them in training too. (If training used the batch's own statistics while these are fixed, evaluation
+      would permanently use statistics from before the stop.)
+    - ``prefix_autograd=False``: outputs of modules with nothing that trains in or before them are detached, so that no
+      activation before them is kept. For a module that is called twice, or shares its weight with one that is,
+      everything that runs before any of its calls counts as before it.
+    """
+
+    def __init__(self, model: nn.Module | None, parameters: Sequence[Tensor], settings: Settings) -> None:
+        self._model, self._parameters = model, parameters
+        self._hold = settings.norm_statistics == "hold"
+        self._detach = not settings.prefix_autograd
+        self._held: dict[nn.Module, tuple[RemovableHandle, bool | None]] = {}
+        self._cut: dict[nn.Module, RemovableHandle] = {}
+        self._look()
+
+    def _look(self) -> None:
+        """Find the modules of the model and their parameters."""
+        model = self._model
+        number_of = {id(p): number for number, p in enumerate(self._parameters)}
+        #: Modules to treat, with the mask of the parameters that they have.
+        self._members: list[tuple[str, nn.Module, int]] = []
+        self._parents: dict[str, nn.Module] = {}
+        #: Mask of parameters that several modules have: without a trace it is unknown which of these runs first.
+        self._shared = 0
+        if model is not None and (self._hold or self._detach):
+            modules = dict(model.named_modules())
+            for name, module in modules.items():
+                self._parents[name] = modules[name.rpartition(".")[0]]
+                # All parameters below it: a module that owns one and has children is stopped when these are, too.
+                own = list(module.parameters())
+                if (own or _is_norm(module)) and all(id(p) in number_of for p in own):
+                    self._members.append((name, module, mask_of(number_of[id(p)] for p in own)))
+            named = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+            self._shared = mask_of(number for key, number in number_of.items() if named[key] > 1)
+
+    def treat(self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool) -> None:
+        """Treat the modules of this prefix, and undo the treatment of all others.
+
+        Args:
+            stopped: numbers of the stopped parameters.
+            frozen: numbers of those that the user does not train; a gradient may have to pass through them.
+            trace: gives the parameters before a module; None: its own parameters decide.
+            cut: whether outputs may be detached; False while a gradient must still reach the last parameter.
+        """
+        stops = mask_of(stopped)
+        moving = ~(stops | mask_of(frozen))
+        for name, module, own in self._members:
+            before = 0 if trace is None else trace.before.get(name, 0)
+            still = not (own | before) & moving
+            if self._hold and _is_norm(module):
+                self._hold_still(module, self._parents[name], still and bool((own | before) & stops))
+            if self._detach:
+                known = trace is not None or not own & self._shared
+                self._detach_output(module, cut and known and still and own != 0 and not own & ~stops)
+
+    def _hold_still(self, module: nn.Module, parent: nn.Module, wanted: bool) -> None:
+        if wanted and module not in self._held:
+            own_mode = module.training != parent.training  # the user keeps this norm in another mode than its parent
+            hook = PrefixHook(HeldNorm(module, parent), self)
+            self._held[module] = (module.register_forward_pre_hook(hook), module.training if own_mode else None)
+        elif not wanted and module in self._held:
+            handle, mode = self._held.pop(module)
+            handle.remove()
+            module.training = parent.training if mode is None else mode
+
+    def _detach_output(self, module: nn.Module, wanted: bool) -> None:
+        if wanted and module not in self._cut:
+            self._cut[module] = module.register_forward_hook(PrefixHook(detach_output, self))
+        elif not wanted and module in self._cut:
+            self._cut.pop(module).remove()
+
+    def release(self) -> None:
+        """Undo everything, before another state is loaded or another optimizer has the parameters."""
+        self.treat((), (), None, cut=False)
+
+    def follow(self) -> None:
+        """Undo everything, and look again at a model in which modules or parameters were replaced."""
+        self.release()
+        self._look()
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return getattr(module, "running_mean", None) is not None

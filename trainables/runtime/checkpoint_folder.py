@@ -1,4 +1,4 @@
-"""Checkpoint folders of a trial: names, and those in object storage."""
+"""Checkpoint file: its name, and how it is read."""
 
 from __future__ import annotations
 
@@ -7,13 +7,35 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from trainables.disk_reserve import lacking_bytes
-from trainables.storage import DiskFiles, copy_files, files_of, is_uri
+import torch
+
+from trainables.storage import DiskFiles, copy_files, files_of, is_uri, lacking_bytes
 
 if TYPE_CHECKING:
     from torch import nn
+
+#: The only file of a checkpoint folder.
+CHECKPOINT_FILE = "run.pt"
+
+
+def read_state(file: Any) -> dict[str, Any]:
+    """Read a state that `torch.save` wrote (a path or a file), with every tensor on the CPU or a GPU as it was.
+
+    The GPU may be another one. Adam counts its steps in CPU tensors; if they were moved to the GPU with the others,
+    each would make every step wait for it.
+    """
+    state: dict[str, Any] = torch.load(file, weights_only=True, map_location=where_it_was)
+    return state
+
+
+def where_it_was(storage: Any, location: str) -> Any:
+    """Return the storage on the CPU, or on this process's current GPU if it was on a GPU; for `torch.load`."""
+    return storage.cuda() if location.startswith("cuda") else storage
+
+
+# --- Checkpoint folders of a trial: names, and those in object storage ------------------------------------------------
 
 #: Beginning of the folder's name; Ray's own, too.
 CHECKPOINT = "checkpoint_"

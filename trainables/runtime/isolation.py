@@ -1,16 +1,106 @@
-"""Process state around a trial: defined at its start, restored at its end."""
+"""State of every random generator of a process."""
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 
-from trainables.runtime.generators import cpu_generators, set_cpu_generators
+
+def cpu_generators() -> tuple[Any, Any, torch.Tensor]:
+    """Return the states of Python's, numpy's and torch's generators, for `set_cpu_generators`."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def set_cpu_generators(states: tuple[Any, Any, torch.Tensor]) -> None:
+    """Set Python's, numpy's and torch's generators."""
+    python, numpy, torch_state = states
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(torch_state)
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the generators of Python, numpy, torch and, on a GPU, of the device; those of other GPUs stay."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def generators_digest(device: torch.device) -> tuple[Any, ...]:
+    """Return the states of all generators as values that compare equal if nothing was drawn in between."""
+    python, numpy, torch_state = cpu_generators()
+    gpu = torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else b""
+    return (python, numpy[1].tobytes(), numpy[2:], torch_state.numpy().tobytes(), gpu)
+
+
+def captured_generators(device: torch.device) -> Callable[[], None]:
+    """Return a function that sets the generators to what they are now; quicker than `generators_state`."""
+    states = cpu_generators()
+    gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def restore() -> None:
+        set_cpu_generators(states)
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu, device)
+
+    return restore
+
+
+def generators_state(device: torch.device) -> dict[str, Any]:
+    """Return the states of Python's, numpy's and torch's generators, and of the device's if it is a GPU.
+
+    They are plain types and tensors, for ``torch.load(weights_only=True)``.
+    """
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, torch.tensor(internal, dtype=torch.int64), gauss],
+        "numpy": [name, torch.tensor(np.asarray(keys, np.int64)), int(position), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+@contextmanager
+def kept_generators(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Restore the generators of Python, numpy, torch and the GPUs after the block, whatever was drawn inside.
+
+    Args:
+        devices: the GPUs among them are restored.
+    """
+    before = cpu_generators()
+    gpus = {
+        torch.cuda.current_device() if device.index is None else device.index
+        for device in devices
+        if device.type == "cuda"
+    }
+    try:
+        with torch.random.fork_rng(devices=sorted(gpus)):
+            yield
+    finally:
+        set_cpu_generators(before)
+
+
+def set_generators(state: dict[str, Any], device: torch.device) -> None:
+    """Set the generators to a state of `generators_state`."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal.tolist()), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+
+
+# --- Process state around a trial: defined at its start, restored at its end ------------------------------------------
 
 
 @contextmanager

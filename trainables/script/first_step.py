@@ -10,12 +10,17 @@ from pathlib import Path
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.script_counting.trace_file import FIRST_STEP_VARIABLE
-from trainables.script.launcher_output import lines_of_failed_process
-from trainables.script.own_length import files_below
-from trainables.script.process import ScriptProcess
+from trainables.gradskip.script_counting.process_record import FIRST_STEP_VARIABLE
 from trainables.script.report_lines import REPORTS_FILE, ReportError, read_report
-from trainables.script.run import LOG_FILE, environment_of, filled_command, working_directory
+from trainables.script.run import (
+    LOG_FILE,
+    ScriptProcess,
+    environment_of,
+    files_below,
+    filled_command,
+    lines_of_failed_process,
+    working_directory,
+)
 
 #: Seconds after which a script that has not failed is taken to run, and between two looks at it.
 LONGEST_S, _LOOK_S = 30.0, 0.05

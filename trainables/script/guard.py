@@ -1,6 +1,6 @@
 """A small program between us and a user's command: it starts the command and leaves none of its processes running.
 
-Run as ``python -I -S guard.py PARENT_PID LC_CTYPE COMMAND PSUTIL_FOLDER`` by `trainables.script.process`, which
+Run as ``python -I -S guard.py PARENT_PID LC_CTYPE COMMAND PSUTIL_FOLDER`` by `trainables.script.run`, which
 holds the other ends:
 
 - stdin: a socket. ``seconds`` and a line feed end the command with that grace period, end of file with `GRACE_S`.

@@ -1,7 +1,7 @@
-"""A trial that a user's command trains: it gets variables and reports rows.
+"""Check that a script's trial took the steps of its length, and did not go on from what an earlier one left.
 
-A row is delayed until the next report comes or the command has ended, because the last row is given only after a
-successful end.
+Scripts that resume by themselves find, in a folder that all trials share, the checkpoint of the trial before: then a
+trial trains on from another one's weights, and seems to cost next to nothing.
 """
 
 from __future__ import annotations
@@ -10,29 +10,314 @@ import json
 import math
 import os
 import platform
+import queue
+import re
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+import psutil
 
 from trainables.config import TrialConfig, field_names
 from trainables.errors import TrainingDiverged, UserError
-from trainables.gradskip.script_counting.trace_file import TRACE_VARIABLE, TRIAL_FOLDER
+from trainables.gradskip.script_counting.process_record import TRACE_VARIABLE, TRIAL_FOLDER
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.variable_types import is_number
-from trainables.gradskip.variables import BY_NAME
+from trainables.gradskip.variables import BY_NAME, is_number
 from trainables.metrics import METHOD_DEFAULTS, METRICS, MODEL_DEFAULTS, further_columns
 from trainables.savings import share_saved
-from trainables.script.launcher_output import lines_of_failed_process
-from trainables.script.own_length import OwnLength
 from trainables.script.placeholders import EPOCHS_VARIABLE, fill
-from trainables.script.process import ScriptProcess
 from trainables.script.report_lines import REPORTS_FILE, ReportError, read_report, takes_no_step, tells_cost
 from trainables.storage import DiskFiles, copy_files, files_of, is_uri
 from trainables.workload_options import SCRIPT_OPTIONS, read_options
+
+#: Share of the baseline's steps, scaled to a trial's epochs, that a trial must take: a scaler may skip some.
+_LEAST = 0.98
+#: Most entries of the working directory that are looked at, and most files that are named.
+_MOST_ENTRIES, _NAMED = 5000, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLength:
+    """What a trial's length asks of it."""
+
+    steps: int
+    """Optimizer steps: the baseline's, scaled to the trial's epochs."""
+    since_s: float
+    """Time at which the study's first trial began, seconds since the epoch."""
+
+    def fault(self, told: Mapping[str, Any], *, cwd: Path, folder: Path, begun_s: float) -> str:
+        """Return why a trial that has ended is no outcome; empty if it is one.
+
+        Args:
+            told: its last report.
+            cwd: the script's working directory.
+            folder: of the trial.
+            begun_s: time at which the trial began, seconds since the epoch.
+        """
+        counted = told.get("gradskip") or {}
+        steps = counted.get("steps", told.get("step"))
+        if steps is None or steps >= _LEAST * self.steps or told.get("extra", {}).get("early_stopped"):
+            return ""
+        return (
+            f"the script took {int(steps)} optimizer steps where a run of its length takes {self.steps}"
+            f"{self.left_behind(cwd, folder, begun_s)}. If it stopped early by itself, let its last report say so: "
+            "report(..., early_stopped=True)"
+        )
+
+    def left_behind(self, cwd: Path, folder: Path, begun_s: float) -> str:
+        """Return the words for files that earlier trials wrote in the working directory; empty if there are none."""
+        found = [(s, p) for s, p in files_below(cwd, folder) if self.since_s <= s < begun_s]
+        if not found:
+            return ""
+        names = [str(path.relative_to(cwd)) for _, path in sorted(found, reverse=True)]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return (
+            f": it may have gone on from what an earlier trial left in {cwd} ({', '.join(names[:_NAMED])}{more}). Give "
+            "each trial a folder of its own for its checkpoints, {trial_dir} in the command"
+        )
+
+
+def files_below(cwd: Path, folder: Path) -> Iterator[tuple[float, Path]]:
+    """Yield the files below a folder with the times of their last change; hidden ones and the study's are left out."""
+    seen = 0
+    for here, folders, names in os.walk(cwd):
+        place = Path(here)
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith((".", "__")) and place / name not in folder.parents and place / name != folder
+        ]
+        for name in names:
+            seen += 1
+            if seen > _MOST_ENTRIES:
+                return
+            try:
+                yield (place / name).stat().st_mtime, place / name
+            except OSError:  # gone meanwhile
+                continue
+
+
+# --- A shell command as a child process: its output is read as it arrives, and no process of it is left behind
+
+#: Maximum number of characters kept of a line.
+LINE_CHARACTERS = 2**20
+#: Maximum number of bytes read from a log's end.
+TAIL_BYTES = 2**18
+#: Seconds between two looks for a report while stdout is silent, and lines of stdout that are read ahead.
+_LOOK_S, _WAITING_LINES = 0.1, 10_000
+#: Seconds to wait for a killed process to disappear.
+KILL_S = 10.0
+
+
+class ScriptProcess:
+    """A running command; a context manager that ends it.
+
+    A guard process (`trainables.script.guard`) runs the command: it ends the command and all its descendants when
+    `close` is called, and also when this process dies in any way.
+
+    Args:
+        command: a command line for ``/bin/sh -c``. It runs in its own session, with an empty stdin.
+        environment: the complete environment of the command, as for `subprocess`: nothing else is inherited.
+            ``PYTHONUNBUFFERED=1`` is added unless it is given, because Python scripts would buffer their lines.
+        cwd: the command's working directory.
+        log: a file to which stdout and stderr are appended as they arrive.
+        reports: a file, made empty here, whose lines come among those of stdout; None for none.
+
+    Raises:
+        OSError: the log cannot be opened, a folder does not exist, or no process can be started.
+    """
+
+    def __init__(
+        self, command: str, *, environment: Mapping[str, str], cwd: Path, log: Path, reports: Path | None = None
+    ) -> None:
+        self._log = log.absolute()
+        self._reports = None
+        self._waiting = threading.Lock()
+        with self._log.open("ab") as end_of_log, ExitStack() as on_failure:
+            if reports is not None:
+                reports.write_bytes(b"")
+                self._reports = on_failure.enter_context(reports.open(encoding="utf-8", errors="replace"))
+            self._log_start = end_of_log.tell()
+            self._guard, theirs = socket.socketpair()
+            on_failure.enter_context(self._guard)
+            # -I -S: neither the user's variables nor installed packages can change the guard.
+            arguments = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(os.getpid())]
+            with theirs:
+                launcher = subprocess.Popen(
+                    [*arguments, environment.get("LC_CTYPE", ""), command, str(Path(psutil.__file__).parents[1])],
+                    env={"PYTHONUNBUFFERED": "1", **environment},
+                    cwd=cwd,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.PIPE,
+                    stderr=end_of_log,
+                    start_new_session=True,
+                    encoding="utf-8",
+                    errors="replace",
+                )
+            assert launcher.stdout is not None
+            self._output = on_failure.enter_context(launcher.stdout)
+            if launcher.wait() != 0:  # it ends as soon as the guard has detached itself
+                raise OSError(
+                    f"the guard of a script could not be started (exit status {launcher.returncode}): see {self._log}"
+                )
+            on_failure.pop_all()
+        self._lines = self._read_lines()
+        self.returncode: int | None = None
+        """The command's exit status once it has ended, negative for signals; known when `lines` has ended.
+
+        Also -9 if the guard was killed from outside.
+        """
+
+    def __enter__(self) -> ScriptProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def lines(self) -> Iterator[str]:
+        r"""Return the lines of stdout, and of the reports, as they arrive, without ends, until the command has ended.
+
+        Every call returns the same iterator, so that one loop can continue where another stopped. It ends when all
+        processes have closed stdout, at the latest a second after the command itself, and after `close`. Bytes that are
+        not UTF-8 become U+FFFD, ``\r`` and ``\r\n`` also end a line, and longer lines are cut to their first
+        `LINE_CHARACTERS` characters.
+        """
+        return self._lines
+
+    def last_lines(self, n: int = 20) -> list[str]:
+        """Return up to ``n`` last lines of the log that this command wrote, stdout and stderr."""
+        return tail(self._log, n, start=self._log_start)
+
+    def close(self, grace_s: float = 5.0) -> None:
+        """End the command and all its descendants: SIGTERM, then SIGKILL after ``grace_s`` seconds; callable twice.
+
+        If another thread is waiting in `lines`, its loop ends. A process that hangs in the kernel can outlive this
+        call; the guard continues until it ends.
+        """
+        with suppress(OSError):  # the guard has ended, or this is the second call
+            self._guard.send(f"{grace_s}\n".encode())
+        self._wait(all_gone=True, timeout_s=max(0.0, grace_s) + KILL_S)
+        self._guard.close()
+        self._output.close()
+        if self._reports is not None:
+            self._reports.close()
+
+    def _read_lines(self) -> Iterator[str]:
+        with suppress(ValueError):  # closed meanwhile
+            if self._reports is None:
+                yield from cut_lines(self._output.readline)
+            else:
+                yield from self._with_reports(self._reports)
+        self._wait(all_gone=False, timeout_s=None)
+
+    def _with_reports(self, reports: TextIO) -> Iterator[str]:
+        """Yield lines of stdout and reports; a line of stdout that has not ended must not delay a report."""
+        arrived: queue.Queue[str | None] = queue.Queue(_WAITING_LINES)
+
+        def put(line: str | None) -> None:
+            while not self._output.closed:  # else nobody takes it any more
+                with suppress(queue.Full):
+                    return arrived.put(line, timeout=_LOOK_S)
+
+        def read() -> None:
+            with suppress(ValueError):  # closed meanwhile
+                for line in cut_lines(self._output.readline):
+                    put(line)
+            put(None)
+
+        threading.Thread(target=read, daemon=True).start()
+        begun = ""
+        ended = False
+        while not ended and not self._output.closed:
+            line = None
+            try:
+                line = arrived.get(timeout=_LOOK_S)
+                ended = line is None
+            except queue.Empty:
+                pass
+            for part in reports:
+                begun += part
+                if begun.endswith("\n"):
+                    yield begun[:-1]
+                    begun = ""
+            if line is not None:
+                yield line
+
+    def _wait(self, *, all_gone: bool, timeout_s: float | None) -> None:
+        """Wait until the exit status is known, or until no process of the script runs."""
+        with self._waiting, suppress(OSError):  # the time is over, or it has been closed
+            self._guard.settimeout(timeout_s)
+            while all_gone or self.returncode is None:
+                text = self._guard.recv(64)
+                if text:
+                    self.returncode = int(text)
+                    continue
+                if self.returncode is None:  # only SIGKILL ends the guard before the script
+                    self.returncode = -signal.SIGKILL
+                return
+
+
+def cut_lines(readline: Callable[[int], str]) -> Iterator[str]:
+    """Yield the lines of a text file without their ends, cut to `LINE_CHARACTERS`, each as soon as it has arrived."""
+    begins = True
+    while part := readline(LINE_CHARACTERS + 1):
+        if begins:
+            yield part.removesuffix("\n")[:LINE_CHARACTERS]
+        begins = part.endswith("\n")
+
+
+def tail(path: Path, n: int, *, start: int = 0) -> list[str]:
+    """Return up to ``n`` last lines of a text file, read from its end; at most the last `TAIL_BYTES`.
+
+    A line that was overwritten with carriage returns (a progress bar) gives its last state.
+
+    Args:
+        path: the file.
+        n: maximum number of lines.
+        start: byte before which nothing is read.
+    """
+    with path.open("rb") as file:
+        file.seek(max(start, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        data = file.read()
+    lines = data.decode("utf-8", errors="replace").removesuffix("\n").split("\n")
+    return [line.rstrip("\r").rpartition("\r")[2] for line in lines[max(0, len(lines) - n) :]] if data else []
+
+
+# --- Lines of a process that failed, told apart from those that torchrun and accelerate print about its failure
+
+#: First line of a launcher's report, logged by torch's elastic agent: "E1123 05:31:40.446000 29506 torch/...".
+_REPORT = re.compile(r"[A-Z]\d{4} [\d:.]+ .*torch/distributed/elastic/")
+_ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*: (\d+)", re.DOTALL)
+
+
+def lines_of_failed_process(lines: Sequence[str]) -> Sequence[str]:
+    """Return the lines of a log that the process printed which failed first; all lines if no launcher reported it.
+
+    Others fail after it, with errors about the connection. torch writes the rank before each line of an exception as
+    soon as the processes are connected; without it, the lines of all processes are returned.
+    """
+    end = next((number for number, line in enumerate(lines) if _REPORT.match(line)), None)
+    found = _ROOT_CAUSE.search("\n".join(lines[end:])) if end is not None else None
+    if found is None:
+        return lines
+    printed = lines[:end]
+    return [line for line in printed if line.startswith(f"[rank{found[1]}]:")] or printed
+
+
+# --- A trial that a user's command trains: it gets variables and reports rows -----------------------------------------
+# A row is delayed until the next report comes or the command has ended, because the last row is given only after a
+# successful end.
 
 #: The script's output, in the trial's folder.
 LOG_FILE = "output.log"
@@ -110,7 +395,7 @@ def environment_of(config: TrialConfig, folder: Path, trace: str = "") -> dict[s
     Args:
         config: of the trial.
         folder: of the trial.
-        trace: what its optimizer records (`trace_file.TRACE_VARIABLE`); empty for nothing.
+        trace: what its optimizer records (`process_record.TRACE_VARIABLE`); empty for nothing.
     """
     left_out = ("CAC_", EPOCHS_VARIABLE)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainables.config import TrialConfig
-from trainables.runtime.checkpoint_file import read_state
+from trainables.runtime.checkpoint_folder import read_state
 from trainables.stage_tree.packing import unpack
 from trainables.stage_tree.recorder import SignalRecorder
 from trainables.training.run import TrainingRun

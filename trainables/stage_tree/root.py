@@ -5,17 +5,30 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from trainables.attachment import metadata_key
 from trainables.config import TrialConfig
-from trainables.gradients.variance_fields import OF_ANY_METHOD
+from trainables.errors import UserError
+from trainables.gradients.fields import OF_ANY_METHOD
+from trainables.gradskip.advice.never_fires import weight_decays
+from trainables.registry import METHODS
+from trainables.stage_tree.recorder import SignalRecorder
+from trainables.stage_tree.store import StageStore
+from trainables.stage_tree.trial_path import TrialPath
+from trainables.training.cost import CostTable
 from trainables.training.recipe.fields import FLOAT32, changes_results
+from trainables.training.run import TrainingRun
 from trainables.workload_options import what_is_trained
-from trainables.workloads.base import Workload
+from trainables.workloads.base import Batch, Workload
+from trainables.workloads.batch_shapes import run_lengths
 
 #: Code that determines what a run computes, besides the workload's own.
 _CODE = (
@@ -85,3 +98,205 @@ def code_fingerprint() -> str:
             digest.update(path.name.encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+# --- Facts about a run that replay needs besides its signals: layers, batch shapes of an epoch, FLOPs of its steps
+# Files of a root (`store.StageStore.read`):
+#     root.json               {facts that the runs share, "layer_names": [...], "trains": one digit per parameter,
+#                             "weight_decays": those of weights, null where the optimizer has none}
+#     facts-<digest>.json     {"key": attachment.metadata_key, "facts": facts about the model that a method needs}
+#     shapes.json             run lengths over an epoch's steps: [[count, [[shape, dtype], ...]], ...]
+#     costs-<digest>.json     {"trains": one digit per parameter, "steps": [[count, forward_flops, backward_flops],
+#     ...]}
+
+
+def facts_file(key: Hashable) -> str:
+    """Return the name of the file with a method's facts, by `attachment.metadata_key`."""
+    return f"facts-{hashlib.sha256(repr(key).encode()).hexdigest()[:12]}.json"
+
+
+def method_facts(
+    store: StageStore, config: TrialConfig, write: Callable[[str, Any], None] | None = None
+) -> Mapping[str, Any]:
+    """Return the facts about the model that a configuration's method needs.
+
+    They are read from the store, or taken from a run built for this and then written.
+
+    Args:
+        store: store of the root.
+        config: any configuration with these facts.
+        write: writes a file; None for the store's `write`, which raises OSError.
+    """
+    key = metadata_key(config)
+    name = facts_file(key)
+    stored = store.read(name)
+    if stored is None:
+        with TrainingRun(config) as run:
+            stored = {"key": key, "facts": run.method.model_metadata()}
+        (write or store.write)(name, stored)
+    facts: Mapping[str, Any] = stored["facts"]
+    return facts
+
+
+def costs_file(trains: str) -> str:
+    """Return the name of the file with the cost of steps in which these parameters train (one digit per parameter)."""
+    return f"costs-{hashlib.sha256(trains.encode()).hexdigest()[:12]}.json"
+
+
+def plain_shapes(epoch_shapes: Iterable[tuple[int, Batch]]) -> list[Any]:
+    """Return run lengths of batch shapes in plain types."""
+    return [
+        [count, [[list(t.shape), str(t.dtype).removeprefix("torch.")] for t in batch]] for count, batch in epoch_shapes
+    ]
+
+
+def root_files(root: Mapping[str, Any], run: TrainingRun) -> dict[str, Any]:
+    """Return the contents of the files that describe a root, by name.
+
+    Args:
+        root: its facts (`root.root_facts`).
+        run: any of its runs; the data is read again only if the run has not trained an epoch.
+    """
+    shapes = run.epoch_shapes
+    if shapes is None:
+        shapes = run_lengths(run.workload.train_batches(0, run.config.seed))
+    described = {
+        **root,
+        "layer_names": [name for name, _ in run.model.named_parameters()],
+        "trains": "".join("1" if trains else "0" for trains in run.trains_at_first),
+        "weight_decays": weight_decays(run.optimizer),
+    }
+    return {"shapes.json": plain_shapes(shapes), "root.json": described}
+
+
+def meta_batch(plain: Iterable[Any]) -> Batch:
+    """Return a batch of these shapes on the meta device."""
+    return tuple(torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for shape, dtype in plain)
+
+
+def ensure_costs(store: StageStore, config: TrialConfig, masks: Iterable[str]) -> None:
+    """Count and write the costs of steps in which these parameters train, where they are not known.
+
+    Args:
+        store: store of a root that was trained for at least one epoch.
+        config: any configuration of the root.
+        masks: one digit per parameter, by number: 1 where it trains.
+
+    Raises:
+        OSError: they cannot be written.
+        UserError: the workload's loss raised on a partly stopped model.
+    """
+    missing = [mask for mask in dict.fromkeys(masks) if store.read(costs_file(mask)) is None]
+    shapes = store.read("shapes.json")
+    if not missing or shapes is None:
+        return
+    with TrainingRun(config) as run:
+        table = CostTable(run.workload, run.model)
+        for mask in missing:
+            for parameter, digit in zip(run.model.parameters(), mask, strict=True):
+                parameter.requires_grad_(digit == "1")
+            steps = []
+            for count, plain in shapes:
+                try:
+                    cost = table.step(mask, meta_batch(plain))
+                except Exception as error:
+                    raise UserError(
+                        f"the cost of steps with stopped layers cannot be counted: the loss of workload "
+                        f"{config.workload} raised {type(error).__name__}: {error}".splitlines()[0]
+                    ) from error
+                steps.append([count, cost.forward_flops, cost.backward_flops])
+            store.write(costs_file(mask), {"trains": mask, "steps": steps})
+
+
+# --- Writing of a trial's stages to the stage tree, except checkpoints. A full disk ends the sharing, not the training
+
+#: Key of a row that marks that training diverged there.
+DIVERGED = "diverged"
+#: Method metadata that this process has read, by the root's folder and `metadata_key`.
+_METADATA: dict[tuple[str, Any], Mapping[str, Any]] = {}
+#: Warnings already given in this process, by tree.
+_WARNED: set[tuple[str, str]] = set()
+
+
+class TreeWriter:
+    """Write stages and the root's description for one trial.
+
+    Args:
+        store: the tree of the trial's root.
+        root: the root's facts (`root.root_facts`).
+        config: configuration of the trial.
+        tree: place of the study's tree; each warning is given once per tree.
+    """
+
+    def __init__(self, store: StageStore, root: Mapping[str, Any], config: TrialConfig, tree: Path | str) -> None:
+        self._store, self._root, self._config, self._tree = store, root, config, str(tree)
+        self._described = False
+
+    def method_metadata(self) -> Mapping[str, Any]:
+        """Return the facts about the model that the replay of the trial's method needs; write them if missing."""
+        if METHODS[self._config.method].replay_module is None:
+            return {}
+        key = (f"{self._tree}/{self._store.root}", metadata_key(self._config))
+        if key not in _METADATA:
+            _METADATA[key] = method_facts(self._store, self._config, self._write)
+        return _METADATA[key]
+
+    def publish(self, path: TrialPath, recorder: SignalRecorder, rows: dict[int, dict[str, Any]]) -> None:
+        """Write what was recorded on the path's last stage since the last call, unless all of it is known.
+
+        Args:
+            path: path of the trial.
+            recorder: of the run.
+            rows: result rows by step.
+        """
+        chunk = recorder.cut(rows)
+        stage = path.here
+        known = (
+            chunk.end <= stage.known_until
+            and all(step in stage.rows for step in rows)
+            and not any(DIVERGED in stage.rows[step] for step in rows)
+            and all(stage.covers(name, chunk.begin, chunk.end) for name in chunk.names)
+            and all(stage.has(name, i) for name, pairs in chunk.sparse.items() for i, _ in pairs)
+        )
+        if known:
+            return
+        try:
+            self._store.publish(stage, chunk, path.link)
+        except OSError as error:
+            self._warn_unwritten(error)
+
+    def describe_root(self, run: TrainingRun | None, *, finished: bool) -> None:
+        """Write missing files of the root, once per trial: after its first epoch, or at its end."""
+        if self._described or not (finished or (run is not None and run.epoch_shapes is not None)):
+            return
+        self._described = True
+        if self._store.read("root.json") is None or self._store.read("shapes.json") is None:
+            with TrainingRun(self._config) if run is None else nullcontext(run) as built:
+                for name, values in root_files(self._root, built).items():
+                    self._write(name, values)
+
+    def warn_unloadable(self, error: Exception) -> None:
+        """Warn that a checkpoint cannot be loaded, once per tree and process."""
+        self._warn_once(
+            "unloadable",
+            f"a checkpoint of the stage tree cannot be loaded ({error}): trials train on from an earlier one. The "
+            "state of the workload's optimizer and schedule must be tensors and plain types",
+        )
+
+    def _write(self, name: str, values: Any) -> None:
+        try:
+            self._store.write(name, values)
+        except OSError as error:
+            self._warn_unwritten(error)
+
+    def _warn_unwritten(self, error: OSError) -> None:
+        self._warn_once(
+            "unwritten",
+            f"the stage tree cannot be written ({error.strerror or error}): trials train on without sharing what they "
+            "train now",
+        )
+
+    def _warn_once(self, what: str, message: str) -> None:
+        if (self._tree, what) not in _WARNED:
+            _WARNED.add((self._tree, what))
+            warnings.warn(message, stacklevel=4)

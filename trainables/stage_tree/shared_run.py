@@ -24,10 +24,9 @@ from trainables.stage_tree.checkpoint_policy import CheckpointPolicy, Sharing
 from trainables.stage_tree.checkpoints import Entry
 from trainables.stage_tree.leases import Leases, StageLeases
 from trainables.stage_tree.live import LiveRun, resume_live
-from trainables.stage_tree.root import root_facts, root_id
+from trainables.stage_tree.root import DIVERGED, TreeWriter, root_facts, root_id
 from trainables.stage_tree.stage_lease import StageLease
 from trainables.stage_tree.store import StageStore
-from trainables.stage_tree.tree_writer import DIVERGED, TreeWriter
 from trainables.stage_tree.trial_path import TrialPath
 from trainables.training.forward_cache import check_forward_cache
 from trainables.training.run import TrainingRun, check_device

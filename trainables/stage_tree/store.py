@@ -1,18 +1,7 @@
-"""Stages in storage: signals and rows recorded during all training. Without torch, since analysis reads them too.
+"""Checksummed files, written atomically.
 
-Layout under a study's ``tree`` folder; every file has a checksum and is written atomically:
-
-    <root id>/root.json                        facts that the runs share
-    <root id>/facts-<digest>.json              facts about the model that a method needs (a blueprint)
-    <root id>/shapes.json                      shapes of the batches of an epoch
-    <root id>/costs-<digest>.json              FLOPs of an epoch's steps with some parameters stopped
-    <root id>/stages/<stage id>/stage.json     parent, intervention
-    <root id>/stages/<stage id>/<from>-<to>-<digest>.chunk      signals and rows of steps from..to-1
-
-A chunk holds signals of iterations [from, to) and the rows of epochs that end at from+1..to steps. Chunks may overlap:
-steps that two processes trained are equal.
-
-Shapes: T steps of a chunk, K dense signals; values (T, K) float64.
+A checksum in the first line detects what `trainables.storage` cannot prevent: blocks that a crashed machine never
+wrote.
 """
 
 from __future__ import annotations
@@ -28,8 +17,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.interventions import Intervention, MissingSignal, child_id
-from trainables.stage_tree.atomic_files import read_checked, write_checked
 from trainables.storage import Files, files_of
+
+_HEADER_BYTES = 65  # 64 hexadecimal digits and a line feed
+
+
+def write_checked(files: Files, name: str, payload: bytes) -> None:
+    """Write a payload with its checksum, and missing folders; the file keeps its previous content after an error.
+
+    Raises:
+        OSError: it cannot be written (disk full, file too large, read-only); no part of it is left.
+    """
+    files.write(name, (_header(payload), payload))
+
+
+def read_checked(files: Files, name: str) -> bytes | None:
+    """Return the payload, or None for a file that is missing, unreadable or corrupt.
+
+    A file whose checksum does not match is removed, unless another process has replaced it meanwhile.
+    """
+    try:
+        data = files.read_if(name, lambda data: data[:_HEADER_BYTES] == _header(data[_HEADER_BYTES:]))
+    except OSError:
+        return None
+    return None if data is None else data[_HEADER_BYTES:]
+
+
+def _header(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).hexdigest().encode() + b"\n"
+
+
+# --- Stages in storage: signals and rows recorded during all training. Without torch, since analysis reads them too
+# Layout under a study's ``tree`` folder; every file has a checksum and is written atomically:
+#
+#     <root id>/root.json                        facts that the runs share
+#     <root id>/facts-<digest>.json              facts about the model that a method needs (a blueprint)
+#     <root id>/shapes.json                      shapes of the batches of an epoch
+#     <root id>/costs-<digest>.json              FLOPs of an epoch's steps with some parameters stopped
+#     <root id>/stages/<stage id>/stage.json     parent, intervention
+#     <root id>/stages/<stage id>/<from>-<to>-<digest>.chunk      signals and rows of steps from..to-1
+#
+# A chunk holds signals of iterations [from, to) and the rows of epochs that end at from+1..to steps. Chunks may
+# overlap: steps that two processes trained are equal.
+#
+# Shapes: T steps of a chunk, K dense signals; values (T, K) float64.
+
 
 _STAGE_FILE = "stage.json"
 

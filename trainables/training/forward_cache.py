@@ -6,7 +6,7 @@ from torch import nn
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.forward_cache.cache import ForwardCache
+from trainables.gradskip.forward_cache import ForwardCache
 from trainables.workloads.base import Workload
 
 

@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 
-from trainables.atomic_write import atomic_write
-from trainables.gradskip.integrations.data_parallel import DistributedDataParallel
+from trainables.gradskip.data_parallel import DistributedDataParallel
 from trainables.gradskip.method import AttachedGradientSkip
-from trainables.runtime.checkpoint_file import CHECKPOINT_FILE, read_state
-from trainables.runtime.generators import kept_generators
+from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE, read_state
+from trainables.runtime.isolation import kept_generators
+from trainables.storage import atomic_write
 from trainables.training.run import TrainingRun
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.seeded_loader import epoch_seed

@@ -1,12 +1,19 @@
-"""One training run: built from a config, trained epoch by epoch, with counts of what it executes."""
+"""Training steps on a throw-away copy, once per process, workload and device.
+
+In the first steps of a process libraries choose kernels and allocators grow. The first trial is the baseline, to which
+times are compared.
+"""
 
 from __future__ import annotations
 
+import copy
+import json
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,26 +21,345 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainables.attachment import RunFacts, attach
+from trainables.attachment import EstimateFlops, RunFacts, attach
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
+from trainables.gradients.fields import KEPT_SAMPLES, STATISTICS_SAMPLES
+from trainables.gradients.gradient_method import GradientMethod
+from trainables.gradients.gradient_statistics import GradientMeasurement, GradientStatistics
+from trainables.gradients.moments import GradientMoments
+from trainables.gradskip.forward_cache import PassReport
 from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS, further_columns
 from trainables.quality import Quality
-from trainables.runtime.checkpoint_file import CHECKPOINT_FILE, read_state
-from trainables.runtime.generators import generators_state, kept_generators, set_generators
-from trainables.runtime.isolation import ProcessState
+from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE, read_state
+from trainables.runtime.isolation import ProcessState, generators_state, kept_generators, set_generators
+from trainables.runtime.memory import peak_bytes, reset_peak
+from trainables.runtime.stopwatch import Stopwatch
+from trainables.savings import share_of_budget
+from trainables.training.cost import CostTable, StepCost
 from trainables.training.forward_cache import open_forward_cache
 from trainables.training.recipe.recipe import Recipe
-from trainables.training.run_cost import RunCost, with_estimate
-from trainables.training.run_resources import RunResources
-from trainables.training.run_statistics import open_statistics
-from trainables.training.warm_up import warm_up
 from trainables.workloads import build_for
-from trainables.workloads.base import Batch
-from trainables.workloads.batch_shapes import EpochShapes
+from trainables.workloads.base import Batch, Samples, Workload
+from trainables.workloads.batch_shapes import EpochShapes, structure_of
+from trainables.workloads.sample_access import reservoir
 
 if TYPE_CHECKING:
     from typing import Self
+
+_WARM: set[Hashable] = set()
+
+
+def warm_up(workload: Workload, model: nn.Module, device: torch.device, seed: int) -> None:
+    """Run forward and backward on a copy of the model; the run's weights, buffers and generators stay as they are."""
+    if (workload.key, str(device)) in _WARM:
+        return
+    _WARM.add((workload.key, str(device)))
+    with kept_generators([device]):
+        rehearsal = copy.deepcopy(model).train()
+        for batch, _ in zip(workload.train_batches(0, seed), range(2), strict=False):
+            loss = workload.loss(rehearsal, tuple(t.to(device) for t in batch))
+            if loss.requires_grad:
+                loss.backward()
+
+
+# --- Time and memory of a run, including those before a loaded checkpoint ---------------------------------------------
+
+
+class RunResources:
+    """Measure training time, wall time and peak memory of a run.
+
+    Args:
+        device: whose memory counts.
+        started: `time.perf_counter` when the run began to be built.
+        excluded: returns the running total of seconds that never count as training.
+    """
+
+    def __init__(self, device: torch.device, started: float, excluded: Callable[[], float]) -> None:
+        self._device, self._started = device, started
+        self.train_time = Stopwatch(excluded)
+        """Seconds of training steps, without evaluation."""
+        self._wall_time_before_s = 0.0
+        self.peak_before = 0
+        """Peak bytes in the process that saved the loaded checkpoint."""
+
+    def reset_peak(self) -> None:
+        """Begin a new memory peak."""
+        reset_peak(self._device)
+
+    @property
+    def wall_time_s(self) -> float:
+        """Return the seconds since the run was built."""
+        return self._wall_time_before_s + time.perf_counter() - self._started
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the peak memory so far."""
+        return max(self.peak_before, peak_bytes(self._device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has been measured, as the result columns of the same names."""
+        return {
+            "train_time_s": self.train_time.elapsed_s,
+            "wall_time_s": self.wall_time_s,
+            "peak_memory_bytes": self.peak_bytes,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state; other keys are ignored."""
+        self.train_time.elapsed_s = state["train_time_s"]
+        self._wall_time_before_s = state["wall_time_s"]
+        self.peak_before = int(state["peak_memory_bytes"])
+
+
+# --- Gradient statistics in the course of a run, as columns of its rows -----------------------------------------------
+
+#: Statistics of each layer that rows keep.
+OF_LAYERS = ("norm", "average_variance", "normalised_variance", "snr")
+#: Statistics of all layers together that are columns, with the estimator's name before them.
+COLUMNS = (*OF_LAYERS, "bias")
+#: Significant digits in rows.
+DIGITS = 6
+
+
+def open_statistics(
+    config: TrialConfig, workload: Workload, model: nn.Module, total_steps: int
+) -> RunStatistics | None:
+    """Return the run's statistics; None if the configuration asks for none.
+
+    Raises:
+        UserError: samples of a measurement without the number of measurements.
+    """
+    if config.statistics_samples is not None and config.statistics_measurements is None:
+        raise UserError(
+            f"statistics_samples={config.statistics_samples} needs statistics_measurements, the number of measurements"
+        )
+    return None if config.statistics_measurements is None else RunStatistics(config, workload, model, total_steps)
+
+
+class RunStatistics:
+    """Measure SGD's gradients, and those of the trial's own estimator beside them, at equal distances of a run.
+
+    Args:
+        config: with ``statistics_measurements``.
+        workload: whose training samples are drawn from; of samples without numbers the first epoch's are kept.
+        model: of the run.
+        total_steps: of the run.
+    """
+
+    def __init__(self, config: TrialConfig, workload: Workload, model: nn.Module, total_steps: int) -> None:
+        data = workload.samples()
+        if data is None:
+            data = _kept(workload, config.seed)
+        self._steps_per_epoch = workload.steps_per_epoch
+        self._statistics = GradientStatistics(
+            model,
+            data,
+            config.statistics_measurements or 1,
+            config.statistics_samples or STATISTICS_SAMPLES,
+            loss=workload.loss,
+            total_steps=total_steps,
+            batch_size=min(data.batch_size, data.count),
+            seed=config.seed,
+        )
+        self._rows: list[dict[str, Any]] = []  # of the epoch of the last measurement
+
+    def before_step(self, step: int, method: GradientMethod | None) -> EstimateFlops | None:
+        """Measure if this step is due; return what that executed."""
+        if not self._statistics.is_due(step):
+            return None
+        found = self._statistics.measure(step, *(() if method is None else (method,)))
+        self._statistics.history.clear()
+        epoch = step // self._steps_per_epoch
+        self._rows = [row for row in self._rows if row["step"] // self._steps_per_epoch == epoch]
+        self._rows += [_row(one) for one in found]
+        return EstimateFlops(
+            forward_flops=sum(one.forward_flops for one in found),
+            backward_flops=sum(one.backward_flops for one in found),
+        )
+
+    def columns(self) -> dict[str, float]:
+        """Return the statistics of the last measurement as columns: ``sgd_normalised_variance``, ``svrg_bias``, ..."""
+        last = [row for row in self._rows if row["step"] == self._rows[-1]["step"]]
+        return {
+            f"{row['estimator']}_{name}": row["total"][name]
+            for row in last
+            for name in COLUMNS
+            if not (name == "bias" and row["estimator"] == "sgd")
+        }
+
+    def text(self, epoch: int) -> str:
+        """Return the measurements in an epoch, from 1, as JSON (`metrics`, column ``gradient_statistics``)."""
+        rows = [row for row in self._rows if row["step"] // self._steps_per_epoch == epoch - 1]
+        return json.dumps(rows, separators=(",", ":"))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state in plain types."""
+        return {"rows": json.dumps(self._rows)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `state_dict`; empty for a run that was not measured."""
+        self._rows = json.loads(state["rows"]) if state else []
+
+
+def _kept(workload: Workload, seed: int) -> Samples:
+    first = next(iter(workload.train_batches(0, seed)))
+    return reservoir(workload.train_batches(0, seed), most=KEPT_SAMPLES, seed=seed, batch_size=len(first[0]))
+
+
+def _row(found: GradientMeasurement) -> dict[str, Any]:
+    return {
+        "step": found.step,
+        "estimator": found.estimator,
+        "gradient_evaluations": found.gradient_evaluations,
+        "total": _rounded(found.total),
+        "layers": {name: _rounded(moments, OF_LAYERS) for name, moments in found.layers.items()},
+    }
+
+
+def _rounded(moments: GradientMoments, names: tuple[str, ...] | None = None) -> dict[str, float | None]:
+    values = asdict(moments)
+    return {name: float(f"{values[name]:.{DIGITS}g}") for name in names or values}
+
+
+# --- FLOPs and bytes of the steps that a run executes, against those of the model as it was built ---------------------
+
+
+def with_estimate(cost: StepCost, dense: StepCost, estimated: EstimateFlops) -> StepCost:
+    """Return the cost of a step in which a method estimated gradients.
+
+    Args:
+        cost: of the step's own forward and backward pass.
+        dense: of a step with nothing stopped, whose optimizer visits what this one's does.
+        estimated: what the estimate executed.
+    """
+    return replace(
+        cost,
+        forward_flops=cost.forward_flops + estimated.forward_flops,
+        backward_flops=cost.backward_flops + estimated.backward_flops,
+        optimizer_bytes=dense.optimizer_bytes if estimated.all_trained else cost.optimizer_bytes,
+    )
+
+
+class RunCost:
+    """Count what each step costs, once for each set of stopped layers, batch shape and structure of the model.
+
+    Args:
+        workload: whose loss is counted.
+        model: as it was built; savings are relative to it, even if it changes later.
+    """
+
+    def __init__(self, workload: Workload, model: nn.Module) -> None:
+        self._workload = workload
+        self._now = self._dense = CostTable(workload, model)
+        self._tables = [self._dense]
+        self._beside: dict[int, CostTable] = {}
+        self.counts = dict.fromkeys(
+            ("step", "forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes",
+             "dense_flops", "dense_backward_flops"), 0
+        )  # fmt: skip
+        self.flops_before = 0
+        """FLOPs executed before the loaded checkpoint."""
+
+    @property
+    def counting_time_s(self) -> float:
+        """Return the seconds spent on counting so far, which are no part of the training."""
+        return sum(table.counting_time_s for table in self._tables)
+
+    @property
+    def executed_flops(self) -> int:
+        """Return the forward and backward FLOPs of the executed steps."""
+        return self.counts["forward_flops"] + self.counts["backward_flops"]
+
+    @property
+    def search_flops(self) -> int:
+        """Return the FLOPs executed since the checkpoint was loaded, or since `begin_spending`."""
+        return self.executed_flops - self.flops_before
+
+    def begin_spending(self) -> None:
+        """Count `search_flops` from now on; FLOPs executed before belong to another trial."""
+        self.flops_before = self.executed_flops
+
+    def freeze_dense(self) -> None:
+        """Copy the model as it is, before a method changes its structure or hooks into it."""
+        self._dense.freeze()
+
+    def change_model(self, model: nn.Module) -> None:
+        """Count the steps of a model with another structure; savings stay relative to the model as it was built."""
+        self._now = self._new_table(model, structure_of(model))
+        self._now.freeze()  # without the hooks that are removed now and registered again when a step is counted
+        self._beside.clear()
+
+    def dense_step(self, batch: Batch) -> StepCost:
+        """Return the cost of a step with nothing stopped, of the model as it was built."""
+        return self._dense.dense_step(batch)
+
+    def step(self, stop_key: Hashable, batch: Batch, cached: PassReport | None = None) -> StepCost:
+        """Return the cost of a step of the model as it is now.
+
+        Args:
+            stop_key: `Attached.stop_key`.
+            batch: of the step.
+            cached: what the forward cache saved of its forward pass.
+        """
+        return self._now.step(stop_key, batch, cached)
+
+    def add(self, dense: StepCost, cost: StepCost, batch: Batch, beside: Iterable[nn.Module]) -> None:
+        """Add an executed step.
+
+        Args:
+            dense: of `dense_step`.
+            cost: of `step`.
+            batch: of the step.
+            beside: other models that ran forward on it, such as a teacher.
+        """
+        counts = self.counts
+        counts["step"] += 1
+        counts["forward_flops"] += cost.forward_flops + sum(self._forward_flops(model, batch) for model in beside)
+        counts["backward_flops"] += cost.backward_flops
+        counts["gradient_bytes"] += cost.gradient_bytes
+        counts["optimizer_bytes"] += cost.optimizer_bytes
+        counts["dense_flops"] += dense.flops
+        counts["dense_backward_flops"] += dense.backward_flops
+
+    def add_measured(self, executed: EstimateFlops | None) -> None:
+        """Add what measurements executed beside the steps."""
+        if executed is not None:
+            self.counts["forward_flops"] += executed.forward_flops
+            self.counts["backward_flops"] += executed.backward_flops
+
+    def _forward_flops(self, model: nn.Module, batch: Batch) -> int:
+        table = self._beside.get(id(model))
+        if table is None:
+            table = self._beside[id(model)] = self._new_table(model, ("beside", structure_of(model)))
+        return table.forward_flops(batch)
+
+    def _new_table(self, model: nn.Module, structure: Hashable) -> CostTable:
+        table = CostTable(self._workload, model, structure)
+        self._tables.append(table)
+        return table
+
+    def columns(self, epoch: int, epochs: int) -> dict[str, Any]:
+        """Return the result columns of compute after ``epoch`` of ``epochs`` epochs (`trainables.metrics.ROW`)."""
+        counts, executed = self.counts, self.executed_flops
+        # Epochs are alike, so the executed part gives the full budget's cost.
+        budget = counts["dense_flops"] * epochs // epoch
+        backward_budget = counts["dense_backward_flops"] * epochs // epoch
+        backward_saved = counts["dense_backward_flops"] - counts["backward_flops"]
+        return {
+            "compute_saved": share_of_budget(counts["dense_flops"] - executed, budget),
+            "backward_saved": share_of_budget(backward_saved, backward_budget),
+            "executed_flops": executed,
+            "search_flops": self.search_flops,
+            "forward_flops": counts["forward_flops"],
+            "backward_flops": counts["backward_flops"],
+            "dense_flops": budget,
+            "gradient_bytes": counts["gradient_bytes"],
+            "optimizer_bytes": counts["optimizer_bytes"],
+        }
+
+
+# --- One training run: built from a config, trained epoch by epoch, with counts of what it executes -------------------
 
 
 def check_device(config: TrialConfig) -> None:

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from trainables.errors import UserError
-from trainables.runtime.generators import kept_generators, seed_generators
+from trainables.runtime.isolation import kept_generators, seed_generators
 from trainables.workloads.base import Batch, Samples
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainables.runtime.generators import cpu_generators, set_cpu_generators
+from trainables.runtime.isolation import cpu_generators, set_cpu_generators
 
 #: Attributes of loaders and samplers with objects that may have their own generator or epoch.
 _HOLDERS = ("sampler", "batch_sampler", "dataset")

@@ -8,10 +8,10 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainables.atomic_write import atomic_write
 from trainables.config import check_integer
 from trainables.errors import UserError, cannot_write
 from trainables.quality import read_drop
+from trainables.storage import atomic_write
 
 if TYPE_CHECKING:
     from analysis.io.layout import Layout, StudyInfo

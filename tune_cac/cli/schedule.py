@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainables.compression.schedule.matching import ModelFacts, Resolved
     from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
     from trainables.compression.schedule.problems import Findings
-    from trainables.compression.schedule.search_marks import MarkedSchedule
+    from trainables.compression.schedule.reading import MarkedSchedule
 
 #: Most names that are shown of a list.
 MOST_NAMES = 8
@@ -60,8 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainables.compression.lr_schedulers import check_lr_scheduler
     from trainables.compression.schedule.matching import match_schedule
     from trainables.compression.schedule.problems import ScheduleError
-    from trainables.compression.schedule.reading import examine
-    from trainables.compression.schedule.search_marks import read_marks
+    from trainables.compression.schedule.reading import examine, read_marks
 
     try:
         marked = read_marks(Path(arguments.file))
@@ -104,7 +103,7 @@ def facts_of_workload(name: str, options: Sequence[str]) -> tuple[ModelFacts, st
     Raises:
         UserError: as in `trainables.workloads.build`, or raised by the model.
     """
-    from trainables.compression.factory import model_facts
+    from trainables.compression.policies import model_facts
     from trainables.runtime.isolation import isolated
     from trainables.workload_options import read_options
     from trainables.workloads import build
@@ -217,8 +216,7 @@ def _names(component: Component, resolved: Resolved | None) -> str:
 
 def notes_of(schedule: Schedule, marked: MarkedSchedule) -> list[str]:
     """Return notes on arguments without effect and on ranges that are shown at their middle."""
-    from trainables.compression.schedule.extension_configs import EXTENSIONS
-    from trainables.compression.schedule.pruner_configs import BaiduRNNPrunerConfig
+    from trainables.compression.schedule.configs import EXTENSIONS, BaiduRNNPrunerConfig
 
     notes = []
     for component in schedule.components():

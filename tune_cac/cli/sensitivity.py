@@ -145,7 +145,7 @@ def _load(run: TrainingRun, file: Path) -> None:
     import pickle
 
     from trainables.compression.schedule.names import plain_name
-    from trainables.runtime.checkpoint_file import CHECKPOINT_FILE, read_state
+    from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE, read_state
 
     file = file / CHECKPOINT_FILE if file.is_dir() else file
     try:

@@ -107,8 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_compression(config: TrialConfig, file: Path | None) -> None:
     """Raise UserError for a schedule that a trial cannot use; print the values that replace search marks."""
-    from trainables.compression.model_check import check_on_model
     from trainables.compression.schedule import read_marks
+    from trainables.compression.scheduler import check_on_model
     from trainables.compression.trial.from_config import schedule_of
     from trainables.compression.trial.replay import late_policies
 

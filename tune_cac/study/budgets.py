@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from trainables.errors import UserError
-from trainables.gradskip.variable_types import is_number
+from trainables.gradskip.variables import is_number
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,

@@ -17,7 +17,7 @@ from search_spaces.grid_file import GRID
 from trainables.config import check_integer
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import estimator_in
-from trainables.gradskip.variable_types import is_number
+from trainables.gradskip.variables import is_number
 from trainables.metrics import check_metric
 from trainables.quality import ACCURACY, Quality, default_drop, quality_named, read_drop
 from trainables.registry import SCRIPT, WORKLOADS, check_workload, is_factory

@@ -27,7 +27,7 @@ def is_trial_folder(name: Any) -> bool:
 
 def last_checkpoint(trial_folder: Path | str) -> Path | str | None:
     """Return the newest complete checkpoint in a trial's folder, which may be a URI; None if there is none."""
-    from trainables.runtime.checkpoint_file import CHECKPOINT_FILE
+    from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
 
     files = files_of(trial_folder)
     try:

@@ -12,8 +12,8 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from analysis.formatting import plural
-from trainables.compression.model_check import facts_of_run
 from trainables.compression.schedule import ModelFacts, read_schedule, resolve
+from trainables.compression.scheduler import facts_of_run
 from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig
 from trainables.errors import UserError

@@ -57,7 +57,7 @@ def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | N
     """
     import optuna
 
-    from trainables.compression.model_check import check_on_model
+    from trainables.compression.scheduler import check_on_model
     from trainables.compression.trial.from_config import schedule_of
     from trainables.compression.trial.replay import late_policies, timing_of
     from trainables.compression.trial.with_gradskip import check_together

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
-from trainables.gradients.fields import estimator_in
-from trainables.gradients.variance_fields import OF_ANY_METHOD
+from trainables.gradients.fields import OF_ANY_METHOD, estimator_in
 from trainables.quality import ACCURACY, Quality
 from trainables.registry import SCRIPT, WORKLOADS, is_factory
 from trainables.savings import TIME
@@ -51,8 +50,7 @@ def recipe_choices(config: TrialConfig, workload: Workload, model: nn.Module) ->
     """Return the values of the recipe's fields that make a difference on a run, the default first."""
     from torch import nn
 
-    from trainables.training.recipe.checkpointing import blocks_of
-    from trainables.training.recipe.recipe import has_kernels
+    from trainables.training.recipe.recipe import blocks_of, has_kernels
 
     on_gpu = config.device == "cuda"
     optimizer = workload.make_optimizer(model.named_parameters())

@@ -19,11 +19,10 @@ from analysis.trace_replay.traces import RunTrace, complete, read_trace
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.script_counting.trace_file import TRACE_FILE
+from trainables.gradskip.script_counting.process_record import TRACE_FILE
 from trainables.metrics import ROW_KEYS
-from trainables.script.own_length import OwnLength
 from trainables.script.placeholders import names
-from trainables.script.run import RUN_FACTS
+from trainables.script.run import RUN_FACTS, OwnLength
 from trainables.stage_tree.store import StageStore
 from trainables.storage import files_of
 from trainables.workload_options import read_options

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from analysis.presentation.figures.plain_columns import stop_events
 from analysis.presentation.summary_text import config_of
 from analysis.trace_replay.traces import RunTrace
-from trainables.gradskip.layer_plan import Unit
-from trainables.gradskip.replay import variance_name
-from trainables.gradskip.rules.braking import first_step_after
+from trainables.gradskip.replay import Unit, variance_name
 from trainables.gradskip.rules.published_batch import Curve, examinations
+from trainables.gradskip.rules.state_machine import first_step_after
 from trainables.gradskip.settings import Settings
 
 

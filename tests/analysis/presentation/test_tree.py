@@ -21,8 +21,7 @@ from analysis.presentation.stage_frame import stage_frame, tree_text
 from analysis.presentation.tree_picture import MOST_LANES, tree_svg
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.layer_plan import Blueprint, LayerPlan, Unit
-from trainables.gradskip.replay import GradskipReplay, stop_action
+from trainables.gradskip.replay import Blueprint, GradskipReplay, LayerPlan, Unit, stop_action
 from trainables.interventions import Intervention, child_id
 from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.store import StageStore

@@ -17,7 +17,7 @@ from studies import study_of
 from two_raylets import Raylets
 
 import analysis
-from trainables.runtime.checkpoint_file import CHECKPOINT_FILE
+from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
 from trainables.stage_tree.coordinator import RayLeases, start_coordinator
 from tune_cac.ray_backend.session import ray_session
 

@@ -13,8 +13,6 @@ import torch
 from compression_schedules import SCHEDULES, ranked, sections, span
 from torch import nn
 
-from trainables.compression.factory import model_facts
-from trainables.compression.model_check import check_on_model
 from trainables.compression.policies import (
     DistillationPolicy,
     LRPolicy,
@@ -22,8 +20,9 @@ from trainables.compression.policies import (
     QuantizationPolicy,
     RegularizationPolicy,
     ThinningPolicy,
+    model_facts,
 )
-from trainables.compression.scheduler import CompressionScheduler
+from trainables.compression.scheduler import CompressionScheduler, check_on_model
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.workloads import build

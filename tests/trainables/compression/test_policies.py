@@ -20,12 +20,12 @@ from trainables.compression.policies import (
     QuantizationPolicy,
     RegularizationPolicy,
     Training,
+    build_regularizer,
 )
-from trainables.compression.pruners.levels import LevelPruner, constant_share
+from trainables.compression.pruners.ranked import LevelPruner, constant_share
 from trainables.compression.pruners.thresholds import MagnitudePruner, SensitivityPruner
-from trainables.compression.regularizers import build_regularizer
 from trainables.compression.schedule import PrunerPolicyConfig
-from trainables.compression.schedule.regularizer_configs import GroupLassoRegularizerConfig, L1RegularizerConfig
+from trainables.compression.schedule.configs import GroupLassoRegularizerConfig, L1RegularizerConfig
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.compression.scheduler import CompressionScheduler
 from trainables.errors import UserError
@@ -344,7 +344,7 @@ def test_inactive_epochs_are_not_told() -> None:
 
 def test_learned_clips_join_the_last_group_so_that_schedules_know_their_groups() -> None:
     from trainables.compression.quantizers import build_quantizer
-    from trainables.compression.schedule.quantizer_configs import PACTQuantizerConfig
+    from trainables.compression.schedule.configs import PACTQuantizerConfig
 
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     groups = [

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainables.compression.component import Regularizer
-from trainables.compression.regularizers import LEAST_VARIANCE, build_regularizer
+from trainables.compression.policies import LEAST_VARIANCE, build_regularizer
 from trainables.compression.schedule.configs import REGULARIZERS
 from trainables.errors import UserError
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainables.compression.distillation import DistillationLossWeights, KnowledgeDistillationPolicy
 from trainables.compression.policies import DistillationPolicy, Policy, PruningPolicy, Training
-from trainables.compression.pruners.levels import LevelPruner, constant_share
+from trainables.compression.pruners.ranked import LevelPruner, constant_share
 from trainables.compression.schedule import Schedule
 from trainables.compression.schedule.timing import Moment
 from trainables.compression.scheduler import CompressionScheduler

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from tiny_workload import Tiny
 from torch import Tensor, nn
 
+from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.names import block_of
-from trainables.compression.schedule.pruner_configs import PRUNERS
 from trainables.compression.sensitivity import (
     LEVELS,
     Evaluation,

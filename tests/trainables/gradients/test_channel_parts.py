@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainables.gradients import BinaryActivation, autograd_gradient, central_difference, relative_error
-from trainables.gradients.channel_parts import ChannelPart
-from trainables.gradients.perturbations import Perturbations
+from trainables.gradients.perturbations import ChannelPart, Perturbations
 
 torch.manual_seed(0)
 IMAGES = torch.randn(3, 5, 6, 6, dtype=torch.float64)

@@ -10,10 +10,18 @@ import pytest
 from trainables.config import TrialConfig, method_of
 from trainables.errors import UserError
 from trainables.gradients import variance_trial
-from trainables.gradients.fields import DEFAULTS, ESTIMATORS, FIELD_NAMES, STE_ESTIMATORS, settings_of
+from trainables.gradients.fields import (
+    DEFAULTS,
+    ESTIMATORS,
+    FIELD_NAMES,
+    STE_ESTIMATORS,
+    VARIANCE_DEFAULTS,
+    VARIANCE_METHODS,
+    options_of,
+    settings_of,
+)
 from trainables.gradients.replay import start_replay, switched_on
 from trainables.gradients.straight_through_directions import StraightThroughSettings
-from trainables.gradients.variance_fields import VARIANCE_DEFAULTS, VARIANCE_METHODS, options_of
 from trainables.registry import METHODS
 
 

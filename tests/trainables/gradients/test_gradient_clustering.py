@@ -15,8 +15,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.errors import UserError
 from trainables.gradients import GradientClustering, GradientMethod
-from trainables.gradients.cluster_assignment import CentreSums, assign, first_centres, split_largest, squared_distances
-from trainables.gradients.gradient_sketch import GradientSketch
+from trainables.gradients.gradient_clustering import (
+    CentreSums,
+    GradientSketch,
+    assign,
+    first_centres,
+    split_largest,
+    squared_distances,
+)
 from trainables.gradients.layer_signals import LayerSignals, treatable_layers
 from trainables.workloads.digits import digit_splits
 

@@ -25,7 +25,7 @@ from trainables.gradients.svrg import SVRG
 from trainables.gradients.zero_gradients import ZeroGradients
 from trainables.gradskip import optimizers as gradskip
 from trainables.gradskip.settings import Settings
-from trainables.runtime.generators import captured_generators, generators_state
+from trainables.runtime.isolation import captured_generators, generators_state
 
 COUNT, SIZE = 16, 4
 METHODS: dict[str, Callable[..., GradientMethod]] = {

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trainables.errors import UserError
+from trainables.gradients.gradient_method import step_direction
 from trainables.gradients.normalised_sgd import NormalisedSGD
-from trainables.gradients.step_direction import step_direction
 from trainables.gradients.straight_through_directions import norm
 from trainables.gradskip import optimizers as gradskip
 from trainables.gradskip.settings import Settings

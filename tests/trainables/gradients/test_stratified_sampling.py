@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainables.errors import UserError
 from trainables.gradients import IndexedDataset, StratifiedBatches
-from trainables.gradients.stratified_sampling import stratified_draw
+from trainables.gradients.gradient_clustering import stratified_draw
 
 #: Clusters of 5, 1, 0, 4 and 2 samples.
 ASSIGNMENTS = torch.tensor([0, 3, 0, 1, 0, 3, 4, 3, 0, 4, 0, 3])

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, Adam, AdamW, Settings, wrap
-from trainables.gradskip.scaling import is_linear_in_lr, split_groups
+from trainables.gradskip.step import is_linear_in_lr, split_groups
 
 OFF = Settings(start_thr=-1)
 MANUAL = Settings(stop_layer_num=(3, 6), stop_layer_itr=(3, 8))

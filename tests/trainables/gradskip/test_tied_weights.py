@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.gradskip import SGD, Settings
-from trainables.gradskip.execution_order import trace_model
-from trainables.gradskip.model_trace import ModelTrace
+from trainables.gradskip.execution_order import ModelTrace, trace_model
 
 
 class Tied(nn.Module):

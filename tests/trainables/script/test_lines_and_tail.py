@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables.script import process
-from trainables.script.process import cut_lines, tail
+from trainables.script import run
+from trainables.script.run import cut_lines, tail
 
 #: Bytes that make line ends, broken and whole UTF-8.
 MARKS = st.sampled_from([b"\r", b"\n", b"a", b"\xc3", b"\xa4"])
@@ -59,7 +59,7 @@ def test_a_line_comes_before_the_next_piece_is_asked_for() -> None:
 
 
 def test_long_lines_are_cut_wherever_the_pieces_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "LINE_CHARACTERS", 4)
+    monkeypatch.setattr(run, "LINE_CHARACTERS", 4)
     pieces = [b"1234567\n12", b"3", b"", b"456", b"7", b"\n1234\n\n1"]
     assert list(split_lines(pieces)) == ["1234", "1234", "1234", "", "1"]
 

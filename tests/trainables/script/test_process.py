@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainables.script.process import LINE_CHARACTERS, ScriptProcess
+from trainables.script.run import LINE_CHARACTERS, ScriptProcess
 
 START = "with ScriptProcess({command!r}, environment=dict(os.environ), cwd=Path('.'), log=Path('log')) as script:\n"
-IMPORTS = "import os, signal, time\nfrom pathlib import Path\nfrom trainables.script.process import ScriptProcess\n"
+IMPORTS = "import os, signal, time\nfrom pathlib import Path\nfrom trainables.script.run import ScriptProcess\n"
 ROOT = Path(__file__).parents[3]
 
 

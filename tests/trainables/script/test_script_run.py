@@ -16,8 +16,7 @@ from runs import rows_to_the_end
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.metrics import ROW
-from trainables.script.own_length import OwnLength
-from trainables.script.run import LOG_FILE, RUN_FACTS, ScriptFailed, ScriptRun, check_command, placeholders
+from trainables.script.run import LOG_FILE, RUN_FACTS, OwnLength, ScriptFailed, ScriptRun, check_command, placeholders
 from trainables.workloads import build
 
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables.stage_tree import atomic_files
+from trainables.stage_tree import store
 from trainables.storage import DiskFiles, remove_what_was_read
 
 #: A payload that says itself whether it is whole: one byte, repeated as often as its value says.
 WRITER = """
 import sys
 from pathlib import Path
-from trainables.stage_tree.atomic_files import write_checked
+from trainables.stage_tree.store import write_checked
 from trainables.storage import DiskFiles
 path = Path(sys.argv[1])
 files = DiskFiles(path.parent)
@@ -32,11 +32,11 @@ while True:
 
 
 def write_checked(path: Path, payload: bytes) -> None:
-    atomic_files.write_checked(DiskFiles(path.parent), path.name, payload)
+    store.write_checked(DiskFiles(path.parent), path.name, payload)
 
 
 def read_checked(path: Path) -> bytes | None:
-    return atomic_files.read_checked(DiskFiles(path.parent), path.name)
+    return store.read_checked(DiskFiles(path.parent), path.name)
 
 
 def start_writer(path: Path) -> subprocess.Popen[str]:
@@ -93,7 +93,7 @@ def test_a_write_that_fails_says_so_and_leaves_what_was_there(tmp_path: Path) ->
     code = """
         import errno, resource, sys
         from pathlib import Path
-        from trainables.stage_tree.atomic_files import write_checked
+        from trainables.stage_tree.store import write_checked
         from trainables.storage import DiskFiles
         path = Path(sys.argv[1])
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

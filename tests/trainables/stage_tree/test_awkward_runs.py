@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.registry import WORKLOADS, Entry
-from trainables.runtime.checkpoint_file import where_it_was
+from trainables.runtime.checkpoint_folder import where_it_was
 from trainables.stage_tree import checkpoint_policy as keeping
 from trainables.stage_tree.leases import Leases
 from trainables.stage_tree.shared_run import SharedRun, Sharing

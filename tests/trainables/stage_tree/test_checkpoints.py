@@ -12,8 +12,7 @@ from checkpoint_files import LARGE, content, object_bytes, object_files, object_
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables.stage_tree.checkpoints import Checkpoints, Entry, StageWeight
-from trainables.stage_tree.eviction import to_drop
+from trainables.stage_tree.checkpoints import Checkpoints, Entry, StageWeight, to_drop
 
 pytestmark = pytest.mark.usefixtures("each_test_is_a_process_of_its_own")
 

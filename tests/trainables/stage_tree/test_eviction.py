@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables.stage_tree.eviction import Entry, StageWeight, expected_cost, to_drop
+from trainables.stage_tree.checkpoints import Entry, StageWeight, expected_cost, to_drop
 
 Stages = dict[str, list[Entry]]
 

@@ -105,7 +105,7 @@ def test_bytes_are_those_of_the_live_parameters() -> None:
 @pytest.mark.parametrize("computed", [0, 2, 63, 64, 96, 160])
 def test_a_prefix_on_some_rows_costs_those_rows_forward(computed: int) -> None:
     """What a forward cache reports: rows read cost nothing before the cut; checks may compute more than the batch."""
-    from trainables.gradskip.forward_cache.prefix_pass import PassReport
+    from trainables.gradskip.forward_cache import PassReport
 
     convolutions = [flops for flops, _ in convolution_flops()]
     with TrainingRun(TrialConfig(method="none", epochs=1)) as run:

@@ -18,9 +18,9 @@ from torch.optim.lr_scheduler import ConstantLR, LRScheduler
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainables.training.cost import CostTable
-from trainables.training.layer_costs import (
+from trainables.training.cost import (
     OUTSIDE,
+    CostTable,
     LayerCost,
     layer_costs,
     on_meta,

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from trainables.config import TrialConfig
-from trainables.runtime.checkpoint_file import CHECKPOINT_FILE
-from trainables.runtime.generators import generators_state, set_generators
+from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
+from trainables.runtime.isolation import generators_state, set_generators
 from trainables.runtime.stopwatch import Stopwatch
 from trainables.training.run import TrainingRun
 

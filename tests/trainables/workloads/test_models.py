@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.errors import UserError
-from trainables.gradskip.forward_cache.chain import resolve_chain
+from trainables.gradskip.forward_cache import resolve_chain
 from trainables.workloads.models import MODELS, build_model
 from trainables.workloads.models.resnet import BasicBlock, Bottleneck
 from trainables.workloads.models.resnet_cifar import Block, PaddedShortcut

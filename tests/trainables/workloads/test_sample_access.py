@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from trainables.errors import UserError
-from trainables.runtime.generators import cpu_generators
+from trainables.runtime.isolation import cpu_generators
 from trainables.workloads.sample_access import IndexedDataset, TensorSamples, reservoir, samples_of
 
 NUMBERS = torch.tensor([4, 0, 4, 2])

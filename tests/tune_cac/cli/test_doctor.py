@@ -12,7 +12,7 @@ from torch import nn
 from trainables.config import TrialConfig
 from trainables.registry import WORKLOADS, Entry
 from trainables.training.doctor import checks, dry_run
-from trainables.training.doctor.findings import Ratios
+from trainables.training.doctor.checks import Ratios
 from tune_cac.cli import doctor as doctor_command
 from tune_cac.cli.doctor import trials_at_a_time
 from tune_cac.cli.main import main

@@ -16,7 +16,7 @@ from analysis import load_trace
 from analysis.io.layout import Layout
 from trainables.config import TrialConfig
 from trainables.gradskip.settings import Settings
-from trainables.stage_tree.run_metadata import plain_shapes
+from trainables.stage_tree.root import plain_shapes
 from trainables.training.run import TrainingRun
 from tune_cac.cli.main import main
 from tune_cac.cli.replay import outcomes_table, said_of

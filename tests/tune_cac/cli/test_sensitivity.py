@@ -13,7 +13,7 @@ import torch
 import yaml
 from tiny_workload import Tiny, tiny
 
-from trainables.compression.schedule.pruner_configs import PRUNERS
+from trainables.compression.schedule.configs import PRUNERS
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.training.run import TrainingRun

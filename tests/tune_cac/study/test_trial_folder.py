@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainables.runtime.checkpoint_file import CHECKPOINT_FILE
+from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
 from tune_cac.study.trial_folder import last_checkpoint, last_row, trial_folder_name
 
 

@@ -15,7 +15,7 @@ from studies import result_row, write_study
 from analysis.io.layout import Layout, StudyInfo
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.runtime.checkpoint_file import CHECKPOINT_FILE
+from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
 from trainables.training.run import TrainingRun
 from trainables.trial import continued
 from tune_cac.cli.main import main

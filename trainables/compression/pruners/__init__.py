@@ -10,19 +10,30 @@ import torch
 from torch import nn
 
 from trainables.compression.component import Pruner
-from trainables.compression.masks import parameters_as_built
-from trainables.compression.pruners.activation_watch import convolutions
-from trainables.compression.pruners.levels import LevelPruner, constant_share, share_of
-from trainables.compression.pruners.random_filters import BernoulliPruner, RandomPruner
-from trainables.compression.pruners.ranked import NormRankedPruner, StructuredWeights, random_share, seeded_generator
-from trainables.compression.pruners.recurrent import RecurrentPruner
-from trainables.compression.pruners.statistics import ActivationPruner, GradientPruner
-from trainables.compression.pruners.surgery import SplicingPruner
-from trainables.compression.pruners.thresholds import MagnitudePruner, SensitivityPruner, StructureThresholdPruner
-from trainables.compression.schedule.config_base import ComponentConfig
+from trainables.compression.masks import Structures, parameters_as_built, ranked_group, structures_of
+from trainables.compression.pruners.ranked import (
+    ActivationPruner,
+    BernoulliPruner,
+    GradientPruner,
+    LevelPruner,
+    NormRankedPruner,
+    RandomPruner,
+    StructuredWeights,
+    constant_share,
+    convolutions,
+    random_share,
+    seeded_generator,
+    share_of,
+)
+from trainables.compression.pruners.thresholds import (
+    MagnitudePruner,
+    RecurrentPruner,
+    SensitivityPruner,
+    SplicingPruner,
+    StructureThresholdPruner,
+)
+from trainables.compression.schedule.configs import PRUNERS, ComponentConfig
 from trainables.compression.schedule.names import assigned, listed
-from trainables.compression.schedule.pruner_configs import PRUNERS
-from trainables.compression.structures import Structures, ranked_group, structures_of
 from trainables.errors import unknown_name
 
 __all__ = ["build_pruner"]

@@ -13,9 +13,14 @@ from typing import Any
 from torch import nn
 
 from trainables.compression.component import Quantizer
-from trainables.compression.quantizers.base import ModelQuantizer
-from trainables.compression.quantizers.clipped import DorefaQuantizer, PactQuantizer, WrpnQuantizer
-from trainables.compression.quantizers.linear import LinearTrainingQuantizer, PostTrainingQuantizer
+from trainables.compression.quantizers.linear import (
+    DorefaQuantizer,
+    LinearTrainingQuantizer,
+    ModelQuantizer,
+    PactQuantizer,
+    PostTrainingQuantizer,
+    WrpnQuantizer,
+)
 from trainables.compression.quantizers.quantized_module import is_quantized
 from trainables.compression.schedule.configs import ComponentConfig
 from trainables.errors import unknown_name

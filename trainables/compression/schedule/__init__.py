@@ -5,9 +5,7 @@ from trainables.compression.schedule.matching import ModelFacts, Resolved, resol
 from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
 from trainables.compression.schedule.policy_configs import PrunerPolicyConfig, RegularizerPolicyConfig
 from trainables.compression.schedule.problems import ScheduleError
-from trainables.compression.schedule.reading import read_schedule
-from trainables.compression.schedule.search_marks import Mark, MarkedSchedule, read_marks
-from trainables.compression.schedule.writing import dump, to_mapping
+from trainables.compression.schedule.reading import Mark, MarkedSchedule, dump, read_marks, read_schedule, to_mapping
 
 __all__ = [
     "Component", "Mark", "MarkedSchedule", "ModelFacts", "PlannedPolicy", "PrunerPolicyConfig",

@@ -1,13 +1,589 @@
-"""Arguments of every class of a schedule: one frozen, strict pydantic model per class. Does not import torch.
+"""Base class of all settings, and the types of their values."""
 
-`PRUNERS`, `REGULARIZERS`, `QUANTIZERS`, `EXTENSIONS` and `DISTILLERS` map the classes' names in YAML to the models.
-"""
+from __future__ import annotations
 
-from trainables.compression.schedule.config_base import ComponentConfig
-from trainables.compression.schedule.distiller_configs import DISTILLERS
-from trainables.compression.schedule.extension_configs import EXTENSIONS
-from trainables.compression.schedule.pruner_configs import PRUNERS
-from trainables.compression.schedule.quantizer_configs import QUANTIZERS
-from trainables.compression.schedule.regularizer_configs import REGULARIZERS
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+
+from trainables.errors import UserError, unknown_name
+
+#: A share of elements or structures; text and booleans are not accepted.
+Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
+#: A number >= 0.
+NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+#: A number > 0.
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+#: An integer.
+Whole = Annotated[int, Field(strict=True)]
+#: An integer >= 1.
+Count = Annotated[int, Field(strict=True, ge=1)]
+#: A boolean.
+Flag = Annotated[bool, Field(strict=True)]
+#: Text that is not empty.
+Text = Annotated[str, Field(strict=True, min_length=1)]
+
+
+def _listed(given: object) -> object:
+    return [given] if isinstance(given, str) else given
+
+
+#: Parameter names or patterns, at least one; a single one may be given without a list.
+Names = Annotated[tuple[Text, ...], Field(min_length=1), BeforeValidator(_listed)]
+
+
+class ComponentConfig(BaseModel):
+    """Checked arguments of one class of a schedule; unknown arguments are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    class_: ClassVar[str]
+    """The class's name in a schedule: that of the model without ``Config``, unless the model sets another."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "class_" not in vars(cls):
+            cls.class_ = cls.__name__.removesuffix("Config")
+
+
+# --- Arguments of the pruners. Symbols as in docs/compression.md: s sensitivity, w a weight, t a threshold ------------
+
+
+Ranked = Literal["3D", "Filters", "Channels", "Rows", "Blocks"]
+Filters = Literal["3D", "Filters"]
+Thresholded = Literal["2D", "3D", "4D", "Filters", "Channels", "Rows", "Cols"]
+
+
+class SensitivityPrunerConfig(ComponentConfig):
+    """Zero elements below t = s std(w), with std computed at the first use (Han et al. 2015)."""
+
+    sensitivities: dict[Text, NotNegative] = Field(min_length=1)
+    """s by parameter name or pattern."""
+
+
+class MagnitudeParameterPrunerConfig(ComponentConfig):
+    """Zero elements below a given threshold."""
+
+    thresholds: dict[Text, NotNegative] = Field(min_length=1)
+    """t by parameter name or pattern; ``*`` matches all other parameters."""
+
+
+class SparsityLevelParameterPrunerConfig(ComponentConfig):
+    """Zero a share of the elements, those with the smallest absolute values."""
+
+    levels: dict[Text, Fraction] = Field(min_length=1)
+    """Share of the elements by parameter name or pattern."""
+
+
+class _GradualConfig(ComponentConfig):
+    initial_sparsity: Fraction
+    """Share pruned in the first active epoch."""
+    final_sparsity: Fraction
+    """Share pruned in the last active epoch, above the initial share."""
+
+    @model_validator(mode="after")
+    def _rises(self) -> Self:
+        if self.final_sparsity <= self.initial_sparsity:
+            raise ValueError(
+                f"final_sparsity must be above initial_sparsity {self.initial_sparsity}, got {self.final_sparsity}"
+            )
+        return self
+
+
+class AutomatedGradualPrunerConfig(_GradualConfig):
+    """Zero a share of the elements, the smallest, that grows by a cubic (Zhu & Gupta 2017, eq. 1)."""
+
+    weights: Names
+    """Parameter names or patterns."""
+
+
+class BlockConfig(ComponentConfig):
+    """Arguments of blocks."""
+
+    class_: ClassVar[str] = ""
+    block_shape: tuple[Count, Count, Count, Count]
+    """Filters, channels, height, width of a block; height and width are 1."""
+
+    @model_validator(mode="after")
+    def _is_flat(self) -> Self:
+        if self.block_shape[2:] != (1, 1):
+            raise ValueError(f"block_shape must end in 1, 1 (height, width), got {list(self.block_shape)}")
+        return self
+
+
+class _StructuresConfig(ComponentConfig):
+    weights: Names
+    """Parameter names or patterns."""
+    group_dependency: Literal["Leader"] | None = None
+    """``Leader``: the structures removed from the first weight are removed from all weights."""
+
+
+class _WithBlocksConfig(_StructuresConfig):
+    group_type: Ranked
+    """The structures that are ranked."""
+    kwargs: BlockConfig | None = None
+    """For Blocks: ``block_shape``."""
+
+    @model_validator(mode="after")
+    def _blocks_have_a_shape(self) -> Self:
+        if (self.group_type == "Blocks") != (self.kwargs is not None):
+            raise ValueError(
+                "kwargs with block_shape belongs to group_type Blocks, and Blocks needs it, got group_type "
+                f"{self.group_type} {'with' if self.kwargs is not None else 'without'} kwargs"
+            )
+        return self
+
+
+class _LpRankedConfig(_WithBlocksConfig):
+    noise: NotNegative = 0.0
+    """Standard deviation of the factor (mean 1) that each structure's norm is multiplied by before ranking."""
+    group_size: Count = 1
+    """Structures are pruned in multiples of this."""
+
+
+class _DesiredConfig(ComponentConfig):
+    desired_sparsity: Fraction
+    """Share of the structures."""
+
+
+class RandomLevelStructureParameterPrunerConfig(_WithBlocksConfig):
+    """Zero a random share, drawn at each use, of the structures, those with the smallest mean absolute values."""
+
+    sparsity_range: tuple[Fraction, Fraction]
+    """The share's least and greatest value."""
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.sparsity_range[0] > self.sparsity_range[1]:
+            raise ValueError(f"sparsity_range must be [least, greatest], got {list(self.sparsity_range)}")
+        return self
+
+
+class _FiltersConfig(_StructuresConfig):
+    group_type: Filters
+    """Filters."""
+
+
+class StructureParameterPrunerConfig(ComponentConfig):
+    """Zero the structures whose greatest or mean absolute value is at most a threshold."""
+
+    reg_regims: dict[Text, tuple[NotNegative, Thresholded]] = Field(min_length=1)
+    """[threshold, structure] by parameter name or pattern."""
+    threshold_criteria: Literal["Max", "Mean_Abs"]
+    """The statistic of a structure that is compared with the threshold."""
+
+
+class SplicingPrunerConfig(ComponentConfig):
+    """Prune below a, restore above b, no change between (dynamic network surgery, Guo et al. 2016, eq. 3)."""
+
+    sensitivities: dict[Text, NotNegative] = Field(min_length=1)
+    """s by parameter name or pattern; ``*`` matches all other parameters."""
+    low_thresh_mult: Positive
+    """a over mean|w| + s std|w|."""
+    hi_thresh_mult: Positive
+    """b over the same, >= ``low_thresh_mult``."""
+    sensitivity_multiplier: NotNegative = 0.0
+    """Increase of s per epoch from the first active epoch on, as a multiple of s."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.hi_thresh_mult < self.low_thresh_mult:
+            raise ValueError(
+                f"hi_thresh_mult must be >= low_thresh_mult {self.low_thresh_mult}, got {self.hi_thresh_mult}"
+            )
+        return self
+
+
+class BaiduRNNPrunerConfig(ComponentConfig):
+    """Zero elements below a threshold that rises along two straight lines (Narang et al. 2017)."""
+
+    q: Positive
+    """The 90th percentile of |w| of a trained dense run."""
+    ramp_slope_mult: Positive
+    """Slope of the second line over that of the first; 1.5 to 2 in the paper."""
+    weights: Names
+    """Parameter names or patterns."""
+    ramp_epoch_offset: Annotated[Whole, Field(ge=0)] | None = None
+    """Start of the second line, in epochs from the policy's first epoch."""
+    ramp_epoch: Annotated[Whole, Field(ge=0)] | None = None
+    """The same as an epoch of the run, as in schedules before June 2018."""
+    initial_sparsity: Fraction | None = None
+    """Accepted for published schedules; not used."""
+    final_sparsity: Fraction | None = None
+    """Accepted for published schedules; not used."""
+
+    @model_validator(mode="after")
+    def _has_one_ramp(self) -> Self:
+        if (self.ramp_epoch_offset is None) == (self.ramp_epoch is None):
+            got = "neither" if self.ramp_epoch is None else "both"
+            raise ValueError(
+                "needs ramp_epoch_offset, counted from the policy's first epoch, or ramp_epoch, counted from the "
+                f"run's, got {got}"
+            )
+        return self
+
+    def ramp_from(self, starting_epoch: int) -> int:
+        """Return the epoch of the run in which the second line begins."""
+        return starting_epoch + (self.ramp_epoch_offset or 0) if self.ramp_epoch is None else self.ramp_epoch
+
+
+def _ranked(name: str, structures: type[_StructuresConfig], summary: str) -> tuple[type[ComponentConfig], ...]:
+    """Return two models: pruning a given share of the structures, and ``_AGP``, a share that grows by a cubic."""
+    gradual = f"{summary.rstrip('.')}; the share grows by a cubic."
+    return (
+        create_model(f"{name}Config", __base__=(structures, _DesiredConfig), __doc__=summary),
+        create_model(f"{name}_AGPConfig", __base__=(structures, _GradualConfig), __doc__=gradual),
+    )
+
+
+_MODELS: tuple[type[ComponentConfig], ...] = (
+    SensitivityPrunerConfig,
+    MagnitudeParameterPrunerConfig,
+    SparsityLevelParameterPrunerConfig,
+    AutomatedGradualPrunerConfig,
+    *_ranked("L1RankedStructureParameterPruner", _LpRankedConfig,
+             "Zero the share of the structures with the smallest mean absolute value (Li et al. 2017)."),
+    *_ranked("L2RankedStructureParameterPruner", _LpRankedConfig,
+             "Zero the share of the structures with the smallest mean L2 norm."),
+    RandomLevelStructureParameterPrunerConfig,
+    *_ranked("ActivationAPoZRankedFilterPruner", _FiltersConfig,
+             "Zero the filters whose activations are zero most often (Hu et al. 2016)."),
+    *_ranked("ActivationMeanRankedFilterPruner", _FiltersConfig,
+             "Zero the filters whose activations have the smallest mean (Molchanov et al. 2017)."),
+    *_ranked("GradientRankedFilterPruner", _FiltersConfig,
+             "Zero the filters whose removal changes the loss least, by a first-order Taylor term (Molchanov et "
+             "al. 2017)."),
+    *_ranked("RandomRankedFilterPruner", _FiltersConfig,
+             "Zero filters at random, the exact share of them: what a ranking has to beat."),
+    *_ranked("BernoulliFilterPruner", _FiltersConfig,
+             "Zero each filter with this probability and scale the others up by what is kept (drop-filter)."),
+    StructureParameterPrunerConfig,
+    SplicingPrunerConfig,
+    BaiduRNNPrunerConfig,
+)  # fmt: skip
+
+#: The pydantic model of each class's arguments, by the class's name in YAML.
+PRUNERS = {model.class_: model for model in _MODELS}
+
+
+# --- Arguments of the quantizers. Numbers of bits are 1 to 32; 32 and null mean not quantized -------------------------
+
+
+Bits = Annotated[int, Field(strict=True, ge=1, le=32)]
+Mode = Literal["SYMMETRIC", "SYMMETRIC_RESTRICTED", "ASYMMETRIC_UNSIGNED", "ASYMMETRIC_SIGNED"]
+Clip = Literal["NONE", "AVG", "N_STD"]
+
+
+def _plain(value: Any) -> Any:
+    """Return the part after the last dot, since published schedules also write ``LinearQuantMode.SYMMETRIC``."""
+    return value.rpartition(".")[2] if isinstance(value, str) else value
+
+
+class OverridesConfig(ComponentConfig):
+    """Settings of some layers that differ; absent keys inherit the general settings."""
+
+    class_: ClassVar[str] = ""
+    bits_activations: Bits | None = None
+    """Bits of activations; null: not quantized."""
+    bits_weights: Bits | None = None
+    """Bits of weights; null: not quantized."""
+    bits_bias: Bits | None = None
+    """Bits of biases; null: not quantized."""
+
+
+class _QuantizerConfig(ComponentConfig):
+    bits_activations: Bits | None = 32
+    """Bits of activations."""
+    bits_weights: Bits | None = 32
+    """Bits of weights of convolutions, linear layers and embeddings."""
+    bits_bias: Bits | None = None
+    """Bits of their biases."""
+    overrides: dict[Text, OverridesConfig] = Field(default_factory=dict)
+    """By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits."""
+
+
+class DorefaQuantizerConfig(_QuantizerConfig):
+    """DoReFa-Net (Zhou et al. 2016, eqs. 7 to 9)."""
+
+
+class WRPNQuantizerConfig(_QuantizerConfig):
+    """Wide reduced-precision networks (Mishra et al. 2017): weights clamped to [-1, 1]."""
+
+
+class PACTQuantizerConfig(_QuantizerConfig):
+    """DoReFa weights, activations clipped at a learned value (Choi et al. 2018, eqs. 1 to 3)."""
+
+    act_clip_init_val: Positive = 8.0
+    """Initial value of the learned clip."""
+
+
+class QuantAwareTrainRangeLinearQuantizerConfig(_QuantizerConfig):
+    """Linear quantization-aware training with moving-average ranges (Jacob et al. 2018, section 3)."""
+
+    bits_bias: Bits | None = 32
+    """Bits of biases."""
+    mode: Annotated[Mode, BeforeValidator(_plain)] = "SYMMETRIC"
+    """The mapping of a range to numbers."""
+    ema_decay: Fraction = 0.999
+    """Weight of the old range at each step."""
+    per_channel_wts: Flag = False
+    """True if each filter has its own range instead of one range per weight."""
+    quantize_inputs: Flag = True
+    """True if the model's input is quantized to a moving range, too."""
+    num_bits_inputs: Bits | None = None
+    """Bits of the model's input; as many as of activations if not given."""
+
+
+class PostTrainLinearQuantizerConfig(ComponentConfig):
+    """Linear quantization of a trained model, with activation ranges from the batches of one epoch."""
+
+    bits_activations: Bits | None = 8
+    """Bits of activations."""
+    bits_parameters: Bits | None = 8
+    """Bits of weights of convolutions, linear layers and embeddings."""
+    bits_accum: Bits = 32
+    """Bits of a layer's sum, to which its bias is quantized."""
+    overrides: dict[Text, OverridesConfig] = Field(default_factory=dict)
+    """By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits."""
+    mode: Annotated[Mode, BeforeValidator(_plain)] = "SYMMETRIC"
+    """The mapping of a range to numbers."""
+    clip_acts: Annotated[Clip, BeforeValidator(_plain)] = "NONE"
+    """Range of activations: all values, the mean of the batches' ranges, or mean -+ standard deviations."""
+    clip_n_stds: Positive | None = None
+    """Number of standard deviations for ``clip_acts: N_STD``."""
+    per_channel_wts: Flag = False
+    """True if each filter has its own range instead of one range per weight."""
+
+    @model_validator(mode="after")
+    def _deviations_are_for_their_clip(self) -> Self:
+        if (self.clip_acts == "N_STD") != (self.clip_n_stds is not None):
+            raise ValueError(
+                f"clip_n_stds belongs to clip_acts N_STD, and N_STD needs it, got clip_acts {self.clip_acts} "
+                f"{'without' if self.clip_n_stds is None else 'with'} clip_n_stds"
+            )
+        return self
+
+
+QUANTIZERS: dict[str, type[ComponentConfig]] = {
+    model.class_: model
+    for model in (
+        DorefaQuantizerConfig, WRPNQuantizerConfig, PACTQuantizerConfig,
+        QuantAwareTrainRangeLinearQuantizerConfig, PostTrainLinearQuantizerConfig,
+    )
+}  # fmt: skip
+
+
+# --- Arguments of the regularizers. Symbols: lambda strength ----------------------------------------------------------
+
+
+LassoGroup = Literal["2D", "3D", "Filters", "4D", "Channels", "Rows", "Cols", "Rows+Cols", "Cols+Rows", "Channels+4D",
+                     "4D+Channels"]  # fmt: skip
+
+
+class L1RegularizerConfig(ComponentConfig):
+    """lambda sum|w|."""
+
+    reg_regims: dict[Text, NotNegative] = Field(min_length=1)
+    """lambda by parameter name or pattern."""
+    threshold_criteria: Literal["Max", "Mean_Abs"] | None = None
+    """True if elements of at most lambda are zeroed after each step (for an element both criteria are its |w|)."""
+
+
+class GroupLassoRegularizerConfig(ComponentConfig):
+    """lambda times the sum of the groups' L2 norms (Yuan & Lin 2006)."""
+
+    reg_regims: dict[Text, tuple[NotNegative, LassoGroup]] = Field(min_length=1)
+    """[lambda, group] by parameter name or pattern."""
+    threshold_criteria: Literal["Max", "Mean_Abs"] | None = None
+    """Groups whose greatest or mean absolute value is at most lambda are zeroed after each step."""
+
+
+class GroupVarianceRegularizerConfig(ComponentConfig):
+    """lambda over the variance of the groups' norms, which increases the variance."""
+
+    reg_regims: dict[Text, tuple[NotNegative, Literal["3D", "Filters", "Channels", "Rows", "Cols"]]] = Field(
+        min_length=1
+    )
+    """[lambda, group] by parameter name or pattern."""
+
+
+REGULARIZERS: dict[str, type[ComponentConfig]] = {
+    "L1Regularizer": L1RegularizerConfig,
+    "GroupLassoRegularizer": GroupLassoRegularizerConfig,
+    "GroupLASSORegularizer": GroupLassoRegularizerConfig,
+    "GroupVarianceRegularizer": GroupVarianceRegularizerConfig,
+}
+
+
+# --- Checks of learning-rate schedules' arguments before they are passed to torch. Pure, without torch ----------------
+
+
+T = TypeVar("T")
+_List = Annotated[list[T], Field(min_length=1)]
+_Index = Annotated[Whole, Field(ge=0)]
+_Momentum = Annotated[Fraction, Field(lt=1)]
+
+#: Arguments that the schedule language fills in.
+_FILLED_IN = ("self", "optimizer", "last_epoch")
+#: Names, rule and type, the same for all classes. Arguments that torch adds later are checked by torch only.
+_KINDS: tuple[tuple[str, str, Any], ...] = (
+    ("step_size total_iters T_max T_0 T_mult step_size_up step_size_down", "a whole number >= 1", Count),
+    ("total_steps epochs steps_per_epoch", "a whole number >= 1", Count),
+    ("patience cooldown", "a whole number >= 0", _Index),
+    ("gamma factor start_factor end_factor power eta_min threshold eps", "a number >= 0", NotNegative),
+    ("div_factor final_div_factor", "a number > 0", Positive),
+    ("min_lr max_lr base_lr", "a number >= 0, or a list of them", NotNegative | _List[NotNegative]),
+    ("base_momentum max_momentum", "a number in [0, 1), or a list of them", _Momentum | _List[_Momentum]),
+    ("cycle_momentum three_phase", "true or false", Flag),
+    ("mode threshold_mode scale_mode anneal_strategy", "text", Annotated[str, Field(strict=True)]),
+    ("milestones", "a list of numbers, each a whole number >= 0", _List[_Index]),
+    ("gammas", "a list of numbers, each a number >= 0", _List[NotNegative]),
+    ("pct_start", "a number in [0, 1]", Fraction),
+    ("scale_fn", "left out, for it is a function", None),
+)
+_RULES = {name: (rule, TypeAdapter[Any](kind)) for names, rule, kind in _KINDS for name in names.split()}
+
+
+def check_arguments(class_name: str, arguments: Mapping[str, Any], makes: Sequence[Callable[..., Any]]) -> None:
+    """Check that a class can be called with these arguments.
+
+    Args:
+        class_name: for messages.
+        arguments: as given.
+        makes: the class to call, followed by others of the same name.
+
+    Raises:
+        UserError: an argument is unknown, missing, of another type or out of its range; the message has the signature.
+    """
+    taken = _parameters(makes[0])
+    how = signatures(class_name, makes)
+    for name in arguments:
+        if name not in taken:
+            others = {other for make in makes for other in _parameters(make)}
+            raise UserError(f"{unknown_name(f'argument of {class_name}', str(name), others)} in {how}")
+    for name, parameter in taken.items():
+        if name not in arguments and parameter.default is parameter.empty:
+            raise UserError(f"{class_name} needs {name}: {how}")
+    for name, value in arguments.items():
+        if name not in _RULES or (value is None and taken[name].default is None):
+            continue
+        rule, accepted = _RULES[name]
+        try:
+            accepted.validate_python(value)
+        except ValidationError:
+            raise UserError(f"{name} of {class_name} must be {rule}, got {value!r}{_hint(value)}: {how}") from None
+
+
+def signatures(class_name: str, makes: Sequence[Callable[..., Any]]) -> str:
+    """Return the signatures of the classes of this name.
+
+    >>> from torch.optim.lr_scheduler import StepLR
+    >>> signatures("StepLR", [StepLR])
+    'StepLR(step_size, gamma=0.1)'
+    """
+    return " or ".join(
+        f"{class_name}({', '.join(_with_default(name, p.default) for name, p in _parameters(make).items())})"
+        for make in makes
+    )
+
+
+def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return {name: p for name, p in inspect.signature(make).parameters.items() if name not in _FILLED_IN}
+
+
+def _with_default(name: str, default: Any) -> str:
+    if default is inspect.Parameter.empty:
+        return name
+    long = isinstance(default, float) and default != round(default, 3)
+    return f"{name}={default:.4g}" if long else f"{name}={default!r}"
+
+
+def _hint(value: Any) -> str:
+    if not isinstance(value, str):
+        return ""
+    try:
+        float(value)
+    except ValueError:
+        return ""
+    return " (YAML reads that as text: a number with an exponent needs a point, as 1.0e-4)"
+
+
+# --- Arguments of the extensions, which remove pruned structures (thinning) -------------------------------------------
+
+
+class _RemoverConfig(ComponentConfig):
+    thinning_func_str: Literal["remove_filters", "remove_channels", "remove_structures"] | None = None
+    """Accepted for published schedules and ignored; the class determines it."""
+    arch: Text | None = None
+    """Accepted for published schedules and ignored; the trained model is thinned."""
+    dataset: Text | None = None
+    """Accepted for published schedules and ignored; a training batch is used."""
+    round_to: Count = 1
+    """Widths stay multiples of this (8 is efficient on most hardware)."""
+
+
+class FilterRemoverConfig(_RemoverConfig):
+    """Remove zero filters and the weights that read them."""
+
+
+class ChannelRemoverConfig(_RemoverConfig):
+    """Remove zero input channels and the filters that produced them."""
+
+
+class StructureRemoverConfig(_RemoverConfig):
+    """Remove zero filters and zero input channels."""
+
+
+EXTENSIONS: dict[str, type[ComponentConfig]] = {
+    model.class_: model for model in (FilterRemoverConfig, ChannelRemoverConfig, StructureRemoverConfig)
+}
+
+
+# --- Arguments of knowledge distillation (section ``distillers``, which the original language does not have) ----------
+
+
+class KnowledgeDistillationConfig(ComponentConfig):
+    """w_s CE(student, labels) + w_d T^2 KL(teacher || student) + w_t CE(teacher, labels) (Hinton et al. 2015)."""
+
+    teacher: Text | None = None
+    """Model of the registry (``resnet20``), or ``package.module:function`` that returns a model; None: the student's
+    architecture."""
+    pretrained: Flag = False
+    """True if the function is called with ``pretrained=True``."""
+    checkpoint: Text | None = None
+    """File with the teacher's weights."""
+    temperature: Positive = 1.0
+    """T."""
+    distill_weight: NotNegative = 0.5
+    """w_d."""
+    student_weight: NotNegative = 0.5
+    """w_s."""
+    teacher_weight: NotNegative = 0.0
+    """w_t; this term is constant because the teacher is not trained."""
+
+    @model_validator(mode="after")
+    def _has_a_teacher(self) -> Self:
+        if self.teacher is None and self.checkpoint is None:
+            raise ValueError("distillation needs a teacher: name one, or give the checkpoint of the same architecture")
+        return self
+
+
+DISTILLERS: dict[str, type[ComponentConfig]] = {"KnowledgeDistillation": KnowledgeDistillationConfig}
+
+
+# --- Arguments of every class of a schedule: one frozen, strict pydantic model per class. Does not import torch
+# `PRUNERS`, `REGULARIZERS`, `QUANTIZERS`, `EXTENSIONS` and `DISTILLERS` map the classes' names in YAML to the models.
+
 
 __all__ = ["DISTILLERS", "EXTENSIONS", "PRUNERS", "QUANTIZERS", "REGULARIZERS", "ComponentConfig"]

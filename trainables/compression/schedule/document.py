@@ -1,14 +1,228 @@
-"""A schedule's text, file or mapping as plain values with line numbers. Does not import torch."""
+"""YAML as plain values with line numbers. Pure, without torch.
+
+Differences from PyYAML's safe loader: ``1e-4`` is a number (YAML 1.2), keys are text as written, dates are text, and
+the only custom tag is ``!search``.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from pathlib import Path
+import pathlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from trainables.compression.schedule.positions import TEXT, Document, NotYaml, compose
-from trainables.compression.schedule.problems import ScheduleError
+import yaml
+from yaml.constructor import SafeConstructor
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from trainables.compression.schedule.problems import Path, Problem, ScheduleError
+
+#: Largest number of values, counted again for each alias: protects against alias bombs.
+MOST_VALUES = 200_000
+#: Largest nesting depth of maps and lists.
+MOST_NESTED = 50
+SEARCH = "!search"
+#: Name in messages of a schedule without a file.
+TEXT = "<schedule>"
+_TOO_MANY = f"hold more than {MOST_VALUES} values (behind an alias they count each time)"
+_YAML = "tag:yaml.org,2002:"
+#: Floats of YAML 1.2 that PyYAML (YAML 1.1) reads as text: an exponent without a point or a sign.
+FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
+FLOAT_BEGINS = list("-+.0123456789")
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Compose nodes; ten times as fast if PyYAML has libyaml."""
+
+
+_Loader.add_implicit_resolver(f"{_YAML}float", FLOAT, FLOAT_BEGINS)
+
+
+class NotYaml(Exception):
+    """The text cannot be read as YAML."""
+
+    def __init__(self, line: int | None, text: str) -> None:
+        super().__init__(text)
+        self.line, self.text = line, text
+
+
+@dataclass(frozen=True)
+class SearchTag:
+    """A ``!search`` in place of a value, with its definition as written."""
+
+    definition: Any
+
+
+def search_tags(value: Any, path: Path = ()) -> Iterator[tuple[Path, SearchTag]]:
+    """Yield the ``!search`` tags in a value with their paths, in their order."""
+    if isinstance(value, SearchTag):
+        yield path, value
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from search_tags(item, (*path, key))
+
+
+@dataclass(frozen=True)
+class Document:
+    """The parsed values of a schedule, before they are interpreted."""
+
+    source: str
+    """Name used in messages."""
+    value: Any
+    """Plain values, and a `SearchTag` for each ``!search``."""
+    lines: Mapping[Path, int] = field(default_factory=dict)
+    """By path: the line, from 1, of an entry's key, or of a scalar value that is on a separate line; empty for a
+    mapping."""
+    problems: Sequence[Problem] = ()
+    """Tags, keys and values that cannot be read."""
+    duplicates: Sequence[Problem] = ()
+    """Keys that are given more than once; the last one is used, as usual in YAML."""
+
+
+def compose(text: str, source: str = TEXT) -> Document:
+    """Parse the single YAML document of a text.
+
+    Raises:
+        NotYaml: the text is not YAML, is empty, has several documents or too many values, or a value contains itself.
+    """
+    try:
+        _check_size(text)
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        said = ", ".join(part for part in (error.context, error.problem) if part)
+        line = "" if mark is None else [*text.splitlines(), ""][min(mark.line, len(text.splitlines()))]
+        if "\t" in line[: len(line) - len(line.lstrip())]:
+            said += "; YAML is indented by blanks, not by tabs"
+        raise NotYaml(None if mark is None else mark.line + 1, f"is not YAML: {said}") from None
+    except yaml.YAMLError as error:
+        raise NotYaml(None, f"is not YAML: {' '.join(str(error).split())}") from None
+    if node is None:
+        raise NotYaml(None, "is empty: a schedule needs version and policies")
+    builder = _Builder()
+    value = builder.build(node, ())
+    return Document(source, value, builder.lines, builder.problems, builder.duplicates)
+
+
+def _check_size(text: str) -> None:
+    """Raise NotYaml if a text is too deep or too large to compose, since libyaml's recursion has no limit."""
+    depth = values = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        values += isinstance(event, yaml.NodeEvent)
+        if depth > MOST_NESTED or values > MOST_VALUES:
+            rule = f"nest maps and lists more than {MOST_NESTED} deep" if depth > MOST_NESTED else _TOO_MANY
+            raise NotYaml(None if event.start_mark is None else event.start_mark.line + 1, f"must not {rule}")
+
+
+class _Builder:
+    """Convert YAML nodes to values."""
+
+    def __init__(self) -> None:
+        self.lines: dict[Path, int] = {}
+        self.problems: list[Problem] = []
+        self.duplicates: list[Problem] = []
+        self._count = 0
+        self._scalars = SafeConstructor()
+        self._open: set[int] = set()
+
+    def build(self, node: Node, path: Path) -> Any:
+        line = node.start_mark.line + 1
+        self._count += 1
+        if self._count > MOST_VALUES:
+            raise NotYaml(line, f"must not {_TOO_MANY}")
+        if isinstance(node, ScalarNode):
+            self.lines[path] = line
+            return self._scalar(node, path)
+        if id(node) in self._open:
+            raise NotYaml(line, "must not contain itself by an alias")
+        if len(self._open) == MOST_NESTED:  # aliases can nest deeper than the text
+            raise NotYaml(line, f"must not nest maps and lists more than {MOST_NESTED} deep")
+        self.lines.setdefault(path, line)
+        self._open.add(id(node))
+        value = self._mapping(node, path) if isinstance(node, MappingNode) else self._sequence(node, path)
+        self._open.remove(id(node))
+        if node.tag == SEARCH:
+            return SearchTag(value)
+        if node.tag not in (f"{_YAML}seq", f"{_YAML}map"):
+            self._unknown_tag(node, path)
+        return value
+
+    def _unknown_tag(self, node: Node, path: Path) -> None:
+        tag = node.tag.replace(_YAML, "!!")
+        self.problems.append(Problem(path, f"unknown tag {tag}: plain values and {SEARCH} are allowed"))
+
+    def _scalar(self, node: ScalarNode, path: Path) -> Any:
+        kind = node.tag.removeprefix(_YAML)
+        try:
+            if kind == "null":
+                return None
+            if kind == "bool":
+                return self._scalars.construct_yaml_bool(node)
+            if kind == "int":
+                return self._scalars.construct_yaml_int(node)
+            if kind == "float":
+                return self._scalars.construct_yaml_float(node)
+        except (ValueError, KeyError):  # such as `!!int x`, or an int of thousands of digits
+            self.problems.append(Problem(path, f"cannot be read as {kind}"))
+            return None
+        if node.tag == SEARCH:
+            return SearchTag(node.value)
+        if kind not in ("str", "timestamp", "value"):
+            self._unknown_tag(node, path)
+        return node.value
+
+    def _sequence(self, node: Node, path: Path) -> list[Any]:
+        return [self.build(item, (*path, position)) for position, item in enumerate(node.value)]
+
+    def _mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        first: dict[str, int] = {}
+        for key, value in self._entries(node, path, set()):
+            line = key.start_mark.line + 1
+            if not isinstance(key, ScalarNode) or key.tag == SEARCH:
+                what = f"a {SEARCH} range" if key.tag == SEARCH else "a map or list"
+                self.problems.append(Problem(path, f"a key must be text, got {what}", line))
+                continue
+            name, place = key.value, (*path, key.value)
+            if name in first:
+                self.duplicates.append(Problem(place, f"is given twice, first in line {first[name]}", line))
+            first[name] = self.lines[place] = line
+            found[name] = self.build(value, place)
+        return found
+
+    def _entries(self, node: MappingNode, path: Path, merging: set[int]) -> Iterator[tuple[Node, Node]]:
+        """Yield keys and values; first those of merged maps (``<<``) that the map itself does not set."""
+        own = [(key, value) for key, value in node.value if key.tag != f"{_YAML}merge"]
+        taken = {key.value for key, _ in own if isinstance(key, ScalarNode)}
+        merging = merging | {id(node)}
+        for key, value in node.value:
+            if key.tag != f"{_YAML}merge":
+                continue
+            parts = value.value if isinstance(value, SequenceNode) else [value]
+            for part in parts:
+                if not isinstance(part, MappingNode) or id(part) in merging:
+                    self.problems.append(Problem(path, "<< must name another map", key.start_mark.line + 1))
+                    continue
+                for inner, given in self._entries(part, path, merging):
+                    self._count += 1
+                    if self._count > MOST_VALUES:
+                        raise NotYaml(key.start_mark.line + 1, f"must not {_TOO_MANY}")
+                    if isinstance(inner, ScalarNode) and inner.value not in taken:
+                        taken.add(inner.value)
+                        yield inner, given
+        yield from own
+
+
+# --- A schedule's text, file or mapping as plain values with line numbers. Does not import torch ----------------------
 
 #: Largest accepted file, in bytes.
 MOST_BYTES = 10_000_000
@@ -30,14 +244,14 @@ def open_document(given: str | os.PathLike[str] | Mapping[str, Any], source: str
         source, text = source or TEXT, given
     else:
         source = source or str(given)
-        text = _text_of(Path(given), source)
+        text = _text_of(pathlib.Path(given), source)
     try:
         return compose(text, source)
     except NotYaml as error:
         raise ScheduleError([f"{source}{'' if error.line is None else f':{error.line}'}: {error.text}"]) from None
 
 
-def _text_of(path: Path, source: str) -> str:
+def _text_of(path: pathlib.Path, source: str) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)

@@ -10,15 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainables.compression.schedule.compatibility import is_gradual
+from trainables.compression.schedule.configs import AutomatedGradualPrunerConfig, SparsityLevelParameterPrunerConfig
 from trainables.compression.schedule.matching import Resolved
 from trainables.compression.schedule.names import assigned
 from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
 from trainables.compression.schedule.policy_configs import PrunerPolicyConfig
-from trainables.compression.schedule.pruner_configs import (
-    AutomatedGradualPrunerConfig,
-    SparsityLevelParameterPrunerConfig,
-)
+from trainables.compression.schedule.reading import is_gradual
 from trainables.compression.schedule.timing import gradual_share
 
 #: Least and greatest share of elements or structures that a pruner plans; None: it depends on the data.

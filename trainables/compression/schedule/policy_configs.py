@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import PlainValidator, model_validator
 
-from trainables.compression.schedule.config_base import ComponentConfig, Flag, Whole
+from trainables.compression.schedule.configs import ComponentConfig, Flag, Whole
 from trainables.compression.schedule.problems import Findings, Path, shown
 from trainables.compression.schedule.timing import Timing
 from trainables.errors import UserError

@@ -1,27 +1,42 @@
-"""The schedule language: reads a file into a checked `Schedule` and collects all problems. Does not import torch.
-
-Sections: ``version`` (1), ``pruners``, ``regularizers``, ``quantizers`` (one at most), ``lr_schedulers``,
-``extensions``, ``distillers`` (not in the original), ``policies``. Strict by default; `compatibility` lists what the
-compatibility switch accepts.
-"""
+"""Ranges to search in a schedule: ``!search {low: 0.1, high: 0.9}`` in place of a value. Does not import torch."""
 
 from __future__ import annotations
 
+import difflib
+import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
+from typing import Any, TypeVar, get_args
 
-from trainables.compression.schedule.compatibility import check_uses, known_keys
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from yaml.nodes import SequenceNode
+
 from trainables.compression.schedule.configs import (
     DISTILLERS,
     EXTENSIONS,
     PRUNERS,
     QUANTIZERS,
     REGULARIZERS,
+    AutomatedGradualPrunerConfig,
+    BaiduRNNPrunerConfig,
     ComponentConfig,
+    SparsityLevelParameterPrunerConfig,
 )
-from trainables.compression.schedule.document import open_document
+from trainables.compression.schedule.document import (
+    FLOAT,
+    FLOAT_BEGINS,
+    Document,
+    SearchTag,
+    open_document,
+    plain,
+    search_tags,
+)
+from trainables.compression.schedule.matching import ModelFacts, match_schedule
 from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
 from trainables.compression.schedule.policy_configs import (
     KINDS,
@@ -30,10 +45,382 @@ from trainables.compression.schedule.policy_configs import (
     RegularizerPolicyConfig,
     read_timing,
 )
-from trainables.compression.schedule.positions import Document, search_tags
-from trainables.compression.schedule.problems import Findings, Path, nearest, shown
-from trainables.compression.schedule.validation import validated
-from trainables.errors import UserError
+from trainables.compression.schedule.problems import Findings, Path, ScheduleError, dotted, nearest, shown
+from trainables.errors import UserError, unknown_name
+from trainables.gradskip.variables import is_number
+
+Value = float | int | str
+KEYS = ("low", "high", "step", "log", "choices", "name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """The values allowed in one place: numbers between two ends, or one of several choices."""
+
+    low: float | int | None = None
+    """Least value; None with choices."""
+    high: float | int | None = None
+    """Greatest value, above ``low``; None with choices."""
+    step: float | int | None = None
+    """Distance between values, counted from ``low``; None: all values between the ends."""
+    log: bool = False
+    """True if the scale is logarithmic; ``low`` must then be above 0."""
+    choices: tuple[Value, ...] | None = None
+    """At least two plain values."""
+
+    @property
+    def integer(self) -> bool:
+        """Return whether values are integers: both ends are, and the step, if there is one."""
+        return all(isinstance(end, int) for end in (self.low, self.high, 1 if self.step is None else self.step))
+
+    def middle(self) -> Value:
+        """Return the middle of the range (geometric with ``log``, on the grid of ``step``), or the first choice."""
+        if self.choices is not None:
+            return self.choices[0]
+        assert self.low is not None
+        assert self.high is not None
+        middle = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
+        if self.step is not None:
+            middle = self.low + math.floor((middle - self.low) / self.step) * self.step
+        return math.floor(middle) if self.integer else middle
+
+    def checked(self, value: Any, name: str) -> Value:
+        """Return the value converted to the type of this mark.
+
+        Raises:
+            UserError: it is none of the choices, not a number, or not an integer if only integers are allowed.
+        """
+        if self.choices is not None:
+            if value not in self.choices:
+                raise UserError(f"{name} must be one of {', '.join(map(str, self.choices))}, got {shown(value)}")
+            return self.choices[self.choices.index(value)]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise UserError(f"{name} must be a number, got {shown(value)}")
+        if not self.integer:
+            return float(value)
+        if value != int(value):
+            raise UserError(f"{name} must be a whole number, got {value}")
+        return int(value)
+
+
+@dataclass(frozen=True)
+class MarkedSchedule:
+    """A schedule that contains ranges to search."""
+
+    document: Document
+    """The document with a `SearchTag` in place of each range."""
+    marks: Mapping[str, Mark]
+    """By name, in the order of the file: ``name`` if given, else the dotted path."""
+    names: Mapping[Path, str] = field(repr=False)
+    """Name of the mark at each path."""
+
+    def fill(self, values: Mapping[str, Value]) -> dict[str, Any]:
+        """Return the schedule's plain mapping with values in place of the ranges.
+
+        Args:
+            values: by name, one for each mark.
+
+        Raises:
+            UserError: a name is unknown, a mark has no value, or a value has the wrong type.
+        """
+        for name in values:
+            if name not in self.marks:
+                raise unknown_name("search range", name, self.marks)
+        for name in self.marks:
+            if name not in values:
+                raise UserError(f"{name} needs a value: it is a range to search")
+        right = {name: mark.checked(values[name], name) for name, mark in self.marks.items()}
+        filled: dict[str, Any] = _filled(self.document.value, (), lambda path: right[self.names[path]])
+        return filled
+
+    def read(
+        self, values: Mapping[str, Value], *, compatible: bool = False, check_lr: CheckLR | None = None
+    ) -> Schedule:
+        """Read the filled schedule as `read_schedule` does, with the file's lines in messages.
+
+        Raises:
+            UserError: as `fill` and `read_schedule`.
+        """
+        schedule, findings = examine(self.filled(values), compatible=compatible, check_lr=check_lr)
+        findings.settle()
+        return schedule
+
+    def filled(self, values: Mapping[str, Value]) -> Document:
+        """Return the document with values in place of the ranges."""
+        return replace(self.document, value=self.fill(values))
+
+    def middles(self) -> dict[str, Value]:
+        """Return the middle of each range, or the first choice, by name."""
+        return {name: mark.middle() for name, mark in self.marks.items()}
+
+
+def read_marks(given: str | os.PathLike[str], *, source: str | None = None) -> MarkedSchedule:
+    """Read the ranges in a schedule's file or text; there may be none.
+
+    Args:
+        given: as in `read_schedule`.
+        source: as in `read_schedule`.
+
+    Raises:
+        ScheduleError: it is not YAML or not a map, or ranges are invalid; with all errors.
+    """
+    document = open_document(given, source)
+    findings = Findings(document.source, document.lines)
+    marks: dict[str, Mark] = {}
+    first: dict[str, Path] = {}
+    names: dict[Path, str] = {}
+    if not isinstance(document.value, dict):
+        findings.error((), f"a schedule must be a map with version and policies, got {shown(document.value)}")
+    for path, tag in search_tags(document.value):
+        read = _read_mark(tag.definition, path, findings)
+        if read is None:
+            continue
+        mark, name = read
+        names[path] = name
+        if marks.setdefault(name, mark) != mark:
+            findings.error(
+                path, f"shares the name {name!r} with {dotted(first[name])}, so low, high, ... must be the same there"
+            )
+        first.setdefault(name, path)
+    findings.settle()
+    return MarkedSchedule(document, marks, names)
+
+
+def _filled(value: Any, path: Path, value_at: Callable[[Path], Value]) -> Any:
+    if isinstance(value, SearchTag):
+        return value_at(path)
+    if isinstance(value, dict):
+        return {key: _filled(item, (*path, key), value_at) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, (*path, position), value_at) for position, item in enumerate(value)]
+    return value
+
+
+def _read_mark(given: Any, path: Path, findings: Findings) -> tuple[Mark, str] | None:
+    """Return a mark and its name; None if there is a problem."""
+    before = len(findings.errors)
+    if not isinstance(given, dict):
+        findings.error(path, f"!search must be a map such as {{low: 0.1, high: 0.9}}, got {shown(given)}")
+        return None
+    for key in given:
+        if key not in KEYS:
+            findings.error((*path, key), f"unknown key of !search{nearest(key, KEYS)}")
+    name = given.get("name", dotted(path))
+    if not isinstance(name, str) or not name:
+        findings.error((*path, "name"), f"must be text, got {shown(name)}")
+    rule = _broken_rule(given)
+    if rule is not None:
+        findings.error(path, f"!search {rule}")
+    if len(findings.errors) > before:
+        return None
+    if "choices" in given:
+        return Mark(choices=tuple(given["choices"])), name
+    return Mark(low=given["low"], high=given["high"], step=given.get("step"), log=given.get("log", False)), name
+
+
+def _broken_rule(given: Mapping[str, Any]) -> str | None:
+    """Return the rule that a definition breaks, or None."""
+    if "choices" in given:
+        beside = [key for key in KEYS[:4] if key in given]
+        if beside:
+            return f"takes choices or low and high, got choices and {beside[0]}"
+        choices = given["choices"]
+        if not isinstance(choices, list) or not all(isinstance(c, (int, float, str)) for c in choices):
+            return f"needs choices that are a list of plain values, got {shown(choices)}"
+        return None if len(set(choices)) > 1 else f"needs at least two different choices, got {shown(choices)}"
+    for key in ("low", "high"):
+        if key not in given:
+            return "needs low and high, or choices"
+    for key in ("low", "high", "step"):
+        if given.get(key) is not None and not is_number(given[key]):
+            return f"needs a number for {key}, got {shown(given[key])}"
+    low, high, step, log = given["low"], given["high"], given.get("step"), given.get("log", False)
+    if low is None or high is None or low >= high:
+        return f"needs low < high, got low {low} and high {high}"
+    if not isinstance(log, bool):
+        return f"needs true or false for log, got {shown(log)}"
+    if log and low <= 0:
+        return f"needs low > 0 with log, got {low}"
+    if log and step is not None:
+        return "takes log or step, got both"
+    if step is not None and not 0 < step <= high - low:
+        return f"needs a step in (0, high - low], got {step}"
+    return None
+
+
+# --- Check for mark values that can never be valid, before a search begins. Does not import torch ---------------------
+
+#: Tolerance, in steps, within which the upper end counts as on the grid.
+_GRID_ROUNDING = 1e-9
+#: Number of combinations of the other marks' values that a value is tried with before it is rejected.
+_MOST_OTHERS = 256
+
+
+def check_marks(
+    marked: MarkedSchedule, facts: ModelFacts, *, compatible: bool = False, check_lr: CheckLR | None = None
+) -> None:
+    """Check that every choice of each mark, and both ends of each range, are valid in their place.
+
+    A value is valid if it is with the other marks at their middle, lower or upper ends (the first or last choice), or
+    with any of the first `_MOST_OTHERS` combinations of these. Invalid combinations of valid values are no error here:
+    a search skips them.
+
+    Args:
+        marked: the schedule.
+        facts: of the model.
+        compatible: as in `read_schedule`.
+        check_lr: as in `read_schedule`.
+
+    Raises:
+        ScheduleError: with all invalid values.
+    """
+
+    def errors(values: Mapping[str, Value], places: list[Path]) -> tuple[str, ...]:
+        schedule, findings = examine(marked.filled(values), compatible=compatible, check_lr=check_lr)
+        match_schedule(schedule, facts, findings)  # as far as it could be read
+        return findings.said(problem for problem in findings.errors if _is_about(problem.path, places))
+
+    values_of = {name: _values(mark) for name, mark in marked.marks.items()}
+    wrong: dict[str, None] = {}
+    for name, values in values_of.items():
+        places = [path for path, other in marked.names.items() if other == name]
+        for value in values:
+            tried = (errors({**others, name: value}, places) for others in _others(marked, values_of, name))
+            first = next(tried)
+            if first and all(tried):
+                wrong.update(dict.fromkeys(first))
+    if wrong:
+        raise ScheduleError(list(wrong))
+
+
+def _others(
+    marked: MarkedSchedule, values_of: Mapping[str, tuple[Value, ...]], name: str
+) -> Iterator[Mapping[str, Value]]:
+    """Yield values of the other marks, the most likely to be valid first."""
+    others = {other: values for other, values in values_of.items() if other != name}
+    yield marked.middles()
+    yield {other: values[0] for other, values in others.items()}
+    yield {other: values[-1] for other, values in others.items()}
+    for values in islice(product(*others.values()), _MOST_OTHERS):
+        yield dict(zip(others, values, strict=True))
+
+
+def _values(mark: Mark) -> tuple[Value, ...]:
+    """Return the choices, or the least and the greatest value."""
+    if mark.choices is not None:
+        return mark.choices
+    assert mark.low is not None
+    assert mark.high is not None
+    if mark.step is None:
+        return (mark.low, mark.high)
+    return (mark.low, mark.low + math.floor((mark.high - mark.low) / mark.step + _GRID_ROUNDING) * mark.step)
+
+
+def _is_about(path: Path, places: list[Path]) -> bool:
+    """Return whether a problem's path is one of the places, inside one of them, or contains one of them."""
+    return any(path[: len(place)] == place[: len(path)] for place in places)
+
+
+# --- Validation of arguments, with pydantic's errors reworded for this project. Does not import torch -----------------
+
+
+S = TypeVar("S", bound=ComponentConfig)
+
+#: Rules by pydantic's error type; ``{x}`` is filled in from the error's context.
+_RULES = {
+    "greater_than": "must be > {gt}",
+    "greater_than_equal": "must be >= {ge}",
+    "less_than": "must be < {lt}",
+    "less_than_equal": "must be <= {le}",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "string_too_short": "must not be empty",
+    "dict_type": "must be a map",
+    "model_type": "must be a map",
+    "tuple_type": "must be a list",
+    "too_long": "must have at most {max_length} entries",
+    "too_short": "must have at least {min_length} entry",
+}
+
+
+def validated(model: type[S], given: Mapping[str, Any], path: Path, findings: Findings) -> S | None:
+    """Validate arguments and return them as settings.
+
+    Args:
+        model: of the class.
+        given: arguments by name.
+        path: of the component, for messages.
+        findings: collects the problems.
+
+    Returns:
+        The settings, or None if there is a problem.
+    """
+    try:
+        return model.model_validate(dict(given))
+    except ValidationError as error:
+        errors = [(tuple(part for part in found["loc"] if part != "[key]"), found) for found in error.errors()]
+        misspelt = {loc: str(loc[-1]) for loc, found in errors if found["type"] == "extra_forbidden"}
+        for loc, found in errors:
+            if found["type"] == "missing" and any(
+                other[:-1] == loc[:-1] and difflib.get_close_matches(given, [str(loc[-1])])
+                for other, given in misspelt.items()
+            ):
+                continue  # reported already as a misspelt argument
+            if found["type"] == "too_short" and any(other[: len(loc)] == loc != other for other, _ in errors):
+                continue  # it has entries, but invalid ones
+            findings.error((*path, *loc), _said(found, model, loc))
+        return None
+
+
+def _said(error: ErrorDetails, model: type[BaseModel], loc: Path) -> str:
+    kind, given, context = error["type"], error["input"], error.get("ctx", {})
+    owner = _model_at(model, loc[:-1])
+    if kind == "extra_forbidden":
+        what = getattr(owner, "class_", "") or loc[-2]
+        return f"unknown argument of {what}{nearest(str(loc[-1]), owner.model_fields)}"
+    if kind == "missing":
+        if isinstance(loc[-1], int):
+            return "is missing: the list is too short"
+        return f"is missing: {getattr(owner, 'class_', '') or loc[-2]} needs it"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        expected = str(context["expected"])
+        near = (
+            nearest(given, re.findall(r"'([^']*)'", expected)).partition(" Valid")[0] if isinstance(given, str) else ""
+        )
+        return f"must be {expected}, got {shown(given)}{near.rstrip('.')}"
+    rule = _RULES[kind].format(**{key: _number(value) for key, value in context.items()}) if kind in _RULES else None
+    return f"{rule or error['msg'][0].lower() + error['msg'][1:]}, got {shown(given)}"
+
+
+def _number(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _model_at(model: type[BaseModel], loc: Path) -> type[BaseModel]:
+    """Return the settings class that an argument's path leads to."""
+    for part in loc:
+        field = model.model_fields.get(str(part))
+        model = (_nested(field.annotation) if field is not None else None) or model
+    return model
+
+
+def _nested(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _nested(part)) is not None), None)
+
+
+# --- The schedule language: reads a file into a checked `Schedule` and collects all problems. Does not import torch
+# Sections: ``version`` (1), ``pruners``, ``regularizers``, ``quantizers`` (one at most), ``lr_schedulers``,
+# ``extensions``, ``distillers`` (not in the original), ``policies``. Strict by default; `compatibility` lists what the
+# compatibility switch accepts.
+
 
 VERSION = 1
 #: Classes of each section; those of ``lr_schedulers`` are torch's and are checked by ``check_lr``.
@@ -254,3 +641,140 @@ def _read_args(
         known_keys(given, tuple(model.model_fields), path, model.class_, findings)
         given = {key: value for key, value in given.items() if key in model.model_fields}
     return validated(model, given, path, findings)
+
+
+# --- Schedules as mappings and as readable YAML: sections in order, short lists on one line. Does not import torch
+
+
+LINE_WIDTH = 100
+
+
+class _Writer(yaml.SafeDumper):
+    """Write block style, except that a list of scalars that fits is written on one line."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_list(self, data: Iterable[Any]) -> SequenceNode:
+        data = list(data)
+        scalars = not any(isinstance(item, (dict, list)) for item in data)
+        short = scalars and sum(len(str(item)) + 4 for item in data) <= LINE_WIDTH
+        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=short)
+
+
+_Writer.add_representer(list, _Writer.represent_list)
+# Text that the reader would read as a number is quoted.
+_Writer.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, FLOAT_BEGINS)
+
+
+def dump(schedule: Mapping[str, Any]) -> str:
+    """Return a schedule's mapping as YAML; `read_schedule` reads the same schedule from it.
+
+    Args:
+        schedule: plain values. Sections are written in the language's order, unknown sections before the policies.
+    """
+    values = plain(schedule)
+    unknown = [name for name in values if name not in SECTIONS]
+    order = [*SECTIONS[:-1], *unknown, SECTIONS[-1]]
+    parts = [
+        yaml.dump(
+            {name: values[name]}, Dumper=_Writer, sort_keys=False, default_flow_style=False, allow_unicode=True,
+            width=LINE_WIDTH,
+        )
+        for name in order
+        if name in values
+    ]  # fmt: skip
+    return "\n".join(parts)
+
+
+def to_mapping(schedule: Schedule) -> dict[str, Any]:
+    """Return a schedule as plain values, as in a file: only arguments that were given, ``version`` 1."""
+    sections = {
+        section: {name: _component(component) for name, component in schedule.section(section).items()}
+        for section in KINDS.values()
+    }
+    return {
+        "version": VERSION,
+        **{section: components for section, components in sections.items() if components},
+        "policies": [_policy(policy) for policy in schedule.policies],
+    }
+
+
+def _component(component: Component) -> dict[str, Any]:
+    settings = component.settings
+    given = component.arguments if settings is None else settings.model_dump(exclude_unset=True)
+    return {"class": component.class_name, **plain(given)}
+
+
+def _policy(policy: PlannedPolicy) -> dict[str, Any]:
+    inner: dict[str, Any] = {"instance_name": policy.instance_name}
+    args = {} if policy.args is None else plain(policy.args.model_dump(exclude_unset=True))
+    if args:
+        inner["args"] = args
+    timing = policy.timing
+    if timing.epochs is not None:
+        return {policy.kind: inner, "epochs": list(timing.epochs)}
+    return {policy.kind: inner, **{key: getattr(timing, key) for key in RANGE}}
+
+
+# --- Checks for entries that are well-formed but have no effect or are contradictory. Does not import torch -----------
+# The original silently accepted: unknown sections, unknown keys of policies and of pruners' args, keys given twice,
+# components that no policy uses, ``epochs`` beside a range, ``levels`` for pruners that have none, names that match
+# nothing (`matching`), and a second line of Baidu's rule that begins outside of its policy. By default these are
+# errors; with the compatibility switch each gives a warning, and the entries that the original ignored are ignored.
+
+
+def is_gradual(settings: ComponentConfig | None) -> bool:
+    """Return whether a pruner's share grows by Zhu & Gupta's cubic, ``initial_sparsity`` to ``final_sparsity``."""
+    return isinstance(settings, AutomatedGradualPrunerConfig) or (
+        settings is not None and settings.class_.endswith("_AGP")  # common suffix of the names
+    )
+
+
+def known_keys(given: Mapping[str, Any], known: Sequence[str], path: Path, what: str, findings: Findings) -> None:
+    """Report unknown keys; the readers ignore them."""
+    for key in given:
+        if key not in known:
+            findings.lenient((*path, key), f"unknown key of {what}{nearest(key, known)}")
+
+
+def check_uses(schedule: Schedule, findings: Findings, used: set[tuple[str, str]]) -> None:
+    """Check that components and policies fit each other.
+
+    Args:
+        schedule: as far as it could be read.
+        findings: collects the problems.
+        used: sections and names that policies mention, including policies that could not be read.
+    """
+    for component in schedule.components():
+        if (component.section, component.name) not in used:
+            path = (component.section, component.name)
+            findings.lenient(path, "is used by no policy: add one, or leave it out")
+    for policy in schedule.policies:
+        _check_use(policy, schedule.component(policy), findings)
+
+
+def _check_use(policy: PlannedPolicy, component: Component, findings: Findings) -> None:
+    path: Path = ("policies", policy.position)
+    settings = component.settings
+    if is_gradual(settings) and len(policy.timing.active_epochs()) == 1:
+        findings.error(
+            path,
+            f"{component.class_name} {component.name!r} rises over its active epochs, so it needs at least two, got "
+            f"{policy.timing.starting_epoch}",
+        )
+    if isinstance(settings, BaiduRNNPrunerConfig):
+        first, last = policy.timing.starting_epoch, policy.timing.last_epoch
+        ramp_epoch = settings.ramp_from(first)
+        if not first <= ramp_epoch <= last:
+            given = "ramp_epoch" if settings.ramp_epoch is not None else "ramp_epoch_offset"
+            findings.lenient(
+                (component.section, component.name, given),
+                f"must be in the epochs {first} to {last} of its policy, got {ramp_epoch}",
+            )
+    levels = policy.args.levels if isinstance(policy.args, PrunerPolicyConfig) else None
+    if levels is not None and not isinstance(settings, SparsityLevelParameterPrunerConfig):
+        findings.lenient(
+            (*path, "pruner", "args", "levels"),
+            f"has no effect on {component.class_name}: only {SparsityLevelParameterPrunerConfig.class_} has levels",
+        )

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainables.compression.schedule.policy_configs import KINDS
-from trainables.compression.schedule.search_marks import Mark, read_marks
-from trainables.compression.schedule.writing import to_mapping
+from trainables.compression.schedule.reading import Mark, read_marks, to_mapping
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 

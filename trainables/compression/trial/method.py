@@ -18,7 +18,7 @@ from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.metrics import value_in
-from trainables.runtime.generators import kept_generators
+from trainables.runtime.isolation import kept_generators
 
 
 class AttachedCompression(Attached):

@@ -8,7 +8,7 @@ from typing import Any
 from trainables.compression.trial import replay as compression
 from trainables.config import TrialConfig
 from trainables.gradskip import replay as gradskip
-from trainables.gradskip.beside_replay import JointReplay
+from trainables.gradskip.replay import JointReplay
 
 
 def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:

@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainables.gradskip.execution_order import tensors_of
-from trainables.gradskip.inert_copies import OwnedHooks
-from trainables.gradskip.model_trace import ModelTrace, mask_of
+from trainables.gradskip.execution_order import ModelTrace, OwnedHooks, mask_of, tensors_of
 
 
 class InputGradientCheck(OwnedHooks):

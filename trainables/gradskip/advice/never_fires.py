@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainables.gradskip.rules.stop_rule import NEVER
+from trainables.gradskip.rules.state_machine import NEVER
 from trainables.gradskip.settings import Settings
 
 if TYPE_CHECKING:

@@ -8,10 +8,9 @@ from torch.optim import Optimizer
 
 from trainables.gradskip.advice.advice import Advice
 from trainables.gradskip.advice.never_fires import never_fires
-from trainables.gradskip.decisions import Decisions
 from trainables.gradskip.numbering import Numbering, is_compiled
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.stops import Stops
+from trainables.gradskip.stops import Decisions, Stops
 
 
 def advise_at_begin(

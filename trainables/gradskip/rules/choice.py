@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trainables.gradskip.rules.published import AutoRule, ManualRule
 from trainables.gradskip.rules.schedule_rules import FreezeOutRule, LinearRule
 from trainables.gradskip.rules.signal_rules import GradientNormRule, PlasticityRule
-from trainables.gradskip.rules.stop_rule import OffRule, StopRule
+from trainables.gradskip.rules.state_machine import OffRule, StopRule
 from trainables.gradskip.settings import Settings
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-from trainables.gradskip.rules.stop_rule import NEVER, Decision, InOrder, Iterations, SignalOf
+from trainables.gradskip.rules.state_machine import NEVER, Decision, InOrder, Iterations, SignalOf
 from trainables.gradskip.settings import Settings
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from trainables.gradskip.rules.stop_rule import NEVER, Decision, InOrder, SignalOf
+from trainables.gradskip.rules.state_machine import NEVER, Decision, InOrder, SignalOf
 from trainables.gradskip.settings import Settings
 
 

@@ -1,13 +1,225 @@
-"""State machine of a rule with braking: one call per step returns the optimizer's work in it. Pure, without torch."""
+"""Braking distance: the learning rate of a layer about to stop falls to zero first.
+
+With braking distance D the step of the stop decision and the D - 1 after it multiply the learning rate by
+(c / D)^2 with c = D - 1, D - 2, ..., 0; at c = 0 the layer stops (published rule, `CAC_BRAKING_DISTANCE`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import sys
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from trainables.gradskip.rules.braking import braking_factor
-from trainables.gradskip.rules.stop_rule import Decision, SignalOf, StopRule
 from trainables.gradskip.settings import Settings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def first_step_after(decided: Iterations, distance: Iterations) -> Iterations:
+    """Return the first step without the stopped layers' gradients, from the step of the decision.
+
+    Until then no other stop is decided, or in that same step at the earliest.
+
+    >>> first_step_after(10, 0), first_step_after(10, 4)
+    (11, 14)
+    """
+    return decided + distance + (distance == 0)
+
+
+def braking_factor(count: int, distance: int) -> float:
+    """Return the factor on the learning rate with ``count`` braking steps left after this one, in [0, 1).
+
+    >>> [braking_factor(c, 4) for c in (3, 2, 1, 0)]
+    [0.5625, 0.25, 0.0625, 0.0]
+    """
+    return float(pow(count / distance, 2))
+
+
+# --- Interface of stop rules: pure state machines that name a layer to stop. No torch, no clock, no environment
+# A rule is called once per step and may name one layer to stop. It reads weight variances or other signals only through
+# a function, so the same object works inside an optimizer (which computes a variance) and in a replay of a recorded
+# trace (which looks it up). Layers are given as positions, see `layers`.
+
+#: Returns a layer's signal (for the published rule its unbiased weight variance) at the current step, by position.
+SignalOf = Callable[[int], float]
+
+#: An iteration, or an array of iterations.
+Iterations = TypeVar("Iterations", int, "NDArray[np.int64]")
+
+#: An iteration that no run reaches.
+NEVER = sys.maxsize
+
+#: Iterations in which a target must not move before it is passed over: a warm-up may begin with a learning rate of 0.
+STILL_FOR = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A rule's decision to stop a layer."""
+
+    layer: int
+    """Position of the parameter; it and every one before it stop."""
+    rule: str
+    """``start``, ``mountain``, ``slope``, ``manual``, or the rule's name."""
+    ratio: float | None
+    """Number that was compared with the threshold, such as variance over its peak; None where nothing is measured."""
+    index: int = field(default=0, compare=False)
+    """Place of the stop in a manual list, from 0."""
+
+
+class StopRule(Protocol):
+    """Rule that decides which layer stops when. It is called once per step, with ascending iterations."""
+
+    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
+        """Return the decision to stop a layer at the start of this step, or None."""
+
+    def next_due(self, iteration: int) -> int:
+        """Return the first iteration, from this one on, at which `decide` may do anything; `NEVER` if none."""
+
+    def first_stop(self) -> int:
+        """Return the earliest iteration at which this rule can decide a stop after construction; `NEVER` if none."""
+
+    def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
+        """Return (last position, factor on the learning rate) of layers that still train, ascending; mostly empty."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rule's complete state, in plain numbers."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state of this rule, of the same layers or of others."""
+
+    def begin_after(self, through: int) -> None:
+        """Continue with the first layer after a position; -1 for the first layer of all.
+
+        Called where the layers or their stops differ from those that the rule has seen: a state of another rule was
+        loaded, or the user has frozen or unfrozen layers.
+        """
+
+
+class InOrder:
+    """Base of rules that decide about their targets one after the other, from the front.
+
+    A target that does not move, because it gets no gradient or its learning rate is 0, would never stop and hold up
+    all later ones: it is passed over, as a layer that the user has frozen, until it moves.
+
+    Args:
+        targets: positions at which layers end, ascending.
+    """
+
+    def __init__(self, targets: Sequence[int]) -> None:
+        self.targets = tuple(targets)
+        self.position = 0
+        """Index of the next target; the number of targets when none is left."""
+        self.passed: dict[int, float] = {}
+        """Targets that were passed over since the last stop, with their signals."""
+        self._seen: dict[int, float] = {}  # signals of the current target, then also of later ones, that may not move
+        self._seen_at = 0
+
+    def unmoved(self, before: float, now: float) -> bool:
+        """Return whether these signals of a target mean that it did not move between them."""
+        return before == now
+
+    def moving_signal(self, iteration: int, signal_of: SignalOf) -> float:
+        """Return the signal of the current target, after passing over targets that do not move.
+
+        A target is passed over at the third measurement that says so in a row, with all the ones after it that have
+        not moved since the second; never all that are left, for one of them may move later.
+        """
+        for target, signal in self.passed.items():
+            if not self.unmoved(signal, signal_of(target)):
+                self.passed = {earlier: signal for earlier, signal in self.passed.items() if earlier < target}
+                self.position = self.targets.index(target)
+                self.forget_target()
+                break
+        left = self.targets[self.position :]
+        now = signal_of(left[0])
+        if left[0] not in self._seen or not self.unmoved(self._seen[left[0]], now):
+            self._seen = {left[0]: now}
+        elif len(self._seen) == 1:
+            self._seen, self._seen_at = {target: signal_of(target) for target in left}, iteration
+        elif iteration - self._seen_at >= STILL_FOR:
+            still = list(takewhile(lambda target: self.unmoved(self._seen[target], signal_of(target)), left))
+            if len(still) < len(left):
+                self.passed.update({target: self._seen[target] for target in still})
+                self.position += len(still)
+                self.forget_target()
+                return signal_of(left[len(still)])
+        return now
+
+    def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
+        return ()
+
+    def begin_after(self, through: int) -> None:
+        self.passed = {target: signal for target, signal in self.passed.items() if target > through}
+        position = bisect_right(self.targets, through)
+        while position < len(self.targets) and self.targets[position] in self.passed:
+            position += 1
+        if position != self.position:
+            self.position = position
+            self.forget_target()
+
+    def forget_target(self) -> None:
+        """Forget the measurements of the current target, because the target changes."""
+        self._seen = {}
+
+    def stop_target(self) -> int:
+        """Continue with the next target, and return the current one."""
+        target = self.targets[self.position]
+        self.position += 1
+        self.passed = {}
+        self.forget_target()
+        return target
+
+    def target_state(self) -> dict[str, Any]:
+        """Return the current target by its position, which a rule with other targets can read; None if none is left."""
+        target = self.targets[self.position] if self.position < len(self.targets) else None
+        return {"target": target, "passed": dict(self.passed), "seen": dict(self._seen), "seen_at": self._seen_at}
+
+    def load_target(self, state: dict[str, Any]) -> bool:
+        """Set the target of `target_state`, or the next one after it; return whether it is the same."""
+        target = state["target"]
+        self.position = len(self.targets) if target is None else bisect_left(self.targets, int(target))
+        known = {int(t): float(signal) for t, signal in state.get("passed", {}).items()}
+        self.passed = {t: signal for t, signal in known.items() if t in self.targets}
+        same = self.target_state()["target"] == target
+        # Targets that are new since then may stand between.
+        seen = {int(t): float(signal) for t, signal in state.get("seen", {}).items()} if same else {}
+        self._seen = seen if len(seen) == 1 or seen.keys() == set(self.targets[self.position :]) else {}
+        self._seen_at = int(state.get("seen_at", 0))
+        return same
+
+
+class OffRule:
+    """Rule that stops nothing."""
+
+    def first_stop(self) -> int:
+        return NEVER
+
+    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
+        return None
+
+    def next_due(self, iteration: int) -> int:
+        return NEVER
+
+    def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
+        return ()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+    def begin_after(self, through: int) -> None:
+        pass
+
+
+# --- State machine of a rule with braking: one call per step returns the optimizer's work in it. Pure, without torch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,22 +17,21 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainables.errors import UserError
-from trainables.runtime.generators import kept_generators
-from trainables.training.doctor.bias_before_norm import (
-    StateConverter,
-    renumbered,
-    without_biases,
-)
+from trainables.runtime.isolation import kept_generators
 from trainables.training.doctor.checks import (
+    Finding,
+    StateConverter,
     clipping,
     forward_and_backward,
     loading,
     of_networks,
+    renumbered,
+    report_text,
     slow_optimizer,
     waits,
+    without_biases,
     zeroed_to_none,
 )
-from trainables.training.doctor.findings import Finding, report_text
 from trainables.training.doctor.model_calls import ModelCall, NetworkCalls, call_from_batch
 from trainables.training.doctor.step_watch import StepWatch, zeroed_gradients
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainables.config import TrialConfig
-from trainables.runtime.generators import kept_generators
+from trainables.runtime.isolation import kept_generators
 from trainables.training.run import TrainingRun
 
 #: Most steps that are trained twice, and the fewest where steps take long.

@@ -20,8 +20,7 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.layers import make_plan
 from trainables.runtime.memory import peak_bytes
-from trainables.training.cost import CostTable, StepCost
-from trainables.training.layer_costs import OUTSIDE, LayerCost, layer_costs, saved_shares
+from trainables.training.cost import OUTSIDE, CostTable, LayerCost, StepCost, layer_costs, saved_shares
 from trainables.training.run import TrainingRun
 from trainables.workloads.base import Batch
 from trainables.workloads.batch_shapes import to_meta

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from trainables.config import TrialConfig
-from trainables.runtime.generators import kept_generators
-from trainables.training.doctor.checks import clipping, loading, of_model, slow_optimizer, waits
-from trainables.training.doctor.findings import Finding
+from trainables.runtime.isolation import kept_generators
+from trainables.training.doctor.checks import Finding, clipping, loading, of_model, slow_optimizer, waits
 from trainables.training.doctor.model_calls import NetworkCalls
 from trainables.training.doctor.step_watch import StepWatch
 from trainables.training.run import TrainingRun

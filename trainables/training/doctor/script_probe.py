@@ -20,16 +20,17 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
-from trainables.runtime.generators import kept_generators
+from trainables.runtime.isolation import kept_generators
 from trainables.training.doctor.checks import (
+    Finding,
     clipping,
     loading,
     of_networks,
+    report_text,
     slow_optimizer,
     waits,
     zeroed_to_none,
 )
-from trainables.training.doctor.findings import Finding, report_text
 from trainables.training.doctor.model_calls import NetworkCalls
 from trainables.training.doctor.step_watch import StepWatch, parameters_of, zeroed_gradients
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.variable_types import is_number
+from trainables.gradskip.variables import is_number
 
 FLOAT32, BFLOAT16, FLOAT16 = "float32", "bfloat16", "float16"
 #: Number formats of the forward and backward pass; the weights stay float32.

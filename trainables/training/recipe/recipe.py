@@ -1,25 +1,468 @@
-"""A run's training recipe, as its configuration says it."""
+"""Mixed precision: the forward pass in a smaller number format, and gradients scaled where it would underflow."""
 
 from __future__ import annotations
 
 import inspect
+import math
+import multiprocessing
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.training.recipe.checkpointing import apply_checkpointing
-from trainables.training.recipe.compiling import compile_model
-from trainables.training.recipe.fields import FLOAT32
-from trainables.training.recipe.loading import BatchLoader
-from trainables.training.recipe.precision import MixedPrecision
+from trainables.runtime.isolation import kept_generators
+from trainables.training.recipe.fields import BFLOAT16, CHEAP, FLOAT16, FLOAT32
 from trainables.workloads.base import Batch, Workload
+
+_DTYPES = {BFLOAT16: torch.bfloat16, FLOAT16: torch.float16}
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Raise UserError if the device cannot train in this precision, tried on a convolution and a linear layer."""
+    if precision == FLOAT32:
+        return
+    if device.type == "cuda" and precision == BFLOAT16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise UserError(
+            f"precision=bfloat16 needs a GPU of compute capability 8.0 or newer, got {torch.cuda.get_device_name()}: "
+            "take precision=float16"
+        )
+    with kept_generators([]):  # the run's weights must not depend on its precision
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 1)).to(device)
+    try:
+        with torch.autocast(device.type, dtype=_DTYPES[precision]):
+            loss = model(torch.ones(1, 1, 4, 4, device=device)).sum()
+        loss.backward()
+    except RuntimeError as error:
+        said = str(error).splitlines()[0]
+        raise UserError(
+            f"precision={precision} does not work on this device ({said}): take precision=float32"
+        ) from error
+
+
+class MixedPrecision:
+    """Autocast and gradient scaling of one run; does nothing in float32.
+
+    Args:
+        precision: one of `PRECISIONS`.
+        device: of the run.
+
+    Raises:
+        UserError: the device cannot train in it.
+    """
+
+    def __init__(self, precision: str, device: torch.device) -> None:
+        check_precision(precision, device)
+        self._dtype = _DTYPES.get(precision)
+        self._device = device
+        # bfloat16 has float32's range and needs no scaling.
+        self._scaler = torch.amp.GradScaler(device.type) if precision == FLOAT16 else None
+        self._stepped = False
+
+    def forward_pass(self) -> AbstractContextManager[Any]:
+        """Return the block in which the forward pass runs."""
+        return nullcontext() if self._dtype is None else torch.autocast(self._device.type, dtype=self._dtype)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss that the backward pass begins from."""
+        return loss if self._scaler is None else self._scaler.scale(loss)
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Divide the gradients by the scale, before anything reads them."""
+        if self._scaler is not None and _has_gradients(optimizer):
+            self._scaler.unscale_(optimizer)
+
+    def watch(self, optimizer: Optimizer) -> None:
+        """Prepare for steps of this optimizer; called once."""
+        if self._scaler is not None:
+            optimizer.register_step_post_hook(self._note_step)
+
+    def _note_step(self, *_: Any) -> None:
+        self._stepped = True
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Execute the optimizer's step; where gradients overflowed, one that changes no weight.
+
+        GradScaler does not call the optimizer then. It is called without gradients here, so that a step of the run is
+        a step of everything that hangs on the optimizer: what counts steps, such as a stop rule, never lags behind.
+        """
+        if self._scaler is None or not _has_gradients(optimizer):
+            optimizer.step()
+            return
+        self._stepped = False
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        if not self._stepped:
+            optimizer.zero_grad(set_to_none=True)
+            optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale and its age; empty where nothing is scaled."""
+        return {} if self._scaler is None else self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state of `state_dict`."""
+        if self._scaler is not None and state:
+            self._scaler.load_state_dict(state)
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+
+# --- Compilation of a run's model by torch.compile, where this machine can --------------------------------------------
+
+#: Versions of the compiled code that are kept: each stop of Gradient-Skip makes one, and so do evaluations.
+MOST_VERSIONS = 64
+
+
+def compile_model(model: nn.Module, mode: str, device: torch.device) -> bool:
+    """Compile a model in place, with a warning where that is not possible; return whether it is compiled.
+
+    Args:
+        model: its names, weights and buffers stay as they are; copies of it are not compiled.
+        mode: one of `COMPILE_MODES`.
+        device: of the run.
+    """
+    reason = why_not(device.type)
+    if reason:
+        warnings.warn(
+            f"compile_mode={mode} has no effect: torch.compile does not work here ({reason}). The model is trained "
+            "without it; install a C++ compiler, or leave compile_mode out",
+            stacklevel=2,
+        )
+        return False
+    model.__class__ = _compilable(type(model))  # type: ignore[arg-type]  # classes hash
+    # Versions of other models that this process trained must not count against this one's. A version for all shapes
+    # rounds differently from one for a shape, so which of them a step takes would depend on the steps before it.
+    model.compile(mode=mode, dynamic=False, recompile_limit=MOST_VERSIONS, isolate_recompiles=True)
+    return True
+
+
+@cache
+def _compilable(base: type[nn.Module]) -> type[nn.Module]:
+    """Return the same class with a `forward` of this file: torch compiles none of its own, such as nn.Sequential's."""
+
+    def forward(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        return base.forward(self, *arguments, **keywords)
+
+    named = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    return type(base.__name__, (base,), {"forward": forward, **named})
+
+
+@cache
+def why_not(device_type: str) -> str:
+    """Return why torch.compile does not work in this process, tried on an addition; empty where it does."""
+    try:
+        torch.compile(_successor)(torch.ones(2, device=device_type))
+    except Exception as error:  # noqa: BLE001  # of the compiler, its C++ compiler or its loader
+        lines = str(error).strip().splitlines()
+        return lines[0] if lines else type(error).__name__
+    return ""
+
+
+def _successor(value: torch.Tensor) -> torch.Tensor:
+    return value + 1
+
+
+# --- Loader of a run's batches: prepared by worker processes where asked for, in page-locked memory where that helps
+
+#: Batches that each worker prepares ahead.
+AHEAD = 2
+
+
+class StepSampler(Sampler[tuple[int, int]]):
+    """Yield (epoch, step) from a position to the epoch's end.
+
+    Args:
+        steps_per_epoch: of the workload.
+    """
+
+    def __init__(self, steps_per_epoch: int) -> None:
+        self.position = (0, 0)
+        """Epoch and step of the next batch."""
+        self._steps = steps_per_epoch
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        epoch, start = self.position
+        return ((epoch, step) for step in range(start, self._steps))
+
+    def __len__(self) -> int:
+        return self._steps - self.position[1]
+
+
+class _Batches(Dataset[Batch]):
+    """Batches by (epoch, step)."""
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        self._workload, self._seed = workload, seed
+
+    def __getitem__(self, index: tuple[int, int]) -> Batch:
+        epoch, step = index
+        return self._workload.batch_at(epoch, self._seed, step)
+
+
+class BatchLoader:
+    """Batches of a run, which depend on seed, epoch and step alone, whoever prepares them.
+
+    Args:
+        workload: whose batches are loaded.
+        seed: of the run.
+        workers: processes that prepare batches; None for the workload's choice.
+        pin_memory: whether batches lie in page-locked memory.
+
+    Raises:
+        UserError: workers for a workload that prepares its batches itself.
+    """
+
+    def __init__(self, workload: Workload, seed: int, *, workers: int | None = None, pin_memory: bool = False) -> None:
+        self._workload, self._seed, self._pin = workload, seed, pin_memory
+        self.workers = usable_workers(workload, workers)
+        """Processes that prepare batches."""
+        self._sampler = StepSampler(workload.steps_per_epoch)
+        self._loader: DataLoader[Batch] | None = None
+        if self.workers or (pin_memory and workload.by_step):
+            self._loader = DataLoader(
+                _Batches(workload, seed),
+                batch_size=None,
+                sampler=self._sampler,
+                num_workers=self.workers,
+                pin_memory=pin_memory,
+                generator=torch.Generator(),  # else the run's would be drawn from
+                **_of_processes(self.workers),
+            )
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Return the batches of an epoch from a step on."""
+        if self._loader is None:
+            found = self._workload.train_batches_from(epoch, self._seed, start)
+            return (tuple(t.pin_memory() for t in batch) for batch in found) if self._pin else found
+        self._sampler.position = (epoch, start)
+        return (tuple(batch) for batch in self._loader)
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._loader = None
+
+
+def usable_workers(workload: Workload, wanted: int | None) -> int:
+    """Return how many processes prepare a workload's batches.
+
+    Raises:
+        UserError: any are wanted for a workload that prepares its batches itself.
+    """
+    if wanted is None:
+        wanted = workload.loader_workers
+    elif wanted and not workload.by_step:
+        raise UserError(
+            f"loader_workers must be 0 for workload {workload.name}, whose batches come from a loader of its own, got "
+            f"{wanted}: leave it out, or set num_workers of that loader"
+        )
+    if wanted and "fork" not in multiprocessing.get_all_start_methods():
+        warnings.warn(
+            f"loader_workers={wanted} has no effect: this platform cannot fork processes, so batches are prepared in "
+            "the training process",
+            stacklevel=2,
+        )
+        return 0
+    return wanted
+
+
+def _of_processes(workers: int) -> dict[str, Any]:
+    """Return options of a DataLoader with workers; a fork shares data that lies in memory or is mapped."""
+    if not workers:
+        return {}
+    return {"multiprocessing_context": "fork", "persistent_workers": True, "prefetch_factor": AHEAD}
+
+
+# --- Activation checkpointing: parts of a block's forward pass are computed again in the backward pass, not kept
+# Shapes: modules take and return what they do without it. Weights, names and buffers stay as they are; only the class
+# of the chosen modules changes, to one of the same name that runs `forward` under torch.utils.checkpoint.
+
+#: Products whose outputs sum fewer terms are computed again: they take as long as it takes to read their inputs.
+SMALL_DEPTH = 64
+#: Modules that only hold others.
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_KIND = "activation_checkpointing"
+_aten = torch.ops.aten
+#: Matrix products and convolutions, and which argument's size beyond its first dimension is the depth of the sum.
+_PRODUCTS = {
+    _aten.convolution.default: 1,
+    _aten.mm.default: 1,
+    _aten.addmm.default: 2,
+    _aten.bmm.default: 1,
+    _aten.baddbmm.default: 2,
+}
+#: Attention as one operation: dear, whatever its sizes.
+_ATTENTION = {
+    getattr(_aten, name).default
+    for name in dir(_aten)
+    if name.startswith("_scaled_dot_product") and "backward" not in name and hasattr(getattr(_aten, name), "default")
+}
+
+
+def apply_checkpointing(model: nn.Module, kind: str) -> list[str]:
+    """Checkpoint the blocks of a model, in place; return their names.
+
+    Args:
+        model: whose blocks are found by `blocks_of`.
+        kind: one of `CHECKPOINTING`.
+
+    Raises:
+        UserError: the model has no block.
+    """
+    blocks = blocks_of(model)
+    if not blocks:
+        raise UserError(
+            f"activation_checkpointing={kind} needs a model with blocks (modules of several layers, or nn.Sequential), "
+            f"got {type(model).__name__}: leave it out"
+        )
+    for block in blocks.values():
+        for module in block.modules():  # what is kept must not be overwritten
+            if getattr(module, "inplace", False) is True:
+                module.inplace = False  # type: ignore[assignment]
+        block.__class__ = _checkpointed(type(block), kind, _is_chain(block))  # type: ignore[arg-type]  # classes hash
+    return list(blocks)
+
+
+def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules that are checkpointed, by name: residual or transformer blocks, and chains of layers.
+
+    A block is the outermost module of several layers that is no container and holds no container of further blocks. An
+    nn.Sequential of plain layers is a chain, which is cut before each layer with weights.
+    """
+    found: dict[str, nn.Module] = {}
+
+    def visit(name: str, module: nn.Module, root: bool) -> None:
+        if _is_chain(module):
+            found[name] = module
+        elif root or isinstance(module, _CONTAINERS) or _holds_blocks(module):
+            for child_name, child in module.named_children():
+                visit(f"{name}.{child_name}" if name else child_name, child, False)
+        elif _is_composite(module) and any(True for _ in module.parameters()):
+            found[name] = module
+
+    visit("", model, True)
+    return found
+
+
+def _is_composite(module: nn.Module) -> bool:
+    return any(True for _ in module.children())
+
+
+def _is_chain(module: nn.Module) -> bool:
+    """Return whether a module is an nn.Sequential of at least two layers without children."""
+    if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
+        return False
+    children = list(module.children())
+    return len(children) > 1 and not any(_is_composite(child) for child in children)
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    return any(
+        isinstance(part, _CONTAINERS) and sum(_is_composite(child) for child in part.children()) > 1
+        for part in module.modules()
+    )
+
+
+@cache
+def _checkpointed(base: type[nn.Module], kind: str, is_chain: bool) -> type[nn.Module]:
+    """Return the class of checkpointed modules of a class: one for all models, so that copies have it, too."""
+
+    def forward(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return base.forward(self, *arguments, **keywords)
+        if not is_chain:
+            return _run(kind, partial(base.forward, self), [self], *arguments, **keywords)
+        (value,) = arguments
+        for segment in _segments(self):
+            value = _run(kind, partial(_through, segment), segment, value)
+        return value
+
+    named = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    return type(base.__name__, (base,), {"forward": forward, _KIND: kind, **named})
+
+
+def _through(segment: list[nn.Module], value: Any) -> Any:
+    for layer in segment:
+        value = layer(value)
+    return value
+
+
+def _segments(chain: nn.Module) -> list[list[nn.Module]]:
+    """Return the layers of a chain, cut before each layer that has weights with more than one dimension."""
+    segments: list[list[nn.Module]] = [[]]
+    for layer in chain.children():
+        if any(p.dim() > 1 for p in layer.parameters(recurse=False)) and segments[-1]:
+            segments.append([])
+        segments[-1].append(layer)
+    return segments
+
+
+def _run(kind: str, function: Any, modules: list[nn.Module], *arguments: Any, **keywords: Any) -> Any:
+    return checkpoint(
+        function,
+        *arguments,
+        use_reentrant=False,
+        context_fn=partial(_contexts, kind == CHEAP, modules),
+        **keywords,
+    )
+
+
+def _contexts(cheap: bool, modules: list[nn.Module]) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return the contexts of the first and of the second forward pass."""
+    forward: AbstractContextManager[Any] = nullcontext()
+    again: AbstractContextManager[Any] = nullcontext()
+    if cheap:
+        forward, again = create_selective_checkpoint_contexts(_policy)
+    return forward, _both(again, modules)
+
+
+@contextmanager
+def _both(selective: AbstractContextManager[Any], modules: list[nn.Module]) -> Iterator[None]:
+    """Run the second forward pass; it leaves buffers such as a norm's running statistics as the first left them."""
+    held = [(part, dict(part._buffers)) for module in modules for part in module.modules() if part._buffers]
+    for part, buffers in held:
+        part._buffers.update({name: None if b is None else b.clone() for name, b in buffers.items()})
+    try:
+        with selective:  # sees every operation from here on
+            yield
+    finally:
+        for part, buffers in held:
+            part._buffers.update(buffers)
+
+
+def _policy(_: Any, operation: Any, *arguments: Any, **__: Any) -> CheckpointPolicy:
+    """Keep the outputs of attention and of products that sum many terms; everything else is computed again."""
+    place = _PRODUCTS.get(operation)
+    if place is not None:
+        factor = arguments[place]
+        depth = factor.shape[-2] if operation is not _aten.convolution.default else math.prod(factor.shape[1:])
+        return CheckpointPolicy.MUST_SAVE if depth >= SMALL_DEPTH else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operation in _ATTENTION else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def computed_again(model: nn.Module) -> tuple[str, ...]:
+    """Return a key, equal for models whose same blocks are checkpointed in the same way."""
+    return tuple(
+        f"{name} {getattr(type(module), _KIND)}" for name, module in model.named_modules() if is_checkpointed(module)
+    )
+
+
+def is_checkpointed(module: nn.Module) -> bool:
+    """Return whether `apply_checkpointing` chose this module."""
+    return hasattr(type(module), _KIND)
+
+
+# --- A run's training recipe, as its configuration says it ------------------------------------------------------------
 
 
 class Recipe:

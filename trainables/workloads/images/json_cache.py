@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainables.atomic_write import atomic_write
+from trainables.storage import atomic_write
 
 
 def cached_json(path: Path, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainables.errors import UserError
-from trainables.runtime.generators import kept_generators
+from trainables.runtime.isolation import kept_generators
 from trainables.workloads.user_code import import_attribute
 
 #: Two, since a batch norm over single pixels needs more than one sample in training mode.

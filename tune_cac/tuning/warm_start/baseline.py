@@ -17,7 +17,7 @@ from trainables.attachment import metadata_key
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.variables import BY_NAME
-from trainables.stage_tree.run_metadata import ensure_costs, method_facts
+from trainables.stage_tree.root import ensure_costs, method_facts
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.warm_start.sensitivities import baseline_sensitivities
 from tune_cac.tuning.warm_start.threshold_ranges import (

@@ -33,8 +33,7 @@ from analysis.trace_replay.traces import RunTrace, facts_key
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.layer_plan import Blueprint, Unit
-from trainables.gradskip.replay import signal_name
+from trainables.gradskip.replay import Blueprint, Unit, signal_name
 from trainables.gradskip.rules.published_batch import Curve
 
 #: How far a range extends below the lowest ratio reached, as a share of that ratio's distance from 1: 0 if the ratio is

@@ -16,7 +16,7 @@ from trainables.compression.distillation import (
     distillation_loss,
 )
 from trainables.errors import UserError
-from trainables.runtime.generators import generators_state
+from trainables.runtime.isolation import generators_state
 
 
 def network(seed: int, hidden: int = 6) -> nn.Sequential:

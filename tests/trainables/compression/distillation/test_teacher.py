@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainables import workloads
 from trainables.compression.distillation import build_teacher
-from trainables.compression.schedule.distiller_configs import KnowledgeDistillationConfig
+from trainables.compression.schedule.configs import KnowledgeDistillationConfig
 from trainables.errors import UserError
 from trainables.workloads.models import build_model
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainables.compression.pruners.activation_watch import ActivationWatch, convolutions
+from trainables.compression.pruners.ranked import ActivationWatch, convolutions
 from trainables.errors import UserError
 
 

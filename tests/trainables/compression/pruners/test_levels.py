@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from trainables.compression.pruners import build_pruner
-from trainables.compression.pruners.levels import level_mask
+from trainables.compression.pruners.ranked import level_mask
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing, gradual_share
 

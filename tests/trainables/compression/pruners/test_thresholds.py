@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trainables.compression.component import Pruner
 from trainables.compression.pruners import build_pruner
-from trainables.compression.pruners.recurrent import ramp_threshold
+from trainables.compression.pruners.thresholds import ramp_threshold
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainables.compression.pruners.topk import element_count, kept_after, structure_count
+from trainables.compression.pruners.ranked import element_count, kept_after, structure_count
 
 VALUES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, math.inf, math.nan]) | st.floats(0, 3, width=16), min_size=1)
 

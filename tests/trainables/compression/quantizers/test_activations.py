@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainables.compression.quantizers.activations import CalibratedRange, Clip, LearnedClipActivation, MovingRange
+from trainables.compression.quantizers.linear import CalibratedRange, Clip, LearnedClipActivation, MovingRange
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": torch.float64}
 

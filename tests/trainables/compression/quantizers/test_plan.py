@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from trainables.compression.quantizers.plan import Bits, make_bits, plan_bits
+from trainables.compression.quantizers.linear import Bits, make_bits, plan_bits
+from trainables.compression.schedule.configs import DorefaQuantizerConfig
 from trainables.compression.schedule.matching import match_modules
-from trainables.compression.schedule.quantizer_configs import DorefaQuantizerConfig
 from trainables.errors import UserError
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainables.compression.component import Quantizer
 from trainables.compression.quantizers import build_quantizer
-from trainables.compression.schedule.quantizer_configs import PostTrainLinearQuantizerConfig
+from trainables.compression.schedule.configs import PostTrainLinearQuantizerConfig
 from trainables.errors import UserError
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from trainables.compression.lr_schedulers import check_lr_scheduler
 from trainables.compression.schedule import ModelFacts, ScheduleError, read_marks
-from trainables.compression.schedule.mark_checks import check_marks
+from trainables.compression.schedule.reading import check_marks
 
 FACTS = ModelFacts(
     parameters={"conv1.weight": (8, 1, 3, 3), "conv2.weight": (8, 8, 3, 3), "fc.weight": (10, 8)}, modules={}

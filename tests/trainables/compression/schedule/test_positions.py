@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from trainables.compression.schedule.positions import MOST_NESTED, MOST_VALUES, NotYaml, SearchTag, compose
+from trainables.compression.schedule.document import MOST_NESTED, MOST_VALUES, NotYaml, SearchTag, compose
 
 TEXT = """\
 a: 1

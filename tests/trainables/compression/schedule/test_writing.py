@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainables.compression.schedule import dump, read_schedule, to_mapping
-from trainables.compression.schedule.positions import compose
+from trainables.compression.schedule.document import compose
 
 #: Names that a careless writer would leave unquoted, among others.
 names = st.sampled_from(["conv1.weight", "*", "1e-4", "yes", "null", "0", "re:a|b", "a: b", "#", "- x", "é", "!search"])

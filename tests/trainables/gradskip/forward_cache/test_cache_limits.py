@@ -13,7 +13,7 @@ import torch
 from prefix_caches import ROW_BYTES, SAMPLES, batches, cache_of, one_warning
 from torch import Tensor, nn
 
-from trainables.gradskip.forward_cache.row_file import RowFile, row_checksums
+from trainables.gradskip.forward_cache import RowFile, row_checksums
 
 # --- budget and file
 

@@ -14,7 +14,7 @@ from prefix_caches import SAMPLES, batches, cache_of, one_warning, stopped
 from torch import Tensor, nn
 
 from trainables.errors import UserError
-from trainables.gradskip.integrations.data_parallel import DistributedDataParallel
+from trainables.gradskip.data_parallel import DistributedDataParallel
 from trainables.gradskip.optimizers import SGD
 
 # --- the model stays as it is

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machine_runs import stops_of
 
-from trainables.gradskip.rules.braking import first_step_after
 from trainables.gradskip.rules.published_batch import CONDITIONS, AutoNumbers, Curve, examinations
+from trainables.gradskip.rules.state_machine import first_step_after
 from trainables.gradskip.settings import Settings
 
 #: Few distinct values, so that equal variances, zeros, overflows of the ratio and NaN all occur often.

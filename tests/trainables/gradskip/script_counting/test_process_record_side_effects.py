@@ -15,8 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainables import gradskip
 from trainables.gradskip.script_counting import process_record, step_flops
 from trainables.gradskip.script_counting.process_record import process_summary
-from trainables.script.report_lines import read_report
-from trainables.script.reporting import report
+from trainables.script.report_lines import read_report, report
 
 pytestmark = pytest.mark.usefixtures("own_records")
 

@@ -16,17 +16,18 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from trainables import gradskip
 from trainables.gradskip.controller import GradientSkip
-from trainables.gradskip.layer_plan import Blueprint
 from trainables.gradskip.numbering import Numbering
-from trainables.gradskip.script_counting import process_record, script_trace
-from trainables.gradskip.script_counting.process_record import ProcessRecord
-from trainables.gradskip.script_counting.script_trace import ScriptTrace
-from trainables.gradskip.script_counting.trace_file import (
+from trainables.gradskip.replay import Blueprint
+from trainables.gradskip.script_counting import process_record
+from trainables.gradskip.script_counting import process_record as script_trace
+from trainables.gradskip.script_counting.process_record import (
     DEFAULT_WATCH,
     TRACE_FILE,
     TRACE_VARIABLE,
     TRIAL_FOLDER,
+    ProcessRecord,
     ScriptFacts,
+    ScriptTrace,
     from_bytes,
 )
 from trainables.runtime.flops import flop_counter

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainables.training.doctor.bias_before_norm import biases_before_norms, renumbered, without_biases
+from trainables.training.doctor.checks import biases_before_norms, renumbered, without_biases
 from trainables.training.doctor.model_calls import ModelCall
 
 

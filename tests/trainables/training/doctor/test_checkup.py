@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainables.errors import UserError
 from trainables.training.doctor import checks
+from trainables.training.doctor.checks import Finding, Ratios, report_text
 from trainables.training.doctor.checkup import doctor
-from trainables.training.doctor.findings import Finding, Ratios, report_text
 from trainables.training.doctor.model_calls import call_from_batch
 from trainables.training.doctor.step_watch import StepWatch, _is_read, zeroed_gradients
 

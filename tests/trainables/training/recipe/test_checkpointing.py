@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.training.cost import CostTable
-from trainables.training.recipe.checkpointing import apply_checkpointing, blocks_of, is_checkpointed
+from trainables.training.recipe.recipe import apply_checkpointing, blocks_of, is_checkpointed
 from trainables.training.run import TrainingRun
 from trainables.workloads import models
 

@@ -12,8 +12,8 @@ from image_files import noise, write_parquet
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.training.recipe import loading
-from trainables.training.recipe.loading import BatchLoader
+from trainables.training.recipe import recipe
+from trainables.training.recipe.recipe import BatchLoader
 from trainables.training.run import TrainingRun
 from trainables.workloads import build
 from trainables.workloads.base import Batch, Workload
@@ -67,7 +67,7 @@ def test_workers_for_a_loader_of_its_own_are_refused() -> None:
 
 
 def test_a_platform_that_cannot_fork_loads_in_the_training_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    monkeypatch.setattr(recipe.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     with pytest.warns(UserWarning, match="loader_workers=2 has no effect: this platform cannot fork"):
         assert BatchLoader(build("digits"), 0, workers=2).workers == 0
 
@@ -77,12 +77,12 @@ def test_pinned_batches_are_asked_for_wherever_they_come_from(workload: str, mon
     """There is no GPU here: that the memory is asked for is what can be seen."""
     pinned, options = [], []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(1) or self)
-    real = loading.DataLoader
+    real = recipe.DataLoader
 
     def noted(*arguments: object, **keywords: object) -> object:
         options.append(keywords.pop("pin_memory"))
         return real(*arguments, **keywords)
 
-    monkeypatch.setattr(loading, "DataLoader", noted)
+    monkeypatch.setattr(recipe, "DataLoader", noted)
     next(iter(BatchLoader(build(workload), 0, pin_memory=True).batches(0, 0)))
     assert (options, len(pinned)) == (([True], 0) if workload == "digits" else ([], 2))

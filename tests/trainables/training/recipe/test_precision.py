@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.training.recipe import precision as module
-from trainables.training.recipe.precision import MixedPrecision
+from trainables.training.recipe import recipe as module
+from trainables.training.recipe.recipe import MixedPrecision
 from trainables.training.run import TrainingRun
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from torch import nn
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.training.recipe import compiling
+from trainables.training.recipe import recipe as compiling
 from trainables.training.recipe.recipe import Recipe, with_kernels
 from trainables.training.run import TrainingRun
 from trainables.workloads import build_for
@@ -146,7 +146,7 @@ def test_a_missing_compiler_is_noticed(tmp_path: object) -> None:
     import subprocess
     import sys
 
-    code = "from trainables.training.recipe.compiling import why_not; print(why_not('cpu'))"
+    code = "from trainables.training.recipe.recipe import why_not; print(why_not('cpu'))"
     environment = {**os.environ, "PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/cache"}
     environment.pop("CXX", None)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainables.atomic_write import atomic_write
 from trainables.errors import UserError
 from trainables.gradskip.controller import GradientSkip
 from trainables.gradskip.signals import variance
+from trainables.storage import atomic_write
 
 #: Measurements are kept on the device until there are this many rows, or a tenth of those written, whichever is more:
 #: the whole file is written each time, and this keeps the sum of all writes in proportion to the trace.

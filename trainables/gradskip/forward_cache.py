@@ -1,0 +1,673 @@
+"""Rows of tensors by sample number, in a memory-mapped file of limited size.
+
+Shapes: S samples, B rows of a call. A row has any shape and dtype, the same for all rows of a file.
+
+The file has no name once it is open, so the system frees it when it is closed or collected or when the process dies.
+No later run can find it, so partially written content is never read.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trainables.errors import UserError, unknown_name
+from trainables.gradskip.layers import unwrap
+
+
+class RowFile:
+    """File of at most ``budget_bytes`` of rows; the first rows put are kept.
+
+    Besides the file, 16 bytes per sample are kept in memory: the position of its row, and the checksum of the input
+    from which the row was computed.
+
+    Args:
+        samples: S; sample numbers are 0..S-1.
+        budget_bytes: maximum size of the file in bytes.
+        folder: folder of the file; None: the system's folder for temporary files.
+    """
+
+    def __init__(self, *, samples: int, budget_bytes: int, folder: str | Path | None = None) -> None:
+        self._samples = samples
+        self._budget_bytes = budget_bytes
+        self._folder = folder
+        self._slots = torch.full((samples,), -1, dtype=torch.int64)  # (S,) row of the file, -1: none
+        self._checksums = torch.zeros(samples, dtype=torch.int64)  # (S,)
+        self._filled = 0
+        self._file: IO[bytes] | None = None
+        self._rows: Tensor | None = None  # (capacity, *row), mapped
+        self.capacity: int | None = None
+        """Number of rows that fit; None until the first row gives the row size."""
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of the file on disk in bytes."""
+        return 0 if self._file is None else os.fstat(self._file.fileno()).st_size
+
+    @property
+    def room(self) -> int:
+        """Return the number of rows that can still be put; before the first row, the number of samples."""
+        return (self._samples if self.capacity is None else self.capacity) - self._filled
+
+    def held(self, indices: Tensor) -> Tensor:
+        """Return which of these samples have a row: (B,) bool."""
+        return self._slots[indices] >= 0
+
+    def get(self, indices: Tensor) -> Tensor:
+        """Return a copy on the CPU of these samples' rows, (B, *row); each sample must have one."""
+        assert self._rows is not None
+        return self._rows.index_select(0, self._slots[indices])
+
+    def checksums(self, indices: Tensor) -> Tensor:
+        """Return the checksums put with the rows: (B,) int64."""
+        return self._checksums[indices]
+
+    def put(self, indices: Tensor, rows: Tensor, checksums: Tensor) -> None:
+        """Store the rows of samples that have none, as many as fit.
+
+        Raises:
+            OSError: the folder cannot hold the file.
+        """
+        if self.capacity is None:
+            self._open(rows)
+        # A sampler that draws with replacement may give a sample twice; its first row is kept.
+        first = np.sort(np.unique(indices.numpy(), return_index=True)[1])[: self.room]
+        if self._rows is None or len(first) == 0:
+            return
+        chosen = torch.from_numpy(first)
+        slots = torch.arange(self._filled, self._filled + len(first))
+        self._rows[slots] = rows.detach()[chosen.to(rows.device)].cpu()
+        self._checksums[indices[chosen]] = checksums.cpu()[chosen]
+        self._slots[indices[chosen]] = slots  # last, so that a row counts as held only once it is complete
+        self._filled += len(first)
+
+    def forget(self) -> None:
+        """Drop all rows; the file's space is reused."""
+        self._slots.fill_(-1)
+        self._filled = 0
+
+    def close(self) -> None:
+        """Drop all rows and free the disk space."""
+        self.forget()
+        self._rows, self.capacity = None, None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self, rows: Tensor) -> None:
+        row_bytes = rows[0].numel() * rows.element_size()
+        self.capacity = min(self._samples, self._budget_bytes // row_bytes)
+        if self.capacity == 0:
+            return
+        self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115  closed by close()
+        size = self.capacity * row_bytes
+        if hasattr(os, "posix_fallocate"):
+            # A full disk is an error here rather than a signal that kills the process at a later write.
+            os.posix_fallocate(self._file.fileno(), 0, size)
+        else:
+            self._file.truncate(size)
+        mapped = torch.from_numpy(np.memmap(self._file, dtype=np.uint8, mode="r+", shape=(size,)))
+        self._rows = mapped.view(rows.dtype).view(self.capacity, *rows.shape[1:])
+
+
+def row_checksums(rows: Tensor) -> Tensor:
+    """Compute a checksum of each row's bits: (B, ...) of any dtype to (B,) int64, on the same device.
+
+    The bits are read as integers and multiplied by fixed pseudo-random odd numbers, modulo 2^64. Integer sums do
+    not depend on their order, so equal rows have equal checksums in every batch and on every device, and one changed
+    element always changes it.
+    """
+    size = min(rows.element_size(), 8)
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    bits = rows.detach().reshape(len(rows), -1).contiguous().view(kind)
+    factors = _factors(bits.shape[1], rows.device)
+    at_once = max(1, 2**22 // max(1, bits.shape[1]))  # 32 MB of int64, for any batch size
+    return torch.cat([(part.to(torch.int64) * factors).sum(1) for part in bits.split(at_once)])
+
+
+@lru_cache(maxsize=8)
+def _factors(count: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(-(2**62), 2**62, (count,), generator=generator, dtype=torch.int64)
+    return (2 * drawn + 1).to(device)
+
+
+# --- The chain of modules that run one after another; a forward cache may replace the first of them ------------------
+
+#: Modules without parameters that compute each sample by itself, the same each time, and never enlarge it.
+_ENDS = (
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid,
+    nn.Tanh, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Tanhshrink,
+    nn.Softshrink, nn.Hardshrink, nn.Threshold, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d,
+    nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
+)  # fmt: skip
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+def may_end_prefix(module: nn.Module) -> bool:
+    """Return whether a stopped prefix may be extended by this module, which has no parameters.
+
+    Dropout is accepted only where it has no effect: a mask that is drawn once and reused would be another
+    regularization. Classes are compared exactly, because a subclass may behave differently.
+    """
+    kind = type(module)
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return kind in _DROPOUTS and (not module.training or module.p == 0)
+    if isinstance(module, nn.Flatten):
+        return kind is nn.Flatten and module.start_dim >= 1
+    return kind in _ENDS and not getattr(module, "return_indices", False)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the user's own model inside DistributedDataParallel (torch's or ours) and torch.compile.
+
+    Raises:
+        UserError: a model in DataParallel, which runs copies of it.
+    """
+    if any(isinstance(part, nn.DataParallel) for part in model.modules()):
+        raise UserError(
+            "forward cache: the model must not be in DataParallel, which runs copies of it: use DistributedDataParallel"
+        )
+    return unwrap(model)
+
+
+def resolve_chain(
+    model: nn.Module, chain: Sequence[nn.Module] | Sequence[str] | None
+) -> tuple[list[nn.Module], list[str]]:
+    """Return the chain's modules and their names in the model.
+
+    Raises:
+        UserError: no chain for a model that is not an nn.Sequential, an empty chain, or one with modules of another
+            model.
+    """
+    if chain is None:
+        if not _is_sequential(model):
+            raise UserError(
+                f"forward cache: chain must be given for a model that is no nn.Sequential, got {type(model).__name__}: "
+                "list the modules (or their names) that run one after the other from the input on"
+            )
+        modules = list(_flattened(model))
+    else:
+        by_name = dict(model.named_modules())
+        modules = []
+        for entry in chain:
+            if isinstance(entry, str) and entry not in by_name:
+                raise unknown_name("module of the forward cache's chain", entry, [name for name in by_name if name])
+            modules.append(by_name[entry] if isinstance(entry, str) else entry)
+    if not modules:
+        raise UserError("forward cache: chain must have at least one module, got none")
+    names = {id(module): name for name, module in model.named_modules()}
+    for module in modules:
+        if id(module) not in names:
+            raise UserError(f"forward cache: chain must hold modules of the model, got another {type(module).__name__}")
+    return modules, [names[id(module)] for module in modules]
+
+
+def _is_sequential(module: nn.Module) -> bool:
+    # A subclass with its own forward may run its children in any way.
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _flattened(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module._modules.values():  # children() would omit a module that occurs twice
+        assert child is not None
+        if _is_sequential(child):
+            yield from _flattened(child)
+        else:
+            yield child
+
+
+# --- One forward pass through a stopped prefix, some rows of which are in a forward cache ----------------------------
+# Shapes: B rows of the batch, M of them missing from the cache; x (B, ...) the model's input; indices (B,) int64.
+#
+# During the pass the ``forward`` of the prefix's modules is replaced. If all rows are cached, m_0..m_{k-1} return their
+# input and m_k returns the cached rows; otherwise they run on the missing rows alone, and m_k assembles the batch.
+
+#: Allowed rounding difference between rows computed in two batches, relative to the largest output.
+_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassReport:
+    """Report of one forward pass through the prefix."""
+
+    modules: tuple[str, ...]
+    """Names of m_0..m_k."""
+    rows: int
+    """Rows of the batch."""
+    computed: int
+    """Rows that the prefix was actually computed on: misses, the copy of a single row, and checks."""
+
+
+class PrefixCache:
+    """State of the cache of a model's prefix that a pass reads and changes; base of `forward_cache.ForwardCache`."""
+
+    chain: list[nn.Module]
+    names: list[str]
+    rows: RowFile
+    verify_every: int
+    compiled: bool
+    """True if the model or a part of it is compiled by torch.compile."""
+    enabled = True
+    """Permanently False after `switch_off` or `close`."""
+    cached_through = -1
+    """k, the index in the chain of the module whose outputs are kept; -1 for none."""
+    hits = 0
+    """Rows read so far."""
+    misses = 0
+    """Rows computed so far because they were not in the cache."""
+    hit_batches = 0
+    """Batches with hits since the cache last started anew."""
+    input_kind: Any = None
+    """Shape, dtype, device and autocast state of an input row, set by the first `PrefixPass`."""
+    stands_alone = False
+    """True if the prefix was found to compute each row independently."""
+    channels_last = False
+    """True if the outputs have the channels-last memory layout."""
+
+    def switch_off(self, reason: str) -> None:
+        """Close the cache permanently and warn with the reason."""
+        self.close()
+        self.say(f"off: {reason}")
+
+    def say(self, what: str) -> None:
+        """Warn with this message."""
+        warnings.warn(f"forward cache {what}", stacklevel=2)
+
+    def close(self) -> None:
+        """Drop all rows and free the disk space; from here on the model runs without the cache."""
+        self.enabled = False
+        self.cached_through = -1
+        self.rows.close()
+
+
+class PrefixPass:
+    """State of one forward pass; used once, by `ForwardCache.batch`."""
+
+    def __init__(self, cache: PrefixCache, indices: Tensor) -> None:
+        self._cache = cache
+        self._indices = indices
+        self._modules = cache.chain[: cache.cached_through + 1]
+        self._names = cache.names[: cache.cached_through + 1]
+        self._originals: dict[nn.Module, Callable[..., Any]] = {}
+        self._position = 0  # in the chain, of the module that runs next
+        self._previous: Tensor | None = None
+        self._untouched = False
+        self._computed = 0
+
+    @contextmanager
+    def running(self) -> Iterator[PrefixPass]:
+        """Replace `forward` of the prefix modules inside the block and restore it afterwards."""
+        before = {module: module.__dict__.get("forward") for module in self._modules}
+        # Importing the compiler takes seconds, so it is disabled only where the model is compiled.
+        visit = torch.compiler.disable(self._visit) if self._cache.compiled else self._visit
+        try:
+            for module in before:
+                self._originals[module] = module.forward
+                module.forward = partial(visit, module)
+            yield self
+        finally:
+            for module, own in before.items():
+                module.__dict__.pop("forward", None)
+                if own is not None:
+                    module.forward = own
+
+    def check_finished(self) -> None:
+        """Raise UserError if the model ran only a part of the prefix."""
+        if 0 < self._position < len(self._modules) and not self._untouched:
+            raise self._wrong_chain(f"ended before {self._names[self._position]!r}")
+
+    def report(self) -> PassReport | None:
+        """Return the report of this pass; None if the model ran without the cache, or not at all."""
+        if self._position == 0 or (self._untouched and self._computed == 0):
+            return None
+        return PassReport(modules=tuple(self._names), rows=len(self._indices), computed=self._computed)
+
+    def _visit(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._untouched:
+            return self._originals[module](*args, **kwargs)
+        position = self._position
+        if position == len(self._modules):
+            if module is self._modules[0] and module not in self._cache.chain[position:]:
+                raise self._wrong_chain("ran twice inside one batch()")
+            return self._originals[module](*args, **kwargs)  # a module that is used again after the prefix
+        if module is not self._modules[position]:
+            raise self._wrong_chain(f"ran {self._cache.names[self._cache.chain.index(module)]!r}")
+        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
+            raise self._wrong_chain(f"gave {self._names[position]!r} other arguments than one tensor")
+        x = args[0]
+        if position == 0:
+            x = self._begin(x)
+            if self._untouched:
+                return self._originals[module](x)
+        elif not _same(x, self._previous):
+            raise self._wrong_chain(f"gave {self._names[position]!r} another input than the output before it")
+        self._position += 1
+        y = self._compute(module, x) if len(self._missing) else x
+        if self._position == len(self._modules):
+            y = self._finish(y)
+        self._previous = y
+        return y
+
+    def _begin(self, x: Tensor) -> Tensor:
+        """Select the input rows missing from the cache: (B, ...) to (M, ...), at least two rows where M > 0."""
+        cache = self._cache
+        if x.dim() < 1 or len(x) != len(self._indices):
+            raise UserError(
+                f"forward cache: there must be one index a row of the model's input, got {len(self._indices)} indices "
+                f"for shape {tuple(x.shape)}"
+            )
+        kind = (x.shape[1:], x.dtype, x.device, torch.is_autocast_enabled(x.device.type))
+        if cache.input_kind is None:
+            cache.input_kind = kind
+        held = cache.rows.held(self._indices)
+        if len(x) == 0:
+            self._untouched = True
+        elif cache.input_kind != kind:
+            self._give_up(f"inputs must be alike, got {_words(kind)} after {_words(cache.input_kind)}")
+        elif bool(held.any()):
+            self._verify(x, held)
+        if self._untouched:
+            return x
+        self._input, self._held = x, held
+        self._missing = (~held).nonzero()[:, 0]
+        missing = len(self._missing)
+        cache.hits += len(x) - missing
+        cache.misses += missing
+        self._rows = x if missing in (0, len(x)) else x[self._missing.to(x.device)]
+        if missing == 1:
+            self._rows = torch.cat([self._rows, self._rows])  # kernels for a single row round differently
+        self._computed += len(self._rows) if missing else 0
+        # Computed before the prefix runs, because its first module may work in place.
+        self._checksums = row_checksums(self._rows[:missing]) if missing and cache.rows.room else None
+        return self._rows
+
+    def _verify(self, x: Tensor, held: Tensor) -> None:
+        cache = self._cache
+        due = cache.hit_batches % cache.verify_every == 0
+        cache.hit_batches += 1
+        if not due:
+            return
+        known = self._indices[held]
+        wrong = row_checksums(x[held.to(x.device)]).cpu() != cache.rows.checksums(known)
+        if wrong.any():
+            self._give_up(
+                f"inputs must repeat, but sample {int(known[wrong][0])} came with other values than before: "
+                "augmentation, or sample numbers that do not belong to the rows"
+            )
+
+    def _finish(self, y: Any) -> Tensor:
+        """Combine cached and computed rows: (M, ...) computed, or anything where M = 0, to (B, ...)."""
+        rows, missing = self._cache.rows, self._missing
+        if len(missing) == 0:
+            return self._laid_out(rows.get(self._indices).to(self._input.device, non_blocking=True))
+        if not isinstance(y, Tensor) or y.dim() < 1 or len(y) != len(self._rows):
+            raise self._wrong_chain(f"got no row a sample from {self._names[-1]!r}")
+        if not self._cache.stands_alone and len(self._rows) > 1 and not self._rows_stand_alone(y):
+            self._give_up(
+                "the prefix must compute each sample by itself and the same each time: it has a norm without running "
+                "statistics, or draws random numbers in eval mode"
+            )
+            return self._honest()
+        y = y[: len(missing)]
+        self._keep(y)
+        if len(missing) == len(self._held):
+            return self._laid_out(y)
+        whole = torch.empty((len(self._held), *y.shape[1:]), dtype=y.dtype, device=y.device)
+        whole[self._held.nonzero()[:, 0].to(y.device)] = rows.get(self._indices[self._held]).to(y.device)
+        whole[missing.to(y.device)] = y
+        return self._laid_out(whole)
+
+    def _keep(self, y: Tensor) -> None:
+        cache, indices = self._cache, self._indices[self._missing]
+        channels_last = not y.is_contiguous() and y.dim() == 4 and y.is_contiguous(memory_format=torch.channels_last)
+        cache.channels_last = channels_last
+        if self._checksums is None:
+            return
+        first = cache.rows.capacity is None
+        try:
+            cache.rows.put(indices, y, self._checksums)
+        except OSError as error:
+            cache.switch_off(f"no room for its file: {error}; give another folder or a smaller budget")
+            return
+        if first and cache.rows.capacity == 0:
+            cache.say(f"holds nothing: the budget must be at least one row, {y[0].numel() * y.element_size()} bytes")
+
+    def _laid_out(self, y: Tensor) -> Tensor:
+        # Always the same strides, because later modules may choose kernels, and thus rounding, by them.
+        return y.contiguous(memory_format=torch.channels_last if self._cache.channels_last else torch.contiguous_format)
+
+    def _compute(self, module: nn.Module, x: Tensor) -> Any:
+        with torch.no_grad(), _evaluating(module):
+            return self._originals[module](x)
+
+    def _rows_stand_alone(self, y: Tensor) -> bool:
+        """Return whether every second row gives the same output when computed without its neighbours."""
+        alone: Any = self._rows[::2]
+        self._computed += len(alone)
+        for module in self._modules:
+            alone = self._compute(module, alone)
+        together = y[::2]
+        scale = float(together.abs().max()) if together.numel() else 0.0
+        self._cache.stands_alone = torch.allclose(alone, together, rtol=0, atol=_TOLERANCE * scale, equal_nan=True)
+        return self._cache.stands_alone
+
+    def _honest(self) -> Any:
+        """Run the prefix on the whole batch, as without a cache."""
+        self._computed += len(self._input)
+        y: Any = self._input
+        for module in self._modules:
+            y = self._originals[module](y)
+        return y
+
+    def _give_up(self, reason: str) -> None:
+        self._untouched = True
+        self._cache.switch_off(reason)
+
+    def _wrong_chain(self, what: str) -> UserError:
+        return UserError(
+            f"forward cache: the model must run the chain's modules one after the other, but it {what}: give the chain "
+            f"that it runs (this one begins {', '.join(self._names[:4])})"
+        )
+
+
+def _same(x: Tensor, previous: Tensor | None) -> bool:
+    # A hook may pass on a detached tensor or a view with the same values.
+    return previous is not None and (
+        x is previous
+        or (x.shape == previous.shape and x.stride() == previous.stride() and x.data_ptr() == previous.data_ptr())
+    )
+
+
+def _words(kind: tuple[Any, ...]) -> str:
+    shape, dtype, device, autocast = kind
+    return f"rows of shape {tuple(shape)}, {dtype}, {device}, autocast {'on' if autocast else 'off'}"
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Put the module and its submodules into eval mode inside the block, and restore each one's own mode."""
+    training = [part for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+# --- Forward cache: the outputs of a fully stopped prefix are computed once per sample and then read from a file
+# Shapes: S samples in the training set; B rows of a batch; indices (B,) int64, the sample number of each row.
+#
+# A prefix consists of the first modules m_0..m_k of a chain, none of whose parameters needs a gradient. Its outputs
+# depend on the input alone once its norms use their running statistics and its dropout is off, so both are in eval mode
+# here, whether a row is computed or read: a sample's output never depends on its batch or on the cache's content. This
+# differs from training without the cache, where a stopped batch norm still uses the batch's statistics. Running
+# statistics that lag behind the weights when a prefix stops, as they do early in a run, remain unchanged.
+#
+# **Rows read equal rows computed, bit for bit**, wherever a kernel's result for a row does not depend on the number of
+# rows. On the CPU (torch 2.13, oneDNN; convolutions of 8 to 128 channels, linear layers, 1 to 599 rows) only the result
+# for a single row differed, so a single row is computed as two. On CUDA, cuDNN may choose another algorithm for another
+# number of rows, and the last bits may differ.
+#
+# Limits: an input that begins to vary is noticed within ``verify_every`` batches, not at once; hooks on the prefix's
+# modules except the last receive the model's input instead of activations when all rows are read.
+
+
+class ForwardCache(PrefixCache):
+    """Cache of a model's stopped-prefix outputs by sample, limited to a number of bytes.
+
+        with ForwardCache(model, samples=len(dataset), budget_bytes=10**9) as cache:
+            for indices, images, labels in loader:
+                with cache.batch(indices):
+                    loss = loss_fn(model(images), labels)
+                loss.backward()
+                ...
+
+    The cache does nothing while nothing is stopped, in eval mode, or without gradients. It detects stops by itself, and
+    starts anew when the prefix grows or when its weights or running statistics change.
+
+    Args:
+        model: may be wrapped by DistributedDataParallel or torch.compile.
+        samples: S; sample numbers are 0..S-1.
+        budget_bytes: maximum file size in bytes, >= 0; the first samples seen are kept, the others always computed.
+            Another 16 bytes per sample are kept in memory.
+        folder: folder of the file; None: the system's folder for temporary files (often in memory: /tmp).
+        chain: modules, or their names, in execution order: the only input of the first is the model's input, the only
+            input of each other module is the output of the one before, and only the last output is used elsewhere.
+            None: the children of an nn.Sequential, nested ones included.
+        verify_every: inputs are checked in every ``verify_every``-th batch with hits, starting with the first; >= 1.
+
+    Raises:
+        UserError: an argument out of range, a folder that does not exist, or a model whose chain must be given.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        samples: int,
+        budget_bytes: int,
+        folder: str | Path | None = None,
+        chain: Sequence[nn.Module] | Sequence[str] | None = None,
+        verify_every: int = 16,
+    ) -> None:
+        for name, value, low in (
+            ("samples", samples, 1), ("budget_bytes", budget_bytes, 0), ("verify_every", verify_every, 1)
+        ):  # fmt: skip
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+                raise UserError(f"forward cache: {name} must be an integer >= {low}, got {value!r}")
+        if folder is not None and not Path(folder).is_dir():
+            raise UserError(f"forward cache: folder must be a folder that exists, got {str(folder)!r}: create it")
+        self.model = unwrapped(model)
+        self.chain, self.names = resolve_chain(self.model, chain)
+        self.samples = samples
+        self.verify_every = verify_every
+        self.rows = RowFile(samples=samples, budget_bytes=budget_bytes, folder=folder)
+        self.last: PassReport | None = None
+        """Report of the last `batch`; None: the model ran without the cache."""
+        self.compiled = any(hasattr(part, "_orig_mod") for part in model.modules())
+        self._parts = [list(module.modules()) for module in self.chain]
+        self._state: tuple[tuple[int, int], ...] = ()
+        self._inside = False
+
+    def __enter__(self) -> ForwardCache:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of the file in bytes."""
+        return self.rows.bytes
+
+    def update(self) -> None:
+        """Find the stopped prefix, and start anew where it or its computation changed; `batch` calls this."""
+        if not self.enabled:
+            return
+        through = self._stopped_through()
+        # Versions count in-place changes: a loaded checkpoint, or a published optimizer's momentum on stopped layers.
+        state = tuple(
+            (id(tensor), tensor._version)
+            for parts in self._parts[: through + 1]
+            for part in parts
+            for tensor in (*part._parameters.values(), *part._buffers.values())
+            if tensor is not None
+        )
+        if through == self.cached_through and state == self._state:
+            return
+        if through == self.cached_through:
+            self.rows.forget()
+        else:
+            self.rows.close()
+            self.stands_alone = False
+        self.cached_through, self._state = through, state
+        self.hit_batches, self.input_kind = 0, None
+
+    def _stopped_through(self) -> int:
+        last = -1
+        for position, parts in enumerate(self._parts):
+            parameters = [p for part in parts for p in part._parameters.values() if p is not None]
+            if any(parameter.requires_grad for parameter in parameters):
+                break
+            if parameters:
+                last = position
+        if last < 0:
+            return -1
+        # None of these enlarges its input, so the last one has the smallest outputs and saves the most.
+        while last + 1 < len(self.chain) and may_end_prefix(self.chain[last + 1]):
+            last += 1
+        return last
+
+    @contextmanager
+    def batch(self, indices: Tensor) -> Iterator[None]:
+        """Run one training forward pass that reads cached rows, and computes and stores the others.
+
+        Args:
+            indices: (B,) int64 on the CPU, the sample number of each row of the model's input.
+
+        Raises:
+            UserError: indices of another form or out of range, or a model that does not run the chain in its order.
+        """
+        self._check(indices)
+        if self._inside:
+            raise UserError("forward cache: batch() was entered inside another one: use one a forward pass")
+        self.last = None
+        self.update()
+        if not self.enabled or self.cached_through < 0 or not self.model.training or not torch.is_grad_enabled():
+            yield
+            return
+        self._inside = True
+        try:
+            with PrefixPass(self, indices).running() as prefix_pass:
+                yield
+            prefix_pass.check_finished()
+            self.last = prefix_pass.report()
+        finally:
+            self._inside = False
+
+    def _check(self, indices: Tensor) -> None:
+        if not isinstance(indices, Tensor) or indices.dtype != torch.int64 or indices.dim() != 1:
+            found = f"{indices.dtype} of shape {tuple(indices.shape)}" if isinstance(indices, Tensor) else indices
+            raise UserError(f"forward cache: indices must be a 1-D int64 tensor of sample numbers, got {found}")
+        if indices.device.type != "cpu":
+            raise UserError(f"forward cache: indices must be on the CPU, got {indices.device}: take them before .to()")
+        if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= self.samples):
+            raise UserError(
+                f"forward cache: indices must be in 0..{self.samples - 1} (samples={self.samples}), "
+                f"got {int(indices.min())}..{int(indices.max())}"
+            )

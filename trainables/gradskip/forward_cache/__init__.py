@@ -1,1 +1,0 @@
-"""Cache of a stopped prefix's outputs, computed once per sample."""

@@ -1,1 +1,0 @@
-"""Integrations of Gradient-Skip with other parts of torch."""

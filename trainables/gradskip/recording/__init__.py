@@ -1,1 +1,0 @@
-"""Recording of each watched layer's signal over a run."""
