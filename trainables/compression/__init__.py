@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompressionScheduler", "PruningPolicy", "RegularizationPolicy", "QuantizationPolicy", "LRPolicy", "ThinningPolicy",
-    "DistillationPolicy", "build_pruner", "build_quantizer", "build_regularizer", "read_schedule", "ScheduleError",
+    "build_regularizer",
+    "DistillationPolicy", "build_pruner", "build_quantizer", "read_schedule", "ScheduleError",
     "sensitivity_analysis",
 ]  # fmt: skip
 
@@ -39,10 +40,9 @@ __getattr__, __dir__ = lazy_names(
     {
         "scheduler": ("CompressionScheduler",),
         "policies": ("PruningPolicy", "RegularizationPolicy", "QuantizationPolicy", "LRPolicy", "ThinningPolicy",
-                     "DistillationPolicy"),
+                     "DistillationPolicy", "build_regularizer"),
         "pruners": ("build_pruner",),
         "quantizers": ("build_quantizer",),
-        "regularizers": ("build_regularizer",),
         "schedule": ("read_schedule", "ScheduleError"),
         "sensitivity": ("sensitivity_analysis",),
     },

@@ -21,16 +21,7 @@ from trainables.compression.component import Pruner, Quantizer, Regularizer
 from trainables.compression.distillation import DistillationLossWeights, KnowledgeDistillationPolicy
 from trainables.compression.distillation.policy import build_teacher
 from trainables.compression.lr_schedulers import ScheduleLR, build_lr_scheduler
-from trainables.compression.masks import (
-    Masks,
-    at_least_single,
-    check_groups,
-    group_count,
-    group_mask,
-    group_norms,
-    parameters_as_built,
-    parts_of,
-)
+from trainables.compression.masks import Masks, parameters_as_built
 from trainables.compression.pruners import build_pruner
 from trainables.compression.quantizers import build_quantizer
 from trainables.compression.schedule import ModelFacts, PlannedPolicy, PrunerPolicyConfig, Schedule, resolve
@@ -43,6 +34,14 @@ from trainables.compression.schedule.configs import (
 )
 from trainables.compression.schedule.names import assigned, plain_name
 from trainables.compression.schedule.timing import Moment, Timing
+from trainables.compression.structures import (
+    at_least_single,
+    check_groups,
+    group_count,
+    group_mask,
+    group_norms,
+    parts_of,
+)
 from trainables.compression.thinning import Kind, Thinned, thin
 from trainables.compression.thinning.batchnorm_folding import batchnorms_after, folded
 from trainables.compression.thinning.removing import check_installed

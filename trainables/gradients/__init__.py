@@ -68,11 +68,12 @@ __getattr__, __dir__ = lazy_names(
         "gradient_method": ("GradientMethod",),
         "svrg": ("SVRG",),
         "kfac": ("KFAC",),
-        "gradient_clustering": ("GradientClustering", "GradientCluster"),
+        "gradient_clustering": (
+            "GradientClustering", "GradientCluster", "StratifiedBatches", "IndexedDataset", "reservoir",
+        ),
         "importance_sampling": ("ImportanceSampling",),
         "zero_gradients": ("ZeroGradients",),
         "gradient_statistics": ("GradientStatistics", "GradientMeasurement"),
         "moments": ("GradientMoments",),
-        "stratified_sampling": ("StratifiedBatches", "IndexedDataset", "reservoir"),
     },
 )  # fmt: skip

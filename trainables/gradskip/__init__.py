@@ -44,9 +44,9 @@ __getattr__, __dir__ = lazy_names(
     {
         "optimizers": ("SGD", "Adam", "AdamW", "wrap"),
         "controller": ("GradientSkip",),
-        "layer_plan": ("StopEvent",),
-        "integrations.data_parallel": ("DistributedDataParallel",),
-        "forward_cache.cache": ("ForwardCache",),
-        "recording.variance_recorder": ("Recorder", "record"),
+        "replay": ("StopEvent",),
+        "data_parallel": ("DistributedDataParallel",),
+        "forward_cache": ("ForwardCache",),
+        "variance_recorder": ("Recorder", "record"),
     },
 )

@@ -10,10 +10,10 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from trainables.compression.masks import Structures
 from trainables.compression.pruners import build_pruner
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing
+from trainables.compression.structures import Structures
 from trainables.errors import UserError
 
 NOW = Moment(epoch=0, timing=Timing())

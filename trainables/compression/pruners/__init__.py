@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainables.compression.component import Pruner
-from trainables.compression.masks import Structures, parameters_as_built, ranked_group, structures_of
+from trainables.compression.masks import parameters_as_built
 from trainables.compression.pruners.ranked import (
     ActivationPruner,
     BernoulliPruner,
@@ -34,6 +34,7 @@ from trainables.compression.pruners.thresholds import (
 )
 from trainables.compression.schedule.configs import PRUNERS, ComponentConfig
 from trainables.compression.schedule.names import assigned, listed
+from trainables.compression.structures import Structures, ranked_group, structures_of
 from trainables.errors import unknown_name
 
 __all__ = ["build_pruner"]

@@ -19,10 +19,11 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.component import Pruner
-from trainables.compression.masks import Structures, hook_gradient, parameters_as_built
+from trainables.compression.masks import hook_gradient, parameters_as_built
 from trainables.compression.schedule.configs import _DesiredConfig, _GradualConfig
 from trainables.compression.schedule.names import plain_name
 from trainables.compression.schedule.timing import Moment, gradual_share
+from trainables.compression.structures import Structures
 from trainables.errors import UserError
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from trainables.compression.component import Pruner
-from trainables.compression.masks import Structures
 from trainables.compression.schedule.timing import Moment, Timing
+from trainables.compression.structures import Structures
 from trainables.errors import UserError
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainables.compression.masks import group_count, lacking_weight, ranked_group
 from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.names import match_names, plain_name
 from trainables.compression.schedule.parts import Component, Schedule
 from trainables.compression.schedule.policy_configs import KINDS, PrunerPolicyConfig
 from trainables.compression.schedule.problems import Findings, Path
+from trainables.compression.structures import group_count, lacking_weight, ranked_group
 from trainables.errors import UserError
 
 #: Arguments that contain names of parameters, and the argument that contains names of modules.

@@ -11,10 +11,9 @@ import torch
 from conv_models import conv_model
 from loops import OpCounter, equal, train, weights
 from machine_runs import stops_of
-from trainables.gradskip.recording import variance_recorder
 
 from trainables.errors import UserError
-from trainables.gradskip import SGD, Settings, record, wrap
+from trainables.gradskip import SGD, Settings, record, variance_recorder, wrap
 
 SETTINGS = Settings(start_itr=4, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0)
 
