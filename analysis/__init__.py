@@ -12,22 +12,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from analysis.io.epoch_rows import history
-    from analysis.io.studies import load
+    from analysis.io.studies import history, load
     from analysis.metrics.accounting import SearchCost, search_cost
-    from analysis.metrics.baseline import relative_to_baseline
     from analysis.metrics.compute_budgets import equal_compute
-    from analysis.metrics.confidence import Interval, confirm_table, paired_interval
-    from analysis.metrics.controls import accuracy_when_shorter, beats_shorter, control_line
+    from analysis.metrics.confirmation import Interval, confirm_table, paired_interval
     from analysis.metrics.gradient_history import gradient_clusters, gradient_statistics
-    from analysis.metrics.interaction import interactions
-    from analysis.metrics.parameter_importance import importance
-    from analysis.metrics.ranking import best, front_hypervolume, knee_trial, pareto_front, rank
+    from analysis.metrics.parameter_importance import importance, interactions
+    from analysis.metrics.ranking import (
+        accuracy_when_shorter,
+        beats_shorter,
+        best,
+        control_line,
+        front_hypervolume,
+        knee_trial,
+        pareto_front,
+        rank,
+        relative_to_baseline,
+    )
     from analysis.metrics.recipe_effects import recipe_effects
     from analysis.presentation.export import export_table, export_trial
-    from analysis.presentation.stage_frame import stage_frame, tree_text
     from analysis.presentation.study_comparison import Comparison, compare
-    from analysis.presentation.tree_picture import tree_svg
+    from analysis.presentation.tree_picture import stage_frame, tree_svg, tree_text
     from analysis.trace_replay.replay_frame import replay
     from analysis.trace_replay.traces import load_trace
 
@@ -67,22 +72,22 @@ __all__ = [
 
 # Not by `trainables.lazy_names`: a folder of the user's may hide trainables until tune_cac is imported.
 _HOMES = {
-    "history": "analysis.io.epoch_rows",
+    "history": "analysis.io.studies",
     "load": "analysis.io.studies",
     "SearchCost": "analysis.metrics.accounting",
     "search_cost": "analysis.metrics.accounting",
-    "relative_to_baseline": "analysis.metrics.baseline",
-    "Interval": "analysis.metrics.confidence",
-    "confirm_table": "analysis.metrics.confidence",
-    "paired_interval": "analysis.metrics.confidence",
-    "accuracy_when_shorter": "analysis.metrics.controls",
-    "beats_shorter": "analysis.metrics.controls",
-    "control_line": "analysis.metrics.controls",
+    "relative_to_baseline": "analysis.metrics.ranking",
+    "Interval": "analysis.metrics.confirmation",
+    "confirm_table": "analysis.metrics.confirmation",
+    "paired_interval": "analysis.metrics.confirmation",
+    "accuracy_when_shorter": "analysis.metrics.ranking",
+    "beats_shorter": "analysis.metrics.ranking",
+    "control_line": "analysis.metrics.ranking",
     "equal_compute": "analysis.metrics.compute_budgets",
     "gradient_clusters": "analysis.metrics.gradient_history",
     "recipe_effects": "analysis.metrics.recipe_effects",
     "gradient_statistics": "analysis.metrics.gradient_history",
-    "interactions": "analysis.metrics.interaction",
+    "interactions": "analysis.metrics.parameter_importance",
     "importance": "analysis.metrics.parameter_importance",
     "best": "analysis.metrics.ranking",
     "front_hypervolume": "analysis.metrics.ranking",
@@ -91,8 +96,8 @@ _HOMES = {
     "rank": "analysis.metrics.ranking",
     "export_table": "analysis.presentation.export",
     "export_trial": "analysis.presentation.export",
-    "stage_frame": "analysis.presentation.stage_frame",
-    "tree_text": "analysis.presentation.stage_frame",
+    "stage_frame": "analysis.presentation.tree_picture",
+    "tree_text": "analysis.presentation.tree_picture",
     "Comparison": "analysis.presentation.study_comparison",
     "compare": "analysis.presentation.study_comparison",
     "tree_svg": "analysis.presentation.tree_picture",

@@ -28,7 +28,7 @@ from machine import header
 from one_training import last_row
 
 from trainables.config import TrialConfig
-from tune_cac.tuning.outcomes.features import features_of
+from tune_cac.tuning.outcomes.distinct_outcomes import features_of
 from tune_cac.tuning.outcomes.quality_model import trend
 
 FULL, STEPS_PER_EPOCH = 30, 10

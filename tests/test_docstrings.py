@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import analysis
-from analysis.metrics.confidence import mean_limits
+from analysis.metrics.confirmation import mean_limits
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")

@@ -3,25 +3,409 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
-from analysis.io.columns import IDENTITY, described, further_names, side_by_side, trial_dtypes, typed
-from analysis.io.foreign import ForeignTrial, foreign_frame, is_our_config
-from analysis.io.journal import JournalStudy, JournalTrial, read_study
+from analysis.io.foreign import (
+    IDENTITY,
+    ForeignTrial,
+    described,
+    flattened,
+    foreign_frame,
+    further_names,
+    is_our_config,
+    row_dtypes,
+    side_by_side,
+    trial_dtypes,
+    typed,
+)
+from analysis.io.journal import LINE_BEGIN, JournalStudy, JournalTrial, read_study
 from analysis.io.layout import STUDY_NAME, Layout
-from analysis.io.ray_results import RayTrial, read_experiment
-from analysis.io.sources import Source, distinct_names, sources
-from analysis.metrics.baseline import relative_names, relative_to_baseline
-from analysis.metrics.controls import SHORTER
-from analysis.metrics.quality import quality_of
+from analysis.metrics.ranking import SHORTER, relative_names, relative_to_baseline
+from analysis.metrics.saving import quality_of
+from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
-from trainables.metrics import RELATIVE, named_row
+from trainables.metrics import OTHER_QUALITY, RELATIVE, ROW, named_row
 from trainables.quality import Quality, quality_in
+
+# --- Recognition of what a path contains (study, Ray experiment, journal, Parquet file), and names for several ---
+# paths ---
+
+#: One path or several.
+Paths: TypeAlias = "str | Path | Iterable[str | Path]"
+Kind: TypeAlias = Literal["study", "ray", "journal", "parquet"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A path from which trials are read."""
+
+    path: Path
+    """Path as given."""
+    kind: Kind
+    """A study's folder, a Ray experiment's folder, an Optuna journal, or a Parquet file of trials."""
+
+    @property
+    def study(self) -> Path:
+        """Return the path that gives its name: a folder itself, a file's study folder, else the file without suffix."""
+        if self.kind in ("study", "ray"):
+            return self.path.resolve()
+        folder = self.path.resolve().parent
+        return folder if Layout(folder).info.exists() else self.path.resolve().with_suffix("")
+
+
+def sources(paths: Paths) -> list[Source]:
+    """Return a source for each path.
+
+    Raises:
+        UserError: no path is given, or a path contains nothing that can be read.
+    """
+    given = [paths] if isinstance(paths, (str, Path)) else list(paths)
+    if not given:
+        raise UserError("at least one path must be given: the folder of a study or of a Ray experiment, or a file")
+    return [Source(path=Path(path), kind=recognise(Path(path))) for path in given]
+
+
+def recognise(path: Path) -> Kind:
+    """Determine what a path contains, by its contents and not by its name alone.
+
+    Raises:
+        UserError: it contains nothing that can be read.
+    """
+    if path.is_file():
+        return _recognise_file(path)
+    layout = Layout(path)
+    if layout.info.exists() or layout.journal.exists() or layout.trials.exists():
+        return "study"
+    if is_experiment(path):
+        return "ray"
+    inside = [child.name for child in sorted(path.glob("*/")) if Layout(child).info.exists() or is_experiment(child)]
+    if inside:
+        names = ", ".join(inside[:3]) + (", ..." if len(inside) > 3 else "")
+        raise UserError(f"no study in {path}, but in folders of it: give one or a list of them ({names})")
+    raise UserError(
+        f"no study in {path}: give the folder that a search wrote (it holds {layout.info.name}), the folder of a Ray "
+        "experiment, an Optuna journal or a trials.parquet"
+    )
+
+
+def _recognise_file(path: Path) -> Kind:
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(LINE_BEGIN))
+    except OSError:
+        begin = b""  # decide by the name; the reader reports why the file cannot be read
+    if path.suffix == ".parquet" or begin.startswith(b"PAR1"):
+        return "parquet"
+    if path.suffix == ".journal" or begin.startswith(LINE_BEGIN):
+        return "journal"
+    raise UserError(f"a file of trials must be an Optuna journal or a Parquet file, {path} is neither")
+
+
+def distinct_names(found: list[Source]) -> list[str]:
+    """Return a unique name for each source: its study's name, preceded by as many parent folders as needed.
+
+    Raises:
+        UserError: a study was given twice.
+    """
+    paths = [source.study for source in found]
+    for source, path in zip(found, paths, strict=True):
+        if paths.count(path) > 1:
+            raise UserError(f"each study must be given once, got {source.path} twice: leave one out")
+    depth = 1
+    while True:
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+        depth += 1
+
+
+# --- Reports of trials after each epoch as one tidy DataFrame: one row per epoch and trial ----------------------------
+
+
+_Rows = dict[int, dict[str, Any]]
+
+
+def history(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
+    """Read what the trials of a study, running or finished, reported after each epoch, from Ray's result files.
+
+    A trial that continued from the checkpoint of an interrupted one gets its earlier epochs from that trial, which also
+    keeps its own rows. Of an epoch that was reported more than once, the last report counts.
+
+    Args:
+        path: the folder that a search wrote, or the folder of a Ray experiment whose trials are
+            `trainables.trial.Trial`; or several of these.
+
+    Returns:
+        One row per trial and epoch, sorted by both: ``trial``, ``role``, the columns of `trainables.metrics.ROW`; for
+        several paths, with a first column ``study`` as in `analysis.load`. Counts are sums since the run's start. Units
+        and meanings of the columns are in ``df.attrs["columns"]``, of one path the metric's name, direction and unit in
+        ``df.attrs["quality"]``. Rows that Ray is just writing are left out.
+
+    Raises:
+        UserError: there is no study and no Ray experiment, its trials are not `trainables.trial.Trial`, or a file was
+            given, which holds no epochs.
+    """
+    found = sources(path)
+    for source in found:
+        if source.kind not in ("study", "ray"):
+            raise UserError(
+                f"epochs are read from the folder of a study or of a Ray experiment, got the file {source.path}"
+            )
+    if len(found) == 1:
+        return _history(found[0])
+    return side_by_side(distinct_names(found), [_history(source) for source in found])
+
+
+def _history(source: Source) -> pd.DataFrame:
+    if source.kind == "ray":
+        trials = read_experiment(source.path)
+        if not all(trial.ours for trial in trials):
+            raise UserError(
+                f"epochs are read of trials of trainables.trial.Trial, those of {source.path} are others: "
+                "read their last rows with analysis.load, or all rows with ray.tune.ExperimentAnalysis"
+            )
+        roles = {trial.number: role for trial, (role, _) in zip(trials, roles_by_method(trials), strict=True)}
+    else:
+        layout = Layout(source.path)
+        trials = [trial for run in sorted(layout.ray.glob("run-*")) for trial in read_experiment(run)]
+        roles = _roles(layout, trials)
+    quality = quality_of_configs(trial.config for trial in trials)
+    rows = [
+        {"trial": number, "role": roles.get(number), **named_row(row, quality)}
+        for number, epochs in sorted(_continued(trials).items())
+        for row in epochs.values()
+    ]
+    dtypes = {"trial": "int64", "role": "string", **row_dtypes(quality, further_names(rows, quality))}
+    frame = described(typed(pd.DataFrame(rows, dtype="object"), dtypes))
+    frame.attrs["quality"] = quality.all_fields()
+    return frame
+
+
+def _roles(layout: Layout, trials: list[RayTrial]) -> dict[int, str]:
+    try:
+        return {record["trial"]: record["role"] for record in read_journal(layout.journal)}
+    except UserError as error:
+        warnings.warn(f"roles are told by the trials' methods alone: {error}", stacklevel=2)
+        return {trial.number: role for trial, (role, _) in zip(trials, roles_by_method(trials), strict=True)}
+
+
+def _continued(trials: list[RayTrial]) -> dict[int, _Rows]:
+    """Return rows by trial and epoch, including those of the trial that each one continued; earlier experiments first.
+
+    The continued trial has a lower number. It is found by the number in its folder's name, as the study may have been
+    moved since.
+    """
+    rows: dict[int, _Rows] = {}
+    continues: dict[int, int] = {}
+    for trial in trials:
+        rows[trial.number] = {**rows.get(trial.number, {}), **trial.rows}
+        _, _, source = Path(trial.resume_from or "").parent.name.rpartition("-")
+        if source.isdigit() and int(source) < trial.number:
+            continues[trial.number] = int(source)
+    for number in sorted(rows):  # ascending, so that the continued trial's rows are complete
+        own = rows[number]
+        before = rows.get(continues.get(number, -1), {})
+        inherited = {epoch: row for epoch, row in before.items() if epoch < min(own, default=0)}
+        rows[number] = dict(sorted({**inherited, **own}.items()))
+    return rows
+
+
+# --- Reader of a Ray Tune experiment on disk: one folder per trial, with its config and one JSON line per reported row
+# The files are Ray's (``ray.air.constants``): ``params.json``, ``result.json``, ``error.txt`` of each trial, and
+# ``experiment_state-*.json`` with the state of all trials. Does not need Ray.
+
+#: Name of the folder of a trial that a search of `tune_cac` wrote.
+_OUR_NAME = re.compile(r"trial-(\d+)")
+_DTYPES = {metric.name: metric.dtype for metric in (*ROW, *OTHER_QUALITY)}
+#: Columns that every row of `trainables.trial.Trial` has had in all versions.
+_SIGNATURE = frozenset({"epoch", "compute_saved", "executed_flops", "dense_flops"})
+#: Keys that Ray adds to every row for its own use (``ray.tune.result.AUTO_RESULT_KEYS`` and those of its loggers).
+BOOKKEEPING = frozenset({
+    "timestamp", "checkpoint_dir_name", "done", "date", "pid", "hostname", "node_ip", "config", "experiment_tag",
+    "time_this_iter_s", "time_since_restore", "iterations_since_restore", "trial_log_path", "should_checkpoint",
+})  # fmt: skip
+#: Values of ``status`` for Ray's states; a trial that has not begun or is paused counts as running.
+_STATES = {"TERMINATED": "completed", "ERROR": "failed"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayTrial:
+    """One trial of a Ray experiment."""
+
+    number: int
+    """Number of the Optuna trial where a search of `tune_cac` named the folders, else by the order of their names."""
+    ours: bool
+    """True if the experiment's trials are `trainables.trial.Trial`; if not, ``config`` and ``rows`` are empty."""
+    config: dict[str, Any]
+    """Fields of `TrialConfig` in plain types; with defaults filled in where the config is valid."""
+    parameters: dict[str, Any]
+    """Ray's config as given, nested keys joined by a slash."""
+    resume_from: str | None
+    """Checkpoint that it continued from."""
+    rows: dict[int, dict[str, Any]]
+    """Its rows by epoch, ascending; the last row of an epoch that was reported more than once."""
+    metrics: dict[str, Any]
+    """Its last row as reported, nested keys joined by a slash, without the keys in `BOOKKEEPING`."""
+    done: bool
+    """True if Ray ended it; also True where a scheduler ended it before its last epoch."""
+    state: str | None
+    """Ray's state of the trial (``TERMINATED``, ``ERROR``, ...), None where Ray wrote none."""
+    error: str | None
+    """Last line of its error message, where it failed."""
+
+    @property
+    def status(self) -> str:
+        """Return the status as in `analysis.load`; ``running`` also for trials that were killed without an error.
+
+        Trials that are not `trainables.trial.Trial` are never ``pruned``, as early ends by a scheduler are not known.
+        """
+        if not self.ours:
+            ended = "completed" if self.done else "running" if self.error is None else "failed"
+            return ended if self.done or self.state is None else _STATES.get(self.state, "running")
+        if self.done:
+            epochs = self.config.get("epochs", 0)
+            return "completed" if max(self.rows, default=0) >= epochs else "pruned"
+        return "running" if self.error is None else "failed"
+
+
+def is_experiment(folder: Path) -> bool:
+    """Return whether Ray Tune wrote an experiment to this folder."""
+    return any(
+        next(folder.glob(pattern), None) is not None
+        for pattern in ("experiment_state-*.json", "*/result.json", "*/params.json")
+    )
+
+
+def read_experiment(folder: Path) -> list[RayTrial]:
+    """Return the trials of an experiment that have begun, sorted by number.
+
+    A trial that failed before its first row may have only an ``error.txt``; its config is then not known.
+    """
+    states = _states(folder)
+    names = ("params.json", "result.json", "error.txt")
+    folders = sorted({path.parent for name in names for path in folder.glob(f"*/{name}")})
+    ours = [int(found[1]) for path in folders if (found := _OUR_NAME.fullmatch(path.name))]
+    numbered = len(ours) == len(folders)
+    lines = [_read_lines(path / "result.json") for path in folders]
+    params = [_params(path, rows) for path, rows in zip(folders, lines, strict=True)]
+    is_ours = _is_ours(params, lines) or (numbered and not any(params) and not any(lines))
+    trials = [
+        RayTrial(
+            number=number,
+            ours=is_ours,
+            config=_config(given) if is_ours else {},
+            parameters=flattened(given),
+            resume_from=given.get("resume_from") if is_ours else None,
+            rows=rows_by_epoch(rows) if is_ours else {},
+            metrics=_metrics(rows),
+            done=bool(rows and rows[-1].get("done")),
+            state=states.get(path.name),
+            error=_error(path),
+        )
+        for number, path, given, rows in zip(
+            ours if numbered else range(len(folders)), folders, params, lines, strict=True
+        )
+    ]
+    return sorted(trials, key=lambda trial: trial.number)
+
+
+def _is_ours(params: list[dict[str, Any]], lines: list[list[dict[str, Any]]]) -> bool:
+    """Return whether the trials are `trainables.trial.Trial`, judged by their configs and, if there are any, rows."""
+    reported, fields = [rows[-1] for rows in lines if rows], set(field_names())
+    configs = [given["config"] for given in params if isinstance(given.get("config"), dict) and given["config"]]
+    if reported:  # a user may have run trainables.trial.Trial with a few fields only
+        return any(set(row) >= _SIGNATURE for row in reported) and any(set(config) <= fields for config in configs)
+    return any(map(is_our_config, configs))
+
+
+def _states(folder: Path) -> dict[str, str]:
+    """Return Ray's state of each trial by folder name, from the newest readable state file."""
+    for path in sorted(folder.glob("experiment_state-*.json"), reverse=True):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            trials = [json.loads(trial) for trial, _ in json.loads(path.read_text())["trial_data"]]
+            return {trial["relative_logdir"]: trial["status"] for trial in trials}
+    return {}
+
+
+def _metrics(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    last = {name: value for name, value in (lines[-1] if lines else {}).items() if name not in BOOKKEEPING}
+    # Ray writes NumPy's NaN as the text "null".
+    return {name: None if value == "null" else value for name, value in flattened(last).items()}
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a ``result.json``; incomplete or damaged lines are left out, as Ray may be writing them."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return []
+    rows = []
+    for line in lines:
+        with suppress(ValueError):
+            row = json.loads(line)  # also parses NaN and Infinity, which Ray writes
+            if isinstance(row, dict):
+                rows.append(row)
+    return rows
+
+
+def rows_by_epoch(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return the keys of a row (`trainables.metrics`) by epoch, ascending; the last row of an epoch counts."""
+    rows = {}
+    for line in lines:
+        if isinstance(epoch := line.get("epoch"), int):
+            names = [*(metric.name for metric in ROW), *(m.name for m in OTHER_QUALITY if m.name in line)]
+            rows[epoch] = {name: _value(name, line.get(name)) for name in names}
+    return dict(sorted(rows.items()))
+
+
+def _value(name: str, value: Any) -> Any:
+    """Return a column's value, None where it has the wrong type (Ray writes NumPy's NaN as the text ``null``)."""
+    if _DTYPES[name] == "string":
+        return value if isinstance(value, str) else None
+    if not isinstance(value, (int, float)):
+        return None
+    return value if _DTYPES[name] == "float64" or float(value).is_integer() else None
+
+
+def _params(folder: Path, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return Ray's config of a trial: from ``params.json``, else from its last row, which also holds it."""
+    with suppress(OSError, ValueError):
+        values = json.loads((folder / "params.json").read_text())
+        if isinstance(values, dict):
+            return values
+    found = lines[-1].get("config") if lines else None
+    return found if isinstance(found, dict) else {}
+
+
+def _config(params: dict[str, Any]) -> dict[str, Any]:
+    if not params:
+        return {}
+    given = params.get("config", {})
+    values = {name: given[name] for name in field_names() if name in given}
+    try:
+        return TrialConfig.from_mapping(values).to_dict()
+    except (UserError, TypeError):
+        return values  # the trial failed because of its config
+
+
+def _error(folder: Path) -> str | None:
+    try:
+        lines = [line.strip() for line in (folder / "error.txt").read_text(errors="replace").splitlines()]
+    except OSError:
+        return None
+    last = next((line for line in reversed(lines) if line), "unknown error")
+    return re.sub(r"^(?:\w+\.)+(?=\w+:)", "", last)  # the error's name without its module
+
+
+# --- Studies, Ray experiments, journals and Parquet files as one tidy DataFrame ---------------------------------------
 
 #: Columns of a trial without a result: the FLOPs until it failed or was interrupted.
 _SO_FAR = ("search_flops", "dense_flops")

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.io.checked import numbers_of
-from analysis.metrics.controls import is_cut
 from analysis.metrics.duplicates import duplicate_of
+from analysis.metrics.ranking import is_cut
 
 #: Statuses of ended trials. An interrupted one continues as a later trial, so only its compute counts.
 _ENDED = ("completed", "failed")

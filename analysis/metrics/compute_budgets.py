@@ -8,9 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.io.epoch_rows import history
-from analysis.io.sources import distinct_names, sources
-from analysis.metrics.controls import is_control
+from analysis.io.studies import distinct_names, history, sources
+from analysis.metrics.ranking import is_control
 from trainables.errors import UserError
 from trainables.quality import Quality, quality_in
 

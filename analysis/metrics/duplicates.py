@@ -22,7 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.io.checked import group_codes
-from analysis.metrics.quality import quality_of
+from analysis.metrics.saving import quality_of
 from trainables.config import field_names
 
 #: Columns that are equal in duplicates, in addition to `_evidence` and the metric.

@@ -29,23 +29,362 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.io.checked import check_distinct_trials, is_value, keys_of, plain
-from analysis.metrics.baseline import add_relative, baseline_numbers, groups, has_baseline
-from analysis.metrics.drops import drop_of, given_away, within_drop
+from analysis.formatting import ROUNDING
+from analysis.io.checked import check_distinct_trials, group_codes, is_value, keys_of, numbers_of, plain
 from analysis.metrics.duplicates import duplicate_of
-from analysis.metrics.other_seeds import is_unsure
+from analysis.metrics.noise import is_unsure, resolution_of, seed_noise
 from analysis.metrics.pareto import hypervolume, knee, non_dominated
-from analysis.metrics.quality import quality_of
-from analysis.metrics.saving import saved_of, saving_of, savings_of
+from analysis.metrics.saving import quality_of, ranks_by_training, saved_of, saving_of, savings_of
 from trainables.errors import UserError, unknown_name
-from trainables.metrics import metrics_of
-from trainables.quality import Quality, default_drop, read_drop
-from trainables.savings import SAVED, objectives_of
+from trainables.metrics import RELATIVE, metrics_of
+from trainables.quality import ACCURACY, Quality, allowed_amount, default_drop, read_drop
+from trainables.savings import SAVED, objectives_of, share_saved
+
+# --- Drops of the metric: limits, and the values that are compared across studies and seeds. Pure ---------------------
+
+#: Accuracy, or share of the value of a metric that is no fraction, by which the default reference of the hypervolume is
+#: worse than the baseline.
+GIVEN_AWAY = 0.05
+
+
+def drop_of(quality: Quality) -> dict[str, str]:
+    """Return the columns that are not comparable across studies and seeds, and what is compared instead of each."""
+    return {quality.name: quality.drop, quality.test: quality.test_drop}
+
+
+def given_away(quality: Quality, baseline: float) -> float:
+    """Return by how much the default reference of the hypervolume is worse than the baseline, in the metric's unit."""
+    return GIVEN_AWAY if quality.is_fraction else GIVEN_AWAY * abs(baseline)
+
+
+def reference_values(rows: pd.DataFrame, quality: Quality) -> pd.Series[float]:
+    """Return the baseline's value for each row, which is the row's own value and its drop."""
+    return rows[quality.name] + quality.sign * rows[quality.drop]
+
+
+def allowed_limit(ranking: pd.DataFrame, allowed_drop: float | str) -> float:
+    """Return an allowed drop in the metric's unit, a relative one of the mean baseline; NaN where there is none."""
+    return float(allowed_amount(allowed_drop, reference_of(ranking)))
+
+
+def reference_of(trials: pd.DataFrame) -> float:
+    """Return the mean value of the baselines; NaN where there is none."""
+    return float(numbers_of(trials[is_value(trials, "role", "baseline")], quality_of(trials).name).mean())
+
+
+def within_drop(rows: pd.DataFrame, allowed_drop: float | str, quality: Quality) -> pd.Series[bool]:
+    """Return a mask of the rows within an allowed drop; False where the drop is not known."""
+    limit = allowed_amount(allowed_drop, reference_values(rows, quality))
+    return (rows[quality.drop] <= limit + ROUNDING).astype(bool)
+
+
+# --- Comparison of every trial with the baseline of its own study, workload, seed and searched options ----------------
+
+#: Column added, and the column of which it is the saved share.
+_SAVED = {
+    "time_saved": "train_time_s",
+    "communication_saved": "gradient_bytes",
+    "optimizer_bytes_saved": "optimizer_bytes",
+    "peak_memory_saved": "peak_memory_bytes",
+}
+#: Columns of the baseline with which trials are compared, beside those of the metric.
+_REFERENCE = ("epochs", "dense_flops", "backward_flops", *_SAVED.values())
+
+
+def relative_names(quality: Quality) -> list[str]:
+    """Return the columns that `relative_to_baseline` adds to trials of this metric, in order."""
+    own = {"accuracy_drop": quality.drop, "test_accuracy_drop": quality.test_drop}
+    return [own.get(metric.name, metric.name) for metric in RELATIVE]
+
+
+def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
+    """Add the columns of `trainables.metrics.RELATIVE`: drops of the metric, shares of time, bytes and memory saved.
+
+    `saved` is the compute that the study ranks by (`analysis.metrics.saving`); it needs no baseline.
+
+    A trial is compared with the completed trial of role ``baseline`` of the same study, workload, seed and searched
+    options of the workload (of those columns that exist). With several baselines, the mean of the longest ones counts.
+    Without a baseline, as among rows that were selected from a study, accuracy losses and shares keep their values, NaN
+    where there are none yet.
+
+    A trial measures `compute_saved` and `backward_saved` against its own full budget. For a trial with another number
+    of epochs than its baseline, such as a cut dense run, or with another full budget in FLOPs, such as a
+    script that knows only what it executed, they are recomputed against the baseline's budget:
+    ``1 - executed_flops / the baseline's dense_flops``, and likewise for the backward FLOPs. Both are computed from
+    counts, so a second call changes nothing.
+
+    Args:
+        trials: one row per trial, as `analysis.load` gives it.
+
+    Returns:
+        A copy with the columns added (or recomputed), and with columns of numbers converted (`analysis.io.checked`).
+
+    Raises:
+        UserError: a column of numbers holds text.
+
+    >>> trials = pd.DataFrame({
+    ...     "role": ["baseline", "search", "search"], "status": "completed", "seed": [0, 0, 1],
+    ...     "accuracy": [0.97, 0.96, 0.99], "train_time_s": [10.0, 8.0, 8.0],
+    ... })
+    >>> relative_to_baseline(trials)[["accuracy_drop", "time_saved"]].round(3).values.tolist()
+    [[0.0, 0.0], [0.01, 0.2], [nan, nan]]
+    """
+    attrs, trials = trials.attrs, plain(trials)
+    add_relative(trials)
+    trials.attrs = dict(attrs)
+    return trials
+
+
+def add_relative(trials: pd.DataFrame) -> None:
+    """Add the columns of `relative_to_baseline` to a frame; columns are replaced, so a shallow copy is sufficient."""
+    quality = quality_of(trials)
+    baseline, compared = _baseline_of_each(trials, quality)
+    relative = {
+        name: quality.sign * (baseline[measured] - numbers_of(trials, measured)) + 0.0  # no negative zero
+        for name, measured in ((quality.drop, quality.name), (quality.test_drop, quality.test))
+    }
+    relative |= {name: _saved(trials, spent, baseline[spent]) for name, spent in _SAVED.items()}
+    for name, values in relative.items():
+        trials[name] = values if compared.all() else values.where(compared, numbers_of(trials, name))
+    epochs = numbers_of(trials, "epochs")
+    other_length = epochs.notna() & baseline["epochs"].notna() & (epochs != baseline["epochs"])
+    # The mean budget of several baselines may differ from each of them by rounding.
+    whole_flops = baseline["dense_flops"]
+    other_budget = (numbers_of(trials, "dense_flops") - whole_flops).abs() > 1e-9 * whole_flops.where(whole_flops > 0)
+    for name, spent, whole in (
+        ("compute_saved", "executed_flops", "dense_flops"),
+        ("backward_saved", "backward_flops", "backward_flops"),
+    ):
+        restated = _saved(trials, spent, baseline[whole])
+        here = other_length | (other_budget & restated.notna())
+        if here.any():
+            trials[name] = numbers_of(trials, name).where(~here, restated)
+    if "compute_saved" in trials.columns:
+        trials[SAVED] = saved_of(trials)
+
+
+def has_baseline(trials: pd.DataFrame) -> pd.Series[bool]:
+    """Return a mask of the trials with a completed baseline of the same group (`groups`) in the frame."""
+    return _baseline_of_each(trials, quality_of(trials))[1]
+
+
+def _baseline_of_each(trials: pd.DataFrame, quality: Quality) -> tuple[pd.DataFrame, pd.Series[bool]]:
+    """Return the baseline's values for each trial (float64, NaN where there is none), and whether it has a baseline."""
+    group = groups(trials)
+    done = (is_value(trials, "role", "baseline") & is_value(trials, "status", "completed")).to_numpy()
+    numbers = pd.DataFrame(
+        {name: numbers_of(trials, name).to_numpy() for name in (quality.name, quality.test, *_REFERENCE)}
+    )
+    candidates, own = numbers[done], group[done]
+    most = candidates["epochs"].groupby(own).transform("max")
+    longest = ((candidates["epochs"] == most) | most.isna()).to_numpy()
+    reference = candidates[longest].groupby(own[longest]).mean()
+    found = reference.reindex(group).set_axis(trials.index)
+    return found, pd.Series(np.isin(group, own), index=trials.index)
+
+
+def baseline_numbers(trials: pd.DataFrame) -> pd.Series[int] | None:
+    """Return the number of the baseline that each trial is compared with; None unless studies search options."""
+    if "options" not in trials.columns or trials["options"].nunique() < 2:
+        return None
+    done = (is_value(trials, "role", "baseline") & is_value(trials, "status", "completed")).to_numpy()
+    group, numbers = groups(trials), trials["trial"].to_numpy()
+    first = {int(code): int(number) for code, number in zip(group[done][::-1], numbers[done][::-1], strict=True)}
+    return pd.Series([first.get(int(code)) for code in group], index=trials.index, dtype="Int64")
+
+
+def baseline_of(trials: pd.DataFrame, row: pd.Series) -> pd.Series:
+    """Return the row of a baseline in a study, of the options of a trial if the study searches options."""
+    rows = trials[trials["role"] == "baseline"]
+    own = row.get("options")
+    if own is not None and not pd.isna(own):
+        rows = rows[rows["options"] == own]
+    return rows.iloc[0]
+
+
+def groups(trials: pd.DataFrame) -> NDArray[np.int64]:
+    """Return (N,) group numbers; trials of equal study, workload, seed and searched options share a baseline."""
+    return group_codes(trials, keys_of(trials))
+
+
+def _saved(trials: pd.DataFrame, name: str, whole: pd.Series[float]) -> pd.Series[float]:
+    return share_saved(numbers_of(trials, name), whole.where(whole > 0))
+
+
+# --- Controls: cut dense runs of the same compute, and stops at random places -----------------------------------------
+# A setting that saves 30 % of the compute with an accuracy loss of 0.3 points is useless if training for 70 % of the
+# epochs, with the schedule shortened accordingly, reaches the same accuracy. Settings are compared with a line through
+# the baseline, which saves nothing, and the cut dense runs. At a saving s its value is the larger of:
+#
+# - the linear interpolation between the neighbours of s (a length in between would give about this accuracy);
+# - the best accuracy of all cut dense runs that save at least s, as a larger saving is acceptable, too.
+#
+# The line ends at the shortest of them; settings that save more are not compared. Both sides are single trainings:
+# within one sample of the validation split, and within the noise of another seed (`noise`), they are about equal.
+# Compute is always that of training: in a study that ranks by inference compute, or by both, no trial is compared.
+
+#: Role of a cut dense run that is a result of its own: the search chose its length, and searches stops on it.
+CUT = "cut"
+#: Values of the column ``control``.
+SHORTER, RANDOM_STOPS = "shorter", "random stops"
+#: The same as readers see them.
+CONTROL_NAMES = {SHORTER: "cut dense run", RANDOM_STOPS: "random stops"}
+_LINE = ("trial", "epochs", "compute_saved")
+#: Results of the comparison of a setting with a cut dense run.
+BEATS, EQUAL, LOSES = "yes", "about equal", "no"
+
+
+def is_control(trials: pd.DataFrame) -> pd.Series[bool]:
+    """Return a mask of the rows that are controls."""
+    return trials["role"] == "control"
+
+
+def is_cut(trials: pd.DataFrame) -> pd.Series[bool]:
+    """Return a mask of the rows that train fewer epochs than their study's full run."""
+    return trials["of_epochs"].notna() if "of_epochs" in trials.columns else pd.Series(False, index=trials.index)
+
+
+def is_shorter(trials: pd.DataFrame) -> pd.Series[bool]:
+    """Return a mask of the cut dense runs, whose savings and values are the line of `control_line`."""
+    return is_value(trials, "control", SHORTER)
+
+
+def control_line(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return savings and accuracies of the baseline and of the controls of kind ``shorter``, ascending.
+
+    Args:
+        trials: one row per trial of one study, as `analysis.load` gives it.
+
+    Returns:
+        Columns ``trial``, ``epochs``, ``compute_saved`` (against the baseline's budget), ``accuracy`` or the study's
+        metric. Empty where the study has no completed baseline or no completed cut dense run.
+        ``line.attrs["quality"]`` is the metric, ``line.attrs["resolution"]`` one sample of the validation split as a
+        fraction, None where it is not known and for other metrics than an accuracy.
+
+    Raises:
+        UserError: a column is missing or holds text instead of numbers; the controls are of several studies or seeds.
+
+    >>> trials = pd.DataFrame({
+    ...     "trial": [0, 1, 2, 3], "role": ["baseline", "search", "control", "control"], "status": "completed",
+    ...     "control": [None, None, "shorter", "shorter"], "epochs": [10, 10, 8, 6],
+    ...     "accuracy": [0.97, 0.965, 0.968, 0.95], "compute_saved": [0.0, 0.3, 0.2, 0.4],
+    ... })
+    >>> control_line(trials).values.tolist()
+    [[0.0, 10.0, 0.0, 0.97], [2.0, 8.0, 0.2, 0.968], [3.0, 6.0, 0.4, 0.95]]
+    """
+    quality = quality_of(trials)
+    trials = plain(trials, needed=("trial", "role", "status", *_LINE[1:], quality.name))
+    done = trials[is_value(trials, "status", "completed")]
+    # A script that reports only `compute_saved` has none for another number of epochs.
+    shorter = done[is_value(done, "control", SHORTER) & done["compute_saved"].notna()]
+    if len(np.unique(groups(shorter))) > 1:
+        raise UserError("a line of controls is of one study and seed, got several: pick the rows of one")
+    same = np.isin(groups(done), groups(done)[is_value(done, "control", SHORTER).to_numpy()])
+    baseline = done[is_value(done, "role", "baseline") & same].head(1)
+    if shorter.empty or baseline.empty:
+        empty = done.loc[[], [*_LINE, quality.name]]
+        empty.attrs["quality"] = quality
+        return empty
+    line = pd.concat([baseline, shorter])[[*_LINE, quality.name]]
+    worse_first = line[quality.name] * quality.sign
+    line = line.iloc[np.lexsort((worse_first, line["compute_saved"]))].reset_index(drop=True)
+    line.attrs |= {"resolution": _resolution(done, quality), "quality": quality}
+    return line
+
+
+def _resolution(trials: pd.DataFrame, quality: Quality) -> float | None:
+    """Return one sample as a fraction; None where it is not known, and for what is no count of samples."""
+    return resolution_of(trials[quality.name]) if quality.is_accuracy else None
+
+
+def _quality_of(line: pd.DataFrame) -> Quality:
+    found: Quality = line.attrs.get("quality", ACCURACY)
+    return found
+
+
+def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]:
+    """Return (N,) accuracies, or values of the study's metric, that cut dense runs reach at these savings.
+
+    They are NaN beyond the shortest of these runs.
+
+    Args:
+        line: from `control_line`.
+        saved: (N,) fractions of the baseline's compute.
+
+    >>> line = pd.DataFrame({"compute_saved": [0.0, 0.2, 0.4], "accuracy": [0.97, 0.968, 0.95]})
+    >>> accuracy_when_shorter(line, [0.1, 0.3, 0.5]).round(4).tolist()
+    [0.969, 0.959, nan]
+    """
+    wanted = np.asarray(saved, dtype=np.float64)
+    if len(line) == 0:
+        return np.full(wanted.shape, np.nan)
+    quality = _quality_of(line)
+    at, good = line["compute_saved"].to_numpy(float), quality.sign * line[quality.name].to_numpy(float)
+    # Best value among the trainings that save at least as much.
+    best_beyond = np.maximum.accumulate(good[::-1])[::-1]
+    place = np.searchsorted(at, wanted - ROUNDING)
+    inside = place < len(at)
+    found = np.full(wanted.shape, np.nan)
+    found[inside] = quality.sign * np.maximum(np.interp(wanted[inside], at, good), best_beyond[place[inside]])
+    return found
+
+
+def difference_that_says_nothing(line: pd.DataFrame, accuracy: Any) -> NDArray[np.float64]:
+    """Return the difference up to which a setting and a cut dense run are about equal: a sample or the seed noise.
+
+    Of other metrics than an accuracy neither is known: 0.
+
+    Args:
+        line: from `control_line`.
+        accuracy: fractions, of any shape.
+    """
+    quality = _quality_of(line)
+    if not quality.is_accuracy:
+        return np.zeros_like(np.asarray(accuracy, dtype=np.float64))
+    resolution = line.attrs.get("resolution") or resolution_of(line[quality.name])
+    return np.maximum(seed_noise(accuracy, resolution), resolution or 0.0)
+
+
+def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
+    """Return whether each trial is better in the metric than a cut dense run of the same compute, judged by one seed.
+
+    Returns:
+        ``yes``, ``no`` or, within `difference_that_says_nothing`, ``about equal``, on the trials' index; NA beyond the
+        end of the line, for trials that save nothing or did not complete, for the points of the line itself, and where
+        the study ranks by other compute than that of training.
+
+    >>> line = pd.DataFrame({"compute_saved": [0.0, 0.2, 0.4], "accuracy": [0.97, 0.968, 0.95]})
+    >>> trials = pd.DataFrame({
+    ...     "status": "completed", "accuracy": [0.97, 0.9, 0.99, 0.96, 0.97],
+    ...     "compute_saved": [0.0, 0.1, 0.3, 0.3, 0.6],
+    ... })
+    >>> beats_shorter(trials, line).tolist()
+    [<NA>, 'no', 'yes', 'about equal', <NA>]
+    """
+    quality = _quality_of(line)
+    trials = plain(trials, needed=("status", quality.name, "compute_saved"))
+    reached = accuracy_when_shorter(line, trials["compute_saved"].astype(float))
+    judged = (
+        is_value(trials, "status", "completed").to_numpy()
+        & (trials["compute_saved"].astype(float) > ROUNDING).to_numpy()
+        & ~np.isnan(reached)
+        & ~is_value(trials, "control", SHORTER).to_numpy()
+        & ranks_by_training(trials).to_numpy()
+    )
+    value = trials[quality.name].astype(float).to_numpy()
+    more = quality.sign * (value - reached)
+    nothing = difference_that_says_nothing(line, (value + reached) / 2) + ROUNDING
+    words = pd.Series(np.select([more > nothing, more < -nothing], [BEATS, LOSES], EQUAL), index=trials.index)
+    return words.astype("string").mask(~judged)
+
+
+# --- Ranking of trials by compute saved and accuracy loss, or the drop of another metric ------------------------------
 
 #: One point of accuracy, the unit of a price; that of a metric that is no fraction is 1.
 POINT = 0.01

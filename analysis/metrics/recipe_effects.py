@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.io.checked import numbers_of
-from analysis.metrics.quality import quality_of
+from analysis.metrics.saving import quality_of
 from trainables.training.recipe.fields import RECIPE_FIELDS
 
 #: Columns of the table.

@@ -6,9 +6,7 @@ import shlex
 import textwrap
 
 from analysis.formatting import LINE_WIDTH
-from analysis.presentation.estimator_text import estimator_text
-from analysis.presentation.recipe_text import recipe_lines, recipe_text
-from analysis.presentation.schedule_text import compresses
+from analysis.presentation.settings_text import compresses, estimator_text, recipe_lines, recipe_text
 from trainables.config import TrialConfig
 from trainables.gradients.fields import estimator_in
 from trainables.gradskip.settings import Settings
@@ -23,7 +21,7 @@ def environment_lines(config: TrialConfig, *, schedule: str, is_cut: bool = Fals
         config: configuration of a trial.
         schedule: location of its compression schedule, which no variable can set; mentioned in a comment if the trial
             compresses. A trial that only compresses has no lines to unset or export.
-        is_cut: whether lines before these set the epochs of a run (`length_text.length_lines`).
+        is_cut: whether lines before these set the epochs of a run (`settings_text.length_lines`).
     """
     lines = recipe_comments(config)
     if config.method == "recipe":

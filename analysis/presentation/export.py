@@ -7,17 +7,19 @@ import math
 
 import pandas as pd
 
-from analysis.formatting import fixed, percent
+from analysis.formatting import axis_words, drop_text, drop_unit, drop_words, fixed, metric_words, percent, value_text
 from analysis.io.layout import StudyInfo
-from analysis.metrics.quality import quality_of
-from analysis.metrics.saving import saved_of_one, saving_of
-from analysis.presentation.compression_text import WHOLE_FILES, schedule_summary
+from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.env_file import environment_lines
-from analysis.presentation.length_text import cut_words, length_lines
-from analysis.presentation.schedule_text import compresses, schedule_text
-from analysis.presentation.summary_text import comment_lines, config_of, searched_options, settings_text
-from analysis.presentation.time_text import time_beside
-from analysis.quality_words import axis_words, drop_text, drop_unit, drop_words, metric_words, value_text
+from analysis.presentation.settings_text import (
+    WHOLE_FILES,
+    compresses,
+    cut_words,
+    length_lines,
+    schedule_summary,
+    schedule_text,
+)
+from analysis.presentation.summary_text import comment_lines, config_of, searched_options, settings_text, time_beside
 from trainables.errors import UserError, unknown_name
 from trainables.quality import Quality
 from trainables.savings import BOTH, INFERENCE, SAVED, TIME, TRAINING, saved_words

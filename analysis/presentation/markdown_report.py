@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import Any
 
 import pandas as pd
 
-from analysis.formatting import percent, plural
+from analysis.formatting import drop_cell, drop_number, drop_words, percent, plural, value_text, whole_percent
+from analysis.io.checked import number_of
 from analysis.io.layout import StudyInfo
-from analysis.metrics.accounting import search_cost
-from analysis.metrics.baseline import baseline_of
+from analysis.metrics.accounting import SearchCost, search_cost, search_fraction
 from analysis.metrics.confirmation import compared, saved_again
-from analysis.metrics.controls import RANDOM_STOPS, beats_shorter, control_line
-from analysis.metrics.drops import allowed_limit
-from analysis.metrics.quality import quality_of
-from analysis.metrics.saving import saved_of_one, saving_of
-from analysis.presentation.compression_text import without_files
-from analysis.presentation.cost_text import search_cost_line
-from analysis.presentation.ranked_table import ranked_table, stop_table
-from analysis.presentation.recipe_text import RECIPE_NOTE, recipe_table
-from analysis.presentation.schedule_text import compresses
-from analysis.presentation.sparsity_text import is_compressed, layers, sums
+from analysis.metrics.ranking import RANDOM_STOPS, allowed_limit, baseline_of, beats_shorter, control_line
+from analysis.metrics.saving import quality_of, saved_of_one, saving_of
+from analysis.presentation.figures.figure import stop_events
+from analysis.presentation.settings_text import RECIPE_NOTE, compresses, recipe_table, without_files
 from analysis.presentation.summary_text import (
     TREE_CAPTION,
     best_env,
@@ -30,9 +27,185 @@ from analysis.presentation.summary_text import (
     settings_text,
     short,
 )
-from analysis.quality_words import drop_number, drop_words, value_text
+from trainables.gradskip.variables import ratio_name
 from trainables.quality import ACCURACY, Quality
-from trainables.savings import TRAINING, saved_words
+from trainables.savings import BOTH, SAVED, TIME, TRAINING, saved_words
+
+# --- The ranked table and the table of a trial's stops as text. Pure: frames in, cells out ----------------------------
+
+
+_ROLES = {"baseline": " (baseline)", "published": " (published)"}
+
+
+def ranked_table(
+    ranking: pd.DataFrame,
+    *,
+    top: int | None = None,
+    test: bool = False,
+    beats: pd.Series[Any] | None = None,
+    allowed_drop: float | str | None = None,
+) -> list[list[str]]:
+    """Return the ranked table as text cells, header first.
+
+    ``saved`` is the saving that the study ranks by. ``GFLOPs`` is the trial's own training compute without sharing;
+    ``search cost`` is the compute that the search executed for it, as a fraction of a dense run. Added if the study
+    ranks by inference compute, or by both: ``sparsity``, and ``MACs`` of the nonzero weights as a share of the original
+    model's MACs. Added if it ranks by both: ``training saved``. Added if the study searches options of the workload:
+    ``baseline``, the trial of the same options that a trial is compared with. Added if the search has chosen outcomes:
+    ``other seeds``, the probability of staying within the allowed loss on another seed.
+
+    Args:
+        ranking: from `analysis.rank`.
+        top: rows to show; None for all. The baseline is always included.
+        test: add the metric on the test split, which a search must not choose by.
+        allowed_drop: allowed drop of the ranking; a drop above it gets enough decimals to show that.
+        beats: from `analysis.beats_shorter`, on the ranking's index; adds a column with the comparison to a cut
+            dense run.
+    """
+    saving, quality = saving_of(ranking), quality_of(ranking)
+    limit = None if allowed_drop is None else allowed_limit(ranking, allowed_drop)
+    tested = "test acc." if quality.is_accuracy else quality.test
+    compared = beats is not None and bool(beats.notna().any())
+    columns: list[tuple[str, Callable[[Any], str]]] = [
+        ("rank", lambda row: str(row["rank"])),
+        ("trial", lambda row: f"{row['trial']}{_ROLES.get(row['role'], '')}"),
+        ("baseline", lambda row: _number(row["baseline"], 0)),
+        (quality.name, lambda row: value_text(row[quality.name], quality)),
+        (drop_words(quality), lambda row: _drop(row[quality.drop], limit, quality)),
+        (tested, lambda row: "-" if pd.isna(row[quality.test]) else value_text(row[quality.test], quality)),
+        ("saved", lambda row: _share(row.get(SAVED))),
+        ("training saved", lambda row: _share(row["compute_saved"])),
+        ("sparsity", lambda row: _share(row.get("sparsity"))),
+        ("MACs", lambda row: _share(_rest(row.get("inference_saved")))),
+        ("GFLOPs", lambda row: f"{row['executed_flops'] / 1e9:.2f}"),
+        ("search cost", lambda row: _number(row["search cost"], 2)),
+        ("peak MB", lambda row: _number(row["peak_memory_bytes"] / 1e6, 0)),
+        ("time s", lambda row: f"{row['train_time_s']:.2f}"),
+        ("within", lambda row: "yes" if row["within_drop"] else "no"),
+        ("other seeds", lambda row: "" if pd.isna(row["holds"]) else whole_percent(row["holds"])),
+        ("front", lambda row: "yes" if row["on_front"] else ""),
+        ("beats cut dense run", lambda row: "" if pd.isna(row["beats"]) else str(row["beats"])),
+        ("configuration", settings_text),
+    ]
+    absent = {
+        *(() if "baseline" in ranking.columns else ("baseline",)),
+        *(() if test else (tested,)),
+        *(() if "holds" in ranking.columns else ("other seeds",)),
+        *(() if compared else ("beats cut dense run",)),
+        *(() if saving == BOTH else ("training saved",)),
+        *(() if saving not in (TRAINING, TIME) else ("sparsity", "MACs")),
+        *(() if saving == TIME else ("peak MB",)),
+    }
+    columns = [column for column in columns if column[0] not in absent]
+    rows = ranking.assign(**{"search cost": search_fraction(ranking), "beats": beats})
+    shown = rows if top is None else rows[(rows.index < top) | (rows["role"] == "baseline")]
+    cells = [[cell(row) for _, cell in columns] for _, row in shown.iterrows()]
+    return [[name for name, _ in columns], *cells]
+
+
+def stop_table(row: pd.Series) -> list[list[str]]:
+    """Return the stops of a trial as text cells, header first."""
+    events = stop_events(row.get("stop_events"))
+    table = [["iteration", "layer", "name", "rule", ratio_name(str(events[0].get("rule")) if events else "")]]
+    for event in events:
+        ratio = event.get("ratio")
+        seen = f"{ratio:.4f}" if isinstance(ratio, (int, float)) else ""
+        names = [str(event.get(name) or "") for name in ("name", "rule")]
+        table.append([str(event["iteration"]), str(event["layer"]), *names, seen])
+    return table
+
+
+def _drop(drop: Any, limit: float | None, quality: Quality) -> str:
+    return "-" if pd.isna(drop) else drop_cell(drop, quality, allowed=limit)
+
+
+def _number(value: Any, decimals: int) -> str:
+    return "-" if pd.isna(value) else f"{value:.{decimals}f}"
+
+
+def _share(fraction: Any) -> str:
+    return "-" if fraction is None or pd.isna(fraction) else percent(fraction)
+
+
+def _rest(saved: Any) -> Any:
+    return None if saved is None else 1 - saved
+
+
+# --- Sparsity and MACs of a trial's model, in total and by layer, as text cells. Pure: a row in, cells out ------------
+# Sparsities are fractions of the elements; MACs are multiply-accumulate operations for one sample.
+
+#: Counts among the totals: column, label.
+_COUNTS = (
+    ("dense_macs", "MACs of a sample, zeros included"),
+    ("effective_macs", "MACs of the weights that are not zero"),
+    ("parameters", "parameters"),
+)
+_SHARES = (
+    ("sparsity", "sparsity"),
+    ("structured_sparsity", "sparsity in whole filters, rows or channels"),
+    ("inference_saved", "inference compute saved"),
+)
+
+
+def is_compressed(row: pd.Series | None) -> bool:
+    """Return whether a trial used a compression schedule."""
+    return row is not None and "compression" in str(row.get("method")).split("+")
+
+
+def sums(row: pd.Series) -> list[tuple[str, str]]:
+    """Return names and values of a model's totals; values that were not measured are left out.
+
+    >>> sums(pd.Series({"sparsity": 0.8, "effective_macs": 51200, "latency_s": 0.0123}))
+    [('sparsity', '80.0 %'), ('MACs of the weights that are not zero', '51,200'), ('latency of a batch', '12.30 ms')]
+    """
+    found = [(said, percent(number_of(row, name))) for name, said in _SHARES if isfinite(number_of(row, name))]
+    found += [(said, f"{number_of(row, name):,.0f}") for name, said in _COUNTS if isfinite(number_of(row, name))]
+    if isfinite(number_of(row, "latency_s")):
+        found.append(("latency of a batch", f"{1000 * number_of(row, 'latency_s'):.2f} ms"))
+    return found
+
+
+def layers(row: pd.Series) -> list[tuple[str, str]]:
+    """Return the names of the weights and their sparsities, in the model's order; empty if not measured.
+
+    >>> layers(pd.Series({"layer_sparsity": '{"conv1.weight": 0.25, "fc.weight": 0}'}))
+    [('conv1.weight', '25.0 %'), ('fc.weight', '0.0 %')]
+    """
+    try:
+        found: Any = json.loads(row["layer_sparsity"])
+    except (KeyError, TypeError, ValueError):
+        return []
+    if not isinstance(found, dict):
+        return []
+    return [(name, percent(share)) for name, share in found.items() if isinstance(share, (int, float))]
+
+
+# --- Sentences on what a search cost. Pure: numbers in, text out ------------------------------------------------------
+
+
+def full_trainings(equivalents: float) -> str:
+    """Return an amount of compute in trainings of the baseline, as text.
+
+    >>> full_trainings(11.83), full_trainings(1.04)
+    ('11.8 full trainings', '1.0 full training')
+    """
+    said = f"{equivalents:.1f}"
+    return f"{said} full training{'' if said == '1.0' else 's'}"
+
+
+def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:
+    """Return one sentence on the compute executed, and on the trials' and their outcomes' without sharing if more."""
+    line = f"{of}: {full_trainings(cost.dense_equivalents)} for {plural(cost.trials, 'trial')}"
+    repeats = cost.outcomes < cost.completed
+    line += f" ({plural(cost.outcomes, 'distinct outcome')})" if repeats else ""
+    alone, executed = f"{cost.own_equivalents:.1f}", f"{cost.dense_equivalents:.1f}"
+    if cost.own_equivalents > cost.dense_equivalents and alone != executed:
+        line += f"; trained alone, each from its start, they would have cost {alone}"
+        line += f", the outcomes {cost.outcome_equivalents:.1f}" if repeats else ""
+    return line + "."
+
+
+# --- A study's report as Markdown. Pure -------------------------------------------------------------------------------
 
 
 def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame, best: pd.Series | None,

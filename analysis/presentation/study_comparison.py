@@ -20,18 +20,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.formatting import percent, plural
+from analysis.formatting import allowed_text, drop_cell, drop_words, percent, plural, value_text
 from analysis.io.layout import Layout, StudyInfo
-from analysis.io.sources import distinct_names, sources
-from analysis.io.studies import load
+from analysis.io.studies import distinct_names, load, sources
 from analysis.metrics.accounting import search_cost
-from analysis.metrics.controls import is_control
-from analysis.metrics.drops import allowed_limit, given_away, reference_of
 from analysis.metrics.pareto import hypervolume, non_dominated
-from analysis.metrics.ranking import rank
-from analysis.presentation.compression_text import without_files
+from analysis.metrics.ranking import allowed_limit, given_away, is_control, rank, reference_of
+from analysis.presentation.settings_text import without_files
 from analysis.presentation.summary_text import settings_text
-from analysis.quality_words import allowed_text, drop_cell, drop_words, value_text
 from trainables.errors import UserError
 from trainables.quality import Quality, read_drop
 from trainables.savings import SAVED, share_words

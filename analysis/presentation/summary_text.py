@@ -10,30 +10,141 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.formatting import LINE_WIDTH, ROUNDING, percent, plural, short_name, whole_percent
+from analysis.formatting import (
+    LINE_WIDTH,
+    ROUNDING,
+    allowed_text,
+    drop_text,
+    drop_words,
+    metric_words,
+    percent,
+    plural,
+    short_name,
+    value_text,
+    whole_percent,
+)
+from analysis.io.checked import number_of, numbers_of
 from analysis.io.layout import StudyInfo
 from analysis.metrics.confirmation import compared, of_trial, saved_again, without_refuted
-from analysis.metrics.controls import BEATS, EQUAL, accuracy_when_shorter, beats_shorter, difference_that_says_nothing
-from analysis.metrics.drops import reference_values
 from analysis.metrics.duplicates import outcomes
-from analysis.metrics.quality import quality_of
-from analysis.metrics.ranking import price_unit
-from analysis.metrics.saving import saved_of_one, saving_of
-from analysis.presentation.compression_text import compression_text
-from analysis.presentation.doubt_text import doubt
+from analysis.metrics.noise import is_unsure
+from analysis.metrics.ranking import (
+    BEATS,
+    EQUAL,
+    accuracy_when_shorter,
+    baseline_of,
+    beats_shorter,
+    difference_that_says_nothing,
+    price_unit,
+    reference_values,
+)
+from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.env_file import environment_lines
-from analysis.presentation.estimator_text import estimator_text
-from analysis.presentation.length_text import cut_words, length_lines
-from analysis.presentation.other_seeds_text import and_sure, less_sure, one_seed
-from analysis.presentation.recipe_text import recipe_text
-from analysis.presentation.schedule_text import compresses, schedule_text
-from analysis.presentation.time_text import time_beside
-from analysis.quality_words import allowed_text, drop_text, drop_words, metric_words, value_text
+from analysis.presentation.settings_text import (
+    compresses,
+    compression_text,
+    cut_words,
+    estimator_text,
+    length_lines,
+    recipe_text,
+    schedule_text,
+)
 from trainables.config import TrialConfig, field_kinds
 from trainables.gradients.fields import ESTIMATORS, estimator_in
 from trainables.gradskip.variables import BY_NAME
 from trainables.quality import Quality, allowed_amount
 from trainables.savings import SAVED, TRAINING, saved_words, share_words
+
+# --- Doubts about a study's baseline that its answer must not hide. Pure: frames in, text out -------------------------
+
+#: How many times the allowed drop a trial may be better than the baseline before it is doubted.
+_TIMES_ALLOWED = 10
+
+
+def doubt(ranking: pd.DataFrame, best: pd.Series, allowed_drop: float | str) -> str:
+    """Return a sentence if the baseline seems not to have reported its end; empty otherwise.
+
+    Args:
+        ranking: from `analysis.rank`.
+        best: the recommended trial.
+        allowed_drop: allowed drop of the metric, as for `analysis.rank`.
+    """
+    baseline, quality = baseline_of(ranking, best), quality_of(ranking)
+    alike = ranking[numbers_of(ranking, "epochs") == number_of(baseline, "epochs")]
+    most, own = numbers_of(alike, "epoch").max(), number_of(baseline, "epoch")
+    if most > own:  # neither is where one of them is not known
+        return (
+            f"Doubtful: the baseline reported {plural(int(own), 'epoch')} and other trials {int(most)}, so its last "
+            "report was lost or it ended early."
+        )
+    allowed = float(allowed_amount(allowed_drop, baseline[quality.name]))
+    if 0 < _TIMES_ALLOWED * allowed < -best[quality.drop]:
+        return (
+            f"Doubtful: so much better than the baseline's {value_text(baseline[quality.name], quality)} that the "
+            "baseline may not have reported its last epoch, or not have trained as the others did."
+        )
+    return ""
+
+
+# --- Sentences on how probably a setting of one seed holds on others. Pure: rows in, text out -------------------------
+
+
+def one_seed(best: pd.Series) -> str:
+    """Return the sentence on what one seed says of another."""
+    holds = best.get("holds")
+    if holds is None or pd.isna(holds):
+        return "One seed, not confirmed."
+    return f"One seed, not confirmed; on another it stays within that with a probability of {whole_percent(holds)}."
+
+
+def less_sure(ranking: pd.DataFrame, saved: float, sure: float) -> str:
+    """Return a sentence if a trial saves more than this that is not sure to hold on other seeds; empty otherwise."""
+    others = ranking[ranking["within_drop"].astype(bool) & is_unsure(ranking, sure)]
+    others = others[others[SAVED] > saved + ROUNDING]
+    if others.empty:
+        return ""
+    first = others.iloc[0]
+    alone = whole_percent(first["holds"])
+    return f"Trial {first['trial']} saves {percent(first[SAVED])} here, but would hold elsewhere with {alone} alone."
+
+
+def and_sure(best: pd.Series | None) -> str:
+    """Return what a setting lacks beside being within the allowed loss, where probabilities are known; else nothing."""
+    return "" if best is None or "holds" not in best.index else " and is sure enough to hold on another seed"
+
+
+# --- Training time beside saved FLOPs, where the two say different things. Pure: a row in, text out -------------------
+
+#: Difference of the shares saved in FLOPs and in time above which both are given.
+TOLD_FROM = 0.1
+
+
+def time_beside(row: pd.Series) -> str:
+    """Return a sentence on a trial's training time if it says another thing than its FLOPs; empty otherwise.
+
+    It does if the two shares saved differ by more than `TOLD_FROM` or in sign. Empty, too, for a study that ranks by
+    other compute than that of training, and where a time is not known.
+
+    Args:
+        row: a row of `analysis.rank`.
+
+    >>> time_beside(pd.Series({"compute_saved": 0.26, "time_saved": -0.27}))
+    'Its training took 27.0 % longer than that of the baseline (one measurement, beside other trials).'
+    >>> time_beside(pd.Series({"compute_saved": 0.4, "time_saved": 0.12}))
+    'Its training took 12.0 % less time than that of the baseline (one measurement, beside other trials).'
+    >>> time_beside(pd.Series({"compute_saved": 0.26, "time_saved": 0.2}))
+    ''
+    """
+    saved, time = saved_of_one(row), number_of(row, "time_saved")
+    if saving_of(row) != TRAINING or not (abs(saved - time) > TOLD_FROM or saved * time < 0):
+        return ""
+    took = f"{percent(time)} less time than" if time >= 0 else f"{percent(-time)} longer than"
+    if percent(abs(time)) == percent(0):
+        took = "as long as"
+    return f"Its training took {took} that of the baseline (one measurement, beside other trials)."
+
+
+# --- The study's result in words and as settings to paste. Pure -------------------------------------------------------
 
 #: Caption of the stage tree's picture.
 TREE_CAPTION = (

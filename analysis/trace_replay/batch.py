@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.trace_replay.predicted import Predicted, spared, trains_after
 from analysis.trace_replay.step_by_step import replay_one
-from analysis.trace_replay.traces import RunTrace
+from analysis.trace_replay.traces import Predicted, RunTrace, spared, trains_after
 from trainables.config import TrialConfig
 from trainables.gradskip.replay import Unit, signal_name, stop_action
 from trainables.gradskip.rules.published import next_examination

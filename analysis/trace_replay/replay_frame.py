@@ -10,10 +10,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.trace_replay.batch import replay_auto
-from analysis.trace_replay.predicted import Predicted, dense_costs, trains_after
 from analysis.trace_replay.settings import Batch, batches
 from analysis.trace_replay.step_by_step import replay_one
-from analysis.trace_replay.traces import RunTrace, facts_key
+from analysis.trace_replay.traces import Predicted, RunTrace, dense_costs, facts_key, trains_after
 from trainables.config import TrialConfig
 from trainables.gradskip.replay import Blueprint
 from trainables.savings import share_of_budget

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from analysis.trace_replay.predicted import Predicted, spared, trains_after
-from analysis.trace_replay.traces import RunTrace
+from analysis.trace_replay.traces import Predicted, RunTrace, spared, trains_after
 from trainables.config import TrialConfig
 from trainables.gradskip.replay import Blueprint, GradskipReplay, StopEvent
 from trainables.gradskip.rules.schedule_rules import FreezeOutRule

@@ -11,7 +11,7 @@ from studies import result_row
 import analysis
 from analysis.formatting import fixed, percent, points, points_number
 from analysis.io.studies import to_frame
-from analysis.presentation.ranked_table import ranked_table
+from analysis.presentation.markdown_report import ranked_table
 from trainables.config import TrialConfig
 
 NUMBERS = st.floats(-1, 1, allow_nan=False)

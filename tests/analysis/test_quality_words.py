@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.quality_words import (
+from analysis.formatting import (
     allowed_text,
     axis_words,
     drop_number,

@@ -13,7 +13,7 @@ from runs import assert_equals_alone, finish
 
 import analysis
 from analysis.io.layout import Layout
-from analysis.metrics.controls import RANDOM_STOPS, SHORTER, control_line
+from analysis.metrics.ranking import RANDOM_STOPS, SHORTER, control_line
 from analysis.presentation.summary_text import config_of
 from trainables.training.run import TrainingRun
 from tune_cac.cli.main import main

@@ -10,8 +10,8 @@ from ray import tune
 from ray.tune.result import AUTO_RESULT_KEYS
 
 import analysis
-from analysis.io.columns import IDENTITY
-from analysis.io.ray_results import BOOKKEEPING
+from analysis.io.foreign import IDENTITY
+from analysis.io.studies import BOOKKEEPING
 from trainables.config import field_names
 from trainables.metrics import METRICS
 

@@ -14,7 +14,7 @@ from commands_run import run_here, wait_for_trials
 
 import analysis
 from analysis.io.studies import read_journal
-from analysis.presentation.ranked_table import ranked_table
+from analysis.presentation.markdown_report import ranked_table
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

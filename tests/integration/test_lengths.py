@@ -14,8 +14,8 @@ from runs import assert_equals_alone
 
 import analysis
 from analysis.io.layout import Layout
-from analysis.metrics.controls import CUT, SHORTER, control_line
-from analysis.presentation.length_text import EPOCHS_VARIABLE
+from analysis.metrics.ranking import CUT, SHORTER, control_line
+from analysis.presentation.settings_text import EPOCHS_VARIABLE
 from analysis.presentation.summary_text import config_of
 from trainables.stage_tree.store import roots
 from tune_cac.study.study_result import answer

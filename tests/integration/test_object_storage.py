@@ -24,8 +24,7 @@ from studies import write_study
 import analysis
 from trainables.errors import DiskError, UserError
 from trainables.storage import ObjectFiles, files_of, joined
-from tune_cac.ray_backend.nodes import check_seen_by_all, seen_from
-from tune_cac.ray_backend.session import ray_session
+from tune_cac.ray_backend.session import check_seen_by_all, ray_session, seen_from
 from tune_cac.study import object_storage
 from tune_cac.study.object_storage import copied_to_storage, fetch_study
 from tune_cac.study.options import SearchOptions

@@ -15,14 +15,14 @@ import analysis
 import tune_cac
 from analysis.io.journal import read_study
 from analysis.io.layout import Layout
-from analysis.metrics.controls import CUT, SHORTER
-from analysis.presentation.length_text import EPOCHS_VARIABLE
+from analysis.metrics.ranking import CUT, SHORTER
+from analysis.presentation.settings_text import EPOCHS_VARIABLE
 from analysis.presentation.summary_text import config_of
 from search_spaces import SpaceContext
 from search_spaces.auto_thresholds import SPACE
 from trainables.errors import UserError
 from tune_cac.cli.main import main
-from tune_cac.tuning.outcomes.trial_attributes import PREDICTED
+from tune_cac.tuning.outcomes.run_lengths import PREDICTED
 from tune_cac.tuning.script_search import NOT_RECORDED, START_DOES_NOTHING
 
 pytestmark = pytest.mark.slow

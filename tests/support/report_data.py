@@ -13,8 +13,8 @@ from analysis.io.layout import StudyInfo
 from analysis.io.studies import to_frame
 from analysis.metrics.accounting import search_cost
 from analysis.metrics.ranking import best, rank
-from analysis.presentation.cost_text import search_cost_line
 from analysis.presentation.html import ReportData
+from analysis.presentation.markdown_report import search_cost_line
 from analysis.presentation.summary_text import best_env, headline
 from trainables.config import TrialConfig
 

@@ -19,14 +19,14 @@ from analysis.io import journal
 from tune_cac.ray_backend.tensorboard import RowEvents
 from tune_cac.study.folder import LOCK_FILE_SUFFIX
 from tune_cac.tuning.journal_searcher import JournalSearcher
-from tune_cac.tuning.optuna_private import live_trial, queued_parameters
 from tune_cac.tuning.study_searcher import StudySearch
+from tune_cac.tuning.study_trials import live_trial, queued_parameters
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")
 #: All that is used, by file.
 ALLOWED = {
-    ("tune_cac/tuning/optuna_private.py", "_trial_id"),
+    ("tune_cac/tuning/study_trials.py", "_trial_id"),
     ("tune_cac/ray_backend/session.py", "_private"),
 }
 

@@ -1,4 +1,4 @@
-"""Hyperparameters of the methods that change a gradient's variance, as fields of a configuration. Loads no torch."""
+"""Hyperparameters of the gradient estimators, as fields of a trial's configuration. Loads no torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import is_number
+
+# --- Hyperparameters of the methods that change a gradient's variance, as fields of a configuration. Loads no torch ---
 
 #: What importance sampling draws by.
 IMPORTANCE_SCORES = ("loss", "output_gradient", "gradient")

@@ -1,13 +1,6 @@
-"""Sketches of per-sample gradients: a few numbers a layer that keep distances between gradients, about.
+"""Gradient clustering: samples with similar gradients form clusters, and every batch has samples of all of them.
 
-Symbols: g_i gradient of sample i's own loss with respect to the weights of the treated layers; of a layer it is
-G_i = sum_t d_t a_t^T, d_t the output gradient and a_t the input at place t. Its sketch is P^T G_i Q with fixed random
-matrices P, Q of independent normal numbers of variance 1 / p, so that the expected squared distance of two sketches is
-that of the gradients, and equal gradients have equal sketches. It is computed as sum_t (P^T d_t) (Q^T a_t)^T: no
-per-sample gradient is ever built. A side of a layer of at most p numbers is taken as it is. Biases are left out.
-
-Shapes: B samples of a batch; T places, I inputs, O outputs of a layer (`layer_signals`); S numbers of a sketch, at most
-p^2 a layer; sketches (B, S).
+Shapes: N samples; K clusters; B samples of a batch; assignments (N,) int64.
 """
 
 from __future__ import annotations
@@ -39,6 +32,16 @@ from trainables.gradients.sliced_backward import PROVE_EVERY, layers_of_samples
 from trainables.workloads.batch_shapes import shapes_of
 from trainables.workloads.sample_access import IndexedDataset, reservoir
 from trainables.workloads.seeded_loader import epoch_seed
+
+# --- Sketches of per-sample gradients: a few numbers a layer that keep distances between gradients, about -------------
+# Symbols: g_i gradient of sample i's own loss with respect to the weights of the treated layers; of a layer it is
+# G_i = sum_t d_t a_t^T, d_t the output gradient and a_t the input at place t. Its sketch is P^T G_i Q with fixed random
+# matrices P, Q of independent normal numbers of variance 1 / p, so that the expected squared distance of two sketches
+# is that of the gradients, and equal gradients have equal sketches. It is computed as sum_t (P^T d_t) (Q^T a_t)^T: no
+# per-sample gradient is ever built. A side of a layer of at most p numbers is taken as it is. Biases are left out.
+#
+# Shapes: B samples of a batch; T places, I inputs, O outputs of a layer (`layer_signals`); S numbers of a sketch, at
+# most p^2 a layer; sketches (B, S).
 
 #: p, the numbers that a side of a layer is reduced to.
 SIDE = 8
@@ -315,8 +318,7 @@ class WatchedRows(OutputRows):
         super().__exit__(kind, *error)
 
 
-# --- Gradient clustering: samples with similar gradients form clusters, and every batch has samples of all of them
-# Shapes: N samples; K clusters; B samples of a batch; assignments (N,) int64.
+# --- Gradient clustering ----------------------------------------------------------------------------------------------
 
 #: Samples for each cluster among which the first centres are chosen.
 FIRST_POINTS = 8

@@ -1,8 +1,16 @@
-"""Proof that the rows of layers are the samples of a batch, for methods that read samples' gradients in layers.
+"""Backward passes of linear, convolution and batch-norm layers through some samples of a batch only.
 
-A pass in which the loss of half of the samples counts nothing must leave their rows without a gradient in each layer.
+Rows of a gradient that are zero stay zero through layers, activations, pooling, and norms of single samples, so the
+products of the other rows give the whole gradient. A batch norm in train mode spreads every row's gradient over all
+rows, through the batch's statistics. Here it takes the kept rows for its whole batch, as in a training on these samples
+alone that is normalised by the whole batch's statistics: gradients stay orthogonal to shift and scale. (Dropping what
+would reach the left-out rows breaks that: digits then learned little in the first third of a run.)
 
-Shapes: B samples.
+That a layer's rows are those of the samples is proven, not taken for granted: the gradient that reaches the layer must
+be zero in the rows that are left out. A layer of other rows (time first with as many steps as samples, rows that were
+sorted or mixed) fails, and its backward pass runs whole, from the first time on.
+
+Shapes: B samples; K of them kept; inputs and outputs (B, ...).
 """
 
 from __future__ import annotations
@@ -22,6 +30,11 @@ from trainables.gradients.gradient_method import GradientMethod
 from trainables.gradients.layer_signals import LayerSignals, rows_of_others
 from trainables.gradients.output_rows import OutputRows
 from trainables.workloads.batch_shapes import shapes_of
+
+# --- Proof that the rows of layers are the samples of a batch, for methods that read samples' gradients in layers -----
+# A pass in which the loss of half of the samples counts nothing must leave their rows without a gradient in each layer.
+#
+# Shapes: B samples.
 
 #: Iterations from one proof to the next: it costs a pass.
 PROVE_EVERY = 1000
@@ -73,17 +86,6 @@ def layers_of_samples(method: GradientMethod, layers: Mapping[str, nn.Module]) -
 
 
 # --- Backward passes of linear, convolution and batch-norm layers through some samples of a batch only ----------------
-# Rows of a gradient that are zero stay zero through layers, activations, pooling, and norms of single samples, so the
-# products of the other rows give the whole gradient. A batch norm in train mode spreads every row's gradient over all
-# rows, through the batch's statistics. Here it takes the kept rows for its whole batch, as in a training on these
-# samples alone that is normalised by the whole batch's statistics: gradients stay orthogonal to shift and scale.
-# (Dropping what would reach the left-out rows breaks that: digits then learned little in the first third of a run.)
-#
-# That a layer's rows are those of the samples is proven, not taken for granted: the gradient that reaches the layer
-# must be zero in the rows that are left out. A layer of other rows (time first with as many steps as samples, rows that
-# were sorted or mixed) fails, and its backward pass runs whole, from the first time on.
-#
-# Shapes: B samples; K of them kept; inputs and outputs (B, ...).
 
 #: Passes of a layer with a proof at first, since one may succeed by chance, and from one to the next after them: it
 #: reads the gradient, and the device is waited for.

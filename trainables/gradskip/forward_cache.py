@@ -1,9 +1,6 @@
-"""Rows of tensors by sample number, in a memory-mapped file of limited size.
+"""Forward cache: the outputs of a fully stopped prefix are computed once per sample and then read from a file.
 
-Shapes: S samples, B rows of a call. A row has any shape and dtype, the same for all rows of a file.
-
-The file has no name once it is open, so the system frees it when it is closed or collected or when the process dies.
-No later run can find it, so partially written content is never read.
+The file holds rows of tensors by sample number, memory-mapped and of limited size.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Watched layers, the parameters that stop with them, and the machine built from them. Pure, without torch.
-
-A `Blueprint` contains all that a rule needs of a model: with it any settings can be replayed over a recorded run
-without building the model again.
-"""
+"""Replay of Gradient-Skip over recorded training: the same state machine on recorded signals. Without torch."""
 
 from __future__ import annotations
 
@@ -18,6 +14,10 @@ from trainables.gradskip.rules.state_machine import Decision, SkipMachine
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import MEASURED_RULES
 from trainables.interventions import Intervention, MethodReplay, MissingSignal, Recorded, action_text
+
+# --- Watched layers, the parameters that stop with them, and the machine built from them. Pure, without torch ---------
+# A `Blueprint` contains all that a rule needs of a model: with it any settings can be replayed over a recorded run
+# without building the model again.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ class Blueprint:
         )
 
 
-# --- Replay of Gradient-Skip over recorded training: the same state machine on recorded signals. Without torch
+# --- Replay of Gradient-Skip over recorded training -------------------------------------------------------------------
 
 
 def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:

@@ -1,4 +1,10 @@
-"""State of an optimizer's Gradient-Skip, for users and the rest of the package."""
+"""Gradient-Skip around an optimizer's step.
+
+``optimizer.step`` is replaced on the object by a function that does the work due before the step, calls the original
+step, and restores everything, also if the step raises. The step itself stays the optimizer's own, foreach, fused and
+capturable paths included; torch.compile compiles it and leaves the surrounding function to Python. If no work is due,
+the surrounding function costs a counter and three comparisons.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +25,8 @@ from trainables.gradskip.replay import Blueprint, LayerPlan, StopEvent, Unit
 from trainables.gradskip.rules.state_machine import SkipMachine, StepPlan
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.stops import Decisions, Stops
+
+# --- State of an optimizer's Gradient-Skip, for users and the rest of the package -------------------------------------
 
 
 class Status:
@@ -235,10 +243,6 @@ class SkippedSteps:
 
 
 # --- Gradient-Skip around an optimizer's step -------------------------------------------------------------------------
-# ``optimizer.step`` is replaced on the object by a function that does the work due before the step, calls the original
-# step, and restores everything, also if the step raises. The step itself stays the optimizer's own, foreach, fused and
-# capturable paths included; torch.compile compiles it and leaves the surrounding function to Python. If no work is due,
-# the surrounding function costs a counter and three comparisons.
 
 #: Called at every step with its arguments.
 StepListener = Callable[[tuple[Any, ...], dict[str, Any]], None]

@@ -1,4 +1,9 @@
-"""Declaration of a ``CAC_*`` variable as a field of a dataclass, and what follows from it: checks, parsing, texts."""
+"""The ``CAC_*`` variables, each declared once: name, default, type, range, meaning and the rules that read it.
+
+`gradskip.Settings`, the ``CAC_*`` fields of `TrialConfig`, validation, the environment, the printed help and the
+documentation's tables come from these declarations. Names, defaults and meanings are those of the published CAC library
+(Fujitsu, ``cac`` 1.0.0); variables that it does not have are marked. Loads no torch.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,9 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
+
+# --- Declaration of a ``CAC_*`` variable as a field of a dataclass, and what follows from it: checks, parsing, ---
+# texts ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,10 +203,7 @@ def declared_variables(declaring: type) -> tuple[Variable, ...]:
     return tuple(found)
 
 
-# --- The ``CAC_*`` variables, each declared once: name, default, type, range, meaning and the rules that read it
-# `gradskip.Settings`, the ``CAC_*`` fields of `TrialConfig`, validation, the environment, the printed help and the
-# documentation's tables come from these declarations. Names, defaults and meanings are those of the published CAC
-# library (Fujitsu, ``cac`` 1.0.0); variables that it does not have are marked. Loads no torch.
+# --- The ``CAC_*`` variables, each declared once ----------------------------------------------------------------------
 
 #: Rules that may decide a stop when no manual lists are given; ``variance`` is the published rule.
 RULES = ("variance", "linear", "freezeout", "gradient_norm", "plasticity")

@@ -1,4 +1,4 @@
-"""Checkpoint file: its name, and how it is read."""
+"""Checkpoint folders of a trial: names, and those in object storage."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from trainables.storage import DiskFiles, copy_files, files_of, is_uri, lacking_
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+# --- Checkpoint file: its name, and how it is read --------------------------------------------------------------------
 
 #: The only file of a checkpoint folder.
 CHECKPOINT_FILE = "run.pt"
@@ -35,7 +38,7 @@ def where_it_was(storage: Any, location: str) -> Any:
     return storage.cuda() if location.startswith("cuda") else storage
 
 
-# --- Checkpoint folders of a trial: names, and those in object storage ------------------------------------------------
+# --- Checkpoint folders of a trial ------------------------------------------------------------------------------------
 
 #: Beginning of the folder's name; Ray's own, too.
 CHECKPOINT = "checkpoint_"

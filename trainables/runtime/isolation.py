@@ -1,4 +1,4 @@
-"""State of every random generator of a process."""
+"""Process state around a trial: defined at its start, restored at its end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+# --- State of every random generator of a process ---------------------------------------------------------------------
 
 
 def cpu_generators() -> tuple[Any, Any, torch.Tensor]:
@@ -100,7 +102,7 @@ def set_generators(state: dict[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
 
 
-# --- Process state around a trial: defined at its start, restored at its end ------------------------------------------
+# --- Process state around a trial -------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Check that a script's trial took the steps of its length, and did not go on from what an earlier one left.
+"""A trial that a user's command trains: it gets variables and reports rows.
 
-Scripts that resume by themselves find, in a folder that all trials share, the checkpoint of the trial before: then a
-trial trains on from another one's weights, and seems to cost next to nothing.
+A row is delayed until the next report comes or the command has ended, because the last row is given only after a
+successful end.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ from trainables.script.placeholders import EPOCHS_VARIABLE, fill
 from trainables.script.report_lines import REPORTS_FILE, ReportError, read_report, takes_no_step, tells_cost
 from trainables.storage import DiskFiles, copy_files, files_of, is_uri
 from trainables.workload_options import SCRIPT_OPTIONS, read_options
+
+# --- Check that a script's trial took the steps of its length, and did not go on from what an earlier one left --------
+# Scripts that resume by themselves find, in a folder that all trials share, the checkpoint of the trial before: then a
+# trial trains on from another one's weights, and seems to cost next to nothing.
 
 #: Share of the baseline's steps, scaled to a trial's epochs, that a trial must take: a scaler may skip some.
 _LEAST = 0.98
@@ -315,9 +319,7 @@ def lines_of_failed_process(lines: Sequence[str]) -> Sequence[str]:
     return [line for line in printed if line.startswith(f"[rank{found[1]}]:")] or printed
 
 
-# --- A trial that a user's command trains: it gets variables and reports rows -----------------------------------------
-# A row is delayed until the next report comes or the command has ended, because the last row is given only after a
-# successful end.
+# --- A trial that a user's command trains -----------------------------------------------------------------------------
 
 #: The script's output, in the trial's folder.
 LOG_FILE = "output.log"

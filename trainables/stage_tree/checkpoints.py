@@ -1,6 +1,11 @@
-"""Eviction of checkpoints when space runs out: first those whose loss costs least.
+"""Checkpoints of stages within a budget of bytes, in storage that several processes and nodes read and write.
 
-Symbols: s step of a checkpoint, p step of the checkpoint before it, n step of the one after it, in iterations.
+    objects/<first two digits>/<sha256>                            contents, each stored once
+    checkpoints/<stage>/<step>.<kind>.<bytes>.<sha256>             empty files: the index
+
+A content is written before the index names it and is checked against its name whenever it is read. So after a crash, a
+full disk or thinning by another process, a checkpoint is read whole or not at all, and a missing one costs only the
+training since the checkpoint before it.
 """
 
 from __future__ import annotations
@@ -16,6 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainables.storage import FileState, files_of, is_uri, lacking_bytes
+
+# --- Eviction of checkpoints when space runs out: first those whose loss costs least ----------------------------------
+# Symbols: s step of a checkpoint, p step of the checkpoint before it, n step of the one after it, in iterations.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,13 +147,7 @@ def _chains(entries_by_stage: Mapping[str, Sequence[Entry]], weights: Callable[[
     return links
 
 
-# --- Checkpoints of stages within a budget of bytes, in storage that several processes and nodes read and write
-#     objects/<first two digits>/<sha256>                            contents, each stored once
-#     checkpoints/<stage>/<step>.<kind>.<bytes>.<sha256>             empty files: the index
-#
-# A content is written before the index names it and is checked against its name whenever it is read. So after a crash,
-# a full disk or thinning by another process, a checkpoint is read whole or not at all, and a missing one costs only the
-# training since the checkpoint before it.
+# --- Checkpoints of stages within a budget of bytes, in storage that several processes and nodes read -----------------
 
 
 __all__ = ["Checkpoints", "Entry", "StageWeight"]

@@ -1,7 +1,18 @@
-"""Checksummed files, written atomically.
+"""Stages in storage: signals and rows recorded during all training. Without torch, since analysis reads them too.
 
-A checksum in the first line detects what `trainables.storage` cannot prevent: blocks that a crashed machine never
-wrote.
+Layout under a study's ``tree`` folder; every file has a checksum and is written atomically:
+
+    <root id>/root.json                        facts that the runs share
+    <root id>/facts-<digest>.json              facts about the model that a method needs (a blueprint)
+    <root id>/shapes.json                      shapes of the batches of an epoch
+    <root id>/costs-<digest>.json              FLOPs of an epoch's steps with some parameters stopped
+    <root id>/stages/<stage id>/stage.json     parent, intervention
+    <root id>/stages/<stage id>/<from>-<to>-<digest>.chunk      signals and rows of steps from..to-1
+
+A chunk holds signals of iterations [from, to) and the rows of epochs that end at from+1..to steps. Chunks may overlap:
+steps that two processes trained are equal.
+
+Shapes: T steps of a chunk, K dense signals; values (T, K) float64.
 """
 
 from __future__ import annotations
@@ -18,6 +29,11 @@ from numpy.typing import NDArray
 
 from trainables.interventions import Intervention, MissingSignal, child_id
 from trainables.storage import Files, files_of
+
+# --- Checksummed files, written atomically ----------------------------------------------------------------------------
+# A checksum in the first line detects what `trainables.atomic_write` cannot prevent: blocks that a crashed machine
+# never wrote.
+
 
 _HEADER_BYTES = 65  # 64 hexadecimal digits and a line feed
 
@@ -47,20 +63,7 @@ def _header(payload: bytes) -> bytes:
     return hashlib.sha256(payload).hexdigest().encode() + b"\n"
 
 
-# --- Stages in storage: signals and rows recorded during all training. Without torch, since analysis reads them too
-# Layout under a study's ``tree`` folder; every file has a checksum and is written atomically:
-#
-#     <root id>/root.json                        facts that the runs share
-#     <root id>/facts-<digest>.json              facts about the model that a method needs (a blueprint)
-#     <root id>/shapes.json                      shapes of the batches of an epoch
-#     <root id>/costs-<digest>.json              FLOPs of an epoch's steps with some parameters stopped
-#     <root id>/stages/<stage id>/stage.json     parent, intervention
-#     <root id>/stages/<stage id>/<from>-<to>-<digest>.chunk      signals and rows of steps from..to-1
-#
-# A chunk holds signals of iterations [from, to) and the rows of epochs that end at from+1..to steps. Chunks may
-# overlap: steps that two processes trained are equal.
-#
-# Shapes: T steps of a chunk, K dense signals; values (T, K) float64.
+# --- Stages in storage ------------------------------------------------------------------------------------------------
 
 
 _STAGE_FILE = "stage.json"

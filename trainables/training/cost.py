@@ -1,15 +1,9 @@
-"""FLOPs of a training step by layer: the forward and backward cost of each module's own operations.
+"""Cost of a training step, counted once for each set of stopped layers and each batch shape.
 
-Counting runs a copy of the model on the meta device with the counter of `trainables.training.cost`, so the sums over
-layers are the totals of that module. The counter is read whenever the active layer changes, and its increase belongs to
-the layer that was active. In the forward pass the active layer is that of the innermost running module; in the backward
-pass, that of the module that created the executing autograd node: nodes are labelled as modules are entered and left,
-and a hook on each node reports when it begins. (The module tracker inside torch's counter uses the tensors that enter
-and leave modules instead. It never leaves a module whose input needs no gradient, such as the first layer, and it
-has no separate place for what a caller computes between two modules.)
-
-Shapes: P parameters in the model's order have the numbers 0..P-1; a batch is a tuple of tensors whose first
-dimension is the sample.
+Counting runs a copy of the model on torch's meta device, which computes shapes and no numbers: the run's weights,
+buffers and random generators are not touched. The counts equal those on the real device, except that torch does not
+count all of a fused attention on a CPU. Matrix products and convolutions count; norms, activations and the optimizer's
+arithmetic do not.
 """
 
 from __future__ import annotations
@@ -35,6 +29,18 @@ from trainables.training.recipe.recipe import computed_again
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.batch_shapes import on_meta, shapes_of, to_meta
 from trainables.workloads.batch_structure import tensors_in
+
+# --- FLOPs of a training step by layer: the forward and backward cost of each module's own operations -----------------
+# Counting runs a copy of the model on the meta device with the counter of `trainables.training.cost`, so the sums over
+# layers are the totals of that module. The counter is read whenever the active layer changes, and its increase belongs
+# to the layer that was active. In the forward pass the active layer is that of the innermost running module; in the
+# backward pass, that of the module that created the executing autograd node: nodes are labelled as modules are entered
+# and left, and a hook on each node reports when it begins. (The module tracker inside torch's counter uses the tensors
+# that enter and leave modules instead. It never leaves a module whose input needs no gradient, such as the first layer,
+# and it has no separate place for what a caller computes between two modules.)
+#
+# Shapes: P parameters in the model's order have the numbers 0..P-1; a batch is a tuple of tensors whose first
+# dimension is the sample.
 
 #: Name for operations of no module that owns parameters: attention scores, a loss, matrix products of a caller.
 OUTSIDE = "outside layers"
@@ -204,10 +210,6 @@ class _Ledger:
 
 
 # --- Cost of a training step, counted once for each set of stopped layers and each batch shape ------------------------
-# Counting runs a copy of the model on torch's meta device, which computes shapes and no numbers: the run's weights,
-# buffers and random generators are not touched. The counts equal those on the real device, except that torch does not
-# count all of a fused attention on a CPU. Matrix products and convolutions count; norms, activations and the
-# optimizer's arithmetic do not.
 
 
 _Count = TypeVar("_Count")

@@ -1,8 +1,4 @@
-"""Training steps on a throw-away copy, once per process, workload and device.
-
-In the first steps of a process libraries choose kernels and allocators grow. The first trial is the baseline, to which
-times are compared.
-"""
+"""One training run: built from a config, trained epoch by epoch, with counts of what it executes."""
 
 from __future__ import annotations
 
@@ -46,6 +42,12 @@ from trainables.workloads.sample_access import reservoir
 
 if TYPE_CHECKING:
     from typing import Self
+
+
+# --- Training steps on a throw-away copy, once per process, workload and device ---------------------------------------
+# In the first steps of a process libraries choose kernels and allocators grow. The first trial is the baseline, to
+# which times are compared.
+
 
 _WARM: set[Hashable] = set()
 
@@ -359,7 +361,7 @@ class RunCost:
         }
 
 
-# --- One training run: built from a config, trained epoch by epoch, with counts of what it executes -------------------
+# --- One training run -------------------------------------------------------------------------------------------------
 
 
 def check_device(config: TrialConfig) -> None:

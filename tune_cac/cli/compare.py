@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.top < 1:
         raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
-    from analysis.formatting import plural
+    from analysis.formatting import drop_words, plotted, plural, unit_of_drop
     from analysis.metrics.compute_budgets import BUDGETS, equal_compute
     from analysis.presentation.figures.comparison import fronts
     from analysis.presentation.html import figure_html
@@ -50,7 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
         equal_compute_table,
         joint_front_table,
     )
-    from analysis.quality_words import drop_words, plotted, unit_of_drop
     from tune_cac.cli.console import print_table, write_asked
     from tune_cac.study.folder import find_study
 

@@ -37,7 +37,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the confirmation; print the table of candidates and the study's answer."""
     from analysis.metrics.accounting import search_cost
-    from analysis.presentation.cost_text import search_cost_line
+    from analysis.presentation.markdown_report import search_cost_line
     from tune_cac.tuning.confirmation import confirm as confirm_study
 
     found = confirm_study(
@@ -64,9 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cells(table: pd.DataFrame, quality: Quality, allowed: float) -> list[list[str]]:
-    from analysis.formatting import percent
+    from analysis.formatting import drop_number, percent, unit_of_drop
     from analysis.metrics.confirmation import compared
-    from analysis.quality_words import drop_number, unit_of_drop
 
     def shown(drop: float) -> str:
         return drop_number(drop, quality, allowed=allowed, sign="+")

@@ -144,7 +144,7 @@ def said_of(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int]
 
 
 def _certainty(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int], mode: str) -> str:
-    from analysis.quality_words import value_text
+    from analysis.formatting import value_text
 
     until = found["exact_until"]
     if found["compute_saved"] != found["compute_saved"]:
@@ -187,8 +187,12 @@ def _many(
     from analysis.formatting import percent, plural
     from tune_cac.cli.console import print_table
     from tune_cac.tuning.run_context import run_context
-    from tune_cac.tuning.warm_start.baseline import typical_configs, under_one_set_of_options
-    from tune_cac.tuning.warm_start.threshold_ranges import DrawnTrial, with_learned_ranges
+    from tune_cac.tuning.warm_start.baseline import (
+        DrawnTrial,
+        typical_configs,
+        under_one_set_of_options,
+        with_learned_ranges,
+    )
 
     info = layout.read_info()
     base = trace.config_of({"method": "none"})
@@ -230,9 +234,8 @@ def outcomes_table(found: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -
         found: result of `analysis.replay`.
         settings: the settings behind its rows, in order.
     """
-    from analysis.formatting import percent
-    from analysis.quality_words import value_text
-    from tune_cac.tuning.warm_start.threshold_ranges import outcome
+    from analysis.formatting import percent, value_text
+    from tune_cac.tuning.warm_start.baseline import outcome
 
     quality: Quality = found.attrs.get("quality", ACCURACY)
     groups: dict[str, list[int]] = {}

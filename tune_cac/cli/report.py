@@ -56,17 +56,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def gather(layout: Layout, found: SearchResult) -> ReportData:
     """Collect everything that a study's report shows, without what is missing or cannot be read."""
-    from analysis.io.epoch_rows import history
-    from analysis.metrics.controls import is_control, is_shorter
+    from analysis.io.studies import history
     from analysis.metrics.gradient_history import gradient_clusters, gradient_statistics
-    from analysis.metrics.interaction import interactions
-    from analysis.metrics.parameter_importance import importance
+    from analysis.metrics.parameter_importance import importance, interactions
+    from analysis.metrics.ranking import is_control, is_shorter
     from analysis.presentation.html import ReportData, variance_frames
-    from analysis.presentation.stage_frame import stage_frame
     from analysis.presentation.summary_text import best_env
+    from analysis.presentation.tree_picture import stage_frame
     from analysis.trace_replay.traces import load_trace
     from tune_cac.study.folder import is_locked
-    from tune_cac.study.result_files import tree_picture
+    from tune_cac.study.study_result import tree_picture
 
     info, trials = layout.read_info(), found.trials
     stages = _or_none(lambda: stage_frame(layout.root))
@@ -114,13 +113,13 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
 
 def _cluster_images(data: ReportData) -> dict[int, SampleImage]:
     """Return pictures of the examples of the clusters that the report shows."""
-    from analysis.presentation.figures.gradient_noise import shown_trial
+    from analysis.presentation.figures.variance import shown_trial
 
     trial = shown_trial(data, data.clusters)
     if trial is None or data.clusters is None:
         return {}
     from analysis.presentation.summary_text import config_of
-    from tune_cac.study.cluster_images import cluster_images
+    from tune_cac.study.decoded_images import cluster_images
 
     row = data.trials[data.trials["trial"] == trial].iloc[0]
     config = _or_none(lambda: config_of(row))

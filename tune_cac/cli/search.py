@@ -36,7 +36,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search a space or resume a study; print the ranked table."""
     given = options_given(arguments)
-    from analysis.presentation.recipe_text import recipe_table
+    from analysis.presentation.settings_text import recipe_table
     from analysis.presentation.summary_text import is_answer
     from tune_cac.tuning.study_search import resume as resume_study
     from tune_cac.tuning.study_search import search as search_study

@@ -130,7 +130,7 @@ def _made(folder: Path) -> Path:
 
 
 def _train(run: TrainingRun) -> None:
-    from analysis.quality_words import value_text
+    from analysis.formatting import value_text
 
     while not run.finished:
         row = run.train_epoch()
@@ -183,7 +183,7 @@ def _show(
     rows: Sequence[Row], proposals: Sequence[Proposal], weights: Mapping[str, Tensor], arguments: argparse.Namespace,
     allowed: float | str, quality: Quality,
 ) -> None:  # fmt: skip
-    from analysis.quality_words import drop_text, value_text
+    from analysis.formatting import drop_text, value_text
     from tune_cac.cli.console import print_table
 
     element = arguments.kind == "element"

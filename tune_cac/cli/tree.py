@@ -35,11 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
     from analysis.formatting import plural
     from analysis.io.studies import load
     from analysis.metrics.accounting import search_cost
-    from analysis.presentation.cost_text import search_cost_line
-    from analysis.presentation.stage_frame import stage_frame, tree_text
+    from analysis.presentation.markdown_report import search_cost_line
+    from analysis.presentation.tree_picture import stage_frame, tree_text
     from tune_cac.cli.console import write_asked
     from tune_cac.study.folder import find_study
-    from tune_cac.study.result_files import tree_picture
+    from tune_cac.study.study_result import tree_picture
 
     layout = find_study(arguments.results, arguments.study)
     if layout.read_info().workload == SCRIPT:

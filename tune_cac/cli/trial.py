@@ -54,8 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         settings = Settings.from_environment(**{name: value for name, value in values.items() if name in BY_NAME})
         values |= {v.name: getattr(settings, v.field) for v in VARIABLES}
     config = config_from_arguments(arguments, method=method, **values)
-    from analysis.formatting import percent
-    from analysis.quality_words import metric_words, value_text
+    from analysis.formatting import metric_words, percent, value_text
     from trainables.gradients.method import check_run
     from trainables.training.run import TrainingRun
 

@@ -27,10 +27,87 @@ from trainables.script.placeholders import names
 from trainables.storage import check_place, is_uri
 from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
-from tune_cac.study.budgets import check_cost_budget, read_bytes, read_duration
-from tune_cac.study.fixed_params import check_hold, has_marks, with_schedule
-from tune_cac.study.grid_options import check_points, check_sampler, grid_of
-from tune_cac.study.length_option import AUTO_LENGTHS, read_lengths
+from tune_cac.study.fixed_params import check_hold, check_points, check_sampler, grid_of, has_marks, with_schedule
+
+# --- Budgets of a search as users write them: a duration, a number of bytes, and a number of full trainings -----------
+
+
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+_DURATION = re.compile(r"\s*".join(rf"(?:(?P<{unit}>\d+(?:\.\d+)?)\s*{unit})?" for unit in _SECONDS))
+
+
+def read_duration(value: float | str, flag: str = "--time-budget") -> float:
+    """Return a number of seconds from a number, or from text with units.
+
+    >>> read_duration("1h30m"), read_duration("90m"), read_duration("3600")
+    (5400.0, 5400.0, 3600.0)
+
+    Raises:
+        UserError: no duration, or not a positive one.
+    """
+    text = str(value).strip().lower()
+    found = _DURATION.fullmatch(text)
+    if is_number(value) or re.fullmatch(r"\d+(\.\d+)?", text):
+        seconds = float(value)
+    else:
+        seconds = 0.0 if found is None else sum(_SECONDS[u] * float(n) for u, n in found.groupdict().items() if n)
+    if not seconds > 0:
+        raise UserError(
+            f"{flag} must be a positive number of seconds, or a duration such as 90m or 1h30m, got {value!r}"
+        )
+    return seconds
+
+
+def read_bytes(value: int | str) -> int:
+    """Return a number of bytes from a number, or from text with a unit.
+
+    >>> read_bytes("1.5MB")
+    1500000
+
+    Raises:
+        UserError: no such number, or a negative one.
+    """
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(value))
+    if isinstance(value, bool) or found is None or found[2].upper() not in _UNITS:
+        raise UserError(
+            f"--checkpoint-budget must be a number of bytes >= 0 with or without a unit, such as 20GB, got {value!r}"
+        )
+    return round(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def check_cost_budget(value: float | None) -> None:
+    """Raise UserError unless a cost budget is a positive number, or none."""
+    if value is not None and not (is_number(value) and value > 0):
+        raise UserError(f"--cost-budget must be a positive number of full trainings, such as 12.5, got {value!r}")
+
+
+# --- The option ``--lengths``: shares of the full run that dense runs are cut to. Loads neither torch nor ray ---------
+
+#: The value that lets the search choose the lengths by what they show.
+AUTO_LENGTHS = "auto"
+
+
+def read_lengths(text: str) -> tuple[float, ...]:
+    """Return the shares of a text such as ``1.0,0.8,0.6``.
+
+    Raises:
+        UserError: it is no such text, or a share is not in (0, 1].
+    """
+    try:
+        found = tuple(float(part) for part in str(text).split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(0 < share <= 1 for share in found):
+        raise UserError(
+            f"--lengths must be {AUTO_LENGTHS} or shares of the full run in (0, 1], such as 1.0,0.8,0.6 (1.0 alone: "
+            f"only runs of full length), got {text!r}"
+        )
+    return found
+
+
+# --- Options of a search, checked before torch or ray is loaded -------------------------------------------------------
 
 #: What trials train on.
 DEVICES = ("auto", "cpu", "cuda")

@@ -7,7 +7,7 @@ from typing import Any
 
 from ray import tune
 
-from analysis.presentation.cost_text import full_trainings
+from analysis.presentation.markdown_report import full_trainings
 from tune_cac.tuning.progress import SearchProgress, duration_text
 from tune_cac.tuning.study_searcher import StudySearch
 

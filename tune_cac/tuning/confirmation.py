@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pandas as pd
+from optuna.trial import TrialState
 
-from analysis.formatting import plural
+from analysis.formatting import drop_words, plural
 from analysis.io.layout import Layout, StudyInfo
 from analysis.io.studies import load
-from analysis.metrics.confidence import FEWEST_PAIRS
-from analysis.metrics.controls import is_cut
-from analysis.metrics.drops import allowed_limit
+from analysis.metrics.confirmation import FEWEST_PAIRS
 from analysis.metrics.duplicates import outcomes
-from analysis.metrics.other_seeds import is_unsure, with_holds
-from analysis.metrics.ranking import rank
+from analysis.metrics.noise import is_unsure, with_holds
+from analysis.metrics.ranking import allowed_limit, is_cut, rank
 from analysis.presentation.summary_text import config_of
-from analysis.quality_words import drop_words
 from trainables.config import TrialConfig, check_integer, wrapped_seed
-from trainables.errors import UserError
+from trainables.errors import TrainingDiverged, UserError
 from trainables.quality import Quality
 from trainables.storage import joined
 from tune_cac.messages import say
@@ -30,11 +29,70 @@ from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, package_versions, written
 from tune_cac.study.object_storage import copied_to_storage
 from tune_cac.study.options import SearchOptions
-from tune_cac.study.result_files import write_answer
 from tune_cac.study.script_files import check_unchanged
-from tune_cac.study.study_result import answer
-from tune_cac.tuning.outcomes.trial_attributes import OF_EPOCHS
-from tune_cac.tuning.predefined_trial import PredefinedTrial
+from tune_cac.study.study_result import answer, write_answer
+from tune_cac.tuning.outcomes.run_lengths import OF_EPOCHS
+from tune_cac.tuning.predefined_trial import PredefinedTrial, as_key
+from tune_cac.tuning.progress import SearchProgress
+from tune_cac.tuning.study_searcher import FINISHED, StudySearch
+from tune_cac.tuning.study_trials import EndedTrials
+
+# --- A search over a fixed list of trials, for a confirmation; Ray, journal and tree are used as in any search --------
+
+
+class FixedListSearch(StudySearch):
+    """Train a list of runs in order, without those that the study already has.
+
+    Args:
+        wanted: the runs.
+        how: arguments of `StudySearch`.
+    """
+
+    def __init__(self, *, wanted: Sequence[PredefinedTrial], **how: Any) -> None:
+        super().__init__(**how)
+        self.outcomes = None  # none is chosen, and runs of several seeds say nothing of other seeds to it
+        self._wanted = list(wanted)
+        self._again = self._failed_before()
+        # There are several baselines, and no sampler uses the constraint.
+        self._ended = EndedTrials(self.study, None, self.quality, how["allowed_drop"])
+
+    def _failed_before(self) -> set[str]:
+        """Return the keys of runs that failed in an earlier call, as when memory ran out, unless they diverged."""
+        keys: dict[str, bool] = {}
+        for trial in self.study.get_trials(deepcopy=False):
+            attrs = trial.user_attrs
+            if "given" in attrs and "continued_by" not in attrs:
+                diverged = str(attrs.get("error", "")).startswith(TrainingDiverged.__name__)
+                keys[as_key(attrs["given"])] = trial.state == TrialState.FAIL and not diverged
+        return {key for key, failed in keys.items() if failed}
+
+    def missing(self) -> list[PredefinedTrial]:
+        """Return the runs that were not begun, were interrupted, or failed in an earlier call."""
+        begun = self.trials.begun() - self._again
+        return [run for run in self._wanted if run.key not in begun]
+
+    def about_left(self) -> tuple[int, int]:
+        return len(self.missing()) + len(self._running), 0
+
+    def _next(self) -> optuna.Trial | str | None:
+        missing = self.missing()
+        if not missing:
+            return None if self._running else FINISHED  # a worker may die, and its run begins again
+        self._again.discard(missing[0].key)
+        return self.restarts.start_predefined(missing[0])
+
+
+class FixedListProgress(SearchProgress):
+    """Progress without a best setting so far."""
+
+    def _is_further_baseline(self, role: str) -> bool:
+        return False  # every run of the list counts
+
+    def _best_so_far(self) -> str:
+        return "confirming"
+
+
+# --- Confirmation -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +296,6 @@ def _check_device(base: TrialConfig, layout: Layout, address: str | None) -> Non
 
 def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[PredefinedTrial]) -> bool:
     """Train the missing runs; return whether they were interrupted before all of them ended."""
-    from tune_cac.tuning.fixed_list_search import FixedListProgress, FixedListSearch
     from tune_cac.tuning.preflight import check_gpus
     from tune_cac.tuning.run_context import context_of
     from tune_cac.tuning.study_search import make_searcher

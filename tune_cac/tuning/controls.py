@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from analysis.metrics.controls import RANDOM_STOPS, SHORTER
+from analysis.metrics.ranking import RANDOM_STOPS, SHORTER
 from analysis.trace_replay.replay_frame import replay
 from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig
 from trainables.savings import INFERENCE, TIME
 from trainables.stage_tree.store import StageStore
-from tune_cac.tuning.outcomes.run_lengths import RunLengths
-from tune_cac.tuning.outcomes.trial_attributes import EPOCHS, OF_EPOCHS
+from tune_cac.tuning.outcomes.run_lengths import EPOCHS, OF_EPOCHS, RunLengths
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.study_trials import BestSetting
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed

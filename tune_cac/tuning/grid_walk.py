@@ -11,9 +11,8 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from search_spaces.grid import GridPoints
-from tune_cac.tuning.optuna_private import queued_parameters
 from tune_cac.tuning.predefined_trial import as_key
-from tune_cac.tuning.study_trials import StudyTrials
+from tune_cac.tuning.study_trials import StudyTrials, queued_parameters
 
 #: Note on a trial of a point that another one has.
 _TWICE = "another trial of the same point"

@@ -10,16 +10,15 @@ from ray import tune
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from analysis.formatting import ROUNDING, percent, plural
-from analysis.metrics.controls import CUT
-from analysis.presentation.cost_text import full_trainings
-from analysis.quality_words import drop_text, drop_words, value_text
+from analysis.formatting import ROUNDING, drop_text, drop_words, percent, plural, value_text
+from analysis.metrics.ranking import CUT
+from analysis.presentation.markdown_report import full_trainings
 from trainables.quality import ACCURACY, Quality, allowed_amount
 from tune_cac.messages import say
-from tune_cac.ray_backend.worker_failures import failure_of
-from tune_cac.tuning.optuna_objectives import saved_of_baseline, saved_of_row
-from tune_cac.tuning.outcomes.known_holds import unsure_trials
+from tune_cac.ray_backend.workers import failure_of
+from tune_cac.tuning.outcomes.outcome_queue import unsure_trials
 from tune_cac.tuning.study_searcher import StudySearch
+from tune_cac.tuning.study_trials import saved_of_baseline, saved_of_row
 
 #: Full trainings that a trial executes where training is shared and where it is not, and that a control executes, until
 #: some have been measured; and for how many of those this counts (benchmarks/eta.py).

@@ -14,7 +14,7 @@ from typing import Any
 import optuna
 from optuna.trial import FixedTrial
 
-from analysis.metrics.controls import CUT
+from analysis.metrics.ranking import CUT
 from analysis.trace_replay.traces import RunTrace, complete, read_trace
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
@@ -32,8 +32,7 @@ from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.script_root import write_root
 from tune_cac.tuning.study_searcher import StudySearch
 from tune_cac.tuning.trial_config import config_of_trial
-from tune_cac.tuning.warm_start.baseline import WarmStart, typical_configs, warn_of_nothing_learned
-from tune_cac.tuning.warm_start.threshold_ranges import with_learned_ranges
+from tune_cac.tuning.warm_start.baseline import WarmStart, typical_configs, warn_of_nothing_learned, with_learned_ranges
 
 #: Placeholder until the baseline has reported its run; no space is evaluated with it.
 UNKNOWN_RUN = SpaceContext(total_steps=1, layer_names=(), unit_ends=())

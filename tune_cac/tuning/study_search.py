@@ -21,16 +21,13 @@ from trainables.script.placeholders import names
 from trainables.workload_options import read_options
 from tune_cac.messages import say
 from tune_cac.study.decoded_images import keeps_decoded_images
-from tune_cac.study.fixed_params import check_hold_on_run, shown_hold, with_watch
+from tune_cac.study.fixed_params import check_hold_on_run, points_of, shown_hold, trials_in_all, with_watch
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, threads_in, written
-from tune_cac.study.grid_options import points_of, trials_in_all
-from tune_cac.study.length_option import AUTO_LENGTHS
 from tune_cac.study.object_storage import copied_to_storage, fetch_study
 from tune_cac.study.option_signatures import with_options
-from tune_cac.study.options import SearchOptions
-from tune_cac.study.result_files import write_answer
+from tune_cac.study.options import AUTO_LENGTHS, SearchOptions
 from tune_cac.study.script_files import check_unchanged, script_identity
-from tune_cac.study.study_result import SearchResult, answer
+from tune_cac.study.study_result import SearchResult, answer, write_answer
 from tune_cac.tuning.preflight import (
     check_gpus,
     check_processors,
@@ -208,7 +205,7 @@ def _run_missing(
         lacking = searcher.baselines.missing() or (options.controls and searcher.missing_controls())
         if to_run > 0 or lacking:
             interrupted, used_up = _search(layout, options, searcher, run_name, max(0, to_run), begun)
-        from tune_cac.tuning.outcomes.known_holds import write_holds
+        from tune_cac.tuning.outcomes.outcome_queue import write_holds
 
         write_holds(layout, searcher)
         layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))

@@ -2,41 +2,393 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState
 from ray.tune.search import Searcher
 
-from analysis.metrics.controls import CUT
+from analysis.formatting import plural
+from analysis.metrics.ranking import CUT
 from search_spaces import Space, SpaceContext
 from search_spaces.grid import GridPoints
+from trainables.compression.schedule import ModelFacts, read_schedule, resolve
+from trainables.compression.scheduler import facts_of_run
+from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig, wrapped_seed
+from trainables.errors import TrainingDiverged, UserError
 from trainables.metrics import ROW_KEYS, objective_keys
-from trainables.storage import parent
-from tune_cac.study.grid_options import AUTO
-from tune_cac.study.trial_folder import SPENT, trial_folder_name
-from tune_cac.tuning.candidates import Candidates, queue_further, queue_spread
+from trainables.storage import is_uri, joined, parent
+from tune_cac.study.fixed_params import AUTO
+from tune_cac.study.folder import SPENT, is_trial_folder, last_checkpoint, last_row, trial_folder_name
 from tune_cac.tuning.controls import RANDOM_RUNS, StudyControls
 from tune_cac.tuning.coordinated import leases_of, release_all
-from tune_cac.tuning.ended_trials import EndedTrials
+from tune_cac.tuning.draft_study import draft_of
 from tune_cac.tuning.grid_walk import GridWalk
 from tune_cac.tuning.journal_searcher import JournalSearcher
 from tune_cac.tuning.memory_concurrency import MemoryConcurrency
-from tune_cac.tuning.option_baselines import OptionBaselines
-from tune_cac.tuning.outcomes.known_holds import unsure_trials
-from tune_cac.tuning.outcomes.outcome_queue import OutcomeQueue
-from tune_cac.tuning.outcomes.run_lengths import RunLengths
-from tune_cac.tuning.predefined_trial import PredefinedTrial
-from tune_cac.tuning.restarts import Restarts
-from tune_cac.tuning.samplers import make_sampler
-from tune_cac.tuning.study_trials import BestSetting, StudyTrials, open_study
+from tune_cac.tuning.outcomes.outcome_queue import OutcomeQueue, unsure_trials
+from tune_cac.tuning.outcomes.run_lengths import CHOSEN, RunLengths
+from tune_cac.tuning.predefined_trial import PredefinedTrial, as_key
+from tune_cac.tuning.study_trials import (
+    BestSetting,
+    EndedTrials,
+    OptionBaselines,
+    StudyTrials,
+    live_trial,
+    open_study,
+    queued_parameters,
+    tell_complete,
+)
+from tune_cac.tuning.trained_settings import TrainedSettings
 from tune_cac.tuning.trial_config import config_of_trial
 from tune_cac.tuning.trial_fields import TrialFields
 from tune_cac.tuning.warm_start.baseline import WarmStart, asks_for_sensitivities, learn
+
+# --- Trials that are begun again: their worker died, the search was interrupted, or the baseline failed ---------------
+
+#: Errors that the same training would raise again.
+_WOULD_FAIL_AGAIN = (TrainingDiverged.__name__, UserError.__name__, "ScriptFailed")
+#: Note on a trial that another one continues.
+_CONTINUED_BY = "a later trial with the same parameters"
+
+
+class Restarts:
+    """Begin trials again from their last checkpoint.
+
+    Args:
+        trials: of the study.
+        root: the study's folder.
+        place: where its trials keep their checkpoints: its folder, or its URI.
+        retries: most restarts of a trial whose worker died, and of a failed baseline; >= 0.
+    """
+
+    def __init__(self, trials: StudyTrials, root: Path, place: Path | str, retries: int) -> None:
+        self._trials = trials
+        self._root = root
+        self._place = place
+        self.retries = retries
+        self._retried: dict[str, int] = {}  # restarts of predefined trials, by their values
+        self._checkpoints: dict[str, str] = {}  # of interrupted predefined trials, by their values
+
+    def start_predefined(self, run: PredefinedTrial) -> optuna.Trial:
+        """Start a predefined trial, from the checkpoint of an interrupted one if there is any."""
+        attrs = {**run.attrs, "given": dict(run.values)}
+        if run.key in self._checkpoints:
+            attrs["resume_from"] = self._checkpoints[run.key]
+        return self._trials.start(attrs)
+
+    def restart(self, trial: optuna.Trial, message: str, *, died: bool, fits_later: bool = False) -> bool:
+        """Begin a failed trial again if it may succeed.
+
+        Args:
+            trial: the failed trial.
+            message: what it raised, or how its worker ended.
+            died: whether its worker died.
+            fits_later: whether memory ran out and fewer trials will run beside it; no restart is counted then.
+
+        Returns:
+            True if it is begun again: queued, or, if predefined, started anew by its values.
+        """
+        attrs = trial.user_attrs
+        given = as_key(attrs["given"]) if "given" in attrs else None
+        done = attrs.get("retry", 0) if given is None else self._retried.get(given, 0)
+        # Nothing can be searched without the baseline; its error may not occur again.
+        needed = given is None and attrs.get("role") == "baseline" and not message.startswith(_WOULD_FAIL_AGAIN)
+        if not fits_later and (not (died or needed) or done >= self.retries):
+            return False
+        retry = done if fits_later else done + 1
+        if given is None:
+            self._queue(trial.params, attrs, retry=retry)
+        else:
+            self._retried[given] = retry
+            self._keep_checkpoint(attrs)
+        trial.set_user_attr("continued_by", _CONTINUED_BY)
+        return True
+
+    def retry_baseline(self) -> None:
+        """Queue a baseline that failed in an earlier search once more; nothing can be searched without it."""
+        baselines = self._trials.baselines()
+        if baselines and self._trials.baseline_failed():
+            self._queue({}, {"role": "baseline"}, retry=self.retries, continues=baselines[-1].number)
+
+    def adopt_unfinished(self) -> list[tuple[optuna.Trial, dict[str, Any]]]:
+        """Report the running trials of an earlier search as FAIL, and begin them again.
+
+        Returns:
+            Trials that ended but were not reported to Optuna, with their result rows.
+        """
+        ended = []
+        study = self._trials.study
+        for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            trial = live_trial(study, frozen)
+            attrs = frozen.user_attrs
+            if "row" in attrs:
+                ended.append((trial, attrs["row"]))
+                continue
+            if "given" in attrs:
+                self._keep_checkpoint(attrs)
+            else:
+                self._queue(queued_parameters(frozen), attrs, retry=attrs.get("retry", 0))
+            if is_trial_folder(attrs.get("folder")):
+                trial.set_user_attr("row_so_far", last_row(self._root / attrs["folder"]))
+            trial.set_user_attr("continued_by", _CONTINUED_BY)
+            trial.set_user_attr("error", "interrupted")
+            study.tell(trial, state=TrialState.FAIL)
+        return ended
+
+    def _queue(self, parameters: Mapping[str, Any], attrs: Mapping[str, Any], *, retry: int, **more: Any) -> None:
+        kept = {name: attrs[name] for name in CHOSEN if name in attrs}
+        again = {"role": attrs.get("role", "search"), **kept, "retry": retry, **more}
+        checkpoint = self._checkpoint_of(attrs)
+        if checkpoint is not None:
+            again["resume_from"] = checkpoint
+        if again["role"] == "baseline":
+            self._trials.baseline_again = again
+        else:
+            self._trials.study.enqueue_trial(dict(parameters), user_attrs=again)
+
+    def _checkpoint_of(self, attrs: Mapping[str, Any]) -> str | None:
+        """Return the last checkpoint of a trial that did not end, or the one that it began from."""
+        known = is_trial_folder(attrs.get("folder"))
+        found = last_checkpoint(joined(self._place, attrs["folder"])) if known else None
+        return self.own_checkpoint(found or attrs.get("resume_from"))
+
+    def own_checkpoint(self, found: Path | str | None) -> str | None:
+        """Return the place of a checkpoint if it lies in the study, whatever its journal says; else None."""
+        if found is None:
+            return None
+        if is_uri(found):
+            return (
+                str(found)
+                if str(found).startswith(str(self._place).partition("?")[0] + "/") and ".." not in str(found)
+                else None
+            )
+        whole = Path(found).resolve()
+        return str(whole) if whole.is_relative_to(self._root.resolve()) else None
+
+    def _keep_checkpoint(self, attrs: Mapping[str, Any]) -> None:
+        checkpoint = self._checkpoint_of(attrs)
+        if checkpoint is not None:
+            self._checkpoints[as_key(attrs["given"])] = checkpoint
+
+
+# --- Optuna's samplers by the names that the option ``--sampler`` takes -----------------------------------------------
+
+
+def make_sampler(seed: int, name: str = "auto") -> BaseSampler:
+    """Return a sampler; all of them can handle several objectives and constraints.
+
+    Args:
+        seed: of its draws.
+        name: ``auto``, whose candidates are twice Optuna's number, as they are cheap beside a trial; another one is
+            Optuna's with its defaults. A grid draws nothing, so its study has a random one.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        if name == "auto":
+            return TPESampler(multivariate=True, group=True, constant_liar=True, n_ei_candidates=48, seed=seed)
+        kinds = {"tpe": TPESampler, "gp": GPSampler, "nsga2": NSGAIISampler}
+        sampler: BaseSampler = kinds.get(name, RandomSampler)(seed=seed)
+        return sampler
+
+
+# --- Selection of settings to train: those that fit the model and change the baseline's training ----------------------
+
+#: Most settings skipped in a row because they change nothing; the next one is trained anyway.
+_MOST_SKIPPED = 50
+#: Most settings drawn in a row that the study has: by the sampler, which may stay where it was best, and then at
+#: random; then it is taken to have all. 500 draws miss the last one of a hundred with 0.7 %.
+_MOST_REPEATED, _MOST_REPEATED_AT_RANDOM = 25, 500
+#: Most combinations of values in a row that do not fit the model; then the search ends.
+_MOST_IMPOSSIBLE = 200
+#: Most settings at a study's start that are chosen by replay; at most a third of its trials.
+_MOST_SPREAD = 10
+
+
+@dataclass(kw_only=True)
+class Candidates:
+    """Draw settings and judge them before they are trained."""
+
+    trials: StudyTrials
+    """Trials of the study."""
+    base: TrialConfig
+    """Config of the baseline."""
+    allowed_drop: float | str
+    """Drop of the metric that is allowed (`trainables.quality`)."""
+    sampler: optuna.samplers.BaseSampler
+    """Sampler of the settings, without the study's own state."""
+    fresh_sampler: Callable[[int], optuna.samplers.BaseSampler]
+    """Function that returns a plain sampler for a draw, by its number: one that remembers no other study."""
+    config_of: Callable[[optuna.Trial], Mapping[str, Any]]
+    """Function that returns the full config of an Optuna trial; suggests its parameters."""
+    changes_nothing: Callable[[TrialConfig], bool]
+    """Function that returns whether a config is certain to train as the baseline did."""
+    _model_facts: dict[tuple[str, ...], ModelFacts] = field(default_factory=dict)
+    """Facts on the model, by the workload's options."""
+    _skips: int = _MOST_SKIPPED
+    """Most settings to skip for the next trial."""
+    _impossible: list[str] = field(default_factory=list)
+    """Why settings so far could not be."""
+    skipped: list[FrozenTrial] = field(default_factory=list)
+    """Settings that were drawn and not trained, with the baseline's result, which the sampler is to avoid."""
+    ended: bool = False
+    """True once no setting is left: none was found that the study lacks, and none runs that may fail."""
+    _none_found: bool = False
+    """True if the last draws found none; they are repeated when a trial has begun or ended."""
+
+    def __post_init__(self) -> None:
+        self._trained = TrainedSettings(self.trials)
+
+    @cached_property
+    def _random(self) -> optuna.samplers.BaseSampler:
+        return optuna.samplers.RandomSampler(seed=self.base.seed)
+
+    def why_ended(self) -> str:
+        """Return in one line why the search ended before its trials were used up."""
+        return (
+            f"ended after {plural(self.trials.finished_count(), 'trial')}: of "
+            f"{_MOST_REPEATED + _MOST_REPEATED_AT_RANDOM} settings drawn in a row none was left to train"
+        )
+
+    def start_next(self, baseline: dict[str, Any], *, knows: bool) -> optuna.Trial | None:
+        """Start a sampled setting that the study lacks and that changes the baseline's training; None if none is found.
+
+        Then `ended` says whether that is final.
+
+        It is drawn in a copy of the study in which skipped settings have the baseline's result, so that the sampler
+        avoids them. The study itself holds only trials that are trained. Where none is found that acts, fewer are
+        skipped for the next one, and the last one is trained.
+
+        Args:
+            baseline: its result row.
+            knows: whether its run can prove of a setting that it changes nothing, without which none is skipped.
+        """
+        if not self._trained.follow() and self._none_found:
+            return None
+        draft = draft_of(self.trials, self.sampler, self.skipped)
+        for last in range(self._skips, -1, -1):
+            found = self._draw_new(draft)
+            if found is None:
+                self._none_found, self.ended = True, not self.trials.settings_are_trained()
+                return None
+            drawn, config = found
+            acts = not knows or not self.changes_nothing(TrialConfig.from_mapping(config))
+            if acts or last == 0:
+                break
+            tell_complete(draft, drawn, baseline, baseline, self.allowed_drop, self.base.quality)
+            self.skipped.append(draft.get_trials(deepcopy=False)[drawn.number])
+        self._skips, self._none_found = _MOST_SKIPPED if acts else max(1, self._skips // 2), False
+        return self.trials.start({}, params=drawn.params, distributions=drawn.distributions)
+
+    def _draw_new(self, draft: optuna.Study) -> tuple[optuna.Trial, Mapping[str, Any]] | None:
+        """Return a draw that the study does not have, with its configuration; None if many in a row were known."""
+        sampler = draft.sampler
+        try:
+            for repeated in range(_MOST_REPEATED + _MOST_REPEATED_AT_RANDOM):
+                if repeated == _MOST_REPEATED:
+                    draft.sampler = self._random
+                drawn = draft.ask()
+                config = self.config_of(drawn)
+                if not self._trained.have(config):
+                    return drawn, config
+                draft.tell(drawn, state=TrialState.FAIL)  # no sampler learns from it
+        finally:
+            draft.sampler = sampler
+        return None
+
+    def start_plain(self) -> optuna.Trial:
+        """Start a setting that a plain sampler draws.
+
+        It draws in a copy of the study without the trials that have no parameters, baseline and controls: Optuna's GP
+        and NSGA-II model the parameters that all trials have, and would draw at random beside a trial without any.
+        """
+        draft = draft_of(self.trials, self.fresh_sampler(len(self.trials.all())), with_parameters=True)
+        self.config_of(draft.ask())
+        frozen = draft.get_trials(deepcopy=False)[-1]
+        return self.trials.start(
+            {}, params=frozen.params, distributions=frozen.distributions, system_attrs=frozen.system_attrs
+        )
+
+    def first_possible(
+        self, ask: Callable[[], optuna.Trial | str | None], why_useless: Callable[[optuna.Trial], str]
+    ) -> tuple[optuna.Trial | str | None, str]:
+        """Return the next trial whose schedule fits the model; report others to Optuna as pruned.
+
+        Args:
+            ask: returns the next trial, or what stands for none.
+            why_useless: returns why a trial could not be judged; else an empty text.
+
+        Returns:
+            The trial, and an empty text; or None and why none of many can be.
+        """
+        for _ in range(_MOST_IMPOSSIBLE):
+            if not isinstance(trial := ask(), optuna.Trial):
+                only_baseline = trial is None and self.ended and self.trials.finished_count() <= 1
+                return trial, self._why_none_can_be() if only_baseline and self._impossible else ""
+            reason = self.why_impossible(trial) or why_useless(trial)
+            if not reason:
+                return trial, ""
+            self._impossible.append(reason)
+            self._trained.leave_out(self.config_of(trial))
+            trial.set_user_attr("error", reason)
+            self.trials.study.tell(trial, state=TrialState.PRUNED)
+        return None, self._why_none_can_be()
+
+    def _why_none_can_be(self) -> str:
+        tried = plural(len(self._impossible), "combination")
+        return f"of {tried} of the marked values none can be, such as: {self._impossible[-1]}"
+
+    def why_impossible(self, trial: optuna.Trial) -> str:
+        """Return what is wrong with a trial's compression schedule; empty for one that fits the model."""
+        config = TrialConfig.from_mapping(self.config_of(trial))
+        if not config.compresses:
+            return ""
+        compatible = bool(config.schedule_compatible)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the trial itself will warn
+                read = read_schedule(schedule_of(config), compatible=compatible)
+                if config.options not in self._model_facts:
+                    same = replace(self.base, workload_options=config.options)
+                    self._model_facts[config.options] = facts_of_run(same)
+                resolve(read, self._model_facts[config.options], compatible=compatible)
+        except UserError as error:
+            return str(error)
+        return ""
+
+
+def queue_further(study: optuna.Study, starts: Sequence[Mapping[str, Any]], planned: int) -> None:
+    """Queue a space's further starts, as many as there is room for after the baseline and the starting point."""
+    for parameters in starts[: max(0, planned - 2)]:
+        study.enqueue_trial(dict(parameters), user_attrs={"role": "search"})
+
+
+def queue_spread(trials: StudyTrials, warm_start: WarmStart, planned: int, seed: int) -> list[dict[str, Any]]:
+    """Queue settings with different predicted outcomes to begin a study, and return them.
+
+    Args:
+        trials: of the study; settings that an interrupted search queued are not queued again.
+        warm_start: what was learned from the baseline's run.
+        planned: trials of the study.
+        seed: of the draw.
+    """
+    queued = {t.user_attrs.get("start") for t in trials.all()}
+    starts = warm_start.spread(max(1, min(_MOST_SPREAD, planned // 3)), seed)
+    for number, parameters in enumerate(starts):
+        if number not in queued:
+            trials.study.enqueue_trial(parameters, user_attrs={"role": "search", "start": number})
+    return starts
+
+
+# --- The search algorithm that Ray asks for trials --------------------------------------------------------------------
 
 #: Ray's value for a search that suggests no more.
 FINISHED: str = Searcher.FINISHED

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,249 @@ from optuna.trial import FrozenTrial, TrialState
 
 from analysis.formatting import ROUNDING
 from analysis.io.layout import STUDY_NAME
-from analysis.metrics.controls import CUT
+from analysis.metrics.ranking import CUT
+from search_spaces import Space
+from trainables.config import TrialConfig
+from trainables.metrics import objective_keys
 from trainables.quality import ACCURACY, Quality, allowed_amount
+from trainables.savings import TIME, ranked_saving, share_saved
 from tune_cac.messages import say
-from tune_cac.tuning.optuna_objectives import saved_of_baseline
-from tune_cac.tuning.optuna_private import live_trial
-from tune_cac.tuning.predefined_trial import as_key
+from tune_cac.tuning.predefined_trial import PredefinedTrial, as_key
+
+# --- The private names of Optuna and Ray that this project relies on, each with a canary test -------------------------
+# Code that uses a private name is here; facts about private formats are at their place of use and are listed here:
+#
+# | private name | used in | for |
+# |---|---|---|
+# | ``optuna.trial.FrozenTrial._trial_id`` | `live_trial` | trials that another process began |
+# | the system attribute ``fixed_params`` of a queued trial | `queued_parameters` | to queue it again |
+# | ``optuna.storages.journal._storage.JournalOperation`` | `analysis.io.journal` | reading a journal without Optuna |
+# | ``optuna.storages.journal._file.LOCK_FILE_SUFFIX`` | `tune_cac.study.folder` | removing a dead process's lock |
+# | ``ray._private.ray_constants.ENABLE_RAY_CLUSTER`` | `tune_cac.ray_backend.session` | services on loopback alone |
+# | ``ray.tune.logger.TBXLoggerCallback._trial_writer``, ``_trial_result`` | `tune_cac.ray_backend.tensorboard` | rows |
+#
+# tests/tune_cac/test_private_names.py fails if one of them changes, or if another one is used.
+
+
+def live_trial(study: optuna.Study, trial: FrozenTrial) -> optuna.Trial:
+    """Return a running trial of a study as an object that can suggest values and take attributes and results.
+
+    Optuna makes one only in `Study.ask`; a trial that another process began, or that was added as running, has none.
+    """
+    return optuna.Trial(study, trial._trial_id)
+
+
+def queued_parameters(trial: FrozenTrial) -> dict[str, Any]:
+    """Return the parameters of a trial, or those it was queued with if it was never suggested."""
+    return dict(trial.params or trial.system_attrs.get("fixed_params", {}))
+
+
+# --- Report of a finished trial to Optuna: two objectives and the constraint on the drop of its metric ----------------
+
+#: Constraint violation of a control, larger than any drop.
+_NEVER = 1e30
+
+
+def tell_complete(
+    study: optuna.Study,
+    trial: optuna.Trial,
+    row: dict[str, Any],
+    baseline: dict[str, Any] | None,
+    allowed_drop: float | str,
+    quality: Quality = ACCURACY,
+) -> None:
+    """Report a finished trial: its objectives, and the loss beyond the allowed one as constraint (<= 0 is feasible).
+
+    The row of a shorter run holds savings relative to its own budget; savings relative to the baseline's budget are
+    reported. A control is never feasible: a sampler cannot learn from it, and good controls would displace settings.
+    """
+    if baseline is not None:
+        row = {**row, "compute_saved": saved_of_baseline(row, baseline)}
+    row = {**row, "compute_saved": saved_of_row(row, trial.user_attrs.get("config", {}).get("saving"), baseline)}
+    if baseline is not None:
+        drop = quality.lost(row[quality.key], baseline[quality.key])
+        excess = drop - allowed_amount(allowed_drop, baseline[quality.key])
+        trial.set_constraint(quality.drop, excess if excess > 1e-9 else min(excess, 0.0))
+    if trial.user_attrs.get("role") == "control":
+        trial.set_constraint("control", _NEVER)
+    study.tell(trial, [row[name] for name in objective_keys(quality)])
+
+
+def saved_of_baseline(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> float:
+    """Return a row's savings relative to the baseline's budget, or to its own if one of them has no FLOPs."""
+    executed, dense = row["executed_flops"], baseline["dense_flops"]
+    own: float = row["compute_saved"]
+    return share_saved(executed, dense) if executed is not None and dense and row["dense_flops"] != dense else own
+
+
+def saved_of_row(row: Mapping[str, Any], saving: str | None, baseline: Mapping[str, Any] | None = None) -> float:
+    """Return a row's savings of the compute that its trial is ranked by; time is that of the baseline's row."""
+    time = 0.0
+    if saving == TIME and baseline is not None:
+        time = share_saved(row["train_time_s"], baseline["train_time_s"])
+    return ranked_saving(saving, row["compute_saved"], float(row.get("inference_saved") or 0.0), time)
+
+
+def missing_objectives(row: Mapping[str, Any], quality: Quality) -> list[str]:
+    """Return the objectives that are missing from a result row or not finite."""
+    missing = [name for name in objective_keys(quality) if not _finite(row.get(name))]
+    return [quality.name if name == quality.key else name for name in missing]
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+# --- Ended trials of a study, as Optuna is told of them: a trial is judged against the baseline, and so after it
+
+#: A trial of Optuna's study and its result row.
+Ended = tuple[optuna.Trial, dict[str, Any]]
+
+
+class EndedTrials:
+    """Report trials as they end; rows that come before the baseline's wait for it.
+
+    Args:
+        study: Optuna's.
+        baselines: of the study; None where trials are judged against none, and wait for none.
+        quality: the metric that they are judged by.
+        allowed_drop: that may be lost of the metric (`trainables.quality`).
+    """
+
+    def __init__(
+        self, study: optuna.Study, baselines: OptionBaselines | None, quality: Quality, allowed_drop: float | str
+    ) -> None:
+        self._study, self._baselines, self._quality, self._allowed_drop = study, baselines, quality, allowed_drop
+        self._waiting: list[Ended] = []
+
+    def tell(self, trial: optuna.Trial, row: dict[str, Any]) -> None:
+        """Report a trial's result row; as FAIL if its objectives are not finite.
+
+        Raises:
+            OSError: the journal cannot be written.
+        """
+        if missing := missing_objectives(row, self._quality):
+            self.tell_failure(trial, f"the trial reported no finite {' and '.join(missing)}")
+            return
+        trial.set_user_attr("row", row)  # from here on a crash cannot lose the trial
+        self.adopt([(trial, row)])
+
+    def tell_failure(self, trial: optuna.Trial, message: str) -> None:
+        """Report a trial as FAIL; if it was a baseline, those that wait for it are reported, too."""
+        trial.set_user_attr("error", message)
+        self._study.tell(trial, state=TrialState.FAIL)
+        if trial.user_attrs.get("role") == "baseline":
+            self.adopt([])
+
+    def adopt(self, ended: Sequence[Ended]) -> None:
+        """Report trials whose rows are in the journal, and all that waited until now."""
+        self._waiting += ended
+        if self._baselines is not None:
+            self._waiting = self._baselines.tell_judged(self._waiting, self._allowed_drop)
+            return
+        for trial, row in self._waiting:
+            tell_complete(self._study, trial, row, None, self._allowed_drop, self._quality)
+        self._waiting = []
+
+
+# --- Baselines of a study whose space varies options of the workload: one for each combination of their values
+# A trial is judged against the training without the method under the same options, and against no other. The study's
+# first baseline has the options of the space's starting point; the others are trained beside the first trial of their
+# combination, once, and do not count among the trials that were asked for.
+
+
+_OPTIONS = "workload_options"
+
+
+class OptionBaselines:
+    """Queries on the baselines of a study; with a space that varies no options there is one.
+
+    Args:
+        trials: of the study.
+        space: what is searched.
+        base: config of the first baseline.
+    """
+
+    def __init__(self, trials: StudyTrials, space: Space, base: TrialConfig) -> None:
+        self._trials, self._quality = trials, base.quality
+        self._names = frozenset(space.options)
+        self._first = list(base.options)
+
+    def combination(self, config: Mapping[str, Any]) -> str:
+        """Return the searched options of a trial as NAME=VALUE texts; empty if the space varies none."""
+        return " ".join(text for text in config.get(_OPTIONS, ()) if text.partition("=")[0] in self._names)
+
+    def _all_of(self, config: Mapping[str, Any]) -> list[FrozenTrial]:
+        """Return the baselines of a trial's combination: several if one failed and was trained again."""
+        wanted = self.combination(config)
+        return [t for t in self._trials.baselines() if self._combination_of(t) == wanted]
+
+    def _combination_of(self, baseline: FrozenTrial) -> str:
+        return self.combination({_OPTIONS: baseline.user_attrs.get("given", {}).get(_OPTIONS, self._first)})
+
+    def row_of(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the result row of the baseline of a trial's combination; None before it ended."""
+        if not self._names:
+            return self._trials.baseline_row()
+        return next((t.user_attrs["row"] for t in self._all_of(config) if "row" in t.user_attrs), None)
+
+    def failed(self, config: Mapping[str, Any]) -> bool:
+        """Return whether the baseline of a trial's combination failed and is not trained again."""
+        if self.combination(config) == self.combination({_OPTIONS: self._first}):
+            return self._trials.baseline_failed()
+        there = self._all_of(config)
+        return bool(there) and all(
+            t.state == TrialState.FAIL and "continued_by" not in t.user_attrs for t in there[-1:]
+        )
+
+    def tell_judged(
+        self, waiting: Iterable[tuple[optuna.Trial, dict[str, Any]]], allowed_drop: float | str
+    ) -> list[tuple[optuna.Trial, dict[str, Any]]]:
+        """Report to Optuna, in order, the ended trials whose baseline ended, too; return the others.
+
+        A trial whose baseline failed is reported without the constraint on its drop.
+
+        Args:
+            waiting: trials with their result rows.
+            allowed_drop: that may be lost of the metric (`trainables.quality`).
+        """
+        left = []
+        for trial, row in waiting:
+            config = trial.user_attrs.get("config", {})
+            baseline = self.row_of(config)
+            if baseline is None and not self.failed(config):
+                left.append((trial, row))
+                continue
+            if baseline is None and self._names:
+                trial.set_constraint("no_baseline", 1.0)  # it cannot be judged, so it is no good one either
+            tell_complete(self._trials.study, trial, row, baseline, allowed_drop, self._quality)
+        return left
+
+    def why_useless(self, config: Mapping[str, Any]) -> str:
+        """Return why a trial could not be judged, because the baseline of its combination failed; else empty."""
+        if not self._names or not self.failed(config):
+            return ""
+        error = self._all_of(config)[-1].user_attrs.get("error", "no message")
+        return f"the baseline of {self.combination(config)} failed ({error})"
+
+    def missing(self) -> list[PredefinedTrial]:
+        """Return the baselines that begun trials need and that were not begun, or were interrupted."""
+        if not self._names:
+            return []
+        found: dict[str, PredefinedTrial] = {}
+        begun = {self._combination_of(t) for t in self._trials.baselines() if "continued_by" not in t.user_attrs}
+        for trial in self._trials.all():
+            config = trial.user_attrs.get("config")
+            if config is None or trial.state in (TrialState.FAIL, TrialState.PRUNED):
+                continue
+            if self.combination(config) not in begun:
+                values = {"method": "none", _OPTIONS: list(config.get(_OPTIONS, ()))}
+                run = PredefinedTrial(attrs={"role": "baseline"}, values=values)
+                found.setdefault(run.key, run)
+        return list(found.values())
+
+
+# --- Queries of a search on the trials of its study -------------------------------------------------------------------
 
 #: Attribute of a study: why its space does nothing or little on its run.
 _WHY_LITTLE = "why_little"

@@ -11,7 +11,7 @@ from optuna.trial import FixedTrial
 
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
-from tune_cac.tuning.outcomes.trial_attributes import EPOCHS
+from tune_cac.tuning.outcomes.run_lengths import EPOCHS
 from tune_cac.tuning.predefined_trial import plain
 
 

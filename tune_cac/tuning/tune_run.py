@@ -51,11 +51,10 @@ def train(
     from ray import tune
 
     from tune_cac.ray_backend.head_watch import ends_with_head
-    from tune_cac.ray_backend.nodes import check_seen_by_all
     from tune_cac.ray_backend.out_of_memory import memory_ends_trials
-    from tune_cac.ray_backend.session import ray_session
+    from tune_cac.ray_backend.session import check_seen_by_all, ray_session
     from tune_cac.ray_backend.tensorboard import RowEvents
-    from tune_cac.tuning.outcomes.known_holds import HoldsWriter
+    from tune_cac.tuning.outcomes.outcome_queue import HoldsWriter
 
     with progress, ray_session(**ray_needs(options)), searcher.coordinated(), memory_ends_trials():
         _check_resources(options)
@@ -108,7 +107,7 @@ def _trainable(options: SearchOptions) -> Any:
     from ray import tune
 
     if options.workers_per_trial > 1:
-        from tune_cac.ray_backend.multi_worker_trial import ParallelTrial
+        from tune_cac.ray_backend.workers import ParallelTrial
 
         # One byte of memory: Ray requires a resource for a trial, and the workers may need every processor.
         return tune.with_resources(ParallelTrial, {"memory": 1})
@@ -145,6 +144,6 @@ def trials_at_a_time(options: SearchOptions) -> int:
 
 
 def _trial_name(trial: Any) -> str:
-    from tune_cac.study.trial_folder import trial_folder_name
+    from tune_cac.study.folder import trial_folder_name
 
     return trial_folder_name(trial.config["trial"])

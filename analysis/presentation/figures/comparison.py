@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.formatting import percent
+from analysis.formatting import drop_text, drop_unit, drop_words, metric_words, percent, plotted
 from analysis.presentation.figures.figure import Figure, axis, limit, marks, note
 from analysis.presentation.study_comparison import Comparison
-from analysis.quality_words import drop_text, drop_unit, drop_words, metric_words, plotted
 from trainables.savings import SAVED, saved_words
 
 #: Colours by role, dashes and symbols that differ, too, of the first studies; later ones begin again.

@@ -1,8 +1,8 @@
 """The plots that compare outcomes: Pareto picture, confirmation, importance, interactions.
 
-Here and in `figures.course` and `figures.stops` a plot is None if there is nothing to draw. The axes show percentages
-and points (of accuracy, 0.01 each), the frames of `ReportData` contain fractions; a metric that is no fraction is drawn
-in its own unit. Axes of a metric that is minimised are reversed, so that up is better.
+Here and in `figures.report_figures` a plot is None if there is nothing to draw. The axes show percentages and points
+(of accuracy, 0.01 each), the frames of `ReportData` contain fractions; a metric that is no fraction is drawn in its own
+unit. Axes of a metric that is minimised are reversed, so that up is better.
 """
 
 from __future__ import annotations
@@ -14,26 +14,41 @@ from textwrap import wrap
 import numpy as np
 import pandas as pd
 
-from analysis.formatting import percent, plural, short_name
-from analysis.io.checked import array_of, number_of
-from analysis.metrics.confirmation import compared, saved_again
-from analysis.metrics.controls import CONTROL_NAMES
-from analysis.metrics.quality import quality_of
-from analysis.metrics.saving import saved_of_one, saving_of
-from analysis.presentation.figures.figure import Figure, axis, limit, line, marks, names_axis, note, short
-from analysis.presentation.figures.plain_columns import bare, is_one_of, metric_values, percent_values, saved, texts
-from analysis.presentation.figures.report_data import ReportData
-from analysis.presentation.summary_text import settings_text, trial_numbers
-from analysis.quality_words import (
+from analysis.formatting import (
     axis_words,
     drop_text,
     drop_unit,
     drop_words,
     metric_words,
+    percent,
     plotted,
     plotted_text,
+    plural,
+    short_name,
     value_with_unit,
 )
+from analysis.io.checked import array_of, number_of
+from analysis.metrics.confirmation import compared, saved_again
+from analysis.metrics.ranking import CONTROL_NAMES
+from analysis.metrics.saving import quality_of, saved_of_one, saving_of
+from analysis.presentation.figures.figure import (
+    Figure,
+    axis,
+    bare,
+    is_one_of,
+    limit,
+    line,
+    marks,
+    metric_values,
+    names_axis,
+    note,
+    percent_values,
+    saved,
+    short,
+    texts,
+)
+from analysis.presentation.figures.report_data import ReportData
+from analysis.presentation.summary_text import settings_text, trial_numbers
 from trainables.quality import Quality
 from trainables.savings import TIME, TRAINING, saved_words
 

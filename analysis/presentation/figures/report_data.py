@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from analysis.io.layout import StudyInfo
-from analysis.metrics.drops import allowed_limit
+from analysis.metrics.ranking import allowed_limit
 from analysis.metrics.saving import saving_of
 from trainables.quality import Quality
 from trainables.savings import saved_words

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.formatting import axis_words, drop_text, drop_words, plotted, plotted_text
 from analysis.presentation.figures.figure import MOST_NAMED, Figure, axis, limit, line, note, short
-from analysis.quality_words import axis_words, drop_text, drop_words, plotted, plotted_text
 from trainables.quality import ACCURACY, Quality, allowed_amount
 
 

@@ -13,8 +13,7 @@ from optuna.storages.journal import JournalFileBackend
 from ray_files import write_trial
 
 import analysis
-from analysis.io.columns import IDENTITY, trial_dtypes
-from analysis.io.foreign import ForeignTrial, foreign_frame
+from analysis.io.foreign import IDENTITY, ForeignTrial, foreign_frame, trial_dtypes
 from trainables.config import field_names
 from trainables.errors import UserError
 from trainables.metrics import METRICS, RELATIVE

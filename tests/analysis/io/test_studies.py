@@ -15,7 +15,7 @@ from ray_files import write_trial
 from studies import result_row, write_study
 
 import analysis
-from analysis.io.columns import trial_dtypes
+from analysis.io.foreign import trial_dtypes
 from analysis.io.layout import STUDY_NAME, Layout
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError

@@ -15,9 +15,7 @@ import analysis
 from analysis.io.layout import Layout
 from analysis.io.studies import read_journal, to_frame
 from analysis.metrics.accounting import SearchCost, search_cost, search_fraction
-from analysis.presentation.cost_text import full_trainings, search_cost_line
-from analysis.presentation.markdown_report import report_markdown
-from analysis.presentation.ranked_table import ranked_table
+from analysis.presentation.markdown_report import full_trainings, ranked_table, report_markdown, search_cost_line
 from trainables.config import TrialConfig
 from trainables.metrics import METRICS
 

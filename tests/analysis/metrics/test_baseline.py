@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import analysis
 from analysis.io.studies import to_frame
-from analysis.metrics.baseline import baseline_of
-from analysis.presentation.ranked_table import ranked_table
+from analysis.metrics.ranking import baseline_of
+from analysis.presentation.markdown_report import ranked_table
 from analysis.presentation.summary_text import headline, settings_text
 from trainables.config import TrialConfig
 from trainables.metrics import RELATIVE

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from analysis.metrics.confidence import confirm_columns, confirm_table, mean_limits, paired_interval
+from analysis.metrics.confirmation import confirm_columns, confirm_table, mean_limits, paired_interval
 from trainables.errors import UserError
 from trainables.quality import ACCURACY
 

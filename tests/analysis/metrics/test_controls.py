@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.metrics.controls import (
+from analysis.metrics.noise import seed_noise
+from analysis.metrics.ranking import (
     RANDOM_STOPS,
     SHORTER,
     accuracy_when_shorter,
@@ -19,7 +20,6 @@ from analysis.metrics.controls import (
     control_line,
     difference_that_says_nothing,
 )
-from analysis.metrics.noise import seed_noise
 
 
 def frame(*rows: tuple[str, str | None, float, float], status: str = "completed") -> pd.DataFrame:

@@ -20,8 +20,7 @@ from optuna.trial import TrialState, create_trial
 from studies import result_row, write_study
 
 from analysis.io.layout import STUDY_NAME, Layout
-from analysis.metrics.interaction import interactions, pair_strengths
-from analysis.metrics.parameter_importance import LEAST_TRIALS, importance
+from analysis.metrics.parameter_importance import LEAST_TRIALS, importance, interactions, pair_strengths
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 

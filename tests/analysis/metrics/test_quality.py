@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import analysis
-from analysis.metrics.quality import quality_of
+from analysis.metrics.saving import quality_of
 from trainables.errors import UserError
 
 VALUES = st.integers(-8, 8).map(lambda value: value / 4)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.metrics.recipe_effects import recipe_effects
-from analysis.presentation.recipe_text import recipe_lines, recipe_table, recipe_text
+from analysis.presentation.settings_text import recipe_lines, recipe_table, recipe_text
 
 TIME = {"precision": 0.5, "fused_optimizer": 0.9, "batch_size": 1.3}
 MEMORY = {"precision": 0.7, "fused_optimizer": 1.0, "batch_size": 0.8}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import analysis
 from analysis.io.studies import to_frame
-from analysis.metrics.controls import SHORTER, beats_shorter, control_line
+from analysis.metrics.ranking import SHORTER, beats_shorter, control_line
 from analysis.metrics.saving import saved_of, saved_of_one, saving_of
 from trainables.savings import SAVINGS, saved_words, share_words
 

@@ -14,18 +14,15 @@ from studies import result_row, write_study
 
 import analysis
 from analysis.io.layout import Layout, StudyInfo
-from analysis.metrics.confidence import confirm_table
-from analysis.metrics.confirmation import of_trial
-from analysis.metrics.controls import control_line
-from analysis.presentation.markdown_report import report_markdown
-from analysis.presentation.ranked_table import ranked_table
-from analysis.presentation.schedule_text import compresses, schedule_text
+from analysis.metrics.confirmation import confirm_table, of_trial
+from analysis.metrics.ranking import control_line
+from analysis.presentation.markdown_report import ranked_table, report_markdown
+from analysis.presentation.settings_text import compresses, schedule_text
 from analysis.presentation.summary_text import best_env, best_schedule, config_of, headline, is_answer
 from trainables.compression.schedule import read_schedule
 from trainables.config import TrialConfig
 from trainables.gradskip.settings import Settings
-from tune_cac.study.result_files import write_answer
-from tune_cac.study.study_result import answer
+from tune_cac.study.study_result import answer, write_answer
 
 INFO = StudyInfo(
     space="pruning_sensitivities", workload="digits", epochs=30, seed=0, trials=3, allowed_drop=0.005, versions={},

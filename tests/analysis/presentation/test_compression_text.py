@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from compressed import SENSITIVITIES, frame_of, pruned
 
-from analysis.presentation.compression_text import (
+from analysis.presentation.settings_text import (
     compression_text,
     field_text,
     marks_text,

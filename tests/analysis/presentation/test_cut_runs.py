@@ -9,7 +9,7 @@ from studies import result_row, write_study
 
 import analysis
 from analysis.io.layout import Layout
-from analysis.metrics.controls import CUT, SHORTER, control_line
+from analysis.metrics.ranking import CUT, SHORTER, control_line
 from analysis.presentation.summary_text import best_env, headline, is_answer, settings_text
 from trainables.config import TrialConfig
 

@@ -20,7 +20,7 @@ from studies import result_row, write_study
 import analysis
 from analysis.io.layout import Layout, StudyInfo
 from analysis.presentation.export import export_table, export_trial, latex_text, paper_cells
-from analysis.presentation.length_text import EPOCHS_VARIABLE
+from analysis.presentation.settings_text import EPOCHS_VARIABLE
 from analysis.presentation.summary_text import best_env
 from trainables.compression.schedule import read_schedule
 from trainables.config import TrialConfig

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from compressed import MACS, frame_of, pruned
 
-from analysis.presentation.sparsity_text import is_compressed, layers, sums
+from analysis.presentation.markdown_report import is_compressed, layers, sums
 
 
 def test_sums_are_those_of_the_row() -> None:

@@ -17,10 +17,9 @@ import analysis
 import search_spaces
 from analysis.io.layout import StudyInfo
 from analysis.io.studies import to_frame
-from analysis.metrics.other_seeds import with_holds
+from analysis.metrics.noise import with_holds
 from analysis.presentation.export import export_trial
-from analysis.presentation.markdown_report import report_markdown
-from analysis.presentation.ranked_table import ranked_table, stop_table
+from analysis.presentation.markdown_report import ranked_table, report_markdown, stop_table
 from analysis.presentation.summary_text import best_env, config_of, headline, settings_text
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig

@@ -16,9 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from studies import HandTree, result_row, write_study
 
-from analysis.presentation.intervention_text import action_words
-from analysis.presentation.stage_frame import stage_frame, tree_text
-from analysis.presentation.tree_picture import MOST_LANES, tree_svg
+from analysis.presentation.tree_picture import MOST_LANES, action_words, stage_frame, tree_svg, tree_text
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.replay import Blueprint, GradskipReplay, LayerPlan, Unit, stop_action

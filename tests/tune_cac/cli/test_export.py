@@ -18,8 +18,7 @@ from analysis.io.layout import Layout
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from tune_cac.cli.export import run as export
-from tune_cac.study.result_files import write_answer
-from tune_cac.study.study_result import answer
+from tune_cac.study.study_result import answer, write_answer
 
 CONFIG = TrialConfig(CAC_VAR_START_THR=0.97, CAC_VAR_SAMPLES=5)
 

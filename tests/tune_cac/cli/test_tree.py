@@ -12,8 +12,7 @@ from studies import HandTree, result_row, write_study
 from analysis.io.layout import Layout
 from trainables.interventions import Intervention
 from tune_cac.cli.main import main
-from tune_cac.study.result_files import write_answer
-from tune_cac.study.study_result import answer
+from tune_cac.study.study_result import answer, write_answer
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainables.errors import UserError
-from tune_cac.study.budgets import check_cost_budget, read_duration
-from tune_cac.study.options import SearchOptions
+from tune_cac.study.options import SearchOptions, check_cost_budget, read_duration
 
 
 @pytest.mark.parametrize(

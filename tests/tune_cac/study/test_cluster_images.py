@@ -13,7 +13,7 @@ from PIL import Image
 
 from trainables.workloads.base import Batch, Samples
 from trainables.workloads.digits import Digits
-from tune_cac.study.cluster_images import cluster_images
+from tune_cac.study.decoded_images import cluster_images
 
 
 def pixels(png: bytes) -> np.ndarray:

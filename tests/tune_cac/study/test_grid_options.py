@@ -14,8 +14,8 @@ from search_spaces import SpaceContext
 from search_spaces.grid import grid_points
 from trainables.errors import UserError
 from tune_cac.cli.main import main
+from tune_cac.study.fixed_params import points_of, trials_in_all
 from tune_cac.study.folder import open_study
-from tune_cac.study.grid_options import points_of, trials_in_all
 from tune_cac.study.options import SearchOptions
 
 CONTEXT = SpaceContext(total_steps=300)

@@ -13,8 +13,7 @@ from analysis.io.layout import StudyInfo
 from analysis.io.study_options import StudyOptions, options_of
 from trainables.errors import UserError
 from tune_cac.cli.main import main
-from tune_cac.study.budgets import read_bytes
-from tune_cac.study.options import SearchOptions
+from tune_cac.study.options import SearchOptions, read_bytes
 
 
 @pytest.mark.parametrize(

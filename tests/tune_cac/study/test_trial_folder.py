@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
-from tune_cac.study.trial_folder import last_checkpoint, last_row, trial_folder_name
+from tune_cac.study.folder import last_checkpoint, last_row, trial_folder_name
 
 
 def test_names_sort_as_numbers() -> None:

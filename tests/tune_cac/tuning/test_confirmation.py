@@ -20,8 +20,7 @@ from analysis.presentation.markdown_report import confirmation_lines, control_li
 from analysis.presentation.summary_text import best_env, headline
 from trainables.config import TrialConfig
 from tune_cac.cli.main import main
-from tune_cac.study.result_files import write_answer
-from tune_cac.study.study_result import answer, best_or_confirmed
+from tune_cac.study.study_result import answer, best_or_confirmed, write_answer
 from tune_cac.tuning import confirmation as confirming
 from tune_cac.tuning.confirmation import candidates_of, options_of, runs
 
@@ -293,7 +292,7 @@ def test_savings_beyond_the_shortest_training_are_not_compared(tmp_path: Path) -
     folder = study(tmp_path, trial(0.4), {"role": "control", "control": "shorter", "row": row, "config": config})
     trials = analysis.load(folder)
     ranking = analysis.rank(trials, allowed_drop=0.005)
-    said = headline(ranking, analysis.best(ranking), 0.005, line=analysis.metrics.controls.control_line(trials))
+    said = headline(ranking, analysis.best(ranking), 0.005, line=analysis.metrics.ranking.control_line(trials))
     assert said.endswith("No dense run was cut so far: the shortest saves 30.0 %.")
 
 

@@ -12,7 +12,7 @@ from tiny_workload import tiny  # noqa: F401 - a fixture
 
 import analysis
 from analysis.io.studies import read_journal
-from analysis.metrics.controls import RANDOM_STOPS, SHORTER
+from analysis.metrics.ranking import RANDOM_STOPS, SHORTER
 from trainables.config import TrialConfig
 from trainables.training.run import TrainingRun
 from tune_cac.tuning.controls import EQUAL_COMPUTE, shorter_trainings

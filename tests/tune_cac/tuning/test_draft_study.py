@@ -10,9 +10,9 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 from searchers import searcher
 
-from tune_cac.tuning import candidates
+from tune_cac.tuning import study_searcher
 from tune_cac.tuning.draft_study import draft_of
-from tune_cac.tuning.samplers import make_sampler
+from tune_cac.tuning.study_searcher import make_sampler
 from tune_cac.tuning.study_trials import StudyTrials, open_study
 
 RANGES = {name: optuna.distributions.FloatDistribution(0, 1) for name in "xy"}
@@ -44,7 +44,7 @@ def test_fewer_are_skipped_where_nothing_acts(tmp_path: Path, monkeypatch: pytes
     made.suggest("start")
     baseline = made.trials.baseline_row()
     drawn = []
-    monkeypatch.setattr(candidates, "tell_complete", lambda *arguments: drawn.append(arguments))
+    monkeypatch.setattr(study_searcher, "tell_complete", lambda *arguments: drawn.append(arguments))
     monkeypatch.setattr(made.candidates, "changes_nothing", lambda config: True)
     found = []
     for _ in range(8):

@@ -15,8 +15,8 @@ from analysis.io.layout import Layout, StudyInfo
 from trainables.config import TrialConfig
 from tune_cac.cli.main import main
 from tune_cac.study.folder import is_locked, locked
-from tune_cac.tuning.fixed_list_search import FixedListSearch
-from tune_cac.tuning.outcomes.known_holds import unsure_trials, write_holds
+from tune_cac.tuning.confirmation import FixedListSearch
+from tune_cac.tuning.outcomes.outcome_queue import unsure_trials, write_holds
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.study_searcher import FINISHED
 

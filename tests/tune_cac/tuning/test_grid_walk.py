@@ -12,7 +12,7 @@ import search_spaces
 from search_spaces.grid import GridPoints, grid_points
 from search_spaces.space import Space
 from tests.support.searchers import CONTEXT, row, searcher, told
-from tune_cac.study.grid_options import grid_of
+from tune_cac.study.fixed_params import grid_of
 from tune_cac.tuning.study_searcher import FINISHED, StudySearch
 
 GRID = grid_of(

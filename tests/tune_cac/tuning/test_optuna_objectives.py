@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis.metrics.saving import saved_of
-from tune_cac.tuning.optuna_objectives import saved_of_baseline, saved_of_row, tell_complete
+from tune_cac.tuning.study_trials import saved_of_baseline, saved_of_row, tell_complete
 
 BASELINE = {"accuracy": 0.9, "compute_saved": 0.0, "executed_flops": 1000, "dense_flops": 1000, "inference_saved": 0.0}
 

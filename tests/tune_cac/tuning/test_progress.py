@@ -11,11 +11,11 @@ import pytest
 from studies import DENSE_FLOPS, result_row
 
 from analysis.io.layout import Layout, StudyInfo
-from tune_cac.ray_backend import worker_failures
+from tune_cac.ray_backend import workers
 from tune_cac.ray_backend.session import DEATHS
 from tune_cac.tuning import progress as progress_module
 from tune_cac.tuning.budget import Budget
-from tune_cac.tuning.outcomes.known_holds import HoldsWriter
+from tune_cac.tuning.outcomes.outcome_queue import HoldsWriter
 from tune_cac.tuning.progress import SearchProgress, in_trainings
 
 
@@ -171,5 +171,5 @@ def test_whatever_ray_calls_it_a_worker_that_ended_without_a_word_has_died(
 ) -> None:
     """Killed by the memory monitor is an error of its own in Ray, and was a failed trial for good."""
     given = ValueError("of the user's") if error is None else error.__new__(error)
-    monkeypatch.setattr(worker_failures, "_error_of", lambda _: given)
-    assert worker_failures.worker_died(object()) == (error is not None)
+    monkeypatch.setattr(workers, "_error_of", lambda _: given)
+    assert workers.worker_died(object()) == (error is not None)

@@ -11,7 +11,7 @@ import pytest
 from optuna.samplers import GPSampler, NSGAIISampler, RandomSampler, TPESampler
 
 from tests.support.searchers import row, searcher, told
-from tune_cac.tuning.samplers import make_sampler
+from tune_cac.tuning.study_searcher import make_sampler
 
 
 def drawn(folder: Path, sampler: str, count: int) -> list[float]:

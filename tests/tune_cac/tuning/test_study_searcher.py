@@ -15,7 +15,7 @@ import analysis
 import search_spaces
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
-from tune_cac.study.trial_folder import last_checkpoint, last_row
+from tune_cac.study.folder import last_checkpoint, last_row
 from tune_cac.tuning.study_searcher import FINISHED, StudySearch
 
 

@@ -18,8 +18,7 @@ from tiny_workload import tiny  # noqa: F401 - a fixture
 import analysis
 from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig
-from tune_cac.tuning.samplers import make_sampler
-from tune_cac.tuning.study_searcher import FINISHED, StudySearch
+from tune_cac.tuning.study_searcher import FINISHED, StudySearch, make_sampler
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""Base of all quantizers: plans and checks the bits, then changes the model."""
+"""Linear quantization, in training (Jacob et al. 2018, section 3) or of a trained model.
+
+Symbols: s_x, s_w steps of a layer's input and weight.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,8 @@ from trainables.compression.schedule import configs as settings
 from trainables.compression.schedule.configs import OverridesConfig
 from trainables.compression.schedule.matching import match_modules
 from trainables.errors import UserError
+
+# --- Base of all quantizers: plans and checks the bits, then changes the model ----------------------------------------
 
 
 class ModelQuantizer(Quantizer):
@@ -600,8 +605,7 @@ class PactQuantizer(DorefaQuantizer):
         return LearnedClipActivation(bits, self.act_clip_init_val, options)
 
 
-# --- Linear quantization, in training (Jacob et al. 2018, section 3) or of a trained model ----------------------------
-# Symbols: s_x, s_w steps of a layer's input and weight.
+# --- Linear quantization, in training ---------------------------------------------------------------------------------
 
 
 class LinearTrainingQuantizer(ModelQuantizer):

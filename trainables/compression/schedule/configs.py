@@ -1,4 +1,7 @@
-"""Base class of all settings, and the types of their values."""
+"""Arguments of every class of a schedule: one frozen, strict pydantic model per class. Does not import torch.
+
+`PRUNERS`, `REGULARIZERS`, `QUANTIZERS`, `EXTENSIONS` and `DISTILLERS` map the classes' names in YAML to the models.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from pydantic import (
 )
 
 from trainables.errors import UserError, unknown_name
+
+# --- Base class of all settings, and the types of their values --------------------------------------------------------
 
 #: A share of elements or structures; text and booleans are not accepted.
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
@@ -582,8 +587,7 @@ class KnowledgeDistillationConfig(ComponentConfig):
 DISTILLERS: dict[str, type[ComponentConfig]] = {"KnowledgeDistillation": KnowledgeDistillationConfig}
 
 
-# --- Arguments of every class of a schedule: one frozen, strict pydantic model per class. Does not import torch
-# `PRUNERS`, `REGULARIZERS`, `QUANTIZERS`, `EXTENSIONS` and `DISTILLERS` map the classes' names in YAML to the models.
+# --- Arguments of every class of a schedule ---------------------------------------------------------------------------
 
 
 __all__ = ["DISTILLERS", "EXTENSIONS", "PRUNERS", "QUANTIZERS", "REGULARIZERS", "ComponentConfig"]

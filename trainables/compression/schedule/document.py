@@ -1,8 +1,4 @@
-"""YAML as plain values with line numbers. Pure, without torch.
-
-Differences from PyYAML's safe loader: ``1e-4`` is a number (YAML 1.2), keys are text as written, dates are text, and
-the only custom tag is ``!search``.
-"""
+"""A schedule's text, file or mapping as plain values with line numbers. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,6 +14,10 @@ from yaml.constructor import SafeConstructor
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from trainables.compression.schedule.problems import Path, Problem, ScheduleError
+
+# --- YAML as plain values with line numbers. Pure, without torch ------------------------------------------------------
+# Differences from PyYAML's safe loader: ``1e-4`` is a number (YAML 1.2), keys are text as written, dates are text, and
+# the only custom tag is ``!search``.
 
 #: Largest number of values, counted again for each alias: protects against alias bombs.
 MOST_VALUES = 200_000

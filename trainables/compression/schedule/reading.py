@@ -1,4 +1,9 @@
-"""Ranges to search in a schedule: ``!search {low: 0.1, high: 0.9}`` in place of a value. Does not import torch."""
+"""The schedule language: reads a file into a checked `Schedule` and collects all problems. Does not import torch.
+
+Sections: ``version`` (1), ``pruners``, ``regularizers``, ``quantizers`` (one at most), ``lr_schedulers``,
+``extensions``, ``distillers`` (not in the original), ``policies``. Strict by default; `compatibility` lists what the
+compatibility switch accepts.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +53,9 @@ from trainables.compression.schedule.policy_configs import (
 from trainables.compression.schedule.problems import Findings, Path, ScheduleError, dotted, nearest, shown
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import is_number
+
+# --- Ranges to search in a schedule: ``!search {low: 0.1, high: 0.9}`` in place of a value. Does not import torch -----
+
 
 Value = float | int | str
 KEYS = ("low", "high", "step", "log", "choices", "name")
@@ -416,10 +424,7 @@ def _nested(annotation: Any) -> type[BaseModel] | None:
     return next((found for part in get_args(annotation) if (found := _nested(part)) is not None), None)
 
 
-# --- The schedule language: reads a file into a checked `Schedule` and collects all problems. Does not import torch
-# Sections: ``version`` (1), ``pruners``, ``regularizers``, ``quantizers`` (one at most), ``lr_schedulers``,
-# ``extensions``, ``distillers`` (not in the original), ``policies``. Strict by default; `compatibility` lists what the
-# compatibility switch accepts.
+# --- The schedule language --------------------------------------------------------------------------------------------
 
 
 VERSION = 1

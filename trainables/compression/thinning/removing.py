@@ -1,12 +1,10 @@
-"""Groups of channels that can only be removed together, and which of them are zero wherever they are used.
+"""Removal of a model's zero filters and channels, with a check that the outputs stay the same.
 
-torch_pruning finds the coupling by tracing a forward pass: a channel of a layer is also a channel of the norm after it
-and of the layers it is added to, and an input channel (after a flattening: several columns) of the layers that read it.
+A zero filter before a batch norm still outputs a constant, the norm's beta - gamma mean / std, and a filter with a bias
+outputs its bias. Removing the filter treats gamma, beta and bias as zero. Where they are not zero, the model's outputs
+change by `Thinned.difference`; thinning is exact if they are pruned together with the filter.
 
-Symbols: r a channel of the group's first layer, the root; every module of the group has indices for r.
-    dead    a module's output in r is zero, because a filter is zero there and later norms and biases will be zeroed
-    unread  the weights for r are zero in every layer that reads it
-A channel is removed if each layer that reads it reads zeros (filters) or multiplies it by zeros (channels).
+All cuts are first tried on a copy, in double precision.
 """
 
 from __future__ import annotations
@@ -37,6 +35,17 @@ from trainables.compression.thinning.cutting import (
 )
 from trainables.errors import UserError
 from trainables.workloads.batch_structure import tensors_in
+
+# --- Groups of channels that can only be removed together, and which of them are zero wherever they are used ----------
+# torch_pruning finds the coupling by tracing a forward pass: a channel of a layer is also a channel of the norm after
+# it and of the layers it is added to, and an input channel (after a flattening: several columns) of the layers that
+# read it.
+#
+# Symbols: r a channel of the group's first layer, the root; every module of the group has indices for r.
+#     dead    a module's output in r is zero, because a filter is zero there and later norms and biases will be zeroed
+#     unread  the weights for r are zero in every layer that reads it
+# A channel is removed if each layer that reads it reads zeros (filters) or multiplies it by zeros (channels).
+
 
 Kind = Literal["filters", "channels", "structures"]
 
@@ -383,11 +392,6 @@ def _channels_behind(node: Any) -> int | None:
 
 
 # --- Removal of a model's zero filters and channels, with a check that the outputs stay the same ----------------------
-# A zero filter before a batch norm still outputs a constant, the norm's beta - gamma mean / std, and a filter with a
-# bias outputs its bias. Removing the filter treats gamma, beta and bias as zero. Where they are not zero, the model's
-# outputs change by `Thinned.difference`; thinning is exact if they are pruned together with the filter.
-#
-# All cuts are first tried on a copy, in double precision.
 
 
 __all__ = ["Kind", "Left", "Thinned", "thin"]

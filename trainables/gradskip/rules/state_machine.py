@@ -1,8 +1,4 @@
-"""Braking distance: the learning rate of a layer about to stop falls to zero first.
-
-With braking distance D the step of the stop decision and the D - 1 after it multiply the learning rate by
-(c / D)^2 with c = D - 1, D - 2, ..., 0; at c = 0 the layer stops (published rule, `CAC_BRAKING_DISTANCE`).
-"""
+"""State machine of a rule with braking: one call per step returns the optimizer's work in it. Pure, without torch."""
 
 from __future__ import annotations
 
@@ -18,6 +14,11 @@ from trainables.gradskip.settings import Settings
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+# --- Braking distance: the learning rate of a layer about to stop falls to zero first ---------------------------------
+# With braking distance D the step of the stop decision and the D - 1 after it multiply the learning rate by
+# (c / D)^2 with c = D - 1, D - 2, ..., 0; at c = 0 the layer stops (published rule, `CAC_BRAKING_DISTANCE`).
 
 
 def first_step_after(decided: Iterations, distance: Iterations) -> Iterations:
@@ -219,7 +220,7 @@ class OffRule:
         pass
 
 
-# --- State machine of a rule with braking: one call per step returns the optimizer's work in it. Pure, without torch
+# --- State machine of a rule with braking -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,9 @@
-"""The file in which a script's run without a method leaves what replay needs of it. Without torch.
+"""Cost of the steps of a user's own training loop, counted from inside its optimizers with Gradient-Skip.
 
-Shapes: T steps of the optimizer, K signals.
+In a script only the optimizers observe the training, so a step lasts from the end of one `step()` in the process to
+the end of the next, whichever optimizers take them: sums over several optimizers count nothing twice. A few steps are
+measured after each change of the stopped layers, and one of each new size of inputs (`input_sizes`); the others' cost
+follows from these. No other step is slowed down.
 """
 
 from __future__ import annotations
@@ -36,6 +39,9 @@ from trainables.gradskip.step import Status, has_closure
 from trainables.gradskip.stops import Decisions
 from trainables.runtime.memory import peak_bytes
 from trainables.storage import atomic_write
+
+# --- The file in which a script's run without a method leaves what replay needs of it. Without torch ------------------
+# Shapes: T steps of the optimizer, K signals.
 
 #: Variable of scripts that a search runs: the trial's folder.
 TRIAL_FOLDER = "TUNE_CAC_TRIAL_DIR"
@@ -394,11 +400,7 @@ def _counts(stretch: Stretch) -> dict[Size, int]:
     return {from_text(text): count for text, count in stretch.counts.items()}
 
 
-# --- Cost of the steps of a user's own training loop, counted from inside its optimizers with Gradient-Skip -----------
-# In a script only the optimizers observe the training, so a step lasts from the end of one `step()` in the process to
-# the end of the next, whichever optimizers take them: sums over several optimizers count nothing twice. A few steps are
-# measured after each change of the stopped layers, and one of each new size of inputs (`input_sizes`); the others' cost
-# follows from these. No other step is slowed down.
+# --- Cost of the steps of a user's own training loop, counted from inside its optimizers with -------------------------
 
 #: An optimizer without a step in this many latest steps of the process is no longer waited for.
 _PATIENCE = 32

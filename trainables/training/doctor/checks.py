@@ -1,4 +1,4 @@
-"""Findings of the doctor, and the measurement of their costs: two variants in turns on one machine, as ratios."""
+"""The single findings of the doctor: each looks for one thing, measures what it costs, and says how to mend it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from trainables.runtime.isolation import kept_generators
 from trainables.training.doctor.model_calls import ModelCall
 from trainables.training.doctor.step_watch import StepWatch
 from trainables.training.recipe.recipe import with_kernels
+
+# --- Findings of the doctor, and the measurement of their costs: two variants in turns on one machine, as ratios ------
 
 #: Pairs of runs that a cost is measured from, after one pair that is not counted.
 PAIRS = 7
@@ -250,7 +252,7 @@ def renumbered(model: nn.Module, pairs: Mapping[str, str]) -> dict[int, int]:
     return {old: new for new, old in enumerate(kept)}
 
 
-# --- The single findings of the doctor: each looks for one thing, measures what it costs, and says how to mend it
+# --- The single findings of the doctor --------------------------------------------------------------------------------
 
 #: Share of a step that waiting for data may take without a finding.
 WAITING = 0.1

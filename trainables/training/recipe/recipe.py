@@ -1,4 +1,4 @@
-"""Mixed precision: the forward pass in a smaller number format, and gradients scaled where it would underflow."""
+"""A run's training recipe, as its configuration says it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from trainables.errors import UserError
 from trainables.runtime.isolation import kept_generators
 from trainables.training.recipe.fields import BFLOAT16, CHEAP, FLOAT16, FLOAT32
 from trainables.workloads.base import Batch, Workload
+
+# --- Mixed precision: the forward pass in a smaller number format, and gradients scaled where it would underflow ------
+
 
 _DTYPES = {BFLOAT16: torch.bfloat16, FLOAT16: torch.float16}
 

@@ -11,47 +11,339 @@ Everything is a function of the study's trials and the recorded runs, so a resum
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import isclose
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import optuna
 from numpy.typing import NDArray
-from optuna.trial import TrialState
+from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState
+from ray import tune
 
 from analysis.formatting import plural
-from analysis.metrics.other_seeds import is_less
+from analysis.metrics.noise import is_less
+from analysis.metrics.pareto import hypervolume, non_dominated
+from analysis.metrics.ranking import CUT
+from analysis.trace_replay.same_run import RESOLUTION, varied_variables
 from analysis.trace_replay.traces import RunTrace, read_trace
 from trainables.config import TrialConfig
+from trainables.quality import Quality
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.outcomes.distinct_outcomes import (
+    Depths,
     Drawn,
+    LossScale,
     Outcome,
     distinct_outcomes,
     facts_of,
+    features_of,
+    identity_in,
     is_predicted,
+    loss_scale,
     predicted_again,
     shared_steps,
-)
-from tune_cac.tuning.outcomes.features import Depths, features_of
-from tune_cac.tuning.outcomes.improvement import (
-    WORTHWHILE,
-    WORTHWHILE_AREA,
-    answer_gained,
-    are_new,
-    area_of,
-    worthwhile,
+    stops_in,
 )
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
-from tune_cac.tuning.outcomes.region_middle import at_middle
-from tune_cac.tuning.outcomes.seed_luck import LossScale, loss_scale
-from tune_cac.tuning.outcomes.trial_attributes import EPOCHS, OF_EPOCHS, OUTCOME, PREDICTED, UNPREDICTED
-from tune_cac.tuning.outcomes.tried import Tried, tried_in
-from tune_cac.tuning.study_trials import StudyTrials
-from tune_cac.tuning.warm_start.baseline import WarmStart, completed
-from tune_cac.tuning.warm_start.threshold_ranges import predictions, spread
+from tune_cac.tuning.outcomes.run_lengths import EPOCHS, OF_EPOCHS, OUTCOME, PREDICTED, UNPREDICTED
+from tune_cac.tuning.study_trials import StudyTrials, missing_objectives, saved_of_baseline
+from tune_cac.tuning.trial_config import asked_of
+from tune_cac.tuning.warm_start.baseline import WarmStart, completed, outcome, predictions, spread
+
+if TYPE_CHECKING:
+    from analysis.io.layout import Layout
+
+
+# --- Probabilities of holding on another seed, as far as a search knows them ------------------------------------------
+# They are written after every trial, so that a search that is killed leaves them behind.
+
+
+class Search(Protocol):
+    """A searcher that may choose outcomes."""
+
+    outcomes: OutcomeQueue | None
+    """Knows the probabilities; None where a sampler chooses."""
+
+    @property
+    def gave_up(self) -> str:
+        """Return why the search ended before anything could be known; empty otherwise."""
+
+
+class HoldsWriter(tune.Callback):
+    """Write `StudyInfo.holds` after each trial.
+
+    Args:
+        layout: of the study.
+        searcher: that knows them, where it chooses outcomes.
+    """
+
+    def __init__(self, layout: Layout, searcher: Search) -> None:
+        self._layout, self._searcher = layout, searcher
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Ray pickles its callbacks for a restore that we do not use; a searcher cannot be pickled.
+        return {}
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """Write them once the searcher has the trial's result."""
+        with suppress(OSError):  # Ray would take it for the trial's; they are written again after the next one
+            write_holds(self._layout, self._searcher)
+
+    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """Write them without a trial that failed."""
+        self.on_trial_complete(iteration, trials, trial)
+
+
+def write_holds(layout: Layout, searcher: Search) -> None:
+    """Write the probabilities of all trained outcomes into `study.json`, unless it has the same."""
+    if (known := _known(searcher)) is None:
+        return
+    holds = {str(trial): share for trial, share in known.holds().items()}
+    if (info := layout.read_info()).holds != holds:
+        layout.write_info(replace(info, holds=holds))
+
+
+def unsure_trials(searcher: Search) -> list[int]:
+    """Return trials that are less sure to hold on another seed than the answer is to be, as far as that is known."""
+    known = _known(searcher)
+    return [] if known is None else known.unsure()
+
+
+def _known(searcher: Search) -> OutcomeQueue | None:
+    return None if searcher.gave_up else searcher.outcomes
+
+
+# --- The middle of the region of settings that train alike: what a search trains of an outcome, and hands out ---------
+# A threshold at the edge of its region is one rounding away from another training, on this seed and the more on
+# another.
+
+#: Values that are tried between the last one known to train alike and the first one known not to.
+_BETWEEN = 15
+#: Digits of a threshold.
+_DIGITS = 5
+
+
+def at_middle(one: Outcome, known: WarmStart, trace: RunTrace) -> Outcome:
+    """Return an outcome with the variables of its setting's rule in the middle of the values that train alike.
+
+    Each variable in turn is moved to the middle of its own values within the space's range, the others as they are by
+    then; whole numbers stay on the space's grid. One that trains alike over all of its range is left as it was drawn:
+    it decides nothing on this run, and its middle would say as little.
+
+    Args:
+        one: as the trace predicts it.
+        known: the space on the run of its length.
+        trace: recorded runs of that length.
+    """
+    drawn, _ = asked_of(known.space, one.parameters, known.context)
+    parameter_of = {full.rpartition(".")[2]: full for full in one.parameters}  # those of a branch begin with its name
+    for name in varied_variables(TrialConfig.from_mapping(one.config)):
+        parameter = parameter_of.get(name, "")
+        own, asked = one.parameters.get(parameter), drawn.distributions.get(parameter)
+        if own is None or not isinstance(asked, (FloatDistribution, IntDistribution)):
+            continue  # one of a few choices
+        if not isclose(own, one.config.get(name, np.nan), abs_tol=10.0**-_DIGITS):  # Optuna's steps are not rounded
+            continue  # another rule's
+
+        def alike(values: Sequence[Any], one: Outcome = one, name: str = name) -> list[bool]:
+            rows = predictions(trace, [{**one.config, name: value} for value in values], branches=True)
+            return [row is not None and outcome(row, one.config) == one.identity for row in rows]
+
+        unit = asked.step if isinstance(asked, IntDistribution) else RESOLUTION
+        low, high = (_edge(own, end, unit, alike) for end in (asked.low, asked.high))
+        middle = _as(own, (low + high) / 2, unit)
+        if (low, high) != (asked.low, asked.high) and middle != own and alike([middle])[0]:
+            one = replace(one, parameters={**one.parameters, parameter: middle}, config={**one.config, name: middle})
+    return one
+
+
+def _edge(own: float, end: float, unit: float, alike: Callable[[Sequence[Any]], list[bool]]) -> float:
+    """Return the last value from a setting's own towards an end that trains alike.
+
+    Steps double until one trains otherwise; then the values between are tried.
+
+    Args:
+        own: the setting's value; an int for a variable in iterations.
+        end: least or highest value of the space.
+        unit: first step; all steps of an int are multiples of it.
+        alike: tells of values whether they train as the setting does.
+    """
+    if own == end:
+        return own
+    sign, width = (1 if end > own else -1), abs(end - own)
+    doubled = [own + sign * step for k in range(64) if (step := unit * 2**k) < width]
+    values = [own, *(_as(own, value, unit) for value in doubled), end]
+    last = _last_alike(values, alike)
+    if last + 1 < len(values):
+        between = np.linspace(values[last], values[last + 1], _BETWEEN + 2)[:-1]
+        values = list(dict.fromkeys(_as(own, value, unit) for value in between))
+        last = _last_alike(values, alike)
+    return values[last]
+
+
+def _last_alike(values: Sequence[float], alike: Callable[[Sequence[Any]], list[bool]]) -> int:
+    """Return the place of the last value up to which all train as the first one."""
+    same = [True, *(alike(values[1:]) if len(values) > 1 else [])]
+    return next((place for place, is_same in enumerate(same) if not is_same), len(same)) - 1
+
+
+def _as(own: float, value: float, unit: float) -> float:
+    """Return a value as the setting's own is written: whole steps from it, or a number of few digits."""
+    return int(own + round((value - own) / unit) * unit) if isinstance(own, int) else round(float(value), _DIGITS)
+
+
+# --- Outcomes that a study has trained or is training, read from its trials -------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """An outcome that was trained or is being trained."""
+
+    trial: int
+    """Number of its trial."""
+    epochs: int
+    """Epochs of the run."""
+    stops: tuple[tuple[int, int], ...]
+    """(iteration, position of the last parameter stopped) of each stop."""
+    saved: float
+    """Compute saved, a fraction of that of the full run."""
+    loss: float | None
+    """Of quality against the baseline; None while it is being trained."""
+    identity: str = ""
+    """`Outcome.identity`, predicted until it is trained; empty for a dense run."""
+    config: Mapping[str, Any]
+    """Fields of its configuration."""
+    chosen: bool = False
+    """True if it was chosen as an outcome."""
+
+    @property
+    def lost(self) -> float:
+        """Return the loss of one that was trained."""
+        assert self.loss is not None, f"trial {self.trial} is being trained"
+        return self.loss
+
+
+def tried_in(
+    trials: Iterable[FrozenTrial],
+    baseline: Mapping[str, Any],
+    quality: Quality,
+    epochs: int,
+    predicted: Callable[[int, Sequence[Mapping[str, Any]]], list[dict[str, Any] | None]],
+) -> list[Tried]:
+    """Return what was trained or is being trained, by trial.
+
+    Failed trials are as bad as a run can be.
+
+    Args:
+        trials: of the study.
+        baseline: its result row.
+        quality: its metric.
+        epochs: of the full run.
+        predicted: returns stops, savings and identity of settings of a length, None for what is not predicted.
+    """
+    found: list[Tried] = []
+    without_row: dict[int, list[tuple[dict[str, Any], Mapping[str, Any]]]] = {}  # by epochs: facts and configuration
+    for trial in trials:
+        attrs = trial.user_attrs
+        if attrs.get("role") in ("baseline", "control") or "continued_by" in attrs:
+            continue
+        row, config = attrs.get("row"), attrs.get("config", {})
+        own_epochs = config.get(EPOCHS, epochs)
+        known: dict[str, Any] = {
+            "trial": trial.number, "epochs": own_epochs, "chosen": OUTCOME in attrs, "config": config,
+        }  # fmt: skip
+        if row is not None and not missing_objectives(row, quality):
+            loss = quality.lost(row[quality.key], baseline[quality.key])
+            stops, saved = stops_in(row), saved_of_baseline(row, baseline)
+            found.append(Tried(**known, stops=stops, saved=saved, loss=loss, identity=identity_in(row, config)))
+            continue
+        known["loss"] = None if trial.state == TrialState.RUNNING else np.inf  # it runs, or failed
+        if attrs.get("role") == CUT:
+            found.append(Tried(**known, stops=(), saved=1 - own_epochs / epochs))
+        elif config:
+            without_row.setdefault(own_epochs, []).append((known, config))
+    for own_epochs, several in without_row.items():
+        facts = predicted(own_epochs, [config for _, config in several])
+        found += [
+            Tried(**known, stops=of["stops"], saved=of["saved"], identity=of["identity"])
+            for (known, _), of in zip(several, facts, strict=True)
+            if of is not None
+        ]
+    return sorted(found, key=lambda one: one.trial)
+
+
+# --- Improvements that an outcome promises, of the answer and of the front, and the least that is worth a training
+
+#: Expected improvement of the answer, or of the front, a fraction of the compute, below which no outcome is worth its
+#: training; or this share of what they are, where that is less, but no less than the third.
+WORTHWHILE, WORTHWHILE_AREA = 0.005, 0.01
+#: Difference of the shares of a run that a layer trains below which the quality of two runs cannot be told apart: less
+#: than an epoch of 30, whose effect the noise of a seed covers.
+ALIKE = 0.02
+_WORTHWHILE_SHARE, _LEAST_WORTHWHILE = 0.05, 0.001
+
+
+def worthwhile(known: float, most: float) -> float:
+    """Return the least expected improvement of what is known by now, ``most`` where there is much of it.
+
+    >>> worthwhile(0.5, 0.01), worthwhile(0.06, 0.01), worthwhile(0.0, 0.01)
+    (0.01, 0.003, 0.001)
+    """
+    return min(most, max(_WORTHWHILE_SHARE * known, _LEAST_WORTHWHILE))
+
+
+def area_of(front: Sequence[tuple[float, float]], worst: float) -> float:
+    """Return the mean saving of (loss, saving) points up to a loss ``worst``, gains counted as no loss.
+
+    >>> area_of([(-0.1, 0.2), (0.5, 0.4), (2.0, 0.9), (float("inf"), 1.0)], 1.0)
+    0.30000000000000004
+    """
+    points = np.array([(-max(loss, 0.0), saved) for loss, saved in front if loss < worst and saved > 0])
+    return hypervolume(points[non_dominated(points)], (-worst, 0.0)) / worst if len(points) else 0.0
+
+
+def answer_gained(
+    saved: NDArray[np.float64], best: float, likely: NDArray[np.bool_], here: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return (m,) expected improvements of the answer's saving; none by what is not likely enough to hold elsewhere.
+
+    >>> answer_gained(np.array([0.5, 0.5, 0.2]), 0.25, np.array([True, False, True]), np.array([0.8, 1, 1])).tolist()
+    [0.2, 0.0, 0.0]
+
+    Args:
+        saved: (m,) compute that candidates save.
+        best: that of the answer so far.
+        likely: (m,) whether they are sure enough to stay within the allowed loss on another seed.
+        here: (m,) probabilities of staying within it on the study's own seed.
+    """
+    found: NDArray[np.float64] = np.where(likely, here, 0.0) * np.maximum(saved - best, 0.0)
+    return found
+
+
+def are_new(candidates: NDArray[np.float64], trained: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return (m,) whether candidates differ from every run by what can be told apart.
+
+    Two runs of one length cannot if they save alike, to `WORTHWHILE`, and no layer trains longer by `ALIKE` in one.
+
+    >>> trained = np.array([[0.502, 1.0, 0.4, 0.6]])
+    >>> are_new(np.array([[0.501, 1.0, 0.41, 0.59], [0.501, 1.0, 0.3, 0.7], [0.501, 0.5, 0.4, 0.6]]), trained).tolist()
+    [False, True, True]
+
+    Args:
+        candidates: (m, k + 2) features as in `quality_model`.
+        trained: (n, k + 2).
+    """
+    least = np.array([WORTHWHILE, 1e-9, *[ALIKE] * (trained.shape[1] - 2)])
+    found: NDArray[np.bool_] = np.array([(np.abs(trained - one) > least).any(axis=1).all() for one in candidates], bool)
+    return found
+
+
+# --- Order in which a search trains distinct outcomes -----------------------------------------------------------------
 
 #: Settings that are drawn to find the outcomes of a space.
 SETTINGS = 4000

@@ -10,15 +10,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from analysis.metrics.controls import CUT, SHORTER
+from analysis.metrics.ranking import CUT, SHORTER
 from trainables.config import TrialConfig
 from trainables.quality import allowed_amount
-from tune_cac.study.length_option import AUTO_LENGTHS, read_lengths
-from tune_cac.tuning.optuna_objectives import missing_objectives
-from tune_cac.tuning.outcomes.trial_attributes import OF_EPOCHS
+from tune_cac.study.options import AUTO_LENGTHS, read_lengths
 from tune_cac.tuning.predefined_trial import PredefinedTrial
-from tune_cac.tuning.study_trials import StudyTrials
+from tune_cac.tuning.study_trials import StudyTrials, missing_objectives
 from tune_cac.tuning.warm_start.baseline import WarmStart
+
+# --- Names of the attributes by which an Optuna trial tells which outcome it trains -----------------------------------
+
+#: Identity of the outcome as it was predicted when it was chosen (`Outcome.identity`); or that none was predicted.
+OUTCOME, UNPREDICTED = "outcome", "unpredicted"
+#: Epochs of the run, a parameter, too, and those of the full run; only of a trial that is shorter than the full run.
+EPOCHS, OF_EPOCHS = "epochs", "of_epochs"
+#: Compute that the outcome is predicted to save, a fraction of that of the full run (`Outcome.saved`).
+PREDICTED = "predicted_saved"
+#: All of them: a trial that is begun again has them, too.
+CHOSEN = (OUTCOME, UNPREDICTED, EPOCHS, OF_EPOCHS, PREDICTED)
+
+
+# --- Lengths of the run -----------------------------------------------------------------------------------------------
 
 #: Share of the full run that a cut dense run trains where none is given, below which lengths are not chosen, and of
 #: another one if that loses more than the allowed loss (docs/findings.md has others that were tried).

@@ -20,10 +20,18 @@ from analysis.io.studies import to_frame
 from analysis.metrics.accounting import search_cost
 from analysis.metrics.pareto import hypervolume as area_above
 from analysis.metrics.ranking import best, rank
-from analysis.presentation.figures.course import convergence, cost, hypervolume, learning_curves
 from analysis.presentation.figures.figure import Figure
 from analysis.presentation.figures.outcomes import confirmation, importance, interactions, pareto
-from analysis.presentation.figures.stops import MOST_ROWS, near_thresholds, timeline, variance
+from analysis.presentation.figures.report_figures import (
+    MOST_ROWS,
+    convergence,
+    cost,
+    hypervolume,
+    learning_curves,
+    near_thresholds,
+    timeline,
+    variance,
+)
 from analysis.presentation.html import ReportData
 from trainables.config import TrialConfig
 

@@ -12,8 +12,8 @@ from gradient_rows import STEPS, statistics, with_gradients
 from report_data import report_data
 
 from analysis.presentation.figures.figure import Figure
-from analysis.presentation.figures.gradient_noise import gradient_noise, gradient_variance, layer_noise, shown_trial
 from analysis.presentation.figures.report_figures import report_figures
+from analysis.presentation.figures.variance import gradient_noise, gradient_variance, layer_noise, shown_trial
 
 
 def drawn(figure: Figure | None) -> Figure:

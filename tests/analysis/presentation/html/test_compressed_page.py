@@ -14,12 +14,12 @@ from compressed import SENSITIVITIES, pruned, write_compressed
 from playwright.sync_api import Browser
 from report_data import report_data
 
-from analysis.metrics.controls import SHORTER
-from analysis.presentation.figures.course import convergence
+from analysis.metrics.ranking import SHORTER
 from analysis.presentation.figures.outcomes import confirmation, pareto
+from analysis.presentation.figures.report_figures import convergence
 from analysis.presentation.figures.variance import variance_frames
 from analysis.presentation.html import ReportData, report_html
-from analysis.presentation.html.trial_table import trial_table
+from analysis.presentation.html.page import trial_table
 from analysis.presentation.summary_text import best_env
 from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig

@@ -11,8 +11,8 @@ from gradient_rows import clusters, statistics, with_gradients
 from report_data import report_data
 
 from analysis.presentation.html import report_html
-from analysis.presentation.html.gradient_sections import clusters as clusters_section
-from analysis.presentation.html.gradient_sections import gradients as gradients_section
+from analysis.presentation.html.page import clusters as clusters_section
+from analysis.presentation.html.page import gradients as gradients_section
 
 
 def test_the_page_explains_and_shows_statistics_and_clusters() -> None:

@@ -22,8 +22,7 @@ from report_data import report_data
 
 from analysis.metrics.ranking import rank
 from analysis.presentation.html import ReportData, page, report_html
-from analysis.presentation.html.sections import first_sentence
-from analysis.presentation.html.trial_table import trial_table
+from analysis.presentation.html.page import first_sentence, trial_table
 from analysis.presentation.summary_text import best_env, headline
 from trainables.errors import UserError
 

@@ -11,7 +11,7 @@ import pandas as pd
 from PIL import Image
 from report_data import report_data
 
-from analysis.presentation.html.picture_section import sample_pictures
+from analysis.presentation.html.page import sample_pictures
 
 
 def png(shade: int) -> str:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from image_files import noise
 from PIL import Image
 
-from trainables.workloads.images import augmentation
-from trainables.workloads.images.augmentation import (
+from trainables.workloads.images import workload
+from trainables.workloads.images.workload import (
     center_crops,
     draw_boxes,
     draw_flips,
@@ -77,8 +77,8 @@ def test_boxes_are_inside_and_distributed_as_published() -> None:
 
 
 def test_where_no_box_fits_the_whole_image_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(augmentation, "AREAS", (1.0, 1.0))
-    monkeypatch.setattr(augmentation, "ASPECTS", (2.0, 3.0))
+    monkeypatch.setattr(workload, "AREAS", (1.0, 1.0))
+    monkeypatch.setattr(workload, "ASPECTS", (2.0, 3.0))
     assert draw_boxes(3, 16, generator_of(0, 0)).tolist() == [[0, 0, 16, 16]] * 3
 
 

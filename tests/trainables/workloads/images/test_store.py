@@ -23,10 +23,15 @@ from trainables.errors import UserError
 from trainables.workloads.images import dataset as opening
 from trainables.workloads.images import digest as digest_module
 from trainables.workloads.images import progress
-from trainables.workloads.images.dataset import ImageData, open_images
-from trainables.workloads.images.detect import find_source
-from trainables.workloads.images.pixel_stats import image_moments, mean_and_deviation, statistics_indices
-from trainables.workloads.images.store import locked, read_store, write_store
+from trainables.workloads.images.dataset import ImageData, find_source, open_images
+from trainables.workloads.images.store import (
+    image_moments,
+    locked,
+    mean_and_deviation,
+    read_store,
+    statistics_indices,
+    write_store,
+)
 
 ROOT = Path(__file__).parents[4]
 OPEN = """

@@ -9,9 +9,8 @@ import pytest
 from searchers import learning
 from tiny_workload import HeadFirst, Tiny, tiny  # noqa: F401 - a fixture
 
-from analysis.trace_replay.predicted import trains_after
-from analysis.trace_replay.traces import load_trace
-from tune_cac.tuning.outcomes.features import Depths, features_of, shares_at
+from analysis.trace_replay.traces import load_trace, trains_after
+from tune_cac.tuning.outcomes.distinct_outcomes import Depths, features_of, shares_at
 
 
 def test_shares_of_a_layer_are_the_mean_of_the_steps_over_its_depths() -> None:

@@ -23,9 +23,10 @@ from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.stage_tree.store import StageStore
 from trainables.training.run import TrainingRun
 from tune_cac import search
-from tune_cac.tuning.outcomes import improvement, outcome_queue
+from tune_cac.tuning.outcomes import outcome_queue
+from tune_cac.tuning.outcomes import outcome_queue as improvement
 from tune_cac.tuning.outcomes.distinct_outcomes import distinct_outcomes, predicted_again
-from tune_cac.tuning.outcomes.trial_attributes import OUTCOME
+from tune_cac.tuning.outcomes.run_lengths import OUTCOME
 from tune_cac.tuning.study_searcher import FINISHED, StudySearch
 
 

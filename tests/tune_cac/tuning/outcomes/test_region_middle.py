@@ -22,7 +22,7 @@ from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.outcomes.distinct_outcomes import Outcome, distinct_outcomes
-from tune_cac.tuning.outcomes.region_middle import at_middle
+from tune_cac.tuning.outcomes.outcome_queue import at_middle
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tiny")]

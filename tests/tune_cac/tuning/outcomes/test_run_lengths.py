@@ -12,13 +12,12 @@ from searchers import learning, row, searcher, told
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
 import analysis
-from analysis.metrics.controls import CUT, SHORTER
+from analysis.metrics.ranking import CUT, SHORTER
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.stage_tree.shared_run import SharedRun, Sharing
-from tune_cac.study.length_option import read_lengths
-from tune_cac.study.options import SearchOptions
+from tune_cac.study.options import SearchOptions, read_lengths
 from tune_cac.tuning.outcomes.run_lengths import lengths_in_epochs
 from tune_cac.tuning.study_searcher import FINISHED
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from trainables.quality import ACCURACY, Quality
+from tune_cac.tuning.outcomes.distinct_outcomes import LossScale, loss_scale
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
-from tune_cac.tuning.outcomes.seed_luck import LossScale, loss_scale
 
 SAMPLES = 599
 BASELINE = 583 / SAMPLES

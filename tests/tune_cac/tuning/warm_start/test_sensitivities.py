@@ -12,7 +12,7 @@ from compression_schedules import EPOCHS
 from runs import finish
 from tiny_workload import STEPS_PER_EPOCH, tiny  # noqa: F401 - a fixture
 
-import tune_cac.tuning.warm_start.sensitivities as module
+import tune_cac.tuning.warm_start.baseline as module
 from search_spaces import SpaceContext, load
 from search_spaces.pruning_sensitivities import LEAST
 from trainables.config import TrialConfig
@@ -21,8 +21,14 @@ from trainables.stage_tree.store import StageStore
 from trainables.training.run import TrainingRun
 from tune_cac.tuning.run_context import run_context
 from tune_cac.tuning.study_searcher import StudySearch
-from tune_cac.tuning.warm_start.baseline import asks_for_sensitivities, learn
-from tune_cac.tuning.warm_start.sensitivities import LEAST_DROP, LEVELS, MOST_EVALUATIONS, baseline_sensitivities
+from tune_cac.tuning.warm_start.baseline import (
+    LEAST_DROP,
+    LEVELS,
+    MOST_EVALUATIONS,
+    asks_for_sensitivities,
+    baseline_sensitivities,
+    learn,
+)
 
 NAMES = ("0.weight", "3.weight", "6.weight", "9.weight", "15.weight")
 

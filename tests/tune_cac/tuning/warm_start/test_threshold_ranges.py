@@ -21,13 +21,7 @@ from search_spaces import Space, SpaceContext
 from search_spaces.space import describe
 from trainables.config import TrialConfig
 from trainables.gradskip.replay import GradskipReplay
-from tune_cac.tuning.warm_start.baseline import WarmStart
-from tune_cac.tuning.warm_start.threshold_ranges import (
-    DrawnTrial,
-    never_acts,
-    spread,
-    with_learned_ranges,
-)
+from tune_cac.tuning.warm_start.baseline import DrawnTrial, WarmStart, never_acts, spread, with_learned_ranges
 
 BASE = TrialConfig(method="none", epochs=4)
 STEPS = 40
