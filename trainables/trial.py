@@ -18,7 +18,7 @@ from ray import tune
 from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 from trainables.config import TrialConfig
-from trainables.gradskip.script_counting.process_record import DEFAULT_WATCH
+from trainables.gradskip.script_counting.trace_file import DEFAULT_WATCH
 from trainables.registry import SCRIPT
 from trainables.runtime.checkpoint_folder import has_room, on_disk, write_checkpoint
 from trainables.runtime.watchdog import Watchdog

@@ -17,7 +17,7 @@ from trainables.gradskip.attachable import check_attachable, check_model
 from trainables.gradskip.execution_order import ForwardHook
 from trainables.gradskip.layers import unwrap, wrappers
 from trainables.gradskip.numbering import ExampleTrace, Numbering, as_forward, is_compiled
-from trainables.gradskip.script_counting.process_record import TRIAL_FOLDER
+from trainables.gradskip.script_counting.trace_file import TRIAL_FOLDER
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.signals import PlasticitySignal
 from trainables.gradskip.step import Status, Step

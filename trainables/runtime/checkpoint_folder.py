@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
 from trainables.storage import DiskFiles, copy_files, files_of, is_uri, lacking_bytes
 
 if TYPE_CHECKING:
@@ -29,6 +27,8 @@ def read_state(file: Any) -> dict[str, Any]:
     The GPU may be another one. Adam counts its steps in CPU tensors; if they were moved to the GPU with the others,
     each would make every step wait for it.
     """
+    import torch  # not in processes that only name folders
+
     state: dict[str, Any] = torch.load(file, weights_only=True, map_location=where_it_was)
     return state
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.script_counting.process_record import FIRST_STEP_VARIABLE
+from trainables.gradskip.script_counting.trace_file import FIRST_STEP_VARIABLE
 from trainables.script.report_lines import REPORTS_FILE, ReportError, read_report
 from trainables.script.run import (
     LOG_FILE,

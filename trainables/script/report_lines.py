@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainables.errors import UserError
-from trainables.gradskip.script_counting.process_record import TRIAL_FOLDER
+from trainables.gradskip.script_counting.trace_file import TRIAL_FOLDER
 
 #: Keys whose values are numbers, in the order in which they are written.
 NUMBERS = (

@@ -31,7 +31,7 @@ import psutil
 
 from trainables.config import TrialConfig, field_names
 from trainables.errors import TrainingDiverged, UserError
-from trainables.gradskip.script_counting.process_record import TRACE_VARIABLE, TRIAL_FOLDER
+from trainables.gradskip.script_counting.trace_file import TRACE_VARIABLE, TRIAL_FOLDER
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, is_number
 from trainables.metrics import METHOD_DEFAULTS, METRICS, MODEL_DEFAULTS, further_columns

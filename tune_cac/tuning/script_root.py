@@ -11,7 +11,7 @@ import numpy as np
 from analysis.trace_replay.traces import OF_SCRIPT
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.script_counting.process_record import TRACE_FILE, from_bytes
+from trainables.gradskip.script_counting.trace_file import TRACE_FILE, from_bytes
 from trainables.stage_tree.root import costs_file, facts_file, root_id
 from trainables.stage_tree.store import Chunk, StageStore
 

@@ -19,7 +19,7 @@ from analysis.trace_replay.traces import RunTrace, complete, read_trace
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.script_counting.process_record import TRACE_FILE
+from trainables.gradskip.script_counting.trace_file import TRACE_FILE
 from trainables.metrics import ROW_KEYS
 from trainables.script.placeholders import names
 from trainables.script.run import RUN_FACTS, OwnLength

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.trace_replay.traces import OF_SCRIPT, read_trace
 from trainables.config import TrialConfig
-from trainables.gradskip.script_counting.process_record import ScriptFacts, to_bytes
+from trainables.gradskip.script_counting.trace_file import ScriptFacts, to_bytes
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.script_root import write_root
 

@@ -20,14 +20,13 @@ from trainables.gradskip.numbering import Numbering
 from trainables.gradskip.replay import Blueprint
 from trainables.gradskip.script_counting import process_record
 from trainables.gradskip.script_counting import process_record as script_trace
-from trainables.gradskip.script_counting.process_record import (
+from trainables.gradskip.script_counting.process_record import ProcessRecord, ScriptTrace
+from trainables.gradskip.script_counting.trace_file import (
     DEFAULT_WATCH,
     TRACE_FILE,
     TRACE_VARIABLE,
     TRIAL_FOLDER,
-    ProcessRecord,
     ScriptFacts,
-    ScriptTrace,
     from_bytes,
 )
 from trainables.runtime.flops import flop_counter
