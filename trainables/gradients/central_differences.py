@@ -41,7 +41,7 @@ def central_difference(
     """Return the central difference gradient of a loss by parameter name, each of the parameter's shape.
 
     The model, its buffers and all generators are afterwards as before. Weights of layers are changed at the layers'
-    outputs (`rank_one`); the other parameters as they are. An estimate that takes more than five seconds shows on
+    outputs (`perturbations`); the other parameters as they are. An estimate that takes more than five seconds shows on
     stderr how far it is and how long it still takes.
 
     Args:

@@ -339,11 +339,11 @@ class GradientCluster:
 class GradientClustering(GradientMethod):
     """Stratified batches over clusters of per-sample gradients of linear and convolution layers.
 
-    The estimate is unbiased whatever the clusters are: weights are M N_k / N (`stratified_sampling`).
+    The estimate is unbiased whatever the clusters are: weights are M N_k / N (`StratifiedBatches`).
 
     Source: Faghri et al., arXiv:2007.04532, 2020, section 3. Other than the published code, a pass counts N_k from 0
-    on (with the counts of the pass before, the variance was 16 times SGD's), and centres are those of sketches
-    (`gradient_sketch`), not outer products of mean inputs and mean output gradients: of a convolution, whose gradients
+    on (with the counts of the pass before, the variance was 16 times SGD's), and centres are those of sketches,
+    not outer products of mean inputs and mean output gradients: of a convolution, whose gradients
     are sums over places, equal gradients would not be at distance 0.
 
     Args:

@@ -31,7 +31,7 @@ from trainables.interventions import Intervention, MissingSignal, child_id
 from trainables.storage import Files, files_of
 
 # --- Checksummed files, written atomically ----------------------------------------------------------------------------
-# A checksum in the first line detects what `trainables.atomic_write` cannot prevent: blocks that a crashed machine
+# A checksum in the first line detects what `trainables.storage.atomic_write` cannot prevent: blocks that a crashed machine
 # never wrote.
 
 

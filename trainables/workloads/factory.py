@@ -1,6 +1,6 @@
 """A workload from a user's function: ``--workload package.module:function``.
 
-`trainables.workloads.factory_parts` documents what the function returns. It is called once per process, with the
+What the function returns is documented below. It is called once per process, with the
 options as keyword arguments and with seeded generators, so that a random split is the same in every trial.
 """
 

@@ -1,7 +1,7 @@
 """The schedule language: reads a file into a checked `Schedule` and collects all problems. Does not import torch.
 
 Sections: ``version`` (1), ``pruners``, ``regularizers``, ``quantizers`` (one at most), ``lr_schedulers``,
-``extensions``, ``distillers`` (not in the original), ``policies``. Strict by default; `compatibility` lists what the
+``extensions``, ``distillers`` (not in the original), ``policies``. Strict by default; Below is listed what the
 compatibility switch accepts.
 """
 
