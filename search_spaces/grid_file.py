@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from search_spaces.space import Space, SpaceContext, Suggests, branch_name
 from trainables.compression.schedule.document import Document, NotYaml, compose
-from trainables.compression.schedule.problems import Path, dotted, line_at, nearest, shown
+from trainables.compression.schedule.policy_configs import Path, dotted, line_at, nearest, shown
 from trainables.config import method_of
 from trainables.errors import UserError
 

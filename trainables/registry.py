@@ -36,7 +36,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="gradskip",
             description="CAC Gradient-Skip: layers whose weight variance has fallen below its peak stop",
-            home="trainables.gradskip.method:attach",
+            home="trainables.gradskip.controller:attach",
             replay_module="trainables.gradskip.replay",
         ),
         Method(
@@ -48,7 +48,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="gradskip+compression",
             description="Gradient-Skip while a compression schedule prunes",
-            home="trainables.compression.trial.with_gradskip:attach",
+            home="trainables.compression.trial.method:attach_with_gradskip",
             replay_module="trainables.compression.trial.with_gradskip_replay",
         ),
         *(
@@ -88,7 +88,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="gradskip+zero_gradients",
             description="Gradient-Skip, and samples with nearly no loss gradient left out of the backward pass",
-            home="trainables.gradients.with_gradskip:attach",
+            home="trainables.gradients.method:attach_with_gradskip",
             replay_module="trainables.gradients.with_gradskip_replay",
         ),
     )

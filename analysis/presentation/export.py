@@ -10,7 +10,6 @@ import pandas as pd
 from analysis.formatting import axis_words, drop_text, drop_unit, drop_words, fixed, metric_words, percent, value_text
 from analysis.io.layout import StudyInfo
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
-from analysis.presentation.env_file import environment_lines
 from analysis.presentation.settings_text import (
     WHOLE_FILES,
     compresses,
@@ -19,7 +18,14 @@ from analysis.presentation.settings_text import (
     schedule_summary,
     schedule_text,
 )
-from analysis.presentation.summary_text import comment_lines, config_of, searched_options, settings_text, time_beside
+from analysis.presentation.summary_text import (
+    comment_lines,
+    config_of,
+    environment_lines,
+    searched_options,
+    settings_text,
+    time_beside,
+)
 from trainables.errors import UserError, unknown_name
 from trainables.quality import Quality
 from trainables.savings import BOTH, INFERENCE, SAVED, TIME, TRAINING, saved_words

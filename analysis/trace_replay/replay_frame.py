@@ -2,20 +2,549 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.trace_replay.batch import replay_auto
-from analysis.trace_replay.settings import Batch, batches
-from analysis.trace_replay.step_by_step import replay_one
-from analysis.trace_replay.traces import Predicted, RunTrace, dense_costs, facts_key, trains_after
-from trainables.config import TrialConfig
-from trainables.gradskip.replay import Blueprint
+from analysis.trace_replay.traces import Predicted, RunTrace, dense_costs, facts_key, spared, trains_after
+from trainables.config import TrialConfig, field_names
+from trainables.errors import UserError, unknown_name
+from trainables.gradients.fields import estimator_in
+from trainables.gradskip.replay import Blueprint, GradskipReplay, StopEvent, Unit, signal_name, stop_action
+from trainables.gradskip.rules.published import next_examination
+from trainables.gradskip.rules.published_batch import CONDITIONS, AutoNumbers, Curve, examinations
+from trainables.gradskip.rules.schedule_rules import FreezeOutRule
+from trainables.gradskip.rules.state_machine import Decision, first_step_after
+from trainables.gradskip.settings import Settings
+from trainables.gradskip.variables import BY_NAME, DEFAULT_SAMPLES, VARIABLES
+from trainables.interventions import MissingSignal
 from trainables.savings import share_of_budget
+
+# --- Settings grouped by how they are replayed: those without any stop, those of the variance rule, and the others ----
+# A configuration that compresses trains on other weights than the recorded ones, so it cannot be replayed.
+#
+# The seven numbers of the variance rule (thresholds, timing, braking) are stored as columns, so that a hundred thousand
+# settings do not need as many objects.
+
+#: The numbers of the variance rule, by the fields of `AutoNumbers` or of `Settings`.
+AUTO_COLUMNS = {v.name: v for v in VARIABLES if v.published and v.mode in ("auto", "both")}
+#: Fields of a configuration that replay reads; workload and length are those of the trace.
+_READ = (*BY_NAME, "forward_cache_mb", "method")
+_KNOWN = frozenset(field_names())
+
+#: A setting in any form that replay accepts.
+OneSetting = Settings | TrialConfig | Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Group of settings that are replayed together."""
+
+    rows: NDArray[np.int64]
+    """(n,) indices of the settings in the given order."""
+    config: TrialConfig
+    """Configuration of all n settings; for the variance rule, without its numbers."""
+    auto: AutoNumbers | None = None
+    """Numbers of the variance rule for each setting; None: all n settings equal `config`."""
+    never_acts: bool = False
+    """True if these settings stop nothing on any run."""
+    foreign: bool = False
+    """True if these settings also compress, so that they cannot be replayed."""
+
+
+def batches(settings: Any) -> tuple[pd.Index, list[Batch]]:
+    """Group settings by how they are replayed.
+
+    Args:
+        settings: a `Settings`, a `TrialConfig` or a mapping of its fields; a sequence of these; a mapping from labels
+            to these; or a DataFrame with fields as columns, as `analysis.load` gives it (None and NaN: published
+            default; other columns are not read).
+
+    Returns:
+        The index of the settings (labels of a mapping, index of the DataFrame, else 0, 1, ...), and batches that
+        contain each setting once. Rows of a DataFrame that compress are in batches with `foreign`.
+
+    Raises:
+        UserError: an unknown variable, an invalid value, or a setting outside a DataFrame that compresses.
+    """
+    index, columns = _columns_of_settings(settings)
+    count = len(index)
+    others = [name for name in columns if name not in AUTO_COLUMNS]
+    auto = {name: _numbers(name, columns.get(name), count) for name in AUTO_COLUMNS}
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    cells = [[_cell(name, value) for value in columns[name]] for name in others]
+    for row, key in enumerate(zip(*cells, strict=True) if cells else [()] * count):
+        groups.setdefault(key, []).append(row)
+    found = []
+    for key, places in groups.items():
+        fixed = {name: value for name, value in zip(others, key, strict=True) if value is not None}
+        found += _sorted_out(fixed, np.array(places, dtype=np.int64), auto)
+    return index, found
+
+
+def _sorted_out(
+    fixed: Mapping[str, Any], rows: NDArray[np.int64], auto: Mapping[str, NDArray[np.float64]]
+) -> list[Batch]:
+    """Return the batches of settings that differ only in the variance rule's numbers."""
+    # The variance rule's numbers have no effect under other rules, so they are left out here.
+    probe = TrialConfig(**fixed)
+    if probe.compresses or estimator_in(probe.method):
+        return [Batch(rows=rows, config=probe, foreign=True)]
+    found = []
+    if probe.method != "none" and probe.gradskip_settings().mode == "auto":
+        off = auto["CAC_VAR_START_THR"][rows] == -1
+        if off.any():
+            config = TrialConfig(**{**fixed, "CAC_VAR_START_THR": -1.0})
+            found.append(Batch(rows=rows[off], config=config, never_acts=True))
+        if not off.all():
+            found.append(Batch(rows=rows[~off], config=probe, auto=_auto_numbers(rows[~off], auto)))
+        return found
+    braking = np.nan_to_num(auto["CAC_BRAKING_DISTANCE"][rows], nan=0.0).astype(np.int64)
+    for distance in np.unique(braking):
+        config = TrialConfig(**{**fixed, **({"CAC_BRAKING_DISTANCE": int(distance)} if distance else {})})
+        found.append(Batch(rows=rows[braking == distance], config=config, never_acts=config.method == "none"))
+    return found
+
+
+def _auto_numbers(rows: NDArray[np.int64], auto: Mapping[str, NDArray[np.float64]]) -> AutoNumbers:
+    def given(name: str, default: Any = None) -> NDArray[Any]:
+        variable, values = AUTO_COLUMNS[name], auto[name][rows]
+        values = np.where(np.isnan(values), variable.default if default is None else default, values)
+        return values.astype(np.int64) if variable.kind is int else values
+
+    braking = given("CAC_BRAKING_DISTANCE")
+    names = ("start_itr", "start_thr", "mt_count_thr", "mt_thr", "slope_thr")
+    return AutoNumbers(
+        **{name: given(f"CAC_VAR_{name.upper()}") for name in names},
+        # As in `Settings.sampling_interval`: by default the braking distance.
+        interval=given("CAC_VAR_SAMPLES", np.where(braking > 0, braking, DEFAULT_SAMPLES)),
+        braking=braking,
+    )
+
+
+# --- forms of settings ------------------------------------------------------------------------------------------------
+
+
+def _columns_of_settings(settings: Any) -> tuple[pd.Index, dict[str, Sequence[Any] | NDArray[Any]]]:
+    """Return the index of the settings, and the fields that at least one setting gives, as columns."""
+    if isinstance(settings, pd.DataFrame):
+        for name in settings.columns:
+            if str(name).startswith("CAC") and name not in BY_NAME:
+                raise unknown_name("variable", str(name), BY_NAME)
+        return settings.index, {name: settings[name].to_numpy() for name in _READ if name in settings.columns}
+    index, rows = _rows(settings)
+    names = [name for name in _READ if any(name in row for row in rows)]
+    return index, {name: [row.get(name) for row in rows] for name in names}
+
+
+def _rows(settings: Any) -> tuple[pd.Index, list[dict[str, Any]]]:
+    one = (Settings, TrialConfig, Mapping)
+    if isinstance(settings, Mapping) and settings and all(isinstance(value, one) for value in settings.values()):
+        return pd.Index(list(settings)), [_fields_of(value) for value in settings.values()]
+    if isinstance(settings, one):
+        return pd.RangeIndex(1), [_fields_of(settings)]
+    if isinstance(settings, Iterable) and not isinstance(settings, (str, bytes)):
+        rows = [_fields_of(value) for value in settings]
+        return pd.RangeIndex(len(rows)), rows
+    raise UserError(f"settings must be Settings, a TrialConfig, several of them or a DataFrame, got {settings!r}")
+
+
+def _fields_of(setting: OneSetting) -> dict[str, Any]:
+    """Return the fields that a setting gives and replay reads."""
+    method = str(setting.get("method", "") if isinstance(setting, Mapping) else getattr(setting, "method", ""))
+    if estimator_in(method):
+        raise UserError(
+            f"replay predicts Gradient-Skip alone, got a setting with method {method}: what an estimator costs is "
+            "known from trials alone, so train it"
+        )
+    if "compression" in method.split("+"):
+        raise UserError(
+            f"replay predicts Gradient-Skip alone, got a setting with method {method}: what compression changes was "
+            "recorded nowhere; train it, or replay its Gradient-Skip with method gradskip"
+        )
+    if isinstance(setting, TrialConfig):
+        given = {name: getattr(setting, name) for name in _READ}
+        return {name: value for name, value in given.items() if value is not None}
+    if isinstance(setting, Settings):
+        if setting.reference:
+            raise UserError("settings to replay must not have reference=True: no trial trains with the published steps")
+        given = {variable.name: getattr(setting, variable.field) for variable in VARIABLES}
+        return {name: value for name, value in given.items() if value != BY_NAME[name].default}
+    if not isinstance(setting, Mapping):
+        raise UserError(f"a setting must be Settings, a TrialConfig or a mapping of its fields, got {setting!r}")
+    for name in setting:
+        if name not in _KNOWN:
+            raise unknown_name("variable" if str(name).startswith("CAC") else "setting", str(name), _KNOWN)
+    return {name: value for name, value in setting.items() if name in _READ}
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and value != value)
+
+
+def _numbers(name: str, cells: Sequence[Any] | NDArray[Any] | None, count: int) -> NDArray[np.float64]:
+    """Convert a column of the variance rule to float64, NaN where not given; raise where a value is invalid."""
+    variable = BY_NAME[name]
+    whole = variable.kind is int
+    if cells is None:
+        return np.full(count, np.nan)
+    if isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf":
+        values = cells.astype(np.float64)
+    else:
+        values = np.array([np.nan if _is_missing(cell) else _number(name, cell) for cell in cells], dtype=np.float64)
+    distinct = np.unique(values[~np.isnan(values)])
+    # Valid values form an interval (START_THR also allows -1), so checking the ends and one fraction is sufficient.
+    suspects = np.concatenate([distinct[:2], distinct[-1:], distinct[distinct % 1 != 0][:1] if whole else distinct[:0]])
+    for value in suspects.tolist():
+        variable.check(int(value) if whole and value.is_integer() else value)
+    return values
+
+
+def _number(name: str, cell: Any) -> Any:
+    if isinstance(cell, str):
+        return BY_NAME[name].read(cell)
+    cell = cell.item() if isinstance(cell, np.generic) else cell
+    if isinstance(cell, bool) or not isinstance(cell, (int, float)):
+        BY_NAME[name].check(cell)
+    return cell
+
+
+def _cell(name: str, value: Any) -> Any:
+    """Convert a value of another column to the type that `TrialConfig` expects, None where not given."""
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return tuple(item.item() if isinstance(item, np.generic) else item for item in value)
+    if _is_missing(value):
+        return None
+    value = value.item() if isinstance(value, np.generic) else value
+    if name not in BY_NAME:
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+    variable = BY_NAME[name]
+    if isinstance(value, str):
+        return tuple(json.loads(value)) if value.startswith("[") else variable.read(value)
+    # A DataFrame has converted integers and flags with gaps to float64.
+    if variable.kind is bool and value in (0, 1):
+        return bool(value)
+    return int(value) if variable.kind is int and isinstance(value, float) and value.is_integer() else value
+
+
+# --- Replay of single configurations of any rule, by running its state machine over the recorded signals --------------
+
+
+class RecordedPath:
+    """Recorded signals along a run's path of stages; each from the deepest stage that has it."""
+
+    def __init__(self, trace: RunTrace) -> None:
+        self._trace = trace
+        self.stage = 0
+        """Index of the deepest recorded stage on the path."""
+        self.own = True
+        """True if the path ends in this stage; False after a step that was never trained."""
+        self.certain_until = trace.total_steps
+        """First iteration at which a value of another run was read; the run's length for none."""
+        self._entered = 0
+
+    def at(self, name: str, iteration: int) -> float:
+        """Return the signal at an iteration; raise MissingSignal if no stage on the path has it."""
+        foreign = not self.own and iteration >= self._entered
+        place: int | None = self.stage
+        while place is not None:
+            stage = self._trace.stages[place]
+            if stage.start <= iteration:
+                if iteration < stage.known_until and stage.recorded.has(name, iteration):
+                    break
+                foreign = True
+            place = stage.parent
+        if place is None or foreign:
+            self.own = False
+            self.certain_until = min(self.certain_until, iteration)
+        if place is None:
+            raise MissingSignal(name)
+        return self._trace.stages[place].recorded.at(name, iteration)
+
+    def enter(self, iteration: int, action: str) -> None:
+        """Continue the path after an intervention."""
+        self._entered = iteration + 1
+        if self.own:
+            child = self._trace.stages[self.stage].children.get(iteration, {}).get(action)
+            self.own = child is not None
+            self.stage = self.stage if child is None else child
+
+
+def replay_one(trace: RunTrace, config: TrialConfig) -> Predicted:
+    """Replay one configuration of any rule.
+
+    Raises:
+        UserError: the study has not recorded the plan of layers or the costs for it, or a layer number is too large.
+    """
+    replay, path, known = follow(trace, config)
+    found = Predicted.nothing(1, trace)
+    found.unknown[0] = not known
+    columns = replay.columns()
+    found.stops[0] = len(replay.events)
+    found.stopped_through[0] = columns["stopped_through"]
+    found.first_stop[0] = replay.events[0].iteration if replay.events else -1
+    found.events[0] = columns["stop_events"][1:-1]
+    found.certain_until[0], found.stage[0], found.own[0] = path.certain_until, path.stage, path.own
+    _count(trace, trace.blueprint(config), replay.events, replay.machine.distance, found)
+    return found
+
+
+def follow(trace: RunTrace, config: TrialConfig) -> tuple[GradskipReplay, RecordedPath, bool]:
+    """Return the replay of a configuration at its end, its path, and whether all signals that it reads are recorded.
+
+    Raises:
+        UserError: the study has not recorded the plan of layers for it.
+    """
+    replay, path = GradskipReplay(config, trace.blueprint(config)), RecordedPath(trace)
+    try:
+        if isinstance(replay.machine.rule, FreezeOutRule):
+            _follow_schedule(replay, replay.machine.rule, path, trace.total_steps)
+        while (intervention := replay.advance(path, trace.total_steps)) is not None:
+            path.enter(intervention.iteration, intervention.action)
+    except MissingSignal:
+        return replay, path, False
+    return replay, path, True
+
+
+def _follow_schedule(replay: GradskipReplay, rule: FreezeOutRule, path: RecordedPath, total_steps: int) -> None:
+    """Replay freezeout, which scales learning rates at every step, only at its stops."""
+    intervention = replay.advance(path, 1)  # the whole schedule is one intervention at the first step
+    assert intervention is not None
+    path.enter(intervention.iteration, intervention.action)
+    while rule.position < rule.stoppable and (due := math.ceil(rule.ends[rule.position])) < total_steps:
+        replay.machine.iteration = max(due, replay.machine.iteration)
+        replay.advance(path, replay.machine.iteration + 1)
+    replay.machine.iteration = total_steps
+
+
+def _count(trace: RunTrace, blueprint: Blueprint, events: Sequence[StopEvent], distance: int, found: Predicted) -> None:
+    """Add the FLOPs that the stops save to `found`."""
+    through, before = -1, trace.trains
+    for event in events:
+        reached = max(through, _position(blueprint, event))
+        after = trains_after(trace, blueprint, reached)
+        first_spared = first_step_after(event.iteration, distance)
+        if first_spared < trace.total_steps:
+            all_flops, backward = spared(trace, before, after, first_spared)
+            found.spared += all_flops
+            found.spared_backward += backward
+        through, before = reached, after
+
+
+def _position(blueprint: Blueprint, event: StopEvent) -> int:
+    """Return the position of the last parameter that a stop event stops."""
+    if event.rule == "manual":
+        return blueprint.plan.position_of_stop(event.layer)
+    return next(unit.end for unit in blueprint.plan.units if unit.number == event.layer)
+
+
+# --- Batched replay of the variance rule (`trainables.gradskip.rules.published_batch`) on the stages of a trace
+# After a stop, settings differ only in their recorded stage, the iteration of the last decision, the earliest iteration
+# of the next one, their sampling interval, and their thresholds. Settings that differ only in thresholds read the same
+# values, so they share a curve. The outer loop runs over the layers, because each stop advances to the next one.
+#
+# Shapes: n settings, T steps.
+
+
+def _views(trace: RunTrace, name: str) -> Callable[[int | None], tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    """Return a function of a stage's index: its variances of a layer, continued from its ancestors where not recorded.
+
+    It returns (T,) values, whether each is recorded in any stage, and whether in the stage's own run.
+    """
+    total = trace.total_steps
+
+    @cache
+    def view(place: int | None) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        if place is None:
+            return np.full(total, np.nan), np.zeros(total, bool), np.zeros(total, bool)
+        stage = trace.stages[place]
+        values, known, own = view(stage.parent)
+        values, known, own = values.copy(), known.copy(), own.copy()
+        own[stage.start :] = False
+        recorded, there = stage.signal(name)
+        recorded, there = recorded[: total - stage.start], there[: total - stage.start]
+        span = slice(stage.start, stage.start + len(recorded))
+        values[span] = np.where(there, recorded, values[span])
+        known[span] |= there
+        own[span] = there
+        return values, known, own
+
+    return view
+
+
+def replay_auto(trace: RunTrace, config: TrialConfig, numbers: AutoNumbers) -> Predicted:
+    """Replay the variance rule for n settings.
+
+    Args:
+        trace: recorded training.
+        config: the configuration without the numbers of the rule.
+        numbers: the numbers of the rule for n settings.
+
+    Raises:
+        UserError: the study has not recorded the plan of layers or the costs for these settings.
+    """
+    replay = _Replay(trace, config, numbers)
+    found = replay.run()
+    for row in np.flatnonzero(replay.still):
+        own = {name: getattr(numbers, name)[row].item() for name in _FIELDS}
+        one = replace(config, **{_FIELDS[name]: value for name, value in own.items()})
+        found.put(np.array([row]), replay_one(trace, one))
+    return found
+
+
+#: Fields of a configuration by those of `AutoNumbers`.
+_FIELDS = {
+    **{name: f"CAC_VAR_{name.upper()}" for name in ("start_itr", "start_thr", "mt_count_thr", "mt_thr", "slope_thr")},
+    "interval": "CAC_VAR_SAMPLES",
+    "braking": "CAC_BRAKING_DISTANCE",
+}
+
+
+class _Replay:
+    def __init__(self, trace: RunTrace, config: TrialConfig, numbers: AutoNumbers) -> None:
+        self._trace = trace
+        self._config = config
+        self._settings = config.gradskip_settings()
+        self._blueprint = trace.blueprint(config)
+        self._numbers = numbers.rounded(single_precision=self._blueprint.single_precision)  # not in every group again
+        count = len(numbers.interval)
+        self._found = Predicted.nothing(count, trace)
+        self._anchor = np.full(count, -1, np.int64)  # iteration at which the current target became current
+        self._due = next_examination(numbers.start_itr, numbers.interval)
+        self.still = np.zeros(count, bool)
+        """Settings that may pass over a layer which does not move, which is not replayed here."""
+
+    def run(self) -> Predicted:
+        stopped = self._trace.trains
+        for place, unit in enumerate(self._blueprint.plan.units[: self._blueprint.stoppable]):
+            looking = np.flatnonzero((self._due < self._trace.total_steps) & ~self._found.unknown)
+            if len(looking) == 0:
+                break
+            when, ratios, rules = self._look(looking, unit, first=place == 0)
+            fired = when >= 0
+            self._due[looking[~fired]] = self._trace.total_steps  # no further stops
+            now_stopped = trains_after(self._trace, self._blueprint, unit.end)
+            if fired.any():
+                rows = looking[fired]
+                self._stop(rows, unit, when[fired], stopped, now_stopped)
+                self._note(rows, unit, when[fired], ratios[fired], rules[fired])
+            stopped = now_stopped
+        return self._found
+
+    # --- finding stops ------------------------------------------------------------------------------------------------
+
+    def _look(
+        self, looking: NDArray[np.int64], unit: Unit, *, first: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        """Return the iteration at which each setting stops this layer (-1 for never), the ratio and the rule."""
+        view = _views(self._trace, signal_name(self._settings, unit.watched))
+        when = np.full(len(looking), -1, np.int64)
+        ratios, rules = np.full(len(looking), np.nan), np.zeros(len(looking), np.int64)
+        found, single, total = self._found, self._blueprint.single_precision, self._trace.total_steps
+        for members in self._alike(looking):
+            rows = looking[members]
+            leader = rows[0]
+            values, known, own = view(int(found.stage[leader]))
+            looks = examinations(
+                begin=int(self._due[leader]),
+                end=total,
+                start_itr=0,  # the due iteration is past it
+                interval=int(self._numbers.interval[leader]),
+                anchor=None if first else int(self._anchor[leader]),
+            )
+            missing = _first(~known[looks])
+            read = values[looks[:missing]]
+            same = read[1:] == read[:-1]
+            if (same[1:] & same[:-1]).any():
+                self.still[rows] = True
+            seen = Curve.of(looks[:missing], values[looks[:missing]], single_precision=single)
+            places, rules[members] = seen.stops(self._numbers, rows, first=first, single_precision=False)
+            fired = places < missing
+            when[members[fired]] = looks[places[fired]]
+            ratios[members[fired]] = seen.ratios[places[fired]]
+            # Index 0 is the anchor, the last decision; its value was still of their own run for settings off it now.
+            foreign = np.where(found.own[rows], _first(~own[looks]), 0 if first else 1)
+            blind = (places >= missing) & (missing < len(looks))
+            doubtful = blind | (foreign <= np.minimum(places, len(looks) - 1))
+            guess = np.minimum(foreign, np.where(blind, missing, len(looks)))[doubtful]
+            found.unknown[rows[blind]] = True
+            found.own[rows[doubtful]] = False
+            since = found.certain_until[rows[doubtful]]
+            found.certain_until[rows[doubtful]] = np.minimum(since, np.append(looks, total)[guess])
+        return when, ratios, rules
+
+    def _alike(self, looking: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Return indices into ``looking``, grouped by settings that read the same values."""
+        keys = np.stack([a[looking] for a in (self._found.stage, self._anchor, self._due, self._numbers.interval)])
+        order = np.lexsort(keys)
+        changes = (keys[:, order[1:]] != keys[:, order[:-1]]).any(axis=0)
+        return np.split(order, np.flatnonzero(changes) + 1)
+
+    # --- stopping ---------------------------------------------------------------------------------------------------
+
+    def _stop(self, rows: NDArray[np.int64], unit: Unit, when: NDArray[np.int64], before: str, after: str) -> None:
+        found, total = self._found, self._trace.total_steps
+        next_step = first_step_after(when, self._numbers.braking[rows])
+        all_flops, backward = spared(self._trace, before, after, np.minimum(next_step, total))
+        found.spared[rows] += all_flops
+        found.spared_backward[rows] += backward
+        found.stops[rows] += 1
+        found.first_stop[rows] = np.where(found.first_stop[rows] < 0, when, found.first_stop[rows])
+        found.stopped_through[rows[next_step <= total]] = unit.end
+        self._anchor[rows] = when
+        self._due[rows] = next_examination(next_step, self._numbers.interval[rows])
+        self._walk(rows[found.own[rows]], unit)
+
+    def _walk(self, rows: NDArray[np.int64], unit: Unit) -> None:
+        """Move settings to the stage that the stop leads to; clear `own` where that stage was not trained."""
+        found, stages = self._found, self._trace.stages
+
+        @cache
+        def action(braking: int) -> str:
+            return stop_action(self._config, self._blueprint, unit.end, braking)
+
+        known = (array[rows].tolist() for array in (found.stage, self._anchor, self._numbers.braking))
+        there = ((stages[stage].children.get(when, {}), braking) for stage, when, braking in zip(*known, strict=True))
+        after = np.array([below.get(action(braking), -1) if below else -1 for below, braking in there], np.int64)
+        found.own[rows] = after >= 0
+        found.stage[rows] = np.where(after >= 0, after, found.stage[rows])
+
+    def _note(
+        self,
+        rows: NDArray[np.int64],
+        unit: Unit,
+        when: NDArray[np.int64],
+        ratios: NDArray[np.float64],
+        rules: NDArray[np.int64],
+    ) -> None:
+        events = self._found.events
+
+        @cache
+        def text(iteration: int, ratio: float, rule: int) -> str:
+            decision = Decision(layer=unit.end, rule=CONDITIONS[rule], ratio=ratio)
+            return json.dumps(vars(self._blueprint.event(iteration, decision, self._settings)))  # in the fields' order
+
+        for row, *event in zip(rows.tolist(), when.tolist(), ratios.tolist(), rules.tolist(), strict=True):
+            events[row] += f", {text(*event)}" if events[row] else text(*event)
+
+
+def _first(flags: NDArray[np.bool_]) -> int:
+    """Return the index of the first flag that is set; the number of flags if none is."""
+    place = int(flags.argmax()) if len(flags) else 0
+    return place if len(flags) and flags[place] else len(flags)
+
+
+# --- Prediction of what settings stop and save, from recorded training, without training ------------------------------
 
 #: Columns of `replay` with their meanings.
 COLUMNS = {

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.trace_replay.replay_frame import replay
-from analysis.trace_replay.step_by_step import follow
+from analysis.trace_replay.replay_frame import follow, replay
 from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig
 from trainables.errors import UserError

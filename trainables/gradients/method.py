@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from trainables.attachment import EstimateFlops, RunFacts
 from trainables.config import TrialConfig
+from trainables.errors import UserError
 from trainables.gradients import variance_trial
 from trainables.gradients.central_differences import check_changes_weights, check_epsilon, estimate, scaled_epsilon
 from trainables.gradients.discrete_gradients import search
@@ -22,6 +23,8 @@ from trainables.gradients.straight_through_directions import (
     SwitchedOn,
     straight_through_direction,
 )
+from trainables.gradskip import controller as gradskip
+from trainables.gradskip.controller import WEIGHT_RULES, GradskipBeside
 from trainables.runtime.flops import flop_counter
 from trainables.runtime.isolation import kept_generators
 from trainables.workloads.base import Batch, Workload
@@ -209,3 +212,22 @@ def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Attached
         UserError: names that the model does not have, or layers that the estimator cannot treat.
     """
     return _ATTACHED[config.method](optimizer, config, run)
+
+
+# --- Gradient-Skip while samples with nearly no loss gradient are left out of the backward pass -----------------------
+
+
+def attach_with_gradskip(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> GradskipBeside:
+    """Attach both methods.
+
+    Raises:
+        UserError: Gradient-Skip's rule looks at gradients.
+    """
+    mode = config.gradskip_settings().mode
+    if mode not in WEIGHT_RULES:
+        raise UserError(
+            f"CAC_RULE={mode} can't be combined with zero gradients: its signal would depend on which samples are left "
+            "out in the same step; use CAC_RULE=variance or manual stops"
+        )
+    other = variance_trial.attach(optimizer, config, run)
+    return GradskipBeside(gradskip.attach(optimizer, config, run), other, "gradients")

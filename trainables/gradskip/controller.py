@@ -3,25 +3,181 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainables.attachment import Attached, EstimateFlops, RunFacts
+from trainables.config import TrialConfig
+from trainables.errors import UserError
 from trainables.gradskip import saved_state
 from trainables.gradskip.advice.advice import Advice
 from trainables.gradskip.advice.input_gradients import InputGradientCheck
 from trainables.gradskip.advice.occasions import advise_after_stop, advise_at_begin
-from trainables.gradskip.attachable import check_attachable, check_model
 from trainables.gradskip.execution_order import ForwardHook
 from trainables.gradskip.layers import unwrap, wrappers
 from trainables.gradskip.numbering import ExampleTrace, Numbering, as_forward, is_compiled
+from trainables.gradskip.replay import columns
 from trainables.gradskip.script_counting.trace_file import TRIAL_FOLDER
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.signals import PlasticitySignal
 from trainables.gradskip.step import Status, Step
 from trainables.gradskip.stops import Decisions, Stops
+from trainables.gradskip.variables import RULES
+
+# --- Checks that refuse optimizers and settings that do not work with Gradient-Skip, before anything is attached ------
+
+
+def check_attachable(optimizer: Optimizer) -> None:
+    """Raise UserError for an optimizer whose step Gradient-Skip cannot surround."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UserError(
+            "Gradient-Skip needs an optimizer that leaves parameters without gradient alone, got LBFGS, which "
+            "moves all parameters together: use SGD, Adam, AdamW or another first-order one"
+        )
+    if hasattr(optimizer, "gradskip"):
+        raise UserError("this optimizer has Gradient-Skip already: wrap it once")
+    inner = _inner_optimizer(optimizer)
+    if inner is not None:
+        raise UserError(
+            f"Gradient-Skip needs the optimizer that moves the parameters, got {type(optimizer).__name__} around "
+            f"{type(inner).__name__}: wrap the inner one first, as in {type(optimizer).__name__}(gradskip.wrap(...))"
+        )
+    try:
+        optimizer.register_state_dict_pre_hook(lambda _: None).remove()
+    except AttributeError:
+        raise UserError(
+            f"Gradient-Skip needs an optimizer with torch's hooks, got {type(optimizer).__name__}, which does not call "
+            "torch.optim.Optimizer.__init__: have it call that, or wrap the optimizer that it is built around"
+        ) from None
+
+
+def _inner_optimizer(optimizer: Optimizer) -> Optimizer | None:
+    """Return the optimizer that this one is built around, such as that of Lookahead or of accelerate."""
+    held: list[Any] = []
+    for value in vars(optimizer).values():
+        held += value if isinstance(value, (list, tuple)) else [value]
+    return next((value for value in held if isinstance(value, Optimizer) and value is not optimizer), None)
+
+
+def check_model(settings: Settings, model: nn.Module | None, optimizer: Optimizer) -> None:
+    """Raise UserError for settings that need a model where none is given, or an unsharded one where it is sharded."""
+    for field, wanted in (
+        ("norm_statistics", settings.norm_statistics == "hold"),
+        ("prefix_autograd", not settings.prefix_autograd),
+        ("rule", settings.mode == "plasticity"),
+    ):
+        if wanted and model is None:
+            value = getattr(settings, field)
+            text = int(value) if isinstance(value, bool) else value
+            raise UserError(f"CAC_{field.upper()}={text} looks into the model: give model=")
+    if settings.mode == "plasticity" and any(
+        hasattr(p, "full_tensor") for group in optimizer.param_groups for p in group["params"]
+    ):
+        raise UserError(
+            "CAC_RULE must not be plasticity for a sharded model (fully_shard), whose weights no copy can stand in "
+            f"for: use one of {', '.join(rule for rule in RULES if rule != 'plasticity')}"
+        )
+
+
+# --- Gradient-Skip and another method on one training run -------------------------------------------------------------
+
+#: Rules that decide by weights only, which the other method does not change within a step.
+WEIGHT_RULES = ("off", "auto", "manual")
+
+
+class GradskipBeside(Attached):
+    """Both methods; Gradient-Skip decides by the weights after the previous step.
+
+    Args:
+        skip: Gradient-Skip.
+        other: the other method.
+        name: of the other method, in states.
+    """
+
+    def __init__(self, skip: AttachedGradientSkip, other: Attached, name: str) -> None:
+        self.skip, self.other, self._name = skip, other, name
+        self.gradskip = skip.gradskip
+        self.replaces_schedule = other.replaces_schedule
+
+    def stop_key(self) -> Hashable:
+        return (self.skip.stop_key(), self.other.stop_key())
+
+    def begin_step(self, epoch: int, minibatch: int) -> None:
+        self.gradskip.look_ahead()
+        self.other.begin_step(epoch, minibatch)
+
+    def batch(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return self.other.batch(batch)
+
+    def forward_pass(self) -> AbstractContextManager[Any]:
+        return self.other.forward_pass()
+
+    def loss(self, loss: Tensor) -> Tensor:
+        return self.other.loss(loss)
+
+    def estimate(self, loss: Callable[[nn.Module], Tensor], batch: tuple[Tensor, ...]) -> EstimateFlops | None:
+        return self.other.estimate(loss, batch)
+
+    def gradient_method(self) -> Any:
+        return self.other.gradient_method()
+
+    def before_optimizer(self) -> None:
+        self.other.before_optimizer()
+
+    def end_step(self) -> None:
+        self.other.end_step()
+
+    def end_epoch(self, metrics: Mapping[str, Any]) -> None:
+        self.other.end_epoch(metrics)
+
+    def watched_layers(self) -> list[tuple[int, ...]]:
+        return self.skip.watched_layers()
+
+    def events(self) -> list[dict[str, Any]]:
+        return self.skip.events()
+
+    def columns(self) -> dict[str, Any]:
+        return self.skip.columns()
+
+    def measured(self) -> dict[str, Any]:
+        return self.other.measured()
+
+    def runs_beside(self) -> Sequence[nn.Module]:
+        return self.other.runs_beside()
+
+    def model_metadata(self) -> dict[str, Any]:
+        return {"gradskip": self.skip.model_metadata(), self._name: self.other.model_metadata()}
+
+    def state_dict(self) -> dict[str, Any]:
+        # Gradient-Skip's state is in the optimizer's state.
+        return {
+            "decision_state": {self._name: self.other.decision_state()},
+            "training_state": self.other.training_state(),
+        }
+
+    def training_state(self) -> dict[str, Any]:
+        return {**self.skip.training_state(), **self.other.training_state()}
+
+    def decision_state(self) -> dict[str, Any]:
+        return {**self.skip.decision_state(), self._name: self.other.decision_state()}
+
+    def prepare_structure(self, training_state: Mapping[str, Any]) -> None:
+        self.other.prepare_structure(training_state)
+
+    def resume(self, decision_state: Mapping[str, Any], training_state: Mapping[str, Any]) -> None:
+        if "machine" in decision_state:
+            self.skip.resume({name: decision_state[name] for name in ("machine", "events")}, training_state)
+        self.other.resume(decision_state[self._name], training_state)
+
+
+# --- Gradient-Skip attached to a torch optimizer ----------------------------------------------------------------------
 
 #: Key of the rule's state in an optimizer's ``state_dict()``.
 STATE_KEY = "gradskip"
@@ -232,3 +388,57 @@ class GradientSkip(Status):
         if self._pending is not None:
             self.load_state_dict(self._pending)
         self._pending = None
+
+
+# --- Gradient-Skip as a method of a trial -----------------------------------------------------------------------------
+
+
+class AttachedGradientSkip(Attached):
+    """Gradient-Skip attached to one training run."""
+
+    def __init__(self, gradskip: GradientSkip) -> None:
+        self.gradskip = gradskip
+
+    def stop_key(self) -> Hashable:
+        return self.gradskip.stopped_through
+
+    def watched_layers(self) -> list[tuple[int, ...]]:
+        return [unit.watched for unit in self.gradskip.plan.units]
+
+    def columns(self) -> dict[str, Any]:
+        return columns(self.gradskip.stopped_through, self.gradskip.events)
+
+    def model_metadata(self) -> dict[str, Any]:
+        return self.gradskip.blueprint.to_dict()
+
+    def training_state(self) -> dict[str, Any]:
+        state = self.gradskip.state_dict()
+        return {"signal": state["signal"], "stops": state["stops"]}
+
+    def decision_state(self) -> dict[str, Any]:
+        return {"machine": self.gradskip.machine.state_dict(), "events": self.events()}
+
+    def resume(self, decision_state: Mapping[str, Any], training_state: Mapping[str, Any]) -> None:
+        fresh = self.gradskip.state_dict()
+        self.gradskip.load_state_dict(
+            {**fresh, **{k: training_state[k] for k in training_state if k in fresh}, **decision_state}
+        )
+
+    def events(self) -> list[dict[str, Any]]:
+        return [asdict(event) for event in self.gradskip.events]
+
+
+def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> AttachedGradientSkip:
+    """Attach Gradient-Skip with the config's settings; the environment is not read."""
+    with warnings.catch_warnings():
+        # A search may try settings that stop nothing; its table shows that they did.
+        warnings.filterwarnings("ignore", message="Gradient-Skip (will|may) stop nothing")
+        return AttachedGradientSkip(
+            GradientSkip(
+                optimizer,
+                config.gradskip_settings(),
+                model=run.model,
+                example_inputs=run.forward,
+                total_steps=run.total_steps,
+            )
+        )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainables.gradskip.advice.users_line import users_level
-from trainables.gradskip.parts import own_children, own_parameters
+from trainables.gradskip.layers import own_children, own_parameters
 from trainables.runtime.flops import uncompiled
 from trainables.runtime.isolation import kept_generators
 

@@ -3,19 +3,217 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from trainables.config import TrialConfig
 from trainables.interventions import MethodReplay
-from trainables.stage_tree.checkpoint_interval import checkpoint_interval
+from trainables.runtime.checkpoint_folder import read_state
 from trainables.stage_tree.checkpoints import Checkpoints, StageWeight
-from trainables.stage_tree.live import LiveRun
-from trainables.stage_tree.packing import pack
+from trainables.stage_tree.recorder import SignalRecorder
 from trainables.stage_tree.store import Stage, StageStore
+from trainables.training.run import TrainingRun
+
+# --- Interval between a stage's checkpoints: short where forks are likely and training is expensive, long elsewhere ---
+# Symbols: w seconds to write a checkpoint; c seconds of a step; n forks expected over a stage's N steps.
+# With checkpoints s steps apart, each step costs w / s for writing and n / N * c * s / 2 for forks. The sum is least at
+# s = sqrt(2 w N / (c n)).
+
+#: Expected forks from the first stage, as a share of the trials, and the factor by which each level below has fewer.
+FORKS_OF_FIRST, FEWER_BELOW = 0.25, 8.0
+#: Most time for writing, as a share of the training time.
+MOST_WRITING = 0.15
+
+
+def checkpoint_interval(*, write_s: float, step_s: float, total_steps: int, trials: int, depth: int) -> int:
+    """Return the steps from one checkpoint to the next, >= 1.
+
+    Args:
+        write_s: seconds that a checkpoint takes, >= 0.
+        step_s: seconds that a training step takes, > 0.
+        total_steps: steps of the run.
+        trials: trials of the study, >= 1.
+        depth: interventions before the stage.
+    """
+    forks = max(0.5, FORKS_OF_FIRST * trials) / FEWER_BELOW**depth
+    cost = write_s / step_s
+    cheapest = math.sqrt(2 * cost * total_steps / forks)
+    return max(1, math.ceil(min(cheapest, total_steps)), math.ceil(cost / MOST_WRITING))
+
+
+# --- Joins many small tensors into one for saving ---------------------------------------------------------------------
+# A run's state has a hundred small tensors, and `torch.save` needs more time for each tensor than for its content.
+# The result has only plain types and tensors, which ``torch.load(weights_only=True)`` reads.
+
+#: Larger tensors are written unchanged: their bytes take most of the time, and a copy would take memory.
+_SMALL_BYTES = 1 << 16
+#: First element of a tuple that replaces a tensor; the others are its group and its index in the group.
+_MARK = "packed tensor"
+
+
+def pack(state: Any) -> dict[str, Any]:
+    """Return a state of dictionaries, lists, tuples and tensors with its small tensors joined into one per dtype.
+
+    The state is not changed. The result shares memory with it only in tensors that were not joined.
+    """
+    groups: dict[torch.dtype, tuple[int, list[Tensor]]] = {}
+
+    def replaced(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return _through(value, replaced)
+        if not _can_join(value):
+            return value
+        number, tensors = groups.setdefault(value.dtype, (len(groups), []))
+        tensors.append(value)
+        return (_MARK, number, len(tensors) - 1)
+
+    with torch.no_grad():
+        rest = replaced(state)
+        joined = [torch.cat([tensor.view(-1) for tensor in tensors]) for _, tensors in groups.values()]
+    shapes = [[n for tensor in tensors for n in (tensor.dim(), *tensor.shape)] for _, tensors in groups.values()]
+    return {"rest": rest, "joined": joined, "shapes": [torch.tensor(each, dtype=torch.int64) for each in shapes]}
+
+
+def unpack(packed: dict[str, Any]) -> Any:
+    """Return the state that was given to `pack`; each joined tensor gets memory of its own."""
+    groups = []
+    for joined, numbers in zip(packed["joined"], packed["shapes"], strict=True):
+        shapes = _shapes(numbers.tolist())
+        parts = joined.split([prod(shape) for shape in shapes])
+        groups.append([part.clone().view(shape) for part, shape in zip(parts, shapes, strict=True)])
+
+    def restored(value: Any) -> Any:
+        if type(value) is tuple and len(value) == 3 and value[0] == _MARK:
+            return groups[value[1]][value[2]]
+        return _through(value, restored)
+
+    return restored(packed["rest"])
+
+
+def _shapes(numbers: list[int]) -> list[list[int]]:
+    """Split numbers into shapes, each stored after its number of dimensions."""
+    found, place = [], 0
+    while place < len(numbers):
+        end = place + 1 + numbers[place]
+        found.append(numbers[place + 1 : end])
+        place = end
+    return found
+
+
+def _through(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a container of the same kind with every element changed, or any other value itself."""
+    kind = type(value)
+    if kind is dict:
+        return {name: change(inner) for name, inner in value.items()}
+    if kind is list or kind is tuple:
+        return kind(change(inner) for inner in value)
+    if kind is OrderedDict:
+        found = OrderedDict((name, change(inner)) for name, inner in value.items())
+        found.__dict__.update(value.__dict__)  # a module's state keeps version numbers there
+        return found
+    return value
+
+
+def _can_join(tensor: Tensor) -> bool:
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and tensor.numel() * tensor.element_size() <= _SMALL_BYTES
+    )
+
+
+# --- A run that trains in this process, with timings of its steps -----------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class LiveRun:
+    """A run in this process, with its recorder and timings."""
+
+    run: TrainingRun
+    recorder: SignalRecorder
+    flops_at_load: int
+    """FLOPs executed before the loaded checkpoint."""
+    steps: int = 0
+    """Steps trained in this process."""
+    step_s: float = 0.0
+    """Moving average of the time of a step."""
+    slowest_s: float = 0.0
+    """Time of the slowest step in this process, except the first."""
+    evaluation_s: float = 0.0
+    """Time of the last evaluation."""
+    checkpointed: float = field(default_factory=time.monotonic)
+    """Monotonic time of the last checkpoint or of the start; a crash loses only later training."""
+
+    @property
+    def executed_flops(self) -> int:
+        """Return the FLOPs executed in this process."""
+        return self.run.executed_flops - self.flops_at_load
+
+    def train_step(self) -> None:
+        """Train and time one optimizer step."""
+        begun = time.perf_counter()
+        self.run.train_step()
+        took = time.perf_counter() - begun
+        if self.steps > 0:  # the first step selects kernels and counts FLOPs
+            self.step_s = 0.9 * self.step_s + 0.1 * took if self.step_s else took
+            self.slowest_s = max(self.slowest_s, took)
+        self.steps += 1
+
+
+def resume_live(
+    config: TrialConfig,
+    data: bytes | None,
+    metadata: Mapping[str, Any],
+    replay_state: Mapping[str, Any],
+    watches: Sequence[tuple[str, ...]],
+) -> LiveRun:
+    """Build a run that records its signals, from its start or from a checkpoint of the tree.
+
+    Args:
+        config: configuration of the trial.
+        data: a checkpoint as stored in the tree; None: from the start.
+        metadata: facts about the model that the tree has stored for this method.
+        replay_state: state of the trial's replay.
+        watches: values of ``CAC_WATCH`` whose layers are also recorded.
+
+    Raises:
+        RuntimeError, KeyError, EOFError, UnpicklingError: the checkpoint cannot be loaded.
+    """
+    run = TrainingRun(config)
+    try:
+        found = run.method.model_metadata()
+        if json.dumps(found) != json.dumps(metadata):
+            raise AssertionError(
+                "internal error: the method sees other layers in this model than the stage tree has noted for its "
+                f"settings: {found}, not {metadata}; --no-sharing trains without the tree"
+            )
+        if data is not None:
+            state = unpack(read_state(io.BytesIO(data)))
+            training_state = state.pop("training_state")
+            run.method.prepare_structure(training_state)
+            run.load_state_dict({**state, "row": None, "wall_time_s": 0.0, "search_flops": 0, "method": {}})
+            run.method.resume(replay_state, training_state)
+        recorder = SignalRecorder(run, watches)
+    except BaseException:
+        run.close()
+        raise
+    return LiveRun(run=run, recorder=recorder, flops_at_load=run.executed_flops)
+
+
+# --- The steps at which a trial writes a checkpoint on its path, and the checkpoint's content -------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,10 +20,9 @@ from trainables.errors import TrainingDiverged
 from trainables.interventions import MissingSignal
 from trainables.metrics import METHOD_DEFAULTS
 from trainables.runtime.watchdog import waits_for_others
-from trainables.stage_tree.checkpoint_policy import CheckpointPolicy, Sharing
+from trainables.stage_tree.checkpoint_policy import CheckpointPolicy, LiveRun, Sharing, resume_live
 from trainables.stage_tree.checkpoints import Entry
 from trainables.stage_tree.leases import Leases, StageLeases
-from trainables.stage_tree.live import LiveRun, resume_live
 from trainables.stage_tree.root import DIVERGED, TreeWriter, root_facts, root_id
 from trainables.stage_tree.stage_lease import StageLease
 from trainables.stage_tree.store import StageStore

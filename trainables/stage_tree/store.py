@@ -31,8 +31,8 @@ from trainables.interventions import Intervention, MissingSignal, child_id
 from trainables.storage import Files, files_of
 
 # --- Checksummed files, written atomically ----------------------------------------------------------------------------
-# A checksum in the first line detects what `trainables.storage.atomic_write` cannot prevent: blocks that a crashed machine
-# never wrote.
+# A checksum in the first line detects what `trainables.storage.atomic_write` cannot prevent: blocks that a crashed
+# machine never wrote.
 
 
 _HEADER_BYTES = 65  # 64 hexadecimal digits and a line feed

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 
+from trainables.gradskip.controller import AttachedGradientSkip
 from trainables.gradskip.data_parallel import DistributedDataParallel
-from trainables.gradskip.method import AttachedGradientSkip
 from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE, read_state
 from trainables.runtime.isolation import kept_generators
 from trainables.storage import atomic_write

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trainables.compression.schedule.matching import ModelFacts, Resolved
     from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
-    from trainables.compression.schedule.problems import Findings
+    from trainables.compression.schedule.policy_configs import Findings
     from trainables.compression.schedule.reading import MarkedSchedule
 
 #: Most names that are shown of a list.
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"{options[0]} needs --workload, whose option it is")
     from trainables.compression.lr_schedulers import check_lr_scheduler
     from trainables.compression.schedule.matching import match_schedule
-    from trainables.compression.schedule.problems import ScheduleError
+    from trainables.compression.schedule.policy_configs import ScheduleError
     from trainables.compression.schedule.reading import examine, read_marks
 
     try:

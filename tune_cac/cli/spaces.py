@@ -39,8 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_integer("--epochs", arguments.epochs, 1)
     given = workload_options(arguments) or ()
     check_workload(arguments.workload, given)
-    from tune_cac.tuning.preflight import check_searched_options
-    from tune_cac.tuning.run_context import run_context
+    from tune_cac.tuning.run_context import check_searched_options, run_context
 
     check_searched_options(space, arguments.workload, given)
     options = search_spaces.first_options(space, given)

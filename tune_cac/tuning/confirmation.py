@@ -32,10 +32,9 @@ from tune_cac.study.options import SearchOptions
 from tune_cac.study.script_files import check_unchanged
 from tune_cac.study.study_result import answer, write_answer
 from tune_cac.tuning.outcomes.run_lengths import OF_EPOCHS
-from tune_cac.tuning.predefined_trial import PredefinedTrial, as_key
 from tune_cac.tuning.progress import SearchProgress
 from tune_cac.tuning.study_searcher import FINISHED, StudySearch
-from tune_cac.tuning.study_trials import EndedTrials
+from tune_cac.tuning.study_trials import EndedTrials, PredefinedTrial, as_key
 
 # --- A search over a fixed list of trials, for a confirmation; Ray, journal and tree are used as in any search --------
 
@@ -296,8 +295,7 @@ def _check_device(base: TrialConfig, layout: Layout, address: str | None) -> Non
 
 def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[PredefinedTrial]) -> bool:
     """Train the missing runs; return whether they were interrupted before all of them ended."""
-    from tune_cac.tuning.preflight import check_gpus
-    from tune_cac.tuning.run_context import context_of
+    from tune_cac.tuning.run_context import check_gpus, context_of
     from tune_cac.tuning.study_search import make_searcher
     from tune_cac.tuning.tune_run import train
 

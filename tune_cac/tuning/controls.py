@@ -24,8 +24,7 @@ from trainables.config import TrialConfig
 from trainables.savings import INFERENCE, TIME
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.outcomes.run_lengths import EPOCHS, OF_EPOCHS, RunLengths
-from tune_cac.tuning.predefined_trial import PredefinedTrial
-from tune_cac.tuning.study_trials import BestSetting
+from tune_cac.tuning.study_trials import BestSetting, PredefinedTrial
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed
 
 #: Lengths of the cut dense runs, as shares of the full one.

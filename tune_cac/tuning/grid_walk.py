@@ -11,8 +11,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from search_spaces.grid import GridPoints
-from tune_cac.tuning.predefined_trial import as_key
-from tune_cac.tuning.study_trials import StudyTrials, queued_parameters
+from tune_cac.tuning.study_trials import StudyTrials, as_key, queued_parameters
 
 #: Note on a trial of a point that another one has.
 _TWICE = "another trial of the same point"

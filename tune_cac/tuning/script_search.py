@@ -9,30 +9,86 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.trial import FixedTrial
 
 from analysis.metrics.ranking import CUT
-from analysis.trace_replay.traces import RunTrace, complete, read_trace
+from analysis.trace_replay.traces import OF_SCRIPT, RunTrace, complete, read_trace
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.script_counting.trace_file import TRACE_FILE
+from trainables.gradskip.script_counting.trace_file import TRACE_FILE, from_bytes
 from trainables.metrics import ROW_KEYS
 from trainables.script.placeholders import names
 from trainables.script.run import RUN_FACTS, OwnLength
-from trainables.stage_tree.store import StageStore
+from trainables.stage_tree.root import costs_file, facts_file, root_id
+from trainables.stage_tree.store import Chunk, StageStore
 from trainables.storage import files_of
 from trainables.workload_options import read_options
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import with_watch
-from tune_cac.tuning.predefined_trial import PredefinedTrial
-from tune_cac.tuning.script_root import write_root
 from tune_cac.tuning.study_searcher import StudySearch
+from tune_cac.tuning.study_trials import PredefinedTrial
 from tune_cac.tuning.trial_config import config_of_trial
 from tune_cac.tuning.warm_start.baseline import WarmStart, typical_configs, warn_of_nothing_learned, with_learned_ranges
+
+# --- The root of a stage tree that a script's baseline leaves: signals, layers and costs, without checkpoints ---------
+
+
+def write_root(
+    tree: Path | str, config: TrialConfig, row: Mapping[str, Any], told: Mapping[str, Any], content: bytes
+) -> str:
+    """Write the root and return its id.
+
+    Args:
+        tree: the study's ``tree`` folder, or its URI.
+        config: of the baseline.
+        row: its last one.
+        told: its `RUN_FACTS`.
+        content: of the file that its optimizer has written (`trace_file`).
+
+    Raises:
+        OSError: it cannot be written.
+        UserError: the file is of another run than the reports.
+        Exception: any error of a file of another kind or version.
+    """
+    facts, values = from_bytes(content)
+    steps = len(values)
+    if (steps, list(facts.layer_names)) != (told["total_steps"], told["layer_names"]):
+        raise UserError(f"{TRACE_FILE} is of another run of {steps} steps than the reports")
+    described = {
+        "workload": config.workload,
+        "workload_options": list(config.options),
+        "epochs": config.epochs,
+        "seed": config.seed,
+        "threads": config.threads,
+        "device": config.device,
+        "steps_per_epoch": steps,  # all steps cost the same
+        "total_steps": steps,
+        **config.quality.fields(),
+        "layer_names": list(facts.layer_names),
+        "trains": facts.trains,
+        "weight_decays": facts.weight_decays,
+        OF_SCRIPT: True,
+    }
+    root = root_id({**described, "last": values[-1].tolist()})
+    store = StageStore(tree, root)
+    for layers, blueprint in facts.blueprints:
+        key = ("gradskip", *layers)
+        store.write(facts_file(key), {"key": key, "facts": blueprint})
+    for mask, backward in facts.backward_flops.items():
+        store.write(costs_file(mask), {"trains": mask, "steps": [[steps, facts.forward_flops, backward]]})
+    store.write("root.json", described)
+    chunk = Chunk(begin=0, end=steps, names=tuple(facts.signals), values=values.astype(np.float64), rows={steps: row})
+    store.publish(store.first(), chunk, None)
+    return root
+
+
+# --- A search whose trials run a command of the user ------------------------------------------------------------------
 
 #: Placeholder until the baseline has reported its run; no space is evaluated with it.
 UNKNOWN_RUN = SpaceContext(total_steps=1, layer_names=(), unit_ends=())

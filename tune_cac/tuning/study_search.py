@@ -24,19 +24,22 @@ from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.fixed_params import check_hold_on_run, points_of, shown_hold, trials_in_all, with_watch
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, threads_in, written
 from tune_cac.study.object_storage import copied_to_storage, fetch_study
-from tune_cac.study.option_signatures import with_options
-from tune_cac.study.options import AUTO_LENGTHS, SearchOptions
+from tune_cac.study.options import AUTO_LENGTHS, SearchOptions, with_options
 from tune_cac.study.script_files import check_unchanged, script_identity
 from tune_cac.study.study_result import SearchResult, answer, write_answer
-from tune_cac.tuning.preflight import (
+from tune_cac.tuning.run_context import (
+    baseline_config,
     check_gpus,
+    check_measured,
+    check_methods,
     check_processors,
     check_schedule,
     check_searched_options,
+    context_of,
+    own_metric,
     settle_device,
     share_only_if_repeatable,
 )
-from tune_cac.tuning.run_context import baseline_config, check_measured, check_methods, context_of, own_metric
 from tune_cac.tuning.tune_run import ray_needs, train
 
 if TYPE_CHECKING:

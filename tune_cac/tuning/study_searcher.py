@@ -29,27 +29,26 @@ from trainables.storage import is_uri, joined, parent
 from tune_cac.study.fixed_params import AUTO
 from tune_cac.study.folder import SPENT, is_trial_folder, last_checkpoint, last_row, trial_folder_name
 from tune_cac.tuning.controls import RANDOM_RUNS, StudyControls
-from tune_cac.tuning.coordinated import leases_of, release_all
 from tune_cac.tuning.draft_study import draft_of
 from tune_cac.tuning.grid_walk import GridWalk
-from tune_cac.tuning.journal_searcher import JournalSearcher
+from tune_cac.tuning.journal_searcher import JournalSearcher, leases_of, release_all
 from tune_cac.tuning.memory_concurrency import MemoryConcurrency
 from tune_cac.tuning.outcomes.outcome_queue import OutcomeQueue, unsure_trials
 from tune_cac.tuning.outcomes.run_lengths import CHOSEN, RunLengths
-from tune_cac.tuning.predefined_trial import PredefinedTrial, as_key
 from tune_cac.tuning.study_trials import (
     BestSetting,
     EndedTrials,
     OptionBaselines,
+    PredefinedTrial,
     StudyTrials,
+    as_key,
     live_trial,
     open_study,
     queued_parameters,
     tell_complete,
 )
 from tune_cac.tuning.trained_settings import TrainedSettings
-from tune_cac.tuning.trial_config import config_of_trial
-from tune_cac.tuning.trial_fields import TrialFields
+from tune_cac.tuning.trial_config import TrialFields, config_of_trial
 from tune_cac.tuning.warm_start.baseline import WarmStart, asks_for_sensitivities, learn
 
 # --- Trials that are begun again: their worker died, the search was interrupted, or the baseline failed ---------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,7 +23,37 @@ from trainables.metrics import objective_keys
 from trainables.quality import ACCURACY, Quality, allowed_amount
 from trainables.savings import TIME, ranked_saving, share_saved
 from tune_cac.messages import say
-from tune_cac.tuning.predefined_trial import PredefinedTrial, as_key
+
+# --- A trial whose values are given instead of suggested: a control of a search, or a run of a confirmation -----------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredefinedTrial:
+    """Values of a trial, and the attributes recorded for it."""
+
+    attrs: Mapping[str, Any]
+    """User attributes of its Optuna trial, the role among them."""
+    values: Mapping[str, Any]
+    """Fields of the config that differ from the baseline's, in plain types."""
+
+    @property
+    def key(self) -> str:
+        """Return a text that is equal for runs of equal values."""
+        return as_key(self.values)
+
+
+def as_key(values: Any) -> str:
+    """Return given values as a text that can be compared."""
+    return json.dumps(values, sort_keys=True)
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values in types that JSON preserves, so that Ray, the journal and a resumed search see the same config."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+# --- Queries of a search on the trials of its study -------------------------------------------------------------------
+
 
 # --- The private names of Optuna and Ray that this project relies on, each with a canary test -------------------------
 # Code that uses a private name is here; facts about private formats are at their place of use and are listed here:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.io.layout import Layout
 from trainables.errors import UserError
 from tune_cac.study.options import SearchOptions
-from tune_cac.tuning.preflight import own_code
+from tune_cac.tuning.run_context import own_code
 
 if TYPE_CHECKING:
     from tune_cac.tuning.budget import Budget

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from recorded_runs import count_costs, invented_trace, new_study, train_and_record
 
 from analysis import load_trace, replay
-from analysis.trace_replay.replay_frame import COLUMNS, missing_costs, missing_facts
-from analysis.trace_replay.step_by_step import replay_one
+from analysis.trace_replay.replay_frame import COLUMNS, missing_costs, missing_facts, replay_one
 from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig
 from trainables.errors import UserError

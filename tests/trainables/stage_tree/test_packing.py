@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainables.stage_tree.packing import pack, unpack
+from trainables.stage_tree.checkpoint_policy import pack, unpack
 
 
 def through_a_file(state: Any) -> Any:

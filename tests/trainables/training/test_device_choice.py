@@ -19,7 +19,7 @@ from trainables.training import run as training_run
 from trainables.training.device_choice import DeviceChoice, choose_device, sees_gpu
 from tune_cac.cli.workload_arguments import add_run, config_from_arguments
 from tune_cac.study.options import SearchOptions
-from tune_cac.tuning.preflight import settle_device
+from tune_cac.tuning.run_context import settle_device
 
 GIBIBYTE = 2**30
 
@@ -98,7 +98,7 @@ def test_a_search_takes_it_and_a_study_keeps_it(gpu: list[str], tmp_path: Any, m
     assert options.trials_at_a_time <= int(2 / options.gpus_per_trial)
     layout = Layout(tmp_path)
     layout.write_info(StudyInfo(epochs=8, versions={}, gpus_per_trial=0.5))
-    monkeypatch.setattr("tune_cac.tuning.preflight.read_journal", lambda _: [{"config": {"device": "cuda"}}])
+    monkeypatch.setattr("tune_cac.tuning.run_context.read_journal", lambda _: [{"config": {"device": "cuda"}}])
     layout.journal.touch()
     options, why = settle_device(SearchOptions(workload="tiny", epochs=8), layout)
     assert (options.gpus_per_trial, why.why) == (0.5, "as the study so far")

@@ -17,8 +17,8 @@ from tune_cac.cli.main import main
 from tune_cac.study.folder import is_locked, locked
 from tune_cac.tuning.confirmation import FixedListSearch
 from tune_cac.tuning.outcomes.outcome_queue import unsure_trials, write_holds
-from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.study_searcher import FINISHED
+from tune_cac.tuning.study_trials import PredefinedTrial
 
 RUNS = [PredefinedTrial(attrs={"role": "baseline"}, values={"method": "none", "seed": seed}) for seed in (1, 2, 3)]
 

@@ -3,8 +3,7 @@
 from trainables.compression.schedule.epoch_table import EpochRow, epoch_table, planned_share, table_cells
 from trainables.compression.schedule.matching import ModelFacts, Resolved, resolve
 from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
-from trainables.compression.schedule.policy_configs import PrunerPolicyConfig, RegularizerPolicyConfig
-from trainables.compression.schedule.problems import ScheduleError
+from trainables.compression.schedule.policy_configs import PrunerPolicyConfig, RegularizerPolicyConfig, ScheduleError
 from trainables.compression.schedule.reading import Mark, MarkedSchedule, dump, read_marks, read_schedule, to_mapping
 
 __all__ = [

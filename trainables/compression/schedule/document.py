@@ -13,7 +13,7 @@ import yaml
 from yaml.constructor import SafeConstructor
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from trainables.compression.schedule.problems import Path, Problem, ScheduleError
+from trainables.compression.schedule.policy_configs import Path, Problem, ScheduleError
 
 # --- YAML as plain values with line numbers. Pure, without torch ------------------------------------------------------
 # Differences from PyYAML's safe loader: ``1e-4`` is a number (YAML 1.2), keys are text as written, dates are text, and

@@ -14,8 +14,7 @@ from typing import Any
 from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.names import match_names, plain_name
 from trainables.compression.schedule.parts import Component, Schedule
-from trainables.compression.schedule.policy_configs import KINDS, PrunerPolicyConfig
-from trainables.compression.schedule.problems import Findings, Path
+from trainables.compression.schedule.policy_configs import KINDS, Findings, Path, PrunerPolicyConfig
 from trainables.compression.structures import group_count, lacking_weight, ranked_group
 from trainables.errors import UserError
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainables.compression.schedule.configs import ComponentConfig
-from trainables.compression.schedule.policy_configs import KINDS, PrunerPolicyConfig, RegularizerPolicyConfig
-from trainables.compression.schedule.problems import Path
+from trainables.compression.schedule.policy_configs import KINDS, Path, PrunerPolicyConfig, RegularizerPolicyConfig
 from trainables.compression.schedule.timing import Timing
 
 

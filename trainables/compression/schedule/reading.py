@@ -46,11 +46,16 @@ from trainables.compression.schedule.parts import Component, PlannedPolicy, Sche
 from trainables.compression.schedule.policy_configs import (
     KINDS,
     RANGE,
+    Findings,
+    Path,
     PrunerPolicyConfig,
     RegularizerPolicyConfig,
+    ScheduleError,
+    dotted,
+    nearest,
     read_timing,
+    shown,
 )
-from trainables.compression.schedule.problems import Findings, Path, ScheduleError, dotted, nearest, shown
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import is_number
 

@@ -17,6 +17,8 @@ from trainables.compression.scheduler import CompressionScheduler
 from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig
 from trainables.errors import UserError
+from trainables.gradskip import controller as gradskip
+from trainables.gradskip.controller import WEIGHT_RULES, GradskipBeside
 from trainables.metrics import value_in
 from trainables.runtime.isolation import kept_generators
 
@@ -166,3 +168,40 @@ def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Attached
         UserError: the schedule is invalid, or has names that the model does not have.
     """
     return AttachedCompression(optimizer, config, run)
+
+
+# --- Gradient-Skip and a compression schedule on one training run -----------------------------------------------------
+
+
+def check_together(config: TrialConfig, schedule: Mapping[str, Any]) -> None:
+    """Check that Gradient-Skip can be combined with this schedule.
+
+    Args:
+        config: with Gradient-Skip's rule.
+        schedule: plain mapping.
+
+    Raises:
+        UserError: the rule uses gradients, or the schedule changes the model's structure.
+    """
+    mode = config.gradskip_settings().mode
+    if mode not in WEIGHT_RULES:
+        raise UserError(
+            f"CAC_RULE={mode} can't be combined with compression: its signal would depend on what is pruned in the "
+            "same step; use CAC_RULE=variance or manual stops"
+        )
+    if any(kind in policy for policy in schedule["policies"] for kind in ("quantizer", "extension")):
+        raise UserError(
+            "Gradient-Skip can't be combined with quantizers or extensions, which change the layers that it numbers: "
+            "leave them out of the schedule, or search one of the two methods"
+        )
+
+
+def attach_with_gradskip(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> GradskipBeside:
+    """Attach both methods.
+
+    Raises:
+        UserError: see `check_together`.
+    """
+    check_together(config, schedule_of(config))
+    compress = attach(optimizer, config, run)
+    return GradskipBeside(gradskip.attach(optimizer, config, run), compress, "compression")

@@ -20,7 +20,11 @@ from trainables.errors import UserError
 from trainables.runtime.isolation import kept_generators
 from trainables.training.doctor.checks import (
     Finding,
+    ModelCall,
+    NetworkCalls,
     StateConverter,
+    StepWatch,
+    call_from_batch,
     clipping,
     forward_and_backward,
     loading,
@@ -30,10 +34,9 @@ from trainables.training.doctor.checks import (
     slow_optimizer,
     waits,
     without_biases,
+    zeroed_gradients,
     zeroed_to_none,
 )
-from trainables.training.doctor.model_calls import ModelCall, NetworkCalls, call_from_batch
-from trainables.training.doctor.step_watch import StepWatch, zeroed_gradients
 
 #: Batches that are timed, after one that is not.
 BATCHES = 8

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from trainables.config import TrialConfig
 from trainables.runtime.isolation import kept_generators
-from trainables.training.doctor.checks import Finding, clipping, loading, of_model, slow_optimizer, waits
-from trainables.training.doctor.model_calls import NetworkCalls
-from trainables.training.doctor.step_watch import StepWatch
+from trainables.training.doctor.checks import (
+    Finding,
+    NetworkCalls,
+    StepWatch,
+    clipping,
+    loading,
+    of_model,
+    slow_optimizer,
+    waits,
+)
 from trainables.training.run import TrainingRun
 
 #: Steps that are looked at, after two in which costs are counted.

@@ -23,16 +23,18 @@ from torch.utils.data import DataLoader
 from trainables.runtime.isolation import kept_generators
 from trainables.training.doctor.checks import (
     Finding,
+    NetworkCalls,
+    StepWatch,
     clipping,
     loading,
     of_networks,
+    parameters_of,
     report_text,
     slow_optimizer,
     waits,
+    zeroed_gradients,
     zeroed_to_none,
 )
-from trainables.training.doctor.model_calls import NetworkCalls
-from trainables.training.doctor.step_watch import StepWatch, parameters_of, zeroed_gradients
 
 #: Steps that are run before the timed ones, the timed ones, and those whose operations are looked at.
 FIRST, TIMED, WATCHED = 3, 8, 2

@@ -30,9 +30,7 @@ from numpy.typing import NDArray
 
 from trainables.errors import UserError
 from trainables.workload_options import CACHE_VARIABLE
-from trainables.workloads.images.digest import content_digest
-from trainables.workloads.images.json_cache import cached_json
-from trainables.workloads.images.source import SPLIT_NAMES, Encoded, ImageSplit, Source
+from trainables.workloads.images.source import SPLIT_NAMES, Encoded, ImageSplit, Source, cached_json, content_digest
 from trainables.workloads.images.store import (
     Layout,
     choose_layout,

@@ -13,7 +13,7 @@ from collections import OrderedDict
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainables.workloads.models.initialisation import he_fan_out
+from trainables.workloads.models.resnet import he_fan_out
 
 STAGE_CHANNELS = (16, 32, 64)
 

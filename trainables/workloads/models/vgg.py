@@ -12,7 +12,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from trainables.workloads.models.initialisation import he_fan_out
+from trainables.workloads.models.resnet import he_fan_out
 
 #: Output channels of each stage's 3x3 convolutions; a stage ends by halving the image.
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))

@@ -1,8 +1,8 @@
 """Distinct outcomes of a space's settings: which layers stop when, as replay on recorded runs predicts it.
 
 Settings with one outcome train alike, bit for bit, so only one of them is trained: the one nearest to the middle of the
-region that the others fill, which `outcome_queue.at_middle` then moves to the exact middle. A run of fewer epochs has outcomes of
-its own.
+region that the others fill, which `outcome_queue.at_middle` then moves to the exact middle. A run of fewer epochs has
+outcomes of its own.
 """
 
 from __future__ import annotations

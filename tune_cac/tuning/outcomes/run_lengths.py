@@ -14,8 +14,7 @@ from analysis.metrics.ranking import CUT, SHORTER
 from trainables.config import TrialConfig
 from trainables.quality import allowed_amount
 from tune_cac.study.options import AUTO_LENGTHS, read_lengths
-from tune_cac.tuning.predefined_trial import PredefinedTrial
-from tune_cac.tuning.study_trials import StudyTrials, missing_objectives
+from tune_cac.tuning.study_trials import PredefinedTrial, StudyTrials, missing_objectives
 from tune_cac.tuning.warm_start.baseline import WarmStart
 
 # --- Names of the attributes by which an Optuna trial tells which outcome it trains -----------------------------------

@@ -340,7 +340,7 @@ def _analysed(
 
     from trainables.compression.masks import parameters_as_built
     from trainables.compression.sensitivity import evaluate_workload, proposed_sensitivities, sensitivity_analysis
-    from trainables.stage_tree.packing import unpack
+    from trainables.stage_tree.checkpoint_policy import unpack
     from trainables.training.run import TrainingRun
 
     with TrainingRun(replace(base, device="cpu")) as run:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainables.training.doctor.checks import biases_before_norms, renumbered, without_biases
-from trainables.training.doctor.model_calls import ModelCall
+from trainables.training.doctor.checks import ModelCall, biases_before_norms, renumbered, without_biases
 
 
 class Residual(nn.Module):

@@ -13,10 +13,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainables.errors import UserError
 from trainables.training.doctor import checks
-from trainables.training.doctor.checks import Finding, Ratios, report_text
+from trainables.training.doctor.checks import (
+    Finding,
+    Ratios,
+    StepWatch,
+    _is_read,
+    call_from_batch,
+    report_text,
+    zeroed_gradients,
+)
 from trainables.training.doctor.checkup import doctor
-from trainables.training.doctor.model_calls import call_from_batch
-from trainables.training.doctor.step_watch import StepWatch, _is_read, zeroed_gradients
 
 CPU = torch.device("cpu")
 

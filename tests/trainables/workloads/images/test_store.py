@@ -21,8 +21,8 @@ from PIL import Image
 
 from trainables.errors import UserError
 from trainables.workloads.images import dataset as opening
-from trainables.workloads.images import digest as digest_module
-from trainables.workloads.images import progress
+from trainables.workloads.images import source as digest_module
+from trainables.workloads.images import store
 from trainables.workloads.images.dataset import ImageData, find_source, open_images
 from trainables.workloads.images.store import (
     image_moments,
@@ -352,7 +352,7 @@ def test_progress_is_shown_for_what_takes_long(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened(small, tmp_path / "quick")
-    monkeypatch.setattr(progress, "QUIET_S", 0.0)
+    monkeypatch.setattr(store, "QUIET_S", 0.0)
     opened(small, tmp_path / "slow")
     out, error = capsys.readouterr()
     assert out == ""

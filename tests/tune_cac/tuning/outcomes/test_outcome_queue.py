@@ -14,7 +14,7 @@ from tiny_workload import tiny  # noqa: F401 - a fixture
 
 import analysis
 from analysis.io.layout import Layout
-from analysis.trace_replay.step_by_step import replay_one
+from analysis.trace_replay.replay_frame import replay_one
 from analysis.trace_replay.traces import RunTrace, read_trace
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig

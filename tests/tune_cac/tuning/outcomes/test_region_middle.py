@@ -15,8 +15,8 @@ from optuna.trial import FixedTrial
 from searchers import learning
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
+from analysis.trace_replay.replay_frame import replay_one
 from analysis.trace_replay.same_run import RESOLUTION
-from analysis.trace_replay.step_by_step import replay_one
 from analysis.trace_replay.traces import RunTrace
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
