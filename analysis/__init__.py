@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from analysis.metrics.compute_budgets import equal_compute
     from analysis.metrics.confirmation import Interval, confirm_table, paired_interval
     from analysis.metrics.gradient_history import gradient_clusters, gradient_statistics
-    from analysis.metrics.parameter_importance import importance, interactions
+    from analysis.metrics.parameter_importance import importance
     from analysis.metrics.ranking import (
         accuracy_when_shorter,
         beats_shorter,
@@ -52,7 +52,6 @@ __all__ = [
     "paired_interval",
     "Interval",
     "importance",
-    "interactions",
     "compare",
     "Comparison",
     "equal_compute",
@@ -87,7 +86,6 @@ _HOMES = {
     "gradient_clusters": "analysis.metrics.gradient_history",
     "recipe_effects": "analysis.metrics.recipe_effects",
     "gradient_statistics": "analysis.metrics.gradient_history",
-    "interactions": "analysis.metrics.parameter_importance",
     "importance": "analysis.metrics.parameter_importance",
     "best": "analysis.metrics.ranking",
     "front_hypervolume": "analysis.metrics.ranking",

@@ -44,7 +44,6 @@ def report_data(trials: int = 60, *, seed: int = 0, allowed_drop: float = 0.005,
         "best_env": best_env(info, found, allowed_drop),
         "history": history(frame),
         "importance": importance(),
-        "interactions": interactions(),
         "controls": controls(),
         "confirmation": confirmation(ranking),
         **variance(rng),
@@ -116,19 +115,6 @@ def importance() -> pd.DataFrame:
     )
     frame.attrs["explained"] = {"accuracy": 0.432, "compute_saved": 0.91}
     return frame
-
-
-def interactions() -> pd.DataFrame:
-    """A few pairs."""
-    pairs = [("CAC_VAR_START_THR", "CAC_VAR_START_ITR", 0.31), ("CAC_VAR_START_THR", "CAC_VAR_SLOPE_THR", 0.22),
-             ("CAC_VAR_SAMPLES", "CAC_BRAKING_DISTANCE", 0.04)]  # fmt: skip
-    return pd.DataFrame(
-        [
-            {"objective": objective, "first": a, "second": b, "strength": s * factor}
-            for objective, factor in (("accuracy", 1.0), ("compute_saved", 0.6))
-            for a, b, s in pairs
-        ]
-    )
 
 
 def controls() -> pd.DataFrame:

@@ -58,7 +58,7 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
     """Collect everything that a study's report shows, without what is missing or cannot be read."""
     from analysis.io.studies import history
     from analysis.metrics.gradient_history import gradient_clusters, gradient_statistics
-    from analysis.metrics.parameter_importance import importance, interactions
+    from analysis.metrics.parameter_importance import importance
     from analysis.metrics.ranking import is_control, is_shorter
     from analysis.presentation.html import ReportData, variance_frames
     from analysis.presentation.summary_text import best_env
@@ -99,7 +99,6 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
         gradients=None if epochs is None else gradient_statistics(epochs),
         clusters=gradient_clusters(trials),
         importance=_or_none(lambda: importance(layout.root)),
-        interactions=_or_none(lambda: interactions(layout.root)),
         controls=controls if len(controls) else None,
         confirmation=found.confirmation,
         variance=None if picture is None else picture.variance,

@@ -1,4 +1,4 @@
-"""The plots that compare outcomes: Pareto picture, confirmation, importance, interactions.
+"""The plots that compare outcomes: Pareto picture, confirmation, importance.
 
 Here and in `figures.report_figures` a plot is None if there is nothing to draw. The axes show percentages and points
 (of accuracy, 0.01 each), the frames of `ReportData` contain fractions; a metric that is no fraction is drawn in its own
@@ -52,7 +52,7 @@ from analysis.presentation.summary_text import settings_text, trial_numbers
 from trainables.quality import Quality
 from trainables.savings import TIME, TRAINING, saved_words
 
-#: Maximum number of bars per objective in the plots of importance and interactions.
+#: Maximum number of bars per objective in the plot of importance.
 _MOST_BARS = 10
 #: Margin above and below, as a share of the range of values shown.
 _MARGIN = 0.12
@@ -276,17 +276,6 @@ def importance(data: ReportData) -> Figure | None:
     return _bars(
         "importance", data.importance, "importance", "Importance of parameters", "importance (share)", 30,
         lambda frame: [short_name(n) for n in texts(frame, "parameter")],
-    )  # fmt: skip
-
-
-def interactions(data: ReportData) -> Figure | None:
-    """Return the plot of interactions of two parameters, beyond their separate effects; None if they are unknown."""
-    return _bars(
-        "interactions", data.interactions, "strength", "Interaction of parameters", "interaction (strength)", 40.5,
-        lambda frame: [
-            f"{short_name(a)} × {short_name(b)}"  # noqa: RUF001 - the sign of multiplication
-            for a, b in zip(texts(frame, "first"), texts(frame, "second"), strict=True)
-        ],
     )  # fmt: skip
 
 

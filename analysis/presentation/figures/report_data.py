@@ -57,8 +57,6 @@ class ReportData:
     """One row per epoch and trial: trial, epoch, and the columns of `trainables.metrics.ROW`."""
     importance: pd.DataFrame | None = None
     """Columns objective, parameter, importance (sums to 1 per objective); if empty, ``attrs["reason"]`` tells why."""
-    interactions: pd.DataFrame | None = None
-    """Columns objective, first, second, strength in [0, 1]."""
     controls: pd.DataFrame | None = None
     """Trials that any setting has to beat: control (for example ``shorter 0.8``, ``random stops``), compute_saved,
     accuracy or the study's metric."""

@@ -44,7 +44,7 @@ from analysis.presentation.figures.figure import (
     stop_events,
     texts,
 )
-from analysis.presentation.figures.outcomes import confirmation, importance, interactions, pareto
+from analysis.presentation.figures.outcomes import confirmation, importance, pareto
 from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.figures.variance import gradient_noise, gradient_variance, layer_noise
 from trainables.quality import Quality
@@ -457,7 +457,7 @@ def _value_range(rows: pd.DataFrame, quality: Quality) -> list[float]:
 
 _MAKERS = (
     pareto, confirmation, timeline, variance, learning_curves, gradient_noise, gradient_variance, layer_noise,
-    importance, interactions, convergence, hypervolume, cost,
+    importance, convergence, hypervolume, cost,
 )  # fmt: skip
 
 

@@ -486,7 +486,7 @@ def _confirmation(data: ReportData, figures: Mapping[str, Figure]) -> str:
 
 
 def _mattered(data: ReportData, figures: Mapping[str, Figure]) -> str:
-    drawn = pictures(figures, "importance", "interactions")
+    drawn = pictures(figures, "importance")
     if not drawn and data.importance is not None:
         reason = data.importance.attrs.get("reason")
         return none(f"Importance of parameters is unknown: {reason or 'no trial says anything of it'}.")

@@ -11,16 +11,13 @@ import numpy as np
 import optuna
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 from studies import result_row, write_study
 
 from analysis.io.layout import STUDY_NAME, Layout
-from analysis.metrics.parameter_importance import LEAST_TRIALS, importance, interactions, pair_strengths
+from analysis.metrics.parameter_importance import LEAST_TRIALS, importance
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 
@@ -252,122 +249,6 @@ def test_without_an_optuna_study_it_is_refused(tmp_path: Path) -> None:
         importance(tmp_path / "nothing")
 
 
-# --- interaction ----------------------------------------------------------------------------------------------------
-
-#: All combinations of five values of two parameters and two of a third.
-GRID = np.array([(a, b, c) for a in range(5) for b in range(5) for c in (0, 1)], dtype=float)
-
-
-def test_strengths_of_known_functions_are_exact() -> None:
-    def strength(predict: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> dict[tuple[int, int], float]:
-        return {(j, k): value for j, k, value, _ in pair_strengths(predict, GRID)}
-
-    assert strength(lambda x: 3 * x[:, 0] + x[:, 1] ** 2 - x[:, 2]) == pytest.approx(
-        {(0, 1): 0, (0, 2): 0, (1, 2): 0}, abs=1e-20
-    )
-    centred = strength(lambda x: (x[:, 0] - 2) * (x[:, 1] - 2) + x[:, 2])
-    assert centred == pytest.approx({(0, 1): 1, (0, 2): 0, (1, 2): 0}, abs=1e-12)
-    # x0 x1 with mean m and variance v each: the product varies by (v + m^2)^2 - m^4, of which v^2 is interaction.
-    mean, variance = 2.0, 2.0
-    expected = variance**2 / ((variance + mean**2) ** 2 - mean**4)
-    assert strength(lambda x: x[:, 0] * x[:, 1])[0, 1] == pytest.approx(expected)
-
-
-def test_effects_are_shares_of_the_variance() -> None:
-    found = pair_strengths(lambda x: 3 * x[:, 0] + x[:, 1], GRID)
-    assert [effect for *_, effect in found] == pytest.approx([1.0, 0.9, 0.1])  # pairs (0, 1), (0, 2), (1, 2)
-    assert pair_strengths(lambda x: np.ones(len(x)), GRID)[0] == (0, 1, 0.0, 0.0)
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 2**31), st.integers(3, 9))
-def test_strengths_agree_with_loops(seed: int, count: int) -> None:
-    generator = np.random.default_rng(seed)
-    points, weights = generator.random((count, 3)), generator.normal(size=(3, 3))
-
-    def predict(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.sin(x @ weights).prod(axis=1)
-
-    def dependence(columns: list[int]) -> list[float]:
-        means = []
-        for point in points:
-            outcomes = []
-            for other in points:
-                mixed = [point[c] if c in columns else other[c] for c in range(3)]
-                outcomes.append(float(predict(np.array([mixed]))[0]))
-            means.append(sum(outcomes) / count)
-        return [mean - sum(means) / count for mean in means]
-
-    for j, k, strength, effect in pair_strengths(predict, points):
-        joint, first, second = dependence([j, k]), dependence([j]), dependence([k])
-        beyond = sum((f - a - b) ** 2 for f, a, b in zip(joint, first, second, strict=True))
-        assert strength == pytest.approx(min(1.0, beyond / sum(f * f for f in joint)), rel=1e-6)
-        assert effect == pytest.approx(sum(f * f for f in joint) / count / np.var(predict(points)), rel=1e-6)
-
-
-@pytest.mark.slow
-def test_a_forest_tells_sums_from_products(tmp_path: Path) -> None:
-    def product(params: Mapping[str, float]) -> float:
-        start, slope, _ = unit(params)
-        return (start - 0.5) * (slope - 0.5)
-
-    layout = study(tmp_path / "s", 150, additive, product, noise=0.005)
-    found = interactions(layout.root)
-    pairs = {(row.objective, row.first, row.second): row.strength for row in found.itertuples()}
-    assert pairs["accuracy", START, SLOPE] < 0.05
-    assert pairs["compute_saved", START, SLOPE] > 0.5
-    assert found[found["objective"] == "compute_saved"].iloc[0][["first", "second"]].tolist() == [START, SLOPE]
-    assert found["strength"].between(0, 1).all()
-    assert (found.attrs["trials"], found.attrs["reason"]) == (150, "")
-    assert 0.9 < found.attrs["r2"]["accuracy"] <= 1
-    pd.testing.assert_frame_equal(found, interactions(layout.root))
-
-
-def test_pairs_that_move_nothing_are_left_out(tmp_path: Path) -> None:
-    found = interactions(study(tmp_path / "s", 100, lambda p: unit(p)[0], third_alone).root)
-    pairs = {(row.objective, row.first, row.second) for row in found.itertuples()}
-    assert ("accuracy", SLOPE, COUNT) not in pairs
-    assert ("compute_saved", START, SLOPE) not in pairs
-
-
-def test_noise_is_not_read(tmp_path: Path) -> None:
-    generator = np.random.default_rng(3)
-    found = interactions(study(tmp_path / "s", 60, lambda _: float(generator.normal()), additive).root)
-    assert set(found["objective"]) == {"compute_saved"}
-    assert found.attrs["reason"].startswith("accuracy cannot be predicted from the parameters (R^2 ")
-
-
-def test_a_choice_is_a_parameter_and_a_list_is_none(tmp_path: Path) -> None:
-    layout = write_study(tmp_path / "s", [{"row": result_row()}])
-    generator = np.random.default_rng(1)
-    for number in range(100):
-        rule = ("linear", "freezeout")[number % 2]
-        depth = float(generator.random())
-        config = {"CAC_RULE": rule, "CAC_RULE_DEPTH": depth, "CAC_STOP_LAYER_NUM": [number]}
-        if number % 3:
-            config["CAC_RULE_WINDOW"] = number  # of some trials alone
-        accuracy = depth if rule == "linear" else 1 - depth
-        add(layout, {}, accuracy=accuracy, saved=depth, config=config)
-    found = interactions(layout.root)
-    assert {(row.first, row.second) for row in found.itertuples()} == {("CAC_RULE", "CAC_RULE_DEPTH")}
-    strength = dict(zip(found["objective"], found["strength"], strict=True))
-    assert strength["accuracy"] > 0.5  # the choice turns the effect round
-    assert strength["compute_saved"] < 0.05
-
-
-def test_without_enough_to_look_at_there_are_no_pairs(tmp_path: Path) -> None:
-    few = interactions(study(tmp_path / "few", 5, additive, third_alone).root)
-    assert list(few.columns) == ["objective", "first", "second", "strength"]
-    assert len(few) == 0
-    assert few.attrs["reason"] == "5 completed trials of the search with parameters are too few, 20 are needed"
-    layout = write_study(tmp_path / "one", [{"row": result_row()}])
-    for number in range(LEAST_TRIALS):
-        add(layout, {}, accuracy=number / 20, saved=0.1, config={COUNT: number})
-    one = interactions(layout.root)
-    assert len(one) == 0
-    assert one.attrs["reason"] == "an interaction needs two parameters that every trial has and that vary"
-
-
 @pytest.mark.slow
 def test_what_matters_is_what_the_study_ranks_by(tmp_path: Path) -> None:
     layout = write_study(tmp_path / "s", [{"row": result_row()}])
@@ -379,4 +260,3 @@ def test_what_matters_is_what_the_study_ranks_by(tmp_path: Path) -> None:
     found = importance(layout.root)
     assert set(found["objective"]) == {"accuracy", "saved"}
     assert max(shares(found, "saved"), key=shares(found, "saved").__getitem__) == COUNT
-    assert set(interactions(layout.root).attrs["r2"]) == {"accuracy", "saved"}

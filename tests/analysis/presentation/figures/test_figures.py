@@ -21,7 +21,7 @@ from analysis.metrics.accounting import search_cost
 from analysis.metrics.pareto import hypervolume as area_above
 from analysis.metrics.ranking import best, rank
 from analysis.presentation.figures.figure import Figure
-from analysis.presentation.figures.outcomes import confirmation, importance, interactions, pareto
+from analysis.presentation.figures.outcomes import confirmation, importance, pareto
 from analysis.presentation.figures.report_figures import (
     MOST_ROWS,
     convergence,
@@ -51,7 +51,7 @@ def study(*outcomes: tuple[float, float], events: list[list[dict[str, Any]]] | N
         )  # fmt: skip
     trials = to_frame(records)
     ranking = rank(trials, allowed_drop=0.01)
-    optional = ("history", "importance", "interactions", "controls", "confirmation", "variance", "stops", "thresholds")
+    optional = ("history", "importance", "controls", "confirmation", "variance", "stops", "thresholds")
     empty: dict[str, Any] = dict.fromkeys(optional)
     given = {"trials": trials, "ranking": ranking, "best": best(ranking), "allowed_drop": 0.01, **empty}
     return ReportData(**{**vars(_template()), **given})
@@ -162,9 +162,8 @@ def test_confirmation_in_points_with_the_interval_in_words() -> None:
 
 def test_bars_are_greatest_first_and_named_in_short() -> None:
     data = report_data(20)
-    found, pairs = importance(data), interactions(data)
+    found = importance(data)
     assert found is not None
-    assert pairs is not None
     names = found.layout["yaxis"]["ticktext"]
     assert names[:2] == ["START_ITR", "START_THR"]
     accuracy, saved = found.traces
@@ -175,8 +174,6 @@ def test_bars_are_greatest_first_and_named_in_short() -> None:
     assert saved["x"][names.index("START_ITR")] == 0.15
     assert saved["hovertext"][0] == "START_ITR\nimportance (share) for compute_saved: 0.150"
     assert found.alt == "Importance of parameters: for accuracy most of all START_ITR (40.0 %)."
-    assert pairs.traces[0]["name"] == "accuracy"
-    assert pairs.layout["yaxis"]["ticktext"][0] == "START_THR ×\nSTART_ITR"  # noqa: RUF001
     assert importance(replace(data, importance=None)) is None
 
 

@@ -134,7 +134,7 @@ def test_plotly_is_there_once_and_every_plot_has_its_figure() -> None:
 
 def test_what_is_not_known_has_no_section_or_one_line() -> None:
     bare = replace(
-        report_data(12), history=None, importance=None, interactions=None, controls=None, confirmation=None,
+        report_data(12), history=None, importance=None, controls=None, confirmation=None,
         variance=None, stops=None, thresholds=None, environment={},
     )  # fmt: skip
     html = report_html(bare)
@@ -159,7 +159,7 @@ def test_what_importances_are_shares_of_is_said() -> None:
 def test_why_importance_is_unknown_is_said() -> None:
     empty = pd.DataFrame({"objective": [], "parameter": [], "importance": []})
     empty.attrs["reason"] = "3 trials are too few"
-    html = report_html(replace(report_data(5), importance=empty, interactions=None))
+    html = report_html(replace(report_data(5), importance=empty))
     assert "Importance of parameters is unknown: 3 trials are too few." in html
 
 
