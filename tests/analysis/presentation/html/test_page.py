@@ -118,7 +118,7 @@ def test_landmarks_names_and_anchors() -> None:
         for name in ("aria-labelledby", "aria-describedby", "for"):
             assert attrs.get(name) in (None, *ids)
     plots = [attrs for attrs in found.all("div") if attrs.get("class") == "plot"]
-    assert len(plots) == 10
+    assert len(plots) == 9
     assert all(attrs["role"] == "img" and len(attrs["aria-label"]) > 30 for attrs in plots)
     assert all(attrs["alt"] for attrs in found.all("img"))
 
