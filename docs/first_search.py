@@ -1,8 +1,7 @@
 """Make the README's picture and print what its first command prints: `python docs/first_search.py`, about a minute.
 
-The picture is a plot of the page in headless Chromium.
-
-One trial at a time, so that the same versions give the same trials.
+The picture is a plot of the page in headless Chromium. One trial at a time, so that the same versions give the same
+trials.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ if __name__ == "__main__":
             browser = playwright.chromium.launch(executable_path=os.environ.get("CHROMIUM") or shutil.which("chromium"))
             page = browser.new_page(viewport={"width": 860, "height": 900}, device_scale_factor=2)
             page.goto((folder / "results" / "first" / "report.html").as_uri())
-            page.wait_for_selector("#plot-pareto .main-svg")
+            page.locator("#plot-pareto").scroll_into_view_if_needed()  # only then is it drawn
+            page.locator("#plot-pareto .main-svg").first.wait_for()
             page.locator("#plot-pareto").screenshot(path=PICTURE)
             browser.close()
