@@ -10,6 +10,7 @@ from collections.abc import Iterable
 GONE = {
     "recommend": "it was off by more than the allowed loss: search, which takes 3 to 6 full trainings",
     "jobs": "ray job list, status, logs and stop; submit with --results s3://... has its studies at hand",
+    "--most-mb": "Ray refuses more than 500 MiB itself: leave it out",
     "--prior": "a search from earlier studies cost as much as one without: leave it out",
     "--part": "a grid is one study, whose trials run at once: leave it out",
     "--study-storage": "the journal on a disk that all nodes see, or --results s3://..., takes its place",

@@ -149,7 +149,7 @@ def recipe_table(trials: pd.DataFrame) -> list[list[str]]:
     return cells
 
 
-# --- The compression schedule of a trial as plain YAML with all values filled in. Does not import torch ---------------
+# --- The compression schedule of a trial as plain YAML with all values filled in --------------------------------------
 
 
 def compresses(config: TrialConfig) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import is_number
 
-# --- Hyperparameters of the methods that change a gradient's variance, as fields of a configuration. Loads no torch ---
+# --- Hyperparameters of the methods that change a gradient's variance, as fields of a configuration -------------------
 
 #: What importance sampling draws by.
 IMPORTANCE_SCORES = ("loss", "output_gradient", "gradient")
@@ -185,7 +185,7 @@ def options_of(method: str, settings: Mapping[str, Any], total_steps: int) -> di
     return own
 
 
-# --- Hyperparameters of the gradient estimators, as fields of a trial's configuration. Loads no torch -----------------
+# --- Hyperparameters of the gradient estimators, as fields of a trial's configuration ---------------------------------
 
 #: Methods that take other gradients than backpropagation's of the loop's batches.
 ESTIMATORS = ("central_difference", "discrete_gradient", "straight_through", *VARIANCE_METHODS)

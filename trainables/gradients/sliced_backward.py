@@ -97,7 +97,7 @@ _saved_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class SlicedLayers:
-    """Which layers of a model failed the proof that their rows are those of the samples.
+    """Layers of a model, and those that failed the proof that their rows are those of the samples.
 
     Args:
         model: names its layers; None for none.

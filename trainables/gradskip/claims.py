@@ -1,4 +1,4 @@
-"""Which optimizer has switched which parameters off, so that a later one on the same model can switch them on again."""
+"""Parameters that optimizers have switched off, so that a later one on the same model can switch them on again."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import MEASURED_RULES
 from trainables.interventions import Intervention, MethodReplay, MissingSignal, Recorded, action_text
 
-# --- Watched layers, the parameters that stop with them, and the machine built from them. Pure, without torch ---------
+# --- Watched layers, the parameters that stop with them, and the machine built from them ------------------------------
 # A `Blueprint` contains all that a rule needs of a model: with it any settings can be replayed over a recorded run
 # without building the model again.
 
@@ -292,7 +292,7 @@ def columns(stopped_through: int, events: Sequence[StopEvent]) -> dict[str, Any]
     return {"stopped_through": stopped_through, "stop_events": json.dumps([asdict(event) for event in events])}
 
 
-# --- Joint replay of Gradient-Skip and a method whose acts are known, over recorded training. Does not import torch
+# --- Joint replay of Gradient-Skip and a method whose acts are known, over recorded training --------------------------
 # Gradient-Skip decides by the weights after the previous step; the other method acts later in the step. So both use the
 # same state, and if both act in one step, it is one intervention.
 

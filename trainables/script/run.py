@@ -53,7 +53,7 @@ _MOST_ENTRIES, _NAMED = 5000, 4
 
 @dataclass(frozen=True, kw_only=True)
 class OwnLength:
-    """What a trial's length asks of it."""
+    """Requirements of a trial's length on its run."""
 
     steps: int
     """Optimizer steps: the baseline's, scaled to the trial's epochs."""

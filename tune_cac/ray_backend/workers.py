@@ -36,7 +36,7 @@ _USED = re.compile(r"was ([0-9.]+\wB) used / ([0-9.]+\wB) limit")
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How a trial failed."""
+    """Failure of a trial."""
 
     message: str
     """One line."""

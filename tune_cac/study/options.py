@@ -149,7 +149,7 @@ def check_cost_budget(value: float | None) -> None:
         raise UserError(f"--cost-budget must be a positive number of full trainings, such as 12.5, got {value!r}")
 
 
-# --- The option ``--lengths``: shares of the full run that dense runs are cut to. Loads neither torch nor ray ---------
+# --- The option ``--lengths``: shares of the full run that dense runs are cut to --------------------------------------
 
 #: The value that lets the search choose the lengths by what they show.
 AUTO_LENGTHS = "auto"

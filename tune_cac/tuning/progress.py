@@ -61,7 +61,7 @@ class SearchProgress(tune.Callback):
         self._unjudged: dict[str, list[tuple[int, dict[str, Any]]]] = {}  # trials that ended before their baseline
         self._dense_flops = 0  # of the largest baseline
         self.counts_shares = False
-        """Whether `trainings` is known from ``compute_saved`` alone."""
+        """True once `trainings` is known from ``compute_saved`` alone."""
         for record in finished_before:
             if record["role"] != "control":
                 self._judge(record["trial"], record["role"], record["row"], record.get("options") or "")

@@ -235,7 +235,7 @@ class Candidates:
     _skips: int = _MOST_SKIPPED
     """Most settings to skip for the next trial."""
     _impossible: list[str] = field(default_factory=list)
-    """Why settings so far could not be."""
+    """Reasons for which settings so far could not be."""
     skipped: list[FrozenTrial] = field(default_factory=list)
     """Settings that were drawn and not trained, with the baseline's result, which the sampler is to avoid."""
     ended: bool = False

@@ -431,7 +431,7 @@ REGULARIZERS: dict[str, type[ComponentConfig]] = {
 }
 
 
-# --- Checks of learning-rate schedules' arguments before they are passed to torch. Pure, without torch ----------------
+# --- Checks of learning-rate schedules' arguments before they are passed to torch -------------------------------------
 
 
 T = TypeVar("T")

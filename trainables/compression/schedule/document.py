@@ -15,7 +15,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from trainables.compression.schedule.policy_configs import Path, Problem, ScheduleError
 
-# --- YAML as plain values with line numbers. Pure, without torch ------------------------------------------------------
+# --- YAML as plain values with line numbers ---------------------------------------------------------------------------
 # Differences from PyYAML's safe loader: ``1e-4`` is a number (YAML 1.2), keys are text as written, dates are text, and
 # the only custom tag is ``!search``.
 
@@ -222,7 +222,7 @@ class _Builder:
         yield from own
 
 
-# --- A schedule's text, file or mapping as plain values with line numbers. Does not import torch ----------------------
+# --- A schedule's text, file or mapping as plain values with line numbers ---------------------------------------------
 
 #: Largest accepted file, in bytes.
 MOST_BYTES = 10_000_000

@@ -14,7 +14,7 @@ from trainables.compression.schedule.configs import ComponentConfig, Flag, Whole
 from trainables.compression.schedule.timing import Timing
 from trainables.errors import UserError
 
-# --- Problems of a schedule, collected with their lines and reported in one line each. Does not import torch ----------
+# --- Problems of a schedule, collected with their lines and reported in one line each ---------------------------------
 
 #: Keys and list positions from the schedule's root to a value.
 Path = tuple[str | int, ...]
@@ -131,7 +131,7 @@ class Findings:
             warnings.warn(text, UserWarning, stacklevel=3)
 
 
-# --- Arguments of policies, and reading of a policy's epochs. Does not import torch -----------------------------------
+# --- Arguments of policies, and reading of a policy's epochs ----------------------------------------------------------
 
 #: Section of each kind of policy. A policy with several kinds has the first of them, as in the original.
 KINDS = {

@@ -59,7 +59,7 @@ from trainables.compression.schedule.policy_configs import (
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import is_number
 
-# --- Ranges to search in a schedule: ``!search {low: 0.1, high: 0.9}`` in place of a value. Does not import torch -----
+# --- Ranges to search in a schedule: ``!search {low: 0.1, high: 0.9}`` in place of a value ----------------------------
 
 
 Value = float | int | str
@@ -261,7 +261,7 @@ def _broken_rule(given: Mapping[str, Any]) -> str | None:
     return None
 
 
-# --- Check for mark values that can never be valid, before a search begins. Does not import torch ---------------------
+# --- Check for mark values that can never be valid, before a search begins --------------------------------------------
 
 #: Tolerance, in steps, within which the upper end counts as on the grid.
 _GRID_ROUNDING = 1e-9
@@ -334,7 +334,7 @@ def _is_about(path: Path, places: list[Path]) -> bool:
     return any(path[: len(place)] == place[: len(path)] for place in places)
 
 
-# --- Validation of arguments, with pydantic's errors reworded for this project. Does not import torch -----------------
+# --- Validation of arguments, with pydantic's errors reworded for this project ----------------------------------------
 
 
 S = TypeVar("S", bound=ComponentConfig)
@@ -653,7 +653,7 @@ def _read_args(
     return validated(model, given, path, findings)
 
 
-# --- Schedules as mappings and as readable YAML: sections in order, short lists on one line. Does not import torch
+# --- Schedules as mappings and as readable YAML: sections in order, short lists on one line ---------------------------
 
 
 LINE_WIDTH = 100
@@ -727,7 +727,7 @@ def _policy(policy: PlannedPolicy) -> dict[str, Any]:
     return {policy.kind: inner, **{key: getattr(timing, key) for key in RANGE}}
 
 
-# --- Checks for entries that are well-formed but have no effect or are contradictory. Does not import torch -----------
+# --- Checks for entries that are well-formed but have no effect or are contradictory ----------------------------------
 # The original silently accepted: unknown sections, unknown keys of policies and of pruners' args, keys given twice,
 # components that no policy uses, ``epochs`` beside a range, ``levels`` for pruners that have none, names that match
 # nothing (`matching`), and a second line of Baidu's rule that begins outside of its policy. By default these are

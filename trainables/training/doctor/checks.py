@@ -94,7 +94,7 @@ class NetworkCalls:
         self._calls: dict[nn.Module, ModelCall] = {}
         self._depth = 0
         self.trains = True
-        """Whether the latest network that was called was in training mode; True before the first call."""
+        """Training mode of the latest network that was called; True before the first call."""
 
     @contextmanager
     def recorded(self) -> Iterator[NetworkCalls]:

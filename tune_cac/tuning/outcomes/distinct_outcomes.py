@@ -126,7 +126,7 @@ Drawn = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a group of settings does to training."""
+    """Effect of a group of settings on training."""
 
     parameters: Mapping[str, Any]
     """Optuna parameters of the setting nearest to the middle of the group."""
@@ -143,7 +143,7 @@ class Outcome:
     identity: str
     """Text that is equal for settings that train alike in a run of this length: stops, braking, ..."""
     known: bool
-    """Whether the whole run was trained before."""
+    """True if the whole run was trained before."""
     group: tuple[Drawn, ...]
     """Settings that train alike by the dense run, this one among them; once others are recorded they may not."""
 

@@ -395,7 +395,7 @@ class OutcomeQueue:
         self._promising = MOST_OUTCOMES  # outcomes that were worth their training when one was chosen last
         self._nothing_at: tuple[int, int] | None = None  # trials, and ended ones, when none was
         self.ended = False
-        """Whether no outcome is left that is worth its training."""
+        """True once no outcome is left that is worth its training."""
 
     @property
     def predicts(self) -> bool:
