@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import search_spaces
-from analysis.io.study_options import Option, options_of
 from search_spaces import SPACES
 from trainables.gradients import fields as estimator_settings
 from trainables.gradients.fields import (
@@ -29,7 +28,6 @@ from trainables.gradskip.variables import VARIABLES
 from trainables.savings import saved_words
 from trainables.training.recipe import fields as recipe
 from trainables.training.recipe.fields import RecipeFields
-from tune_cac.study.options import SearchOptions
 
 DOCS = Path(__file__).parent
 _PART = re.compile(r"(<!-- generated: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -57,22 +55,6 @@ def variables(*, published: bool) -> str:
 
 def _modes(mode: str) -> str:
     return {"both": "any rule", "auto": "variance", "manual": "manual lists"}.get(mode, mode.replace(",", ", "))
-
-
-def search_options() -> str:
-    """Return the table of a search's options."""
-    return table(
-        ("`python -m tune_cac search`", "`tune_cac.search`", "with `--resume`", "meaning"),
-        (
-            (f"`{_flag(option)}`", f"`{option.name}`", "yes" if option.on_resume else "", option.text)
-            for option in options_of(SearchOptions)
-        ),
-    )
-
-
-def _flag(option: Option) -> str:
-    flag = option.flag
-    return f"{flag}`, `--no-{flag[2:]}" if option.type is bool and option.default is not False else flag
 
 
 def spaces() -> str:
@@ -138,7 +120,6 @@ def attribute_docstrings(described: type) -> dict[str, str]:
 PARTS: dict[str, Callable[[], str]] = {
     "published_variables": lambda: variables(published=True),
     "other_variables": lambda: variables(published=False),
-    "search_options": search_options,
     "spaces": spaces,
     "estimator_fields": estimator_fields,
     "recipe_fields": recipe_fields,

@@ -1,6 +1,6 @@
 """Declaration of a search's options: name, default, range, meaning, flag; and those that a study keeps.
 
-The command line, the keywords and documentation of `tune_cac.search`, `study.json` and the table in docs/commands.md
+The command line, the keywords and documentation of `tune_cac.search`, `study.json`
 are generated from these declarations.
 """
 

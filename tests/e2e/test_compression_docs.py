@@ -210,8 +210,3 @@ def test_links_lead_somewhere() -> None:
         file = FILE.parent / target
         assert file.exists(), target
         assert not anchor or anchor in anchors(file.read_text()), anchor
-
-
-def test_lines_are_short() -> None:
-    prose = re.sub(r"^```.*?^```$", "", PAGE, flags=re.DOTALL | re.MULTILINE)
-    assert [line for line in prose.splitlines() if len(line) > 128 and not line.startswith("|")] == []

@@ -195,4 +195,4 @@ def test_pages_show_examples_word_for_word() -> None:
         for name, code in blocks:
             assert code == (EXAMPLES / name).read_text().split('"""\n\n', 1)[1], f"{page.name}: examples/{name} differs"
             shown.add(name)
-    assert shown >= {"prune.py", "distill.py", "objects.py"}
+    assert shown >= {"prune.py"}
