@@ -30,7 +30,8 @@ from trainables.errors import UserError
 GRID = "grid"
 #: Most points of a grid.
 MOST_POINTS = 10_000
-_KINDS = ("any", "join", "all")
+#: The keys that make a map a grid.
+COMBINATIONS = ("any", "join", "all")
 
 Point = dict[str, Any]
 
@@ -60,7 +61,7 @@ def key_of(settings: Mapping[str, Any]) -> str:
 
 
 def _one_of() -> str:
-    return f"one of the keys {', '.join(_KINDS[:-1])} and {_KINDS[-1]}"
+    return f"one of the keys {', '.join(COMBINATIONS[:-1])} and {COMBINATIONS[-1]}"
 
 
 class _Reader:
@@ -95,8 +96,10 @@ class _Reader:
         for key in value:
             if key == "exclude":
                 self._refuse((*path, key), "exclude must stand beside the outermost key: move it there")
-            if key not in _KINDS:
-                self._refuse((*path, key), f"unknown key {key!r}{nearest(key, _KINDS)}; variables stand below all")
+            if key not in COMBINATIONS:
+                self._refuse(
+                    (*path, key), f"unknown key {key!r}{nearest(key, COMBINATIONS)}; variables stand below all"
+                )
         if len(value) != 1:
             said = f"got {', '.join(value)}: put them into a join" if value else "got none"
             self._refuse(path, f"a grid must have {_one_of()}, {said}")

@@ -14,6 +14,7 @@ GONE = {
     "--prior": "a search from earlier studies cost as much as one without: leave it out",
     "--part": "a grid is one study, whose trials run at once: leave it out",
     "--study-storage": "the journal on a disk that all nodes see, or --results s3://..., takes its place",
+    "--fresh-processes": "a search finds out by itself whether training repeats: leave it out",
     "--early-ending": "it saved 0 to 1.7 % of a study: leave it out",
     **dict.fromkeys(
         ("--png", "--svg"),

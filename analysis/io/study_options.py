@@ -43,6 +43,7 @@ def option(
     at_most: int | None = None,
     default_words: str = "",
     on_resume: bool = False,
+    rare: bool = False,
 ) -> Any:
     """Declare an option as a field of a dataclass.
 
@@ -55,12 +56,13 @@ def option(
         at_most: largest value of a number.
         default_words: the default in words, where the value does not say it.
         on_resume: whether a resumed study takes it anew.
+        rare: whether ``--help`` leaves it to ``--help-all``.
     """
     return field(
         default=default,
         metadata={
             "meaning": meaning, "flag": flag, "metavar": metavar, "at_least": at_least, "at_most": at_most,
-            "default_words": default_words, "on_resume": on_resume,
+            "default_words": default_words, "on_resume": on_resume, "rare": rare,
         },
     )  # fmt: skip
 
@@ -89,6 +91,8 @@ class Option:
     """Largest value of a number."""
     on_resume: bool
     """True if a resumed study takes it anew."""
+    rare: bool
+    """True if ``--help`` leaves it to ``--help-all``."""
 
     @property
     def text(self) -> str:
@@ -118,7 +122,7 @@ def _option_of(found: Field[Any], hint: Any) -> Option:
         type=str if str in kinds else get_origin(kinds[0]) or kinds[0],
         default=default,
         default_text=text,
-        **{name: given[name] for name in ("meaning", "metavar", "at_least", "at_most", "on_resume")},
+        **{name: given[name] for name in ("meaning", "metavar", "at_least", "at_most", "on_resume", "rare")},
     )
 
 
@@ -132,8 +136,8 @@ class StudyOptions:
 
     space: str = option(
         "auto_thresholds",
-        "search space: a name that the command spaces lists, package.module:function or a YAML file of yours, or "
-        "several joined by +",
+        "search space: a name that the command spaces lists, package.module:function or a YAML file of yours "
+        "(a space, a grid, or a schedule with marked values), or several joined by +",
     )
     workload: str = option(
         "digits", "what is trained: a name that the command workloads lists, or package.module:function"
@@ -155,23 +159,27 @@ class StudyOptions:
         "distinct outcomes until none is worth its training; else TPE that learns from that run), or plain tpe, "
         "random, grid, gp or nsga2",
         metavar="NAME",
+        rare=True,
     )
     lengths: str = option(
         "auto",
         "shares of the run that dense runs are cut to, and on which stops are searched, too, such as 1.0,0.8,0.6; "
         "auto: half, and 80 % if that loses too much, beside the other controls; 1.0: only runs of full length",
         metavar="SHARES",
+        rare=True,
     )
     sure: float = option(
         SURE,
         "probability with which the answer is to stay within the allowed drop on another seed, as far as the search "
         "can tell, in [0, 1): the higher, the less is saved; 0: its own seed is enough",
         metavar="P",
+        rare=True,
     )
     grid: str | Path | Mapping[str, Any] | None = option(
         None,
         "grid file in YAML (any, join, all, value and then, exclude), searched in place of a space",
         metavar="FILE",
+        rare=True,
     )
     metric: str | None = option(
         None,
@@ -185,9 +193,13 @@ class StudyOptions:
         "min where a smaller metric is better, max where a larger one is",
         default_words="what the workload or the metric's name says",
         metavar="min|max",
+        rare=True,
     )
     metric_unit: str | None = option(
-        None, "unit of the metric in words; fraction: shown in percent and points", metavar="UNIT"
+        None,
+        "unit of the metric in words; fraction: shown in percent and points",
+        metavar="UNIT",
+        rare=True,
     )
     allowed_drop: float | str | None = option(
         None,
@@ -200,6 +212,7 @@ class StudyOptions:
         1,
         "processes that train each trial data-parallel, each with the processors and GPUs of a trial",
         at_least=1,
+        rare=True,
     )
     gpus_per_trial: float = option(0.0, "GPUs a trial; a fraction shares one", at_least=0, on_resume=True)
     hold: Mapping[str, Any] | None = option(
@@ -214,11 +227,13 @@ class StudyOptions:
         "compute that trials are ranked by: training, inference or the mean of both",
         metavar="WHICH",
         default_words="what the space's methods save",
+        rare=True,
     )
     controls: bool = option(
         True,
         "train beside the trials what a setting has to beat: dense runs of fewer epochs, and random stops of the best "
         "setting's compute",
+        rare=True,
     )
     sharing: bool | None = option(
         None,
@@ -226,12 +241,10 @@ class StudyOptions:
         "chosen, for no branch is recorded)",
         default_words="on; on --resume as the study was searched",
         on_resume=True,
+        rare=True,
     )
-    fresh_processes: bool = option(
-        False,
-        "train every trial in a process of its own and share nothing, for training that depends on what its process "
-        "trained before",
-    )
+    fresh_processes: bool = False
+    """True to train each trial in a process of its own and share nothing: by the clock, or where training differs."""
     space_files: Mapping[str, str] = field(default_factory=dict)
     """Texts of the YAML files in `space`, as they were when the study began."""
 

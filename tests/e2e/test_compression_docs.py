@@ -193,7 +193,9 @@ def test_commands_parse(line: str) -> None:
     arguments = parsed(line)
     space = getattr(arguments, "space", None)
     for part in () if space is None else search_spaces.parts_of(space):
-        if not part.startswith("my_"):  # of the user's own: integration/test_own_spaces.py runs them
+        if part.endswith(".yaml"):  # a space of the user's own: integration/test_own_spaces.py runs it; or on a page
+            assert part == "my_space.yaml" or f"# {part}" in PAGE + COMMANDS
+        elif not part.startswith("my_"):
             search_spaces.load(part)
     schedule = getattr(arguments, "schedule", None)
     if schedule is not None and not schedule.startswith("results/"):

@@ -51,7 +51,20 @@ def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> N
             how |= {"metavar": option.metavar} | (
                 {"action": "extend", "nargs": "+"} if repeated else {"type": option.type}
             )
-        parser.add_argument(option.flag, **how)
+        action = parser.add_argument(option.flag, **how)
+        if option.rare:
+            action.full_help, action.help = action.help, argparse.SUPPRESS  # type: ignore[attr-defined]
+
+
+class HelpAll(argparse.Action):
+    """Print the help with the rare options, too, and exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Print it."""
+        for action in parser._actions:
+            action.help = getattr(action, "full_help", action.help)
+        parser.print_help()
+        parser.exit()
 
 
 def add_compatible(parser: argparse.ArgumentParser) -> None:

@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from analysis.io.layout import Layout
 from analysis.io.study_options import RESULTS, options_of
-from trainables.errors import UserError
+from trainables.errors import UserError, unknown_name
 from tune_cac.cli.console import print_table
-from tune_cac.cli.options import add_options
+from tune_cac.cli.options import HelpAll, add_options
 from tune_cac.cli.workload_arguments import add_data_and_model, workload_options
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import read_assignments
@@ -22,14 +24,20 @@ from tune_cac.study.options import SearchOptions
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser(
-        "search", parents=[debug], help="search a space on a workload", description="Search a space on a workload with "
-        "Ray and Optuna. The first trial is the baseline (method off), the next the space's starting point, as a "
-        "rule the published defaults scaled to the run's length. Accuracies and accuracy losses are fractions: 0.005 "
-        "is half a point.",
+        "search", parents=[debug], usage="tune_cac search [OPTION ...]", help="search a space on a workload",
+        description="Search a space on a workload with Ray and Optuna. The first trial is the baseline (method off), "
+        "the next the space's starting point, as a rule the published defaults scaled to the run's length. Accuracies "
+        "and accuracy losses are fractions: 0.005 is half a point.",
+        epilog="--help-all lists samplers, controls, resources, budgets and more.",
     )  # fmt: skip
+    parser.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options, the rare ones too")
     add_options(parser, options_of(SearchOptions))
     add_data_and_model(parser)
     parser.add_argument("--resume", metavar="NAME", help="finish the remaining trials of a study")
+    parser.add_argument(
+        "--study", metavar="FILE", help="options in a YAML file, by their names in Python (trials: 12, hold: {...}); "
+        "those on the command line win",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -77,23 +85,39 @@ def options_given(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the options that are given; raise UserError for wrong ones, before torch or ray is loaded."""
     if arguments.resume is not None:
         _refuse_settled(arguments)
-    given = {
+    given = {} if arguments.study is None else _study_file(Path(arguments.study))
+    given |= {
         option.name: value
         for option in options_of(SearchOptions)
         if (value := getattr(arguments, option.name)) is not None
     }
     if (texts := workload_options(arguments)) is not None:
         given["workload_options"] = texts
-    if "hold" in given:
-        given["hold"] = read_assignments(given["hold"])
+    if arguments.hold is not None:
+        given["hold"] = read_assignments(arguments.hold)
     SearchOptions(**given)  # wrong arguments raise here, before torch or ray is loaded
+    return given
+
+
+def _study_file(file: Path) -> dict[str, Any]:
+    """Return the options in a YAML file; UserError if it cannot be read or has others."""
+    try:
+        given = yaml.safe_load(file.read_text("utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"--study must be a YAML file of options, {file} cannot be read: {error}") from None
+    if not isinstance(given, dict):
+        raise UserError(f"--study must be a YAML map of options, such as trials: 12, got {file} with {given!r}")
+    names = [option.name for option in options_of(SearchOptions)]
+    for name in given:
+        if name not in names:
+            raise unknown_name("option", str(name), names)
     return given
 
 
 def _refuse_settled(arguments: argparse.Namespace) -> None:
     """Raise UserError where an option is given that the study to be resumed has settled."""
     flags = {option.name: option.flag for option in options_of(SearchOptions) if not option.on_resume}
-    flags |= {"data": "--data", "model": "--model"}
+    flags |= {"data": "--data", "model": "--model", "study": "--study"}
     given = [flag for name, flag in flags.items() if getattr(arguments, name) is not None]
     if given:
         raise UserError(

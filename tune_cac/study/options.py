@@ -16,7 +16,7 @@ import search_spaces
 from analysis.io.layout import StudyInfo
 from analysis.io.study_options import RESULTS, TRIALS, Option, StudyOptions, option, options_of, results_here
 from search_spaces import Space, first_options
-from search_spaces.grid_file import GRID
+from search_spaces.grid_file import COMBINATIONS, GRID
 from trainables.config import check_integer
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import estimator_in
@@ -197,6 +197,7 @@ class SearchOptions(StudyOptions):
         None,
         "compression schedule in YAML for the space schedule: values marked !search {low: 0.1, high: 0.9} are searched",
         metavar="FILE",
+        rare=True,
     )
     compatible: bool = option(False, "warn of what Distiller silently accepted in a schedule instead of refusing it")
     name: str | None = option(
@@ -209,6 +210,7 @@ class SearchOptions(StudyOptions):
         "folder that holds the studies, or its URI in object storage, such as s3://bucket/studies: then trials share "
         "training there, and the study's other files lie in results/NAME and are copied there every 30 s",
         on_resume=True,
+        rare=True,
     )
     address: str | None = option(
         None,
@@ -222,6 +224,7 @@ class SearchOptions(StudyOptions):
         at_least=1,
         default_words="what the assigned processors allow",
         on_resume=True,
+        rare=True,
     )
     device: str = option(
         "auto",
@@ -229,7 +232,9 @@ class SearchOptions(StudyOptions):
         metavar="DEVICE",
         on_resume=True,
     )
-    cpus_per_trial: int = option(1, "processors and threads a trial; --resume keeps them", at_least=1, on_resume=True)
+    cpus_per_trial: int = option(
+        1, "processors and threads a trial; --resume keeps them", at_least=1, on_resume=True, rare=True
+    )
     checkpoint_every_s: float = option(
         60.0,
         "seconds from one checkpoint of a running trial to the next; 0: every epoch",
@@ -237,6 +242,7 @@ class SearchOptions(StudyOptions):
         metavar="SECONDS",
         at_least=0,
         on_resume=True,
+        rare=True,
     )
     checkpoint_budget: int | str = option(
         "20GB",
@@ -244,6 +250,7 @@ class SearchOptions(StudyOptions):
         "500MB (10^6) or 512MiB (2^20)",
         metavar="BYTES",
         on_resume=True,
+        rare=True,
     )
     time_budget: float | str | None = option(
         None,
@@ -257,6 +264,7 @@ class SearchOptions(StudyOptions):
         "compute in full trainings after which this search begins no further trial; running ones finish",
         metavar="N",
         on_resume=True,
+        rare=True,
     )
     trial_timeout: float | str | None = option(
         None,
@@ -264,6 +272,7 @@ class SearchOptions(StudyOptions):
         "the slowest epoch",
         metavar="DURATION",
         on_resume=True,
+        rare=True,
     )
     retries: int = option(
         1,
@@ -272,9 +281,11 @@ class SearchOptions(StudyOptions):
         metavar="N",
         at_least=0,
         on_resume=True,
+        rare=True,
     )
 
     def __post_init__(self) -> None:
+        self._take_file()
         self._take_script()
         self._take_grid()
         object.__setattr__(self, "space_files", search_spaces.read_files(self.space, self.space_files))
@@ -347,6 +358,19 @@ class SearchOptions(StudyOptions):
         if self.lengths == AUTO_LENGTHS:
             return self.lengths if self.controls else ""
         return self.lengths if min(read_lengths(self.lengths)) < 1 else ""
+
+    def _take_file(self) -> None:
+        """Take a file given as the space for what it is: a schedule, a grid, or (as before) a space in YAML."""
+        path = Path(self.space)
+        if path.suffix not in (".yaml", ".yml") or not path.is_file():
+            return
+        keys = set(re.findall(r"^([a-z]+):", path.read_text("utf-8"), re.MULTILINE))
+        if "policies" in keys:
+            object.__setattr__(self, "schedule", path)
+            object.__setattr__(self, "space", "schedule")
+        elif keys & set(COMBINATIONS):
+            object.__setattr__(self, "grid", path)
+            object.__setattr__(self, "space", GRID)
 
     def _take_script(self) -> None:
         """Make a command of the user the workload; the options of a study have it as the workload already."""

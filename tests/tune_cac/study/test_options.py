@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import tune_cac
 from analysis.io.layout import StudyInfo
 from analysis.io.study_options import StudyOptions, options_of
 from trainables.errors import UserError
-from tune_cac.cli.main import main
+from tune_cac.cli.main import build_parser, main
+from tune_cac.cli.search import options_given
 from tune_cac.study.options import SearchOptions, read_bytes
 
 
@@ -60,13 +62,13 @@ def test_every_option_is_on_the_command_line_in_python_and_in_the_documentation(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["search", "--help"])
+        main(["search", "--help-all"])
     flags = set(capsys.readouterr().out.replace(",", " ").split())
     keywords = inspect.signature(tune_cac.search).parameters
     text = inspect.getdoc(tune_cac.search) or ""
     declared = list(options_of(SearchOptions))
-    # The texts of the space's files come from the files, and from study.json.
-    named = [found.name for found in fields(SearchOptions) if found.name != "space_files"]
+    # The texts of the space's files come from the files, and from study.json; the other is found out.
+    named = [found.name for found in fields(SearchOptions) if found.name not in ("space_files", "fresh_processes")]
     assert [option.name for option in declared] == named == list(keywords)
     for option in declared:
         assert option.flag in flags
@@ -111,3 +113,42 @@ def test_what_is_no_probability_of_holding(value: Any) -> None:
 def test_an_unknown_keyword_names_the_nearest() -> None:
     with pytest.raises(UserError, match=r"^unknown option 'trails': did you mean 'trials'"):
         tune_cac.search(trails=3)
+
+
+def test_the_first_page_of_help_has_what_most_searches_need(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["search", "--help"])
+    page = capsys.readouterr().out
+    shown = {option.flag for option in options_of(SearchOptions) if f"  {option.flag} " in page}
+    assert shown == {option.flag for option in options_of(SearchOptions) if not option.rare}
+    assert len(shown) <= 18
+
+
+def test_a_study_file_has_the_options_that_the_command_line_does_not(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text("trials: 9\nsampler: tpe\nhold: {CAC_WHOLE_UNITS: 1}\nworkload_options: [width=8]\n")
+    parser = build_parser()
+    given = options_given(parser.parse_args(["search", "--study", str(file), "--trials", "5"]))
+    assert given == {
+        "trials": 5, "sampler": "tpe", "hold": {"CAC_WHOLE_UNITS": 1}, "workload_options": ["width=8"],
+    }  # fmt: skip
+    for text, said in (
+        ("trails: 9", "unknown option 'trails': did you mean 'trials'"),
+        ("- trials", r"must be a YAML map of options, such as trials: 12"),
+        ("{", "cannot be read"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UserError, match=said):
+            options_given(parser.parse_args(["search", "--study", str(file)]))
+
+
+def test_a_file_given_as_the_space_is_a_schedule_or_a_grid_by_what_it_says(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.yaml"
+    grid.write_text("all: {CAC_VAR_START_ITR: 0, CAC_VAR_START_THR: [0.98, 0.99]}\n")
+    assert SearchOptions(space=str(grid)) == SearchOptions(grid=grid)
+    marked = tmp_path / "marked.yaml"
+    marked.write_text(
+        "version: 1\npruners: {p: {class: SensitivityPruner, sensitivities: {conv2.weight: !search {low: 0, high: 1}}}}"
+        "\npolicies: [{pruner: {instance_name: p}, epochs: [1]}]\n"
+    )
+    assert SearchOptions(space=str(marked)) == SearchOptions(space="schedule", schedule=marked)
