@@ -126,11 +126,11 @@ def test_the_first_page_of_help_has_what_most_searches_need(capsys: pytest.Captu
 
 def test_a_study_file_has_the_options_that_the_command_line_does_not(tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
-    file.write_text("trials: 9\nsampler: tpe\nhold: {CAC_WHOLE_UNITS: 1}\nworkload_options: [width=8]\n")
+    file.write_text("trials: 9\nsampler: tpe\nhold: {CAC_WATCH: linear}\nworkload_options: [width=8]\n")
     parser = build_parser()
     given = options_given(parser.parse_args(["search", "--study", str(file), "--trials", "5"]))
     assert given == {
-        "trials": 5, "sampler": "tpe", "hold": {"CAC_WHOLE_UNITS": 1}, "workload_options": ["width=8"],
+        "trials": 5, "sampler": "tpe", "hold": {"CAC_WATCH": "linear"}, "workload_options": ["width=8"],
     }  # fmt: skip
     for text, said in (
         ("trails: 9", "unknown option 'trails': did you mean 'trials'"),
