@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     )
     from analysis.metrics.recipe_effects import recipe_effects
     from analysis.presentation.export import export_table, export_trial
+    from analysis.presentation.stage_frame import stage_frame, tree_text
     from analysis.presentation.study_comparison import Comparison, compare
-    from analysis.presentation.tree_picture import stage_frame, tree_svg, tree_text
     from analysis.trace_replay.replay_frame import replay
     from analysis.trace_replay.traces import load_trace
 
@@ -66,7 +66,6 @@ __all__ = [
     "gradient_clusters",
     "stage_frame",
     "tree_text",
-    "tree_svg",
 ]
 
 # Not by `trainables.lazy_names`: a folder of the user's may hide trainables until tune_cac is imported.
@@ -94,11 +93,10 @@ _HOMES = {
     "rank": "analysis.metrics.ranking",
     "export_table": "analysis.presentation.export",
     "export_trial": "analysis.presentation.export",
-    "stage_frame": "analysis.presentation.tree_picture",
-    "tree_text": "analysis.presentation.tree_picture",
+    "stage_frame": "analysis.presentation.stage_frame",
+    "tree_text": "analysis.presentation.stage_frame",
     "Comparison": "analysis.presentation.study_comparison",
     "compare": "analysis.presentation.study_comparison",
-    "tree_svg": "analysis.presentation.tree_picture",
     "replay": "analysis.trace_replay.replay_frame",
     "load_trace": "analysis.trace_replay.traces",
 }

@@ -21,7 +21,7 @@ PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")
 #: docs/stage-tree.md show these.
 NEED_A_STUDY = {
     "load", "history", "importance", "compare", "equal_compute", "export_trial", "replay", "load_trace",
-    "stage_frame", "tree_text", "tree_svg",
+    "stage_frame", "tree_text",
 }  # fmt: skip
 
 

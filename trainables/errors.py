@@ -18,7 +18,7 @@ GONE = {
     "--early-ending": "it saved 0 to 1.7 % of a study: leave it out",
     **dict.fromkeys(
         ("--png", "--svg"),
-        "compare --html FILE writes a page, and the button at the top of each plot of a page saves it as SVG",
+        "compare and tree --html FILE write a page, and the button at the top of each plot of a page saves it as SVG",
     ),
     **dict.fromkeys(
         ("auto_thresholds_by_network", "gradskip_by_network"),

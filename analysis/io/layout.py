@@ -109,11 +109,6 @@ class Layout:
         return joined(storage, self.tree.name) if storage else self.tree
 
     @property
-    def tree_picture(self) -> Path:
-        """Return the path of the picture of the stage tree."""
-        return self.root / "tree.svg"
-
-    @property
     def confirmation(self) -> Layout:
         """Return the layout of the confirmation of its best settings, a study of its own."""
         return Layout(self.root / "confirmation")

@@ -19,7 +19,6 @@ from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.figures.figure import stop_events
 from analysis.presentation.settings_text import RECIPE_NOTE, compresses, recipe_table, without_files
 from analysis.presentation.summary_text import (
-    TREE_CAPTION,
     best_env,
     compression_of,
     config_of,
@@ -209,7 +208,7 @@ def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:
 
 
 def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame, best: pd.Series | None,
-                    allowed_drop: float | str, *, top: int = 20, picture: str | None = None,
+                    allowed_drop: float | str, *, top: int = 20,
                     confirmation: pd.DataFrame | None = None) -> str:  # fmt: skip
     """Return the report: headline, best trial on the test split, settings, ranked table, failures, versions.
 
@@ -220,7 +219,6 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
         best: from `analysis.best`.
         allowed_drop: allowed drop of the metric, as for `analysis.rank`.
         top: rows of the ranked table.
-        picture: file name of the stage tree's picture in the report's folder; None without one.
         confirmation: from `analysis.confirm_table`; None if no confirmation was started.
     """
     line = control_line(trials)
@@ -264,8 +262,6 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
         lines += ["", "## What each choice brought", "", RECIPE_NOTE, "", *_table(effects, ":--|--:|--:|--:|--:")]
     table = ranked_table(ranking, top=top, test=True, beats=beats_shorter(ranking, line), allowed_drop=allowed_drop)
     lines += ["", "## Ranking", "", *_table(table, "|".join(["--"] * len(table[0])))]
-    if picture is not None:
-        lines += ["", "## Stage tree", "", TREE_CAPTION, "", f"![stage tree]({picture})"]
     failed = trials[trials["status"] == "failed"]
     if len(failed):
         lines += ["", "## Failed trials", ""]

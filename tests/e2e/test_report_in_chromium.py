@@ -12,7 +12,7 @@ import pytest
 from browser import required_chromium
 from gradient_rows import statistics, with_gradients
 from playwright.sync_api import Browser, Page
-from report_data import LAYERS, report_data
+from report_data import LAYERS, report_data, stages
 
 from analysis.presentation.html import ReportData, report_html
 
@@ -37,8 +37,7 @@ OVERLAPPING = """() => {
 @cache
 def usual() -> tuple[ReportData, str]:
     """A study and its page, made once."""
-    tree = '<svg xmlns="http://www.w3.org/2000/svg" width="2000" height="50"></svg>'
-    data = report_data(60, tree_svg=tree)
+    data = report_data(60)
     return data, report_html(data)
 
 
@@ -275,7 +274,7 @@ def test_no_text_of_a_study_runs(open_page: Open) -> None:
             stops=data.stops.assign(layer=probe),
             controls=data.controls.assign(control="shorter " + probe),
             importance=data.importance.assign(parameter=probe + data.importance["parameter"]),
-            tree_svg='<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><script>window.ran=1</script></svg>',
+            stages=stages(probe),
         )
     )  # fmt: skip
     draw_all(page)

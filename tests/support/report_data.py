@@ -47,9 +47,23 @@ def report_data(trials: int = 60, *, seed: int = 0, allowed_drop: float = 0.005,
         "controls": controls(),
         "confirmation": confirmation(ranking),
         **variance(rng),
+        "stages": stages(),
         "environment": {"Python": "3.11.7", "machine": "AMD EPYC, 2 cores"},
     }
     return ReportData(**{**values, **more})
+
+
+def stages(name: str = "conv1.weight") -> pd.DataFrame:
+    """A stage tree of two stages, as `analysis.stage_frame` returns it."""
+    common = {"root": "0" * 24, "known_until": 300, "checkpoints": 1, "checkpoint_steps": (0,), "ends": (0,)}
+    frame = pd.DataFrame(
+        [{**common, "stage": "a", "parent": None, "depth": 0, "begin": None, "action": "dense run", "trials": (0, 1),
+          "saved": 0.0, "accuracy": 0.97},
+         {**common, "stage": "b", "parent": "a", "depth": 1, "begin": 116, "action": f"stop through {name}",
+          "trials": (1,), "saved": 0.3, "accuracy": 0.96}]
+    )  # fmt: skip
+    frame.attrs = {"total_steps": 300}
+    return frame
 
 
 def _record(number: int, rng: np.random.Generator) -> dict[str, Any]:

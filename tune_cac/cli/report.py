@@ -61,14 +61,12 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
     from analysis.metrics.parameter_importance import importance
     from analysis.metrics.ranking import is_control, is_shorter
     from analysis.presentation.html import ReportData, variance_frames
+    from analysis.presentation.stage_frame import stage_frame
     from analysis.presentation.summary_text import best_env
-    from analysis.presentation.tree_picture import stage_frame
     from analysis.trace_replay.traces import load_trace
     from tune_cac.study.folder import is_locked
-    from tune_cac.study.study_result import tree_picture
 
     info, trials = layout.read_info(), found.trials
-    stages = _or_none(lambda: stage_frame(layout.root))
     best = found.best
     epochs_of_best = None if best is None else int(best["epochs"])
     trace = _or_none(lambda: load_trace(layout.root, epochs=epochs_of_best))
@@ -104,7 +102,7 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
         variance=None if picture is None else picture.variance,
         stops=None if picture is None else picture.stops,
         thresholds=None if picture is None else picture.thresholds,
-        tree_svg=(tree_picture(stages, found.cost) if stages is not None and stages["trials"].map(len).any() else None),
+        stages=_or_none(lambda: stage_frame(layout.root)),
         environment=environment,
     )
     return replace(data, cluster_images=_cluster_images(data))

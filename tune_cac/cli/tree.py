@@ -1,4 +1,4 @@
-"""The command ``tree``: a study's stage tree as text, and as a picture on request."""
+"""The command ``tree``: a study's stage tree as text, and as a page on request."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--depth", type=int, help="interventions to go down to (default: all)")
     parser.add_argument("--top", type=int, default=40, help="stages to show, the most visited (default: 40)")
-    parser.add_argument("--svg", metavar="FILE", help="write the picture, too")
+    parser.add_argument("--html", metavar="FILE", help="write it as a plot in a page, too")
     add_study(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a study's stage tree; write its picture to ``--svg`` if given."""
+    """Print a study's stage tree; write its plot to ``--html`` if given."""
     if arguments.depth is not None and arguments.depth < 0:
         raise UserError(f"--depth must be an integer >= 0, got {arguments.depth}")
     if arguments.top < 1:
@@ -35,11 +35,12 @@ def run(arguments: argparse.Namespace) -> int:
     from analysis.formatting import plural
     from analysis.io.studies import load
     from analysis.metrics.accounting import search_cost
-    from analysis.presentation.markdown_report import search_cost_line
-    from analysis.presentation.tree_picture import stage_frame, tree_text
+    from analysis.presentation.figures.stage_tree import stage_tree
+    from analysis.presentation.html import figure_html
+    from analysis.presentation.markdown_report import full_trainings, search_cost_line
+    from analysis.presentation.stage_frame import stage_frame, tree_text
     from tune_cac.cli.console import write_asked
     from tune_cac.study.folder import find_study
-    from tune_cac.study.study_result import tree_picture
 
     layout = find_study(arguments.results, arguments.study)
     if layout.read_info().workload == SCRIPT:
@@ -56,14 +57,15 @@ def run(arguments: argparse.Namespace) -> int:
             "search without --no-sharing to get one"
         )
     cost = search_cost(load(layout.root))
-    if arguments.svg is not None:
-        write_asked(Path(arguments.svg), tree_picture(stages, cost), "--svg")
+    if arguments.html is not None and (plot := stage_tree(stages)) is not None:
+        title = f"{plural(cost.trials, 'trial')}, {full_trainings(cost.dense_equivalents)}"
+        write_asked(Path(arguments.html), figure_html(title, plot), "--html")
     kept, megabytes = int(stages["checkpoints"].sum()), stages["checkpoint_bytes"].sum() / 1e6
     print(search_cost_line(cost))
     print(f"{plural(len(stages), 'stage')}, {plural(kept, 'checkpoint')} ({megabytes:.1f} MB)\n")
     print(_printable(tree_text(stages, depth=arguments.depth, top=arguments.top)))
-    if arguments.svg is not None:
-        print(f"\nPicture: {arguments.svg}")
+    if arguments.html is not None:
+        print(f"\nPicture: {arguments.html}")
     return 0
 
 

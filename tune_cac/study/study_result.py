@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.formatting import plural
 from analysis.io.layout import Layout
 from analysis.io.studies import load
 from analysis.metrics.accounting import SearchCost, search_cost
@@ -18,18 +17,17 @@ from analysis.metrics.duplicates import outcomes
 from analysis.metrics.noise import with_holds
 from analysis.metrics.ranking import beats_shorter, best, control_line, rank
 from analysis.presentation.export import hidden_columns
-from analysis.presentation.markdown_report import full_trainings, ranked_table, report_markdown, search_cost_line
+from analysis.presentation.markdown_report import ranked_table, report_markdown, search_cost_line
 from analysis.presentation.summary_text import best_env, best_schedule, config_of, headline, is_answer
-from analysis.presentation.tree_picture import stage_frame, tree_svg
 from analysis.trace_replay.same_run import same_run, same_run_text
 from analysis.trace_replay.traces import load_trace
 from trainables.errors import UserError
 
-# --- The files in a study's folder that hold its result: best.env, best.yaml, ranking.csv, report.md, tree.svg --------
+# --- The files in a study's folder that hold its result: best.env, best.yaml, ranking.csv, report.md ------------------
 
 
 def write_answer(layout: Layout, result: SearchResult) -> None:
-    """Write a study's `trials.parquet`, `ranking.csv`, `best.env`, `report.md`, and `tree.svg` if it has a tree.
+    """Write a study's `trials.parquet`, `ranking.csv`, `best.env` and `report.md`.
 
     `best.yaml` exists only if the best trial compresses, and `best.env` only if a baseline has completed, without which
     nothing can be judged.
@@ -52,25 +50,9 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
         layout.best_schedule.unlink(missing_ok=True)
     else:
         layout.best_schedule.write_text(schedule, encoding="utf-8")
-    picture = layout.tree_picture.name if draw_tree(layout, result.cost) else None
     layout.report.write_text(
-        report_markdown(info, trials, ranking, found, allowed_drop, picture=picture, confirmation=result.confirmation)
+        report_markdown(info, trials, ranking, found, allowed_drop, confirmation=result.confirmation)
     )
-
-
-def draw_tree(layout: Layout, cost: SearchCost) -> bool:
-    """Write `tree.svg`; return False and write nothing if no trial used a stage tree."""
-    stages = stage_frame(layout.root)
-    if not stages["trials"].map(len).any():
-        return False
-    layout.tree_picture.write_text(tree_picture(stages, cost), encoding="utf-8")
-    return True
-
-
-def tree_picture(stages: pd.DataFrame, cost: SearchCost) -> str:
-    """Return the picture of a study's tree, titled with the cost of its trials."""
-    title = f"{plural(cost.trials, 'trial')}, {full_trainings(cost.dense_equivalents)}"
-    return tree_svg(stages, stages.attrs["total_steps"], title=title)
 
 
 # --- A study's result -------------------------------------------------------------------------------------------------

@@ -76,8 +76,8 @@ class ReportData:
     """Clusters of similar gradients (`analysis.gradient_clusters`)."""
     cluster_images: Mapping[int, SampleImage] = field(default_factory=dict)
     """Pictures of examples of the clusters of the trial that the report shows, by the sample's number."""
-    tree_svg: str | None = None
-    """The stage tree's picture (`analysis.tree_svg`)."""
+    stages: pd.DataFrame | None = None
+    """The stage tree (`analysis.stage_frame`)."""
     environment: dict[str, str] = field(default_factory=dict)
     """Versions, machine and other facts about the environment of the search, by name."""
 

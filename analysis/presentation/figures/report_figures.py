@@ -46,6 +46,7 @@ from analysis.presentation.figures.figure import (
 )
 from analysis.presentation.figures.outcomes import confirmation, importance, pareto
 from analysis.presentation.figures.report_data import ReportData
+from analysis.presentation.figures.stage_tree import stage_tree
 from analysis.presentation.figures.variance import gradient_noise, gradient_variance, layer_noise
 from trainables.quality import Quality
 
@@ -457,7 +458,7 @@ def _value_range(rows: pd.DataFrame, quality: Quality) -> list[float]:
 
 _MAKERS = (
     pareto, confirmation, timeline, variance, learning_curves, gradient_noise, gradient_variance, layer_noise,
-    importance, convergence, hypervolume, cost,
+    importance, convergence, hypervolume, cost, lambda data: stage_tree(data.stages),
 )  # fmt: skip
 
 

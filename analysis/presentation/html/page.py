@@ -298,7 +298,7 @@ def sections(data: ReportData, figures: Mapping[str, Figure]) -> list[Section]:
         ("samples", "Samples", sample_pictures(data)),
         ("parameters", "What mattered", _mattered(data, figures)),
         ("search", "The search", _search(figures)),
-        ("tree", "Stage tree", _tree(data)),
+        ("tree", "Stage tree", f"<p>{TREE_CAPTION}</p>{picture(figures['tree'])}" if "tree" in figures else ""),
         ("trials", "All trials", _table(data)),
         ("failed", "Failed trials", _failed(data.trials)),
         ("environment", "Environment", _environment(data)),
@@ -504,20 +504,6 @@ def _mattered(data: ReportData, figures: Mapping[str, Figure]) -> str:
 def _search(figures: Mapping[str, Figure]) -> str:
     titles = {"convergence": "Best found so far", "hypervolume": "Hypervolume", "cost": "Cost"}
     return "".join(f"<h3>{title}</h3>{picture(figures[name])}" for name, title in titles.items() if name in figures)
-
-
-def _tree(data: ReportData) -> str:
-    """Return the stage tree as an image: no script in it can run, and its ids and styles are isolated from the page."""
-    if not data.tree_svg:
-        return ""
-    svg = base64.b64encode(data.tree_svg.encode()).decode()
-    size = re.match(r"<svg[^>]*?\bwidth=\"(\d+)[^>]*?\bheight=\"(\d+)", data.tree_svg)
-    measures = f' width="{size[1]}" height="{size[2]}"' if size else ""
-    image = (
-        f'<img alt="Stage tree of the search: training shared between trials"{measures} '
-        f'src="data:image/svg+xml;base64,{svg}">'
-    )
-    return f"<p>{TREE_CAPTION}</p>" + scrollable("stage tree", image, kind="scroll paper")
 
 
 def _table(data: ReportData) -> str:

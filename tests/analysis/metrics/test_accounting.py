@@ -15,7 +15,7 @@ import analysis
 from analysis.io.layout import Layout
 from analysis.io.studies import read_journal, to_frame
 from analysis.metrics.accounting import SearchCost, search_cost, search_fraction
-from analysis.presentation.markdown_report import full_trainings, ranked_table, report_markdown, search_cost_line
+from analysis.presentation.markdown_report import full_trainings, ranked_table, search_cost_line
 from trainables.config import TrialConfig
 from trainables.metrics import METRICS
 
@@ -169,17 +169,6 @@ def test_the_table_has_both_numbers(study: Layout) -> None:
     assert columns["trial"] == ["4", "1", "0 (baseline)"]
     assert columns["search cost"] == ["0.00", "0.10", "1.00"]
     assert columns["saved"] == ["50.0 %", "20.0 %", "0.0 %"]
-
-
-def test_the_report_says_the_cost_and_shows_the_tree_where_there_is_one(study: Layout) -> None:
-    trials = analysis.load(study.root)
-    ranking = analysis.rank(trials)
-    arguments = (study.read_info(), trials, ranking, analysis.best(ranking), 0.005)
-    plain, drawn = report_markdown(*arguments), report_markdown(*arguments, picture="tree.svg")
-    assert "full trainings for 5 trials" in plain.split("## ")[0]
-    assert "tree" not in plain
-    assert "\n## Stage tree\n" in drawn
-    assert drawn.count("![stage tree](tree.svg)") == 1
 
 
 def test_the_columns_say_what_they_are(study: Layout) -> None:

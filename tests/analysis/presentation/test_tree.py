@@ -1,4 +1,4 @@
-"""The stage tree as a frame, as text and as a picture, against trees written by hand and counted step by step."""
+"""The stage tree as a frame, as text and as a plot, against trees written by hand and counted step by step."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import json
 import re
 import tempfile
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -16,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from studies import HandTree, result_row, write_study
 
-from analysis.presentation.tree_picture import MOST_LANES, action_words, stage_frame, tree_svg, tree_text
+from analysis.presentation.figures.figure import Figure
+from analysis.presentation.figures.stage_tree import MOST_LANES, stage_tree
+from analysis.presentation.stage_frame import action_words, stage_frame, tree_text
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.replay import Blueprint, GradskipReplay, LayerPlan, Unit, stop_action
@@ -27,7 +27,6 @@ from trainables.stage_tree.store import StageStore
 NAMES = ("conv1.weight", "conv1.bias", "conv2.weight", "conv2.bias", "fc.weight")
 TOTAL = 40
 ROOT = "0" * 24
-SVG = "{http://www.w3.org/2000/svg}"
 
 #: A trial's interventions: ascending iterations, of each one of few actions, so that trials have much in common.
 paths = st.lists(st.tuples(st.integers(0, TOTAL - 2), st.integers(0, 1)), max_size=4).map(
@@ -165,7 +164,7 @@ def test_several_roots_are_several_trees(tmp_path: Path) -> None:
     lines = tree_text(frame).splitlines()
     assert lines[0].startswith("dense run 00000000, 0..40, 2 trials")
     assert lines[2] == "dense run 11111111, 0..40, 0 trials, accuracy 0.9700"
-    assert len(bars(tree_svg(frame, TOTAL))) == 3
+    assert drawn(frame) == Counter(frame["stage"])
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
@@ -233,120 +232,54 @@ def test_text_shows_or_counts_every_stage_once(trials: list[tuple[tuple[int, int
     assert shown + sum(folded) == len(frame)
 
 
-# --- the picture ----------------------------------------------------------------------------------------------------
+# --- the plot -------------------------------------------------------------------------------------------------------
 
 
-def bars(svg: str) -> list[ElementTree.Element]:
-    return [rect for rect in ElementTree.fromstring(svg).iter(f"{SVG}rect") if rect.get("class") == "stage"]
+def plot(frame: pd.DataFrame) -> Figure:
+    found = stage_tree(frame)
+    assert found is not None
+    return found
 
 
-def box(rect: ElementTree.Element) -> tuple[float, float, float, float]:
-    """Left, right, top, bottom."""
-    x, y, width, height = (float(str(rect.get(name))) for name in ("x", "y", "width", "height"))
-    return x, x + width, y, y + height
+def drawn(frame: pd.DataFrame) -> Counter[str]:
+    """The drawn stages: those whose iterations and words a bar has."""
+    bars = plot(frame).traces[0]
+    begins = frame["begin"].fillna(0)
+    ends = zip(begins, frame["known_until"], frame["stage"], frame["action"], strict=True)
+    left = Counter(zip(bars["base"], bars["x"], [text.split(", to ")[0] for text in bars["hovertext"]], strict=True))
+    found: Counter[str] = Counter()
+    for begin, end, stage, action in ends:
+        key = next((k for k in left if k[:2] == (begin, end - begin) and action in k[2] and left[k]), None)
+        if key is not None:
+            left[key] -= 1
+            found[stage] += 1
+    return found
 
 
 @pytest.mark.slow
 @given(st.lists(paths, min_size=1, max_size=12))
 @settings(max_examples=25)
-def test_the_picture_has_every_stage_once_and_nothing_overlaps(trials: list[tuple[tuple[int, int], ...]]) -> None:
+def test_the_plot_has_every_stage_once_and_no_joint_crosses_a_bar(trials: list[tuple[tuple[int, int], ...]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        frame = a_study(Path(folder) / "s", [(), *trials])  # the first bar is a whole run
-    svg = tree_svg(frame, TOTAL)
-    found = bars(svg)
-    assert Counter(rect.get("data-stage") for rect in found) == Counter(frame["stage"])
-    boxes = [box(rect) for rect in found]
-    for place, (left, right, top, bottom) in enumerate(boxes):
-        for other in boxes[:place]:
-            assert right <= other[0] or left >= other[1] or bottom <= other[2] or top >= other[3]
-    # A bar is as long as its stage.
-    unit = (boxes[0][1] - boxes[0][0]) / TOTAL
-    rows = frame.set_index("stage")
-    for rect, (left, right, _, _) in zip(found, boxes, strict=True):
-        row = rows.loc[str(rect.get("data-stage"))]
-        begin = 0 if pd.isna(row["begin"]) else row["begin"]
-        assert left - boxes[0][0] == pytest.approx(begin * unit, abs=0.02)
-        assert right - left == pytest.approx((row["known_until"] - begin) * unit, abs=0.02)
-    assert_no_line_crosses_a_bar(svg, boxes)
-    assert_texts_apart(svg)
+        frame = a_study(Path(folder) / "s", trials)
+    assert drawn(frame) == Counter(frame["stage"])
+    bars, joints = plot(frame).traces[:2]
+    spans = list(zip(bars["y"], bars["base"], bars["x"], strict=True))
+    assert [lane for lane, _, _ in spans] == list(range(len(frame)))
+    for at, upper, lower in zip(joints["x"][::3], joints["y"][::3], joints["y"][1::3], strict=True):
+        assert upper < lower
+        assert all(not (upper < lane < lower and begin < at < begin + length) for lane, begin, length in spans)
 
 
-def assert_no_line_crosses_a_bar(svg: str, boxes: list[tuple[float, float, float, float]]) -> None:
-    lines = [line for line in ElementTree.fromstring(svg).iter(f"{SVG}path") if line.get("class") == "connector"]
-    assert len(lines) == len(boxes) - 1
-    for line in lines:
-        found = re.fullmatch(r"M([\d.]+) ([\d.]+)V([\d.]+)", str(line.get("d")))
-        assert found is not None
-        x, upper, lower = map(float, found.groups())
-        for left, right, top, bottom in boxes:
-            assert not (left + 0.02 < x < right - 0.02 and upper < top and bottom < lower)
-
-
-def assert_texts_apart(svg: str) -> None:
-    """Words on a line do not touch, in a font of 0.6 em a letter, and none leaves the picture."""
-    root = ElementTree.fromstring(svg)
-    lines: dict[float, list[tuple[float, float]]] = {}
-    for text in root.iter(f"{SVG}text"):
-        x, y, words = float(str(text.get("x"))), float(str(text.get("y"))), str(text.text)
-        width = 0.6 * float(text.get("font-size", "11")) * len(words)
-        left = x - {"end": width, "middle": width / 2}.get(text.get("text-anchor", ""), 0.0)
-        lines.setdefault(y, []).append((left, left + width))
-    for spans in lines.values():
-        spans.sort()
-        assert all(left[1] <= right[0] + 0.01 for left, right in pairwise(spans)), spans
-        assert spans[0][0] >= 0
-        assert spans[-1][1] <= float(str(root.get("width")))
-    height = float(str(root.get("height")))
-    assert max(lines) < height
-
-
-def test_names_are_escaped(tmp_path: Path) -> None:
-    frame = a_study(tmp_path / "s", [(), ((5, 1),)], names=('<b>&"\x01', "a", "b", "c", "d"))
-    svg = tree_svg(frame, TOTAL, title="<2> trials & more")
-    root = ElementTree.fromstring(svg)
-    texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert '5: stop through <b>&"\ufffd, braking 6' in texts
-    assert "<2> trials & more" in texts
-    assert not list(root.iter("b"))
-    assert not list(root.iter(f"{SVG}b"))
-
-
-def test_a_large_tree_is_folded(tmp_path: Path) -> None:
-    trials = [(), *(((n % 90, 0),) for n in range(95))]
-    frame = a_study(tmp_path / "s", trials, total=400)
-    assert len(frame) == 91
-    svg = tree_svg(frame, 400)
-    assert len(bars(svg)) == MOST_LANES
-    shown = {rect.get("data-stage") for rect in bars(svg)}
-    assert {ROOT, *(stage_id(((n, 0),)) for n in range(5))} <= shown  # the most visited
-    texts = [text.text for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
-    assert f"… and {91 - MOST_LANES} more stages, each with 1 trial at most" in texts
-    assert_texts_apart(svg)
-
-
-@pytest.mark.parametrize("total", [1, 40, 300, 450_450])
-def test_pictures_of_short_and_long_runs(total: int, tmp_path: Path) -> None:
-    tree = HandTree(tmp_path / "s" / "tree", root=ROOT, total_steps=total, layer_names=NAMES)
-    stage = tree.train([], result_row())
-    last = tree.train([stop(total - 1, 0)], result_row())
-    write_study(tmp_path / "s", [{"row": result_row(stage=stage)}, {"row": result_row(stage=last)}])
-    frame = stage_frame(tmp_path / "s")
-    svg = tree_svg(frame, total, title="2 trials for 1.0 training")
-    (_, run_end, _, _), (left, right, _, _) = map(box, bars(svg))
-    assert right - left >= 2
-    assert right == pytest.approx(run_end, abs=0.01)
-    assert_texts_apart(svg)
-
-
-def test_checkpoints_are_ticks(tmp_path: Path) -> None:
+def test_a_large_tree_is_folded_and_checkpoints_are_ticks(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "s" / "tree", budget_bytes=10**6)
     for step in (0, 10, 20):
         checkpoints.put(ROOT, step, b"%d" % step)
-    svg = tree_svg(a_study(tmp_path / "s", [()]), TOTAL)
-    (ticks,) = (p for p in ElementTree.fromstring(svg).iter(f"{SVG}path") if p.get("class") == "checkpoints")
-    places = [float(x) for x in re.findall(r"M([\d.]+)", str(ticks.get("d")))]
-    left, right, _, _ = box(bars(svg)[0])
-    assert places == pytest.approx([left + (right - left) * step / TOTAL for step in (0, 10, 20)], abs=0.5)
+    frame = a_study(tmp_path / "s", [(), *(((n % 90, 0),) for n in range(95))], total=400)
+    found = plot(frame)
+    assert len(found.traces[0]["x"]) == MOST_LANES
+    assert f"{91 - MOST_LANES} more stages not shown." in found.notes
+    assert found.traces[2]["x"] == [0, 10, 20]
 
 
 def test_what_a_schedule_begins_is_said_by_the_instances() -> None:
@@ -377,6 +310,4 @@ def test_stages_of_a_study_of_inference_show_what_it_ranks_by(tmp_path: Path) ->
     mean = (saved(((5, 0),)) + 0.75) / 2
     assert found["saved"].tolist() == pytest.approx([0.0, mean])
     assert f"saved {100 * mean:.1f} %" in tree_text(found)
-    svg = tree_svg(found, TOTAL)
-    assert "mean of training and inference saved: 0 %" in svg
-    assert_texts_apart(svg)
+    assert "mean of training and inference" in plot(found).notes[0]

@@ -1,10 +1,9 @@
-"""The command ``tree``, and the picture that a search writes: on studies written by hand, without Ray."""
+"""The command ``tree``: on studies written by hand, without Ray."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from studies import HandTree, result_row, write_study
@@ -48,15 +47,15 @@ def test_it_prints_the_tree(
     assert sorted(study.root.rglob("*")) == before  # looking changes nothing
 
 
-def test_it_writes_the_picture(
+def test_it_writes_a_page(
     study: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["tree", "s", "--depth", "0", "--svg", "t.svg"], tmp_path, monkeypatch) == 0
+    assert run(["tree", "s", "--depth", "0", "--html", "t.html"], tmp_path, monkeypatch) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[-3:] == ["└─ ... 1 more stage, 2 trials", "", "Picture: t.svg"]
-    picture = ElementTree.parse(tmp_path / "t.svg").getroot()
-    assert len([e for e in picture.iter() if e.get("class") == "stage"]) == 2  # all of it
-    assert "3 trials, 1.8 full trainings" in [e.text for e in picture.iter()]
+    assert out[-3:] == ["└─ ... 1 more stage, 2 trials", "", "Picture: t.html"]
+    page = (tmp_path / "t.html").read_text()
+    assert "3 trials, 1.8 full trainings" in page
+    assert "205: stop through conv.weight, braking 6, to 300" in page
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_it_writes_the_picture(
         (["s", "--depth", "-1"], "--depth must be an integer >= 0, got -1"),
         (["s", "--top", "0"], "--top must be an integer >= 1, got 0"),
         (["nothing"], "no study 'nothing' in results: studies there: s"),
-        (["s", "--svg", "no/t.svg"], "cannot write --svg no/t.svg: No such file or directory; choose another file"),
+        (["s", "--html", "no/t.html"], "cannot write --html no/t.html: No such file or directory; choose another file"),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -92,13 +91,6 @@ def test_a_script_has_none(
     assert "results/s has no stage tree: trials of a script share no training" in capsys.readouterr().err
 
 
-def test_the_answer_has_the_picture(study: Layout) -> None:
-    write_answer(study, answer(study, allowed_drop=0.005))
-    assert "![stage tree](tree.svg)" in study.report.read_text()
-    picture = ElementTree.parse(study.tree_picture).getroot()
-    assert "3 trials, 1.8 full trainings" in [e.text for e in picture.iter()]
-
-
 @pytest.mark.parametrize("recorded", [False, True])
 def test_without_sharing_nothing_is_drawn_nor_said(recorded: bool, tmp_path: Path) -> None:
     """Also where the baseline's signals were recorded: no trial went through the tree then."""
@@ -106,6 +98,5 @@ def test_without_sharing_nothing_is_drawn_nor_said(recorded: bool, tmp_path: Pat
         HandTree(tmp_path / "s" / "tree", layer_names=["conv.weight"]).train([], result_row())
     layout = write_study(tmp_path / "s", [{"row": result_row()}, {"row": result_row(saved=0.5)}])
     write_answer(layout, answer(layout, allowed_drop=0.005))
-    assert not layout.tree_picture.exists()
     assert "stage tree" not in layout.report.read_text().lower()
     assert "Search cost: 1.5 full trainings for 2 trials." in layout.report.read_text()

@@ -29,9 +29,7 @@ from trainables.errors import UserError
 
 @cache
 def full() -> str:
-    return report_html(
-        report_data(40, tree_svg='<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20"></svg>')
-    )
+    return report_html(report_data(40))
 
 
 class Reader(HTMLParser):
@@ -118,7 +116,7 @@ def test_landmarks_names_and_anchors() -> None:
         for name in ("aria-labelledby", "aria-describedby", "for"):
             assert attrs.get(name) in (None, *ids)
     plots = [attrs for attrs in found.all("div") if attrs.get("class") == "plot"]
-    assert len(plots) == 9
+    assert len(plots) == 10
     assert all(attrs["role"] == "img" and len(attrs["aria-label"]) > 30 for attrs in plots)
     assert all(attrs["alt"] for attrs in found.all("img"))
 
@@ -135,7 +133,7 @@ def test_plotly_is_there_once_and_every_plot_has_its_figure() -> None:
 def test_what_is_not_known_has_no_section_or_one_line() -> None:
     bare = replace(
         report_data(12), history=None, importance=None, controls=None, confirmation=None,
-        variance=None, stops=None, thresholds=None, environment={},
+        variance=None, stops=None, thresholds=None, stages=None, environment={},
     )  # fmt: skip
     html = report_html(bare)
     titles = [text for level, text in Reader(html).headings if level == "h2"]
