@@ -84,17 +84,25 @@ def typed(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> pd.DataFrame:
     return pd.DataFrame(columns, index=frame.index).astype(found)
 
 
+class Descriptions(dict[str, dict[str, Any]]):
+    """Descriptions of columns; pandas deep-copies ``attrs`` at each access to a column, and these never change."""
+
+    def __deepcopy__(self, memo: Any) -> Descriptions:
+        """Return itself."""
+        return self
+
+
 def described(frame: pd.DataFrame) -> pd.DataFrame:
     """Store unit, direction and meaning of each result column in ``frame.attrs["columns"]``; return the frame."""
     known = dict(METRICS)
     if "metric" in frame.columns:
         for _, row in frame[list(QUALITY_FIELDS)].drop_duplicates().iterrows():
             known |= metrics_of(quality_of(row))
-    frame.attrs["columns"] = {
-        name: {"unit": known[name].unit, "direction": known[name].direction, "meaning": known[name].meaning}
+    frame.attrs["columns"] = Descriptions(
+        (name, {"unit": known[name].unit, "direction": known[name].direction, "meaning": known[name].meaning})
         for name in frame.columns
         if name in known
-    }
+    )
     return frame
 
 

@@ -9,26 +9,12 @@ from hypothesis import strategies as st
 from studies import result_row
 
 import analysis
-from analysis.formatting import fixed, percent, points, points_number
+from analysis.formatting import points_number
 from analysis.io.studies import to_frame
 from analysis.presentation.markdown_report import ranked_table
 from trainables.config import TrialConfig
 
-NUMBERS = st.floats(-1, 1, allow_nan=False)
 COUNTS = st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(-n, n), st.just(n)))
-
-
-@given(NUMBERS, st.integers(0, 6))
-def test_a_zero_has_no_minus_sign(value: float, decimals: int) -> None:
-    for text in (fixed(value, decimals), fixed(value, decimals, sign="+"), percent(value), points(value)):
-        number = text.split()[0]
-        assert Decimal(number) != 0 or not number.startswith("-")
-    assert fixed(value, decimals).lstrip("-") == f"{abs(value):.{decimals}f}"
-
-
-def test_what_is_decided_is_what_is_shown() -> None:
-    assert points(0.010005, allowed=0.01) != "1.000 points"
-    assert Decimal(points_number(0.010005, allowed=0.01)) > 1
 
 
 @given(COUNTS, st.sampled_from([0.0, 0.0033, 0.005, 0.01, 0.1]))

@@ -7,12 +7,9 @@ import pytest
 from analysis.formatting import (
     allowed_text,
     axis_words,
-    drop_number,
     drop_text,
     drop_unit,
     drop_words,
-    metric_words,
-    value_text,
     value_with_unit,
 )
 from trainables.quality import ACCURACY, FRACTION, Quality
@@ -35,18 +32,6 @@ def test_units(quality: Quality, value: str, drop: str, allowed: str, axis: str,
     assert (value_with_unit(0.97, quality), drop_text(0.01, quality)) == (value, drop)
     assert (allowed_text(0.005, quality), axis_words(quality), drop_words(quality)) == (allowed, axis, worse)
     assert drop_unit(quality) == {"fraction": " (points)", "nats": " (nats)", "": ""}[quality.unit]
-
-
-def test_values_in_tables() -> None:
-    assert [value_text(0.97, quality) for quality in (ACCURACY, NLL)] == ["0.9700", "0.97"]
-    assert value_text(1234.5678, NLL) == "1234.6"
-    assert metric_words(ACCURACY) == "validation accuracy"
-
-
-def test_a_drop_above_the_limit_is_not_printed_as_the_limit() -> None:
-    assert drop_number(0.0500004, NLL, allowed=0.05) == "0.0500004"
-    assert drop_number(0.0499996, NLL, allowed=0.05) == "0.05"
-    assert drop_number(-0.0, NLL, sign="+") == "+0"
 
 
 def test_a_relative_limit_says_what_it_comes_to() -> None:

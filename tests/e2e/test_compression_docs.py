@@ -17,19 +17,16 @@ import yaml
 from pydantic import BaseModel
 
 import search_spaces
-from trainables.compression.distillation import add_distillation_args
 from trainables.compression.lr_schedulers import check_lr_scheduler
 from trainables.compression.schedule import (
     PrunerPolicyConfig,
     RegularizerPolicyConfig,
-    ScheduleError,
     read_marks,
     read_schedule,
 )
 from trainables.compression.schedule.configs import DISTILLERS, EXTENSIONS, PRUNERS, QUANTIZERS, REGULARIZERS
 from trainables.compression.schedule.policy_configs import KINDS
 from trainables.compression.schedule.reading import KEYS, SECTIONS
-from trainables.errors import UserError
 from trainables.metrics import MODEL_DEFAULTS
 from tune_cac.cli.main import build_parser
 
@@ -95,23 +92,6 @@ def test_the_table_has_the_arguments_and_defaults_of_each_class(name: str) -> No
     assert documented(TABLE[name][1]) == arguments_of(CLASSES[name])
 
 
-def test_our_learning_rates_take_the_arguments_named() -> None:
-    values = {"T_max": 30, "power": 2, "milestones": [3, 5], "gammas": [0.1, 0.5]}
-    for name in ("PolynomialLR", "MultiStepMultiGammaLR"):
-        given = {argument: values[argument] for argument in quoted(TABLE[name][1])}
-        check_lr_scheduler(name, given)
-        with pytest.raises(UserError, match="nonsense"):
-            check_lr_scheduler(name, {**given, "nonsense": 1})
-        last = list(given)[-1]  # required: without it the message names it
-        with pytest.raises(UserError, match=f"needs {last}"):
-            check_lr_scheduler(name, {key: value for key, value in given.items() if key != last})
-    refused = re.search(r"other schedulers \(([^:]*):", PAGE)
-    assert refused is not None
-    for name in quoted(refused[1]):
-        with pytest.raises(UserError, match="cannot hold"):
-            check_lr_scheduler(name, {})
-
-
 def test_sections_policy_arguments_marks_and_columns_are_all_there() -> None:
     sections = {quoted(cells[0])[0]: quoted(cells[1]) for cells in rows("section")}
     assert list(sections) == list(SECTIONS)
@@ -134,18 +114,6 @@ def test_spaces_of_compression_are_all_there() -> None:
     assert {name for cells in rows("space") for name in quoted(cells[0])} == there
 
 
-def test_flags_of_distillation_are_all_there() -> None:
-    parser = argparse.ArgumentParser(add_help=False)
-    add_distillation_args(parser)
-    flags = {flag: action.default for action in parser._actions for flag in action.option_strings}
-    shown = {flag.split()[0]: cells[1] for cells in rows("flag") for flag in quoted(cells[0])}
-    assert set(shown) == set(flags)
-    for flag, default in shown.items():
-        assert {"": None, "off": False}.get(default, yaml.safe_load(default or "null")) == flags[flag], flag
-    assert len(list(rows("flag"))) == len(parser._actions) == 8
-    assert sum(len(quoted(cells[0])) == 2 for cells in rows("flag")) == 4
-
-
 def test_schedules_can_be_read() -> None:
     texts = blocks("yaml")
     assert len(texts) >= 6
@@ -155,16 +123,6 @@ def test_schedules_can_be_read() -> None:
         read_schedule(marked.fill(marked.middles()), check_lr=check_lr_scheduler)
     assert sum("!search" in text for text in texts) == 1
     assert {name for text in texts for name in read_marks(text).marks} >= {"end"}
-
-
-def test_the_message_that_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (text,) = [text for text in blocks("yaml") if text.startswith("# first.yaml")]
-    Path("first.yaml").write_text(text.replace("    weights:", "    weight:").replace("# first.yaml", "#"))
-    with pytest.raises(ScheduleError) as raised:
-        read_schedule("first.yaml")
-    (quote,) = [line for line in blocks("text") if "did you mean" in line]
-    assert quote.strip() == str(raised.value)
 
 
 def test_the_check_prints_what_is_shown(

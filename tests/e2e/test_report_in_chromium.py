@@ -9,29 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import required_chromium
-from gradient_rows import statistics, with_gradients
 from playwright.sync_api import Browser, Page
 from report_data import LAYERS, report_data, stages
 
 from analysis.presentation.html import ReportData, report_html
 
 Open = Callable[..., Page]
-
-
-#: Plots in which ticks, axis titles or the legend lie on each other or stand out of the plot.
-OVERLAPPING = """() => {
-    const over = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
-    const boxes = (plot, names) => [...plot.querySelectorAll(names)].map((text) => text.getBoundingClientRect())
-        .filter((box) => box.width > 0);
-    return [...document.querySelectorAll('.plot')].filter((plot) => {
-        const ticks = boxes(plot, '.xtick text, .ytick text'), titles = boxes(plot, '.xtitle, .ytitle, .legend');
-        const own = plot.getBoundingClientRect();
-        return titles.some((title) => ticks.some((tick) => over(title, tick)))
-            || ticks.some((tick, i) => ticks.some((other, j) => i < j && over(tick, other)))
-            || [...ticks, ...titles].some((box) => box.left < own.left - 1 || box.right > own.right + 1);
-    }).map((plot) => plot.id);
-}"""
 
 
 @cache
@@ -68,12 +51,6 @@ def open_page(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
     assert complaints == []
 
 
-def test_without_chromium_the_tests_are_skipped_and_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CHROMIUM", "/nowhere")
-    with pytest.raises(pytest.skip.Exception, match=r"install it \(apt-get install chromium\) or set CHROMIUM"):
-        required_chromium()
-
-
 def draw_all(page: Page) -> None:
     """Come to every plot, as a reader who scrolls."""
     for plot in page.locator(".plot").all():
@@ -100,33 +77,6 @@ def test_every_plot_is_drawn_when_it_comes_into_view_and_not_before(open_page: O
     assert empty == []
 
 
-def test_axis_titles_do_not_lie_on_tick_labels(open_page: Open) -> None:
-    page = open_page()
-    draw_all(page)
-    for width in (1200, 360):
-        page.set_viewport_size({"width": width, "height": 800})
-        page.wait_for_function(
-            "w => [...document.querySelectorAll('.main-svg')].every((e) => e.getBoundingClientRect().width < w)",
-            arg=width,
-        )
-        overlapping = page.evaluate(OVERLAPPING)
-        assert overlapping == [], width
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [1200, 360])
-def test_gradient_statistics_and_clusters_are_drawn(open_page: Open, width: int) -> None:
-    layers = tuple(f"features.{n}.convolution.with.a.long.name.weight" for n in range(30))
-    page = open_page(with_gradients(gradients=statistics(8, layers)), viewport={"width": width, "height": 900})
-    draw_all(page)
-    for name in ("gradient_noise", "gradient_variance", "layer_noise"):
-        assert page.locator(f"#plot-{name} .trace").count() >= 2, name
-    assert page.locator("#plot-gradient_variance .ytick").count() >= 2
-    assert page.evaluate(OVERLAPPING) == []
-    assert page.evaluate("[...document.querySelectorAll('.samples img')].map((image) => image.naturalWidth)") == [8]
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
 def test_the_table_sorts_by_a_heading_both_ways(open_page: Open) -> None:
     page = open_page()
     saved = page.get_by_role("button", name="saved %", exact=True)
@@ -145,40 +95,6 @@ def test_the_table_sorts_by_a_heading_both_ways(open_page: Open) -> None:
     page.locator("#previous").click()
     page.get_by_role("button", name="status", exact=True).click()
     assert column(page, "status") == sorted(column(page, "status"))
-
-
-def test_the_table_filters_by_words_and_by_numbers(open_page: Open) -> None:
-    data = usual()[0]
-    page = open_page()
-    page.get_by_label("Filter").fill("FAILED")
-    assert set(column(page, "status")) == {"failed"}
-    assert len(column(page, "status")) == (data.trials["status"] == "failed").sum()
-    assert page.locator("#page-status").inner_text() == "1 to 5 of 5 of 60 trials"
-    page.get_by_label("Filter").fill("saved>20 completed start_thr<=0.95")
-    wanted = data.ranking[(data.ranking["compute_saved"] > 0.2) & (data.ranking["CAC_VAR_START_THR"] <= 0.95)]
-    assert sorted(column(page, "trial")) == sorted(str(trial) for trial in wanted["trial"])
-    assert len(wanted) > 0
-    page.get_by_label("Filter").fill("no such words")
-    assert page.locator("#page-status").inner_text() == "no trial matches"
-    page.get_by_label("Filter").fill("")
-    assert page.locator("#page-status").inner_text() == "1 to 50 of 60 trials"
-
-
-@pytest.mark.slow
-def test_a_thousand_trials_are_twenty_pages(open_page: Open) -> None:
-    page = open_page(report_data(1000))
-    seen = []
-    for _ in range(19):
-        seen += column(page, "trial")
-        page.locator("#next").press("Enter")
-    assert page.locator("#next").is_disabled()
-    seen += column(page, "trial")
-    assert len(seen) == len(set(seen)) == 1000
-    assert page.locator("#page-status").inner_text() == "951 to 1000 of 1000 trials"
-    page.locator("#previous").click()
-    assert page.locator("#trials-table tbody tr").count() == 50
-    page.locator("#plot-pareto").scroll_into_view_if_needed()
-    page.wait_for_selector("#plot-pareto[data-drawn]")
 
 
 def test_all_by_keyboard(open_page: Open) -> None:
@@ -288,14 +204,3 @@ def test_no_text_of_a_study_runs(open_page: Open) -> None:
     assert "<img src=x" in page.locator("#plot-importance").inner_text()
     assert page.evaluate("window.ran") is None
     assert page.locator("main a, main img[src=x], .plot a, b").count() == 0
-
-
-def test_the_policy_stops_markup_that_got_in(chromium: Browser, tmp_path: Path) -> None:
-    (tmp_path / "report.html").write_text(report_html(report_data(3)), encoding="utf-8")
-    context = chromium.new_context()
-    page = context.new_page()
-    with page.expect_console_message(lambda message: "Content Security Policy" in message.text):
-        page.goto((tmp_path / "report.html").as_uri())
-        page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=\"data:,\" onerror=\"window.ran=1\">')")
-    assert page.evaluate("window.ran") is None
-    context.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -99,17 +98,6 @@ def test_gradual_pruning_has_two_epochs_at_least_in_a_run_of_any_length(epochs: 
         assert timing.ending_epoch <= epochs
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_parameters_have_no_dots_of_their_own(name: str) -> None:
-    """A dot parts a branch from a variable."""
-    context = SpaceContext(
-        total_steps=300, weight_names=("layer1.0.conv1.weight", "layer1.0.conv2.weight", "fc.weight"), schedule=MARKED
-    )
-    names = ranges(name, context)
-    assert names
-    assert not [found for found in names if "." in found]
-
-
 # --- sensitivities --------------------------------------------------------------------------------------------------
 
 WEIGHTS = ("conv1.weight", "layer1.0.conv1.weight", "layer1.0.conv2.weight", "layer1.1.conv1.weight", "fc.weight")
@@ -127,16 +115,6 @@ def test_a_range_reaches_beyond_what_the_layer_bears_alone() -> None:
         assert round(seen.high / seen.step, 9) == VALUES
     for seen in ranges("pruning_sensitivities", UNKNOWN).values():
         assert seen.high == pytest.approx(WIDEST, abs=0.03)
-
-
-def test_every_value_of_the_grid_is_met_and_nothing_beside_it() -> None:
-    found: dict[str, set[float]] = {name: set() for name in WEIGHTS}
-    for values, _ in sampled(search_spaces.load("pruning_sensitivities"), KNOWN, 200):
-        for text in values["pruning_sensitivities"]:
-            name, _, value = text.partition("=")
-            found[name].add(float(value))
-    assert {name: len(seen) for name, seen in found.items()} == dict.fromkeys(WEIGHTS, VALUES + 1)
-    assert all(0.0 in seen for seen in found.values())
 
 
 def test_layers_of_a_block_are_pruned_in_proportion_to_what_each_bears() -> None:
@@ -189,17 +167,6 @@ def test_a_schedules_marks_get_the_sampled_values() -> None:
     assert {round(value, 6) for value in seen["mark:final"]} == {0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9}
     assert seen["mark:policies/0/starting_epoch"] == {0, 1, 2, 3, 4}
     assert seen["mark:policies/1/pruner/args/keep_mask"] == {True, False}
-
-
-def test_without_a_schedule_or_marks_there_is_nothing_to_ask() -> None:
-    space = search_spaces.load("schedule")
-    for schedule in (None, re.sub(r"!search \{[^}]*\}", "1", MARKED)):
-        context = SpaceContext(total_steps=10, schedule=schedule)
-        assert corners(space, context) == [{}, {}]
-        assert dict(space.start(context)) == {}
-    assert space.notes(SpaceContext(total_steps=10)) == [
-        "needs a schedule: search --schedule FILE, with marked values"
-    ]  # fmt: skip
 
 
 def test_distillation_asks_for_the_same_epochs_that_the_run_has() -> None:

@@ -65,12 +65,6 @@ def test_points_with_equal_settings_count_once_and_a_start_off_the_grid_is_one_m
     assert [dict(point) for point in grid_points(space, CONTEXT)] == [{"asked": n} for n in (9, 0, 2, 4)]
 
 
-def test_a_built_in_space() -> None:
-    found = grid_points(search_spaces.load("distillation"), CONTEXT)
-    assert len(found) == 8 * 9 * 6
-    assert len(grid_points(search_spaces.load("braking_distance"), CONTEXT)) == 91  # 0 to 90 iterations
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [

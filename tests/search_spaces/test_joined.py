@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
-
 import optuna
 import pytest
 
 import search_spaces
 from search_spaces import SpaceContext, parts_of
-from search_spaces.space import corners, describe
+from search_spaces.space import describe
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 
@@ -47,15 +45,6 @@ def test_what_it_saves_and_whether_its_start_is_published() -> None:
     assert saving("distillation+auto_thresholds") == "training"
     assert search_spaces.load("distillation+auto_thresholds").start_is_published
     assert not search_spaces.load("agp+auto_thresholds").start_is_published
-
-
-@pytest.mark.parametrize("name", ["auto_thresholds+agp", "agp+distillation+manual_layers"])
-def test_it_travels_between_processes(name: str) -> None:
-    space = search_spaces.load(name)
-    again = pickle.loads(pickle.dumps(space))
-    assert again == space
-    assert corners(again, CONTEXT) == corners(space, CONTEXT)
-    assert again.notes(CONTEXT) == space.notes(CONTEXT)
 
 
 @pytest.mark.parametrize(

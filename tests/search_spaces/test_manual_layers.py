@@ -11,7 +11,6 @@ from hypothesis import given
 
 from search_spaces import SpaceContext, load
 from search_spaces.manual_layers import in_order
-from search_spaces.space import describe
 
 NAMES = tuple(f"p{i}.weight" for i in range(20))
 UNITS = SpaceContext(total_steps=300, layer_names=NAMES, unit_ends=(2, 5, 8))
@@ -46,36 +45,9 @@ def test_layers_come_from_the_workload_and_every_depth_and_count_is_tried() -> N
     assert all(0 <= i < 300 for values in found for i in values["CAC_STOP_LAYER_ITR"])
 
 
-def test_no_more_stops_than_layers() -> None:
-    one = SpaceContext(total_steps=300, layer_names=NAMES, unit_ends=(5,))
-    assert next(str(r) for r in describe(load("manual_layers"), one) if r.name == "stops") == "one of 1"
-
-
-def test_without_units_any_parameter_but_the_last() -> None:
-    context = SpaceContext(total_steps=300, layer_names=NAMES[:4])
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    found = [load("manual_layers").suggest(study.ask(), context) for _ in range(200)]
-    assert {n for values in found for n in values["CAC_STOP_LAYER_NUM"]} == {0, 1, 2}
-
-
-def test_off_when_no_layer_may_stop() -> None:
-    space = load("manual_layers")
-    for context in (SpaceContext(total_steps=300), SpaceContext(total_steps=300, layer_names=("only",))):
-        assert space.suggest(optuna.trial.FixedTrial({}), context) == {"CAC_VAR_START_THR": -1.0}
-        assert dict(space.start(context)) == {}
-        assert "every trial trains as the baseline does" in space.notes(context)[0]
-
-
 def test_the_notes_name_the_layers() -> None:
     assert [line for line in load("manual_layers").notes(UNITS) if "CAC_STOP" in line] == [
         "  0: p2.weight (CAC_STOP_LAYER_NUM=2)",
         "  1: p5.weight (CAC_STOP_LAYER_NUM=5)",
         "  2: p8.weight (CAC_STOP_LAYER_NUM=8)",
     ]
-
-
-def test_later_stops_are_asked_for_only_when_they_are_made() -> None:
-    conditions = {r.name: r.condition for r in describe(load("manual_layers"), UNITS)}
-    assert conditions["stop1.depth"] == ""
-    assert conditions["stop2.depth"] == "stops=2 or 3"
-    assert conditions["stop3.CAC_STOP_LAYER_ITR"] == "stops=3"

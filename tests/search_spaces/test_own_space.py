@@ -6,7 +6,6 @@ import itertools
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
@@ -157,16 +156,3 @@ def test_spaces_that_share_a_key_or_a_parameter(write: Write) -> None:
         search_spaces.load(f"{module}:thresholds+{module}:rates")
     with pytest.raises(UserError, match=r"can't be searched together with compression, got agp\+"):
         search_spaces.load(f"agp+{module}:thresholds")
-
-
-@pytest.mark.parametrize("name", ["nowhere:space", "nowhere.at.all:space"])
-def test_no_such_module(name: str, write: Write) -> None:
-    with pytest.raises(UserError, match=f"^space {name}: there is no module nowhere, neither installed nor in "):
-        search_spaces.load(name)
-
-
-def test_options_as_text() -> None:
-    from search_spaces.own_space import option_text
-
-    texts: dict[Any, str] = {0.001: "0.001", 16: "16", "adam": "adam", None: "none", False: "false"}
-    assert {value: option_text(value) for value in texts} == texts

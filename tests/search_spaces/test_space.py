@@ -7,7 +7,7 @@ from typing import Any
 import optuna
 
 from search_spaces import Space, SpaceContext
-from search_spaces.space import Branch, Suggests, corners, describe, searched_fields
+from search_spaces.space import Branch, Suggests, describe
 
 CONTEXT = SpaceContext(total_steps=300)
 
@@ -41,14 +41,6 @@ def test_all_branches_are_described_with_their_conditions() -> None:
         "flag": ("one of False, True", "kind=b or c"),
         "deep": ("0 .. 1", "kind=c and flag=True"),
     }
-
-
-def test_fixed_fields_are_not_searched() -> None:
-    assert searched_fields(SPACE, CONTEXT) == {"CAC_VAR_MT_THR", "CAC_VAR_SAMPLES", "CAC_BRAKING_DISTANCE"}
-
-
-def test_corners_are_both_ends_of_every_branch() -> None:
-    assert [c.get("CAC_VAR_SAMPLES") for c in corners(SPACE, CONTEXT)] == [1, None, 3, None, 3, 5, None, 9, None, 12]
 
 
 def test_a_branch_bears_its_name_on_every_kind_of_parameter() -> None:

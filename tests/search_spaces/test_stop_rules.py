@@ -8,7 +8,7 @@ import optuna
 import pytest
 
 from search_spaces import SpaceContext, load
-from search_spaces.space import describe, searched_fields
+from search_spaces.space import describe
 from trainables.config import TrialConfig
 from trainables.gradskip.variables import RULES, VARIABLES
 
@@ -49,26 +49,9 @@ def test_the_variance_branch_is_auto_thresholds() -> None:
     assert own == {r.name: str(r) for r in describe(load("auto_thresholds"), CONTEXT)}
 
 
-def test_every_parameter_of_a_rule_says_which() -> None:
-    for found in describe(load("stop_rules"), CONTEXT):
-        rule, dot, _ = found.name.partition(".")
-        assert found.condition == (f"CAC_RULE={rule}" if dot else "")
-
-
 def test_ranges_of_the_other_rules() -> None:
     found = {r.name: str(r) for r in describe(load("stop_rules"), CONTEXT)}
     assert found["linear.CAC_RULE_START_ITR"] == "0 .. 150"
     assert found["freezeout.CAC_RULE_START_ITR"] == "30 .. 270"
     assert found["plasticity.CAC_RULE_INTERVAL"] == found["gradient_norm.CAC_RULE_INTERVAL"] == "1 .. 20 (log)"
     assert found["plasticity.CAC_RULE_TOLERANCE"] == "0.02 .. 0.8 (log)"
-
-
-def test_schedules_end_with_the_run(samples: dict[str, list[dict[str, Any]]]) -> None:
-    for rule in ("linear", "freezeout"):
-        assert {values["CAC_RULE_END_ITR"] for values in samples[rule]} == {300}
-    assert "CAC_RULE_END_ITR" not in searched_fields(load("stop_rules"), CONTEXT)
-
-
-def test_the_start_is_not_called_published() -> None:
-    assert not load("stop_rules").start_is_published
-    assert load("auto_thresholds").start_is_published

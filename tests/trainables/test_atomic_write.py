@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import errno
 import os
-import stat
 import subprocess
 import sys
 import textwrap
@@ -45,29 +44,6 @@ def test_a_block_that_fails_changes_nothing(tmp_path: Path, before: bytes | None
     assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == (
         {} if before is None else {"file": before}
     )
-
-
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o007, 0o660), (0o077, 0o600)])
-def test_permissions_are_those_of_any_new_file(tmp_path: Path, umask: int, mode: int) -> None:
-    before = os.umask(umask)
-    try:
-        with atomic_write(tmp_path / "file") as file:
-            file.write(b"new")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
-
-
-def test_a_name_of_any_length_that_the_file_system_takes(tmp_path: Path) -> None:
-    for name in ("n" * 255, "ü" * 127):
-        with atomic_write(tmp_path / name) as file:
-            file.write(b"new")
-        assert (tmp_path / name).read_bytes() == b"new"
-
-
-def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "no folder" / "file"):
-        pass
 
 
 WRITERS = {
@@ -127,18 +103,3 @@ def test_no_file_is_written_beside_another_and_renamed_elsewhere() -> None:
                for path in (ROOT / name).rglob("*.py")]  # fmt: skip
     found = {str(path.relative_to(ROOT)): list(renames(path.read_text(encoding="utf-8"))) for path in sources}
     assert {path for path, names in found.items() if names} == RENAMING
-
-
-@pytest.mark.parametrize(
-    ("source", "seen"),
-    [
-        ("os.replace(part, path)", ["os.replace"]),
-        ("part.replace(path)", [".replace"]),
-        ("part.rename(path)", [".rename"]),
-        ("from os import replace", ["replace"]),
-        ("handle, name = tempfile.mkstemp(dir=folder)", ["tempfile.mkstemp"]),
-        ("text.replace('a', 'b'); replace(run, seed=1); time.replace(hour=0)", []),
-    ],
-)
-def test_a_second_way_of_writing_is_seen(source: str, seen: list[str]) -> None:
-    assert list(renames(source)) == seen

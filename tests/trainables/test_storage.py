@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from object_storage import s3, s3_environment  # noqa: F401 - fixtures
 from trainables.errors import UserError
 from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.store import read_checked, write_checked
-from trainables.storage import DiskFiles, Files, check_place, files_of, is_uri, joined
+from trainables.storage import Files, check_place, files_of
 
 
 @pytest.fixture(params=["disk", "s3"])
@@ -80,12 +79,6 @@ def test_checkpoints_keep_their_budget(place: str | Path) -> None:
     assert other.entries("stage") == entries[1:]
 
 
-def test_a_disk_that_refuses_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
-        DiskFiles(tmp_path).write("file/below", [b""])
-
-
 @pytest.mark.parametrize(
     ("place", "message"),
     [
@@ -106,10 +99,3 @@ def test_a_storage_that_is_unknown() -> None:
         UserError, match="storage must be a URI that pyarrow can open, such as s3://bucket/studies, got f"
     ):
         files_of("foo://bar/x")
-
-
-def test_places_are_joined() -> None:
-    assert joined("s3://b/a/?scheme=http&x=1", "s", "tree") == "s3://b/a/s/tree?scheme=http&x=1"
-    assert joined("results", "s") == Path("results") / "s"
-    assert is_uri("gs://b/x")
-    assert not is_uri(os.path.join("C", "x"))

@@ -82,11 +82,3 @@ def test_without_a_signal_nothing_is_raised() -> None:
     with importing_beside(lambda: loaded.append(1)):
         pass
     assert loaded == [1]
-
-
-def test_where_ctrl_c_is_ignored_it_stays_so() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with importing_beside(lambda: time.sleep(0.2)):
-        send(signal.SIGINT)
-    time.sleep(0.1)
-    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN

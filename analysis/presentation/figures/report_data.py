@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import pandas as pd
 
@@ -86,12 +87,12 @@ class ReportData:
         """Return the metric by which the study's trials are compared."""
         return self.info.quality
 
-    @property
+    @cached_property
     def allowed(self) -> float:
         """Return the allowed drop in the metric's unit; NaN for a relative one without a completed baseline."""
         return allowed_limit(self.ranking, self.allowed_drop)
 
-    @property
+    @cached_property
     def saving(self) -> str:
         """Return the compute that the study ranks by: training, inference or both."""
         return saving_of(self.trials)

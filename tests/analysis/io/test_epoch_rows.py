@@ -87,13 +87,6 @@ def test_a_continued_trial_has_the_epochs_before_its_checkpoint(study: Layout) -
     assert epochs(frame, 4) == {1: 0.11, 2: 0.22, 3: 0.23, 4: 0.44}
 
 
-def test_what_was_reported_last_counts(study: Layout) -> None:
-    config = {"config": DENSE, "trial": 0, "resume_from": None}
-    write_trial(folder(study, 0, 0), config, [row(3, 0.33)])  # Ray's own restore appends to the file
-    write_trial(folder(study, 2, 0), config, [row(4, 0.55)])  # a later run
-    assert epochs(history(study.root), 0) == {1: 0.1, 2: 0.2, 3: 0.33, 4: 0.55}
-
-
 def test_a_torn_last_line_is_left_out(study: Layout) -> None:
     path = folder(study, 0, 0) / "result.json"
     content = path.read_bytes()
@@ -145,12 +138,6 @@ def test_without_its_journal_roles_are_told_by_the_methods(study: Layout) -> Non
     with pytest.warns(UserWarning, match="roles are told by the trials' methods alone: the study has no journal"):
         frame = history(study.root)
     assert frame.groupby("trial")["role"].first().tolist() == ["baseline", "search", "search", "search"]
-
-
-def test_a_study_without_rows_is_an_empty_frame(tmp_path: Path) -> None:
-    frame = history(write_study(tmp_path / "s", []).root)
-    assert len(frame) == 0
-    assert list(frame.columns) == ["trial", "role", *NAMES]
 
 
 def test_a_file_holds_no_epochs(study: Layout, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,12 +66,6 @@ def test_each_trial_counts_by_its_own_baseline_in_ranks_and_fronts(both: pd.Data
     assert (knee["study"], knee["trial"]) == ("hard", 2)
 
 
-def test_one_study_is_compared_as_ever(both: pd.DataFrame) -> None:
-    one = both[both["study"] == "easy"]
-    assert set(pareto_front(one)["trial"]) == {0, 1, 2}
-    assert front_hypervolume(one) == pytest.approx(front_hypervolume(one, ("accuracy_drop", "compute_saved")))
-
-
 @pytest.mark.slow
 @given(
     st.lists(
@@ -123,19 +116,6 @@ def test_a_study_without_a_baseline_among_others_is_named(both: pd.DataFrame) ->
         assert set(pareto_front(both)["study"]) == {"easy"}
 
 
-def test_picked_rows_keep_the_drop_against_their_baseline(both: pd.DataFrame) -> None:
-    picked = both[both["role"] == "search"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ranking = analysis.rank(picked, allowed_drop=0.015)
-        front = pareto_front(picked)
-    assert ranking["accuracy_drop"].notna().all()
-    assert ranking[["study", "trial"]].values.tolist()[:2] == [["hard", 2], ["hard", 1]]
-    assert front["trial"].tolist() == [3, 2, 1]
-    kept = picked["accuracy_drop"].tolist()
-    assert analysis.relative_to_baseline(picked)["accuracy_drop"].tolist() == kept
-
-
 def from_csv(trials: pd.DataFrame) -> pd.DataFrame:
     return pd.read_csv(io.StringIO(trials.to_csv(index=False)))
 
@@ -167,15 +147,6 @@ def test_whatever_a_frame_went_through(both: pd.DataFrame, through: Callable[[pd
         if name not in numbers:
             assert found[name].fillna(-1).tolist() == expected[name].fillna(-1).tolist(), name
     assert through(pareto_front(through(both)))["trial"].astype(int).tolist() == pareto_front(both)["trial"].tolist()
-
-
-def test_without_seed_workload_or_study_all_are_compared_with_one_baseline(both: pd.DataFrame) -> None:
-    one = both[both["study"] == "easy"]
-    expected = analysis.rank(one)[ORDER]
-    for left_out in (["seed"], ["workload"], ["seed", "workload", "study"], ["control", "stage", "method"]):
-        found = analysis.rank(one.drop(columns=left_out))
-        pd.testing.assert_frame_equal(found[ORDER], expected)
-        assert pareto_front(one.drop(columns=left_out))["trial"].tolist() == [2, 1, 0]
 
 
 def test_without_roles_drops_that_are_there_count(both: pd.DataFrame) -> None:
@@ -261,28 +232,12 @@ def test_a_status_that_nobody_knows_is_named_and_nothing_vanishes(both: pd.DataF
             call(theirs)
 
 
-def test_one_study_without_a_baseline_is_named(both: pd.DataFrame) -> None:
-    easy = both[both["study"] == "easy"].drop(columns=["accuracy_drop"])
-    with pytest.warns(UserWarning, match=r"^no completed baseline: no accuracy loss is known, and no trial is within"):
-        ranking = analysis.rank(easy.assign(role=easy["role"].replace("baseline", "Baseline")))
-    assert not ranking["within_drop"].any()
-
-
 @pytest.mark.parametrize("values", [[1, None], [True, None], ["1", None], [0.5, None]])
 def test_categories_with_a_missing_value_are_read(both: pd.DataFrame, values: list[Any]) -> None:
     more = [values[place % 2] for place in range(len(both))]
     ranking = analysis.rank(both.assign(mine=pd.Categorical(more)))
     kept = ranking.sort_values(["study", "trial"])["mine"]
     assert [None if pd.isna(v) else v for v in kept] == more
-
-
-def test_trials_of_others_are_no_duplicates_for_want_of_settings(both: pd.DataFrame) -> None:
-    frame = both[both["study"] == "easy"]
-    few = frame[["trial", "role", "status", "seed", "method", "accuracy", "compute_saved"]].assign(
-        mine=[0.1, 0.2, 0.3, 0.4]
-    )
-    assert analysis.rank(few)["duplicate_of"].isna().all()
-    assert analysis.rank(frame.assign(method=None, train_loss=None))["duplicate_of"].isna().all()
 
 
 def test_the_line_of_controls_begins_at_their_own_baseline() -> None:

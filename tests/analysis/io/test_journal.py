@@ -186,13 +186,6 @@ def test_a_number_that_no_trial_can_have_makes_no_trials(tmp_path: Path, lines: 
     assert len(found) == 6  # the line that cannot be read may have created one, not a thousand million
 
 
-def test_many_damaged_lines_are_counted(tmp_path: Path) -> None:
-    path = tmp_path / "optuna.journal"
-    path.write_bytes(b"?\n" * 7)
-    with pytest.warns(UserWarning, match=r"left out: lines 1, 2, 3, 4, 5 and 2 more$"):
-        assert read_studies(path) == []
-
-
 def test_after_a_cut_at_the_torn_end_optuna_goes_on(tmp_path: Path, lines: list[bytes]) -> None:
     path = tmp_path / "optuna.journal"
     path.write_bytes(b"".join(lines) + b'{"op_code":4,"worker')

@@ -9,7 +9,6 @@ from typing import Any
 import optuna
 import pandas as pd
 import pytest
-from compressed import pruned, write_compressed
 from optuna.storages.journal import JournalFileBackend
 from ray_files import write_trial
 from studies import result_row, write_study
@@ -106,17 +105,6 @@ def test_parquet_is_read_only_while_it_is_newer(study: Layout) -> None:
     assert len(analysis.load(study.root)) == 6
 
 
-def test_parquet_of_an_earlier_version_gets_the_columns_it_lacks(study: Layout) -> None:
-    now = write_parquet(study)
-    later = ["control", "candidate", "search_flops", "communication_saved", "CAC_RULE"]
-    now.drop(columns=later).assign(note="mine").to_parquet(study.trials)
-    trials = analysis.load(study.trials)
-    assert set(trials.columns) == ALL | {"note"}
-    assert trials[["control", "candidate", "search_flops", "CAC_RULE"]].isna().all(axis=None)
-    known = [name for name in now.columns if name not in ("control", "candidate", "search_flops", "CAC_RULE")]
-    pd.testing.assert_frame_equal(trials[known], now[known])
-
-
 def test_a_truncated_parquet_file_is_made_up_for_by_the_journal(study: Layout) -> None:
     before = write_parquet(study)
     study.trials.write_bytes(study.trials.read_bytes()[:-100])
@@ -141,36 +129,6 @@ def test_a_damaged_journal_line_costs_what_it_said(study: Layout) -> None:
     others = before["trial"] != 3
     pd.testing.assert_frame_equal(trials[others], before[others], check_dtype=False)
     assert trials.loc[~others, "status"].tolist() == ["running"]
-
-
-def test_a_journal_alone(study: Layout, tmp_path: Path) -> None:
-    expected = analysis.load(study.root)
-    for name in ("any.journal", "any name"):
-        path = study.journal.rename(tmp_path / name)
-        pd.testing.assert_frame_equal(analysis.load(path), expected)
-        study = Layout(tmp_path)
-        path.rename(study.journal)
-
-
-def test_empty_studies_and_those_with_only_failures(tmp_path: Path) -> None:
-    empty = analysis.load(write_study(tmp_path / "empty", []).root)
-    assert len(empty) == 0
-    assert set(empty.columns) == ALL
-    failed = analysis.load(write_study(tmp_path / "failed", [{"error": "no"}, {"error": "neither"}]).root)
-    assert failed["status"].tolist() == ["failed"] * 2
-    assert failed[list(METRICS)].isna().all(axis=None)
-    both = analysis.load([tmp_path / "empty", tmp_path / "failed"])
-    assert both["study"].tolist() == ["failed"] * 2
-    for frame in (empty, failed, both):
-        assert len(analysis.rank(frame)) == 0
-
-
-def test_without_a_baseline_nothing_is_relative(tmp_path: Path) -> None:
-    layout = write_study(tmp_path / "s", [{"error": "no"}, {"row": result_row(0.8, 0.2)}])
-    trials = analysis.load(layout.root)
-    assert trials.loc[1, "compute_saved"] == 0.2
-    assert trials.loc[1, "saved"] == 0.2  # what a study ranks by needs no baseline
-    assert trials[[metric.name for metric in RELATIVE if metric.name != "saved"]].isna().all(axis=None)
 
 
 def test_several_studies_are_told_apart_and_never_compared(study: Layout, tmp_path: Path) -> None:
@@ -265,53 +223,3 @@ def text(path: Path, content: str) -> Path:
 def written(path: Path, frame: pd.DataFrame) -> Path:
     frame.to_parquet(path)
     return path
-
-
-def test_a_study_that_never_began(study: Layout) -> None:
-    study.journal.unlink()
-    with pytest.raises(UserError, match=r"the study has no journal .*: its search never began"):
-        analysis.load(study.root)
-
-
-def test_columns_of_compression_have_types_that_hold_a_missing_value(tmp_path: Path) -> None:
-    measured = pruned(0.97, 0.5, columns={"latency_s": 0.25})
-    layout = write_compressed(tmp_path / "s", [measured, {"error": "no"}])
-    trials = analysis.load(layout.root)
-    dtypes = {"dense_macs": "Int64", "effective_macs": "Int64", "parameters": "Int64", "latency_s": "float64",
-              "sparsity": "float64", "saved": "float64", "saving": "string", "pruning_sensitivities": "string",
-              "layer_sparsity": "string", "pruning_start_epoch": "float64"}  # fmt: skip
-    assert {name: str(trials[name].dtype) for name in dtypes} == dtypes
-    assert trials["effective_macs"].tolist() == [1_000_000, 500_000, pd.NA]
-    assert trials["latency_s"].isna().tolist() == [True, False, True]
-    trials.to_parquet(layout.trials)
-    pd.testing.assert_frame_equal(analysis.load(layout.trials), trials)
-
-
-def test_a_study_from_before_compression_still_loads(tmp_path: Path) -> None:
-    layout = write_study(tmp_path / "s", [{"row": result_row()}, {"row": result_row(0.96, 0.25)}])
-    now = analysis.load(layout.root)
-    new = {"saved", "saving", "sparsity", "structured_sparsity", "inference_saved", "dense_macs", "effective_macs",
-           "parameters", "latency_s", "layer_sparsity"}  # fmt: skip
-    new |= {name for name in field_names() if name.startswith(("pruning_", "agp_", "distill_", "schedule"))}
-    now.drop(columns=list(new)).to_parquet(layout.trials)
-    before = analysis.load(layout.trials)
-    assert list(before.columns) == list(now.columns)
-    assert before["saved"].tolist() == [0.0, 0.25]
-    unknown = sorted(new - {"saved"})
-    assert before[unknown].isna().all(axis=None)
-    assert before[unknown].dtypes.astype(str).to_dict() == {
-        name: str(now[name].dtype) for name in unknown
-    }  # fmt: skip
-    assert analysis.rank(before)["trial"].tolist() == analysis.rank(now)["trial"].tolist()
-
-
-def test_a_journal_from_before_compression_still_loads(tmp_path: Path) -> None:
-    columns = {metric.name for metric in ROW} - {
-        "sparsity", "structured_sparsity", "inference_saved", "dense_macs", "effective_macs", "parameters",
-        "latency_s", "layer_sparsity",
-    }  # fmt: skip
-    rows = [{name: value for name, value in result_row(0.97, saved).items() if name in columns} for saved in (0, 0.25)]
-    trials = analysis.load(write_study(tmp_path / "s", [{"row": row} for row in rows]).root)
-    assert trials["sparsity"].isna().all()
-    assert str(trials["effective_macs"].dtype) == "Int64"
-    assert analysis.rank(trials)["saved"].tolist() == [0.25, 0.0]

@@ -13,11 +13,9 @@ from studies import DENSE_FLOPS, result_row, write_study
 
 import analysis
 from analysis.io.layout import Layout
-from analysis.io.studies import read_journal, to_frame
 from analysis.metrics.accounting import SearchCost, search_cost, search_fraction
-from analysis.presentation.markdown_report import full_trainings, ranked_table, search_cost_line
+from analysis.presentation.markdown_report import search_cost_line
 from trainables.config import TrialConfig
-from trainables.metrics import METRICS
 
 flops = st.one_of(st.none(), st.integers(0, 10**15))
 
@@ -103,14 +101,6 @@ def test_what_repeats_an_outcome_is_told_apart(study: Layout) -> None:
     )
 
 
-def test_of_a_trial_without_a_result_only_its_cost_is_known(study: Layout) -> None:
-    failed = analysis.load(study.root).set_index("trial").loc[2]
-    assert (failed["search_flops"], failed["dense_flops"]) == (300, DENSE_FLOPS)
-    known = set(METRICS) & set(failed.dropna().index)
-    assert known == {"search_flops", "dense_flops"}
-    assert read_journal(study.journal)[2]["row"] == {"search_flops": 300, "dense_flops": DENSE_FLOPS}
-
-
 def test_each_trial_in_units_of_its_own_dense_run() -> None:
     trials = pd.DataFrame(
         {
@@ -121,22 +111,6 @@ def test_each_trial_in_units_of_its_own_dense_run() -> None:
     assert search_fraction(trials).tolist() == [0.5, 0.25]
     cost = search_cost(trials)
     assert (cost.dense_equivalents, cost.own_equivalents) == pytest.approx((0.75, 1.4))
-
-
-def test_a_study_of_an_earlier_version_trained_every_trial_alone() -> None:
-    rows = [result_row(), result_row(saved=0.5)]
-    for row in rows:
-        del row["search_flops"]
-    records = [
-        {"trial": n, "role": "search", "status": "completed", "error": None, "row": row, "config": {}}
-        for n, row in enumerate(rows)
-    ]
-    frame = to_frame(records)
-    for trials in (frame, frame.drop(columns="search_flops")):
-        cost = search_cost(trials)
-        assert cost.search_flops == 1500
-        assert cost.dense_equivalents == cost.own_equivalents == 1.5
-    assert search_cost_line(search_cost(frame)) == "Search cost: 1.5 full trainings for 2 trials."
 
 
 @pytest.mark.slow
@@ -153,25 +127,3 @@ def test_the_sums_are_those_of_plain_arithmetic(
     assert cost.dense_equivalents == pytest.approx(wanted)
     assert cost.own_equivalents == pytest.approx(sum(row[1] / row[2] for row in rows if row[1] is not None and row[2]))
     assert cost.trials == sum(row[3] in ("completed", "failed") for row in rows)
-
-
-def test_one_is_singular() -> None:
-    assert full_trainings(1.0) == "1.0 full training"
-    assert full_trainings(11.83) == "11.8 full trainings"
-    assert full_trainings(0.0) == "0.0 full trainings"
-    assert full_trainings(1.04) == "1.0 full training"
-
-
-def test_the_table_has_both_numbers(study: Layout) -> None:
-    table = ranked_table(analysis.rank(analysis.load(study.root)))
-    columns = {name: [row[place] for row in table[1:]] for place, name in enumerate(table[0])}
-    assert table[0].index("search cost") == table[0].index("GFLOPs") + 1
-    assert columns["trial"] == ["4", "1", "0 (baseline)"]
-    assert columns["search cost"] == ["0.00", "0.10", "1.00"]
-    assert columns["saved"] == ["50.0 %", "20.0 %", "0.0 %"]
-
-
-def test_the_columns_say_what_they_are(study: Layout) -> None:
-    columns = analysis.load(study.root).attrs["columns"]
-    assert "alone" in columns["executed_flops"]["meaning"]
-    assert "search" in columns["search_flops"]["meaning"]

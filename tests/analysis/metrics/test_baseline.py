@@ -17,7 +17,6 @@ from analysis.metrics.ranking import baseline_of
 from analysis.presentation.markdown_report import ranked_table
 from analysis.presentation.summary_text import headline, settings_text
 from trainables.config import TrialConfig
-from trainables.metrics import RELATIVE
 
 SAVED = {
     "time_saved": "train_time_s",
@@ -25,7 +24,6 @@ SAVED = {
     "optimizer_bytes_saved": "optimizer_bytes",
     "peak_memory_saved": "peak_memory_bytes",
 }
-ADDED = [metric.name for metric in RELATIVE]
 
 counts = st.one_of(st.none(), st.integers(0, 10**12))
 trial = st.fixed_dictionaries(
@@ -118,23 +116,6 @@ def test_of_several_baselines_the_mean_of_the_longest_counts() -> None:
         ]
     )
     assert frame["accuracy_drop"].tolist() == pytest.approx([0.1, -0.1, 0.6, 0.2])
-
-
-def test_what_is_given_stays_as_it_was() -> None:
-    frame = to_frame([record(0, "baseline", 30, accuracy=0.5), record(1, "search", 30, accuracy=0.4)])
-    bare = frame.drop(columns=[*ADDED, "gradient_bytes", "control"])  # of an earlier version
-    before = bare.copy()
-    relative = analysis.relative_to_baseline(bare)
-    pd.testing.assert_frame_equal(bare, before)
-    assert relative["communication_saved"].isna().all()
-    assert relative["accuracy_drop"].tolist() == pytest.approx([0, 0.1])
-
-
-def test_an_index_of_ones_own_is_kept() -> None:
-    frame = to_frame([record(0, "baseline", 30, accuracy=0.5), record(1, "search", 30, accuracy=0.4)])
-    relative = analysis.relative_to_baseline(frame.set_index(pd.Index([7, 7])).iloc[::-1])
-    assert relative.index.tolist() == [7, 7]
-    assert relative["accuracy_drop"].tolist() == pytest.approx([0.1, 0])
 
 
 def searched_options() -> pd.DataFrame:

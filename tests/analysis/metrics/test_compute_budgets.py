@@ -9,11 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.metrics.compute_budgets import BUDGETS, DENSE, check_budgets, reached_within
+from analysis.metrics.compute_budgets import DENSE, check_budgets, reached_within
 from trainables.errors import UserError
 from trainables.quality import ACCURACY, Quality
-
-NLL = Quality(name="nll", direction="min", unit="nats")
 
 
 def epochs(quality: Quality, *trials: tuple[int, str, list[tuple[float, float]]], dense: int = 1000) -> pd.DataFrame:
@@ -68,16 +66,6 @@ def test_a_cut_run_counts_in_the_full_runs_flops_and_a_script_in_those_of_its_en
     script = SKIPPING.assign(dense_flops=(SKIPPING["epoch"] * SKIPPING["dense_flops"]) // 4)
     for budget in (0.25, 0.5, 1.0):
         assert table(budget, script) == table(budget, SKIPPING)
-
-
-def test_a_minimised_metric_is_the_mirror_image() -> None:
-    mirrored = [frame.assign(nll=-frame["accuracy"]) for frame in (SKIPPING, COSTLY)]
-    for budget in BUDGETS:
-        plain, minimised = table(budget, SKIPPING, COSTLY), table(budget, *mirrored, quality=NLL)
-        for one, other in zip(plain, minimised, strict=True):
-            assert one[:5] == other[:5]
-            assert one[6] == other[6]
-            assert one[5] is None or one[5] == -other[5]
 
 
 def test_a_study_without_baseline_has_no_gain_and_a_metric_that_is_undefined_is_passed_over() -> None:

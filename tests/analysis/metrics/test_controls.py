@@ -50,12 +50,6 @@ def test_the_line_goes_through_the_baseline_and_the_shorter_trainings_alone() ->
     assert np.isnan(accuracy_when_shorter(line, [0.51])).all()
 
 
-def test_who_beats_it() -> None:
-    beats = beats_shorter(STUDY, control_line(STUDY))
-    # 0.968 > 0.965; 0.955 < 0.9567; beyond the line; saves nothing; points of the line; random stops are judged, too.
-    assert [None if pd.isna(b) else b for b in beats] == [None, "yes", "no", None, None, None, None, "yes"]
-
-
 #: Training shorter reaches 570 of 600 samples at a saving of 0.3: one seed's accuracy varies by a few samples there.
 SMALL = frame(
     ("baseline", None, 0.0, 580 / 600), ("control", SHORTER, 0.2, 571 / 600), ("control", SHORTER, 0.4, 569 / 600),
@@ -83,13 +77,6 @@ def test_one_sample_is_the_least_difference_that_counts() -> None:
     assert beats_shorter(trials, line).iloc[2] == "about equal"
 
 
-def test_where_the_resolution_is_not_known_every_difference_counts() -> None:
-    trials = frame(("baseline", None, 0.0, 1.0), ("control", SHORTER, 0.4, 0.0), ("search", None, 0.2, 1.0))
-    line = control_line(trials)
-    assert line.attrs["resolution"] is None
-    assert beats_shorter(trials, line).iloc[2] == "yes"
-
-
 def test_the_noise_of_a_seed_against_calibrated_networks_that_err_at_random() -> None:
     """Of each sample a share q of networks say class 1, and class 1 is right for a share q of such samples."""
     rng = np.random.default_rng(0)
@@ -114,22 +101,6 @@ def test_a_shorter_training_that_is_better_counts_for_all_that_save_less() -> No
     assert beats_shorter(trials, line).iloc[3] == "no"
 
 
-@pytest.mark.parametrize("missing", ["baseline", "shorter", "column", "completed"])
-def test_without_a_line_nothing_is_said(missing: str) -> None:
-    trials = STUDY.copy()
-    if missing == "baseline":
-        trials = trials[trials["role"] != "baseline"]
-    elif missing == "shorter":
-        trials = trials[trials["control"].fillna("") != SHORTER]
-    elif missing == "column":
-        trials = trials.drop(columns="control")
-    else:
-        trials["status"] = "failed"
-    line = control_line(trials)
-    assert len(line) == 0
-    assert beats_shorter(trials, line).isna().all()
-
-
 @pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=6),
@@ -149,9 +120,3 @@ def test_against_the_definition(points: list[tuple[int, int]], wanted: list[int]
             continue
         between = [a + (b - a) * (s - at) / (to - at) for (at, a), (to, b) in pairwise(known) if at < s < to]
         assert found == pytest.approx(max(beyond + between))
-
-
-def test_controls_that_do_not_know_what_they_save_make_no_line() -> None:
-    trials = frame(("baseline", None, 0.0, 0.97), ("control", SHORTER, float("nan"), 0.95), ("search", None, 0.3, 0.96))
-    assert control_line(trials).empty
-    assert beats_shorter(trials, control_line(trials)).isna().all()

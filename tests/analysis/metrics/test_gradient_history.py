@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -83,31 +81,3 @@ def test_damaged_rows_are_left_out(column: str, damaged: str) -> None:
     frame = epochs(damaged, json.dumps(whole[column]), column=column)
     found = {"gradient_statistics": analysis.gradient_statistics, "gradient_clusters": analysis.gradient_clusters}
     assert set(found[column](frame)["epoch"]) == {2}
-
-
-def test_what_is_no_number_is_missing() -> None:
-    total = {"norm": "2", "snr": None, "bias": True, "mean": float("nan"), "average_variance": 10**400}
-    text = json.dumps([measurement(0, total=total, layers={"a": 3, "b": {}}, gradient_evaluations=None)])
-    frame = analysis.gradient_statistics(epochs(text))
-    assert list(frame["layer"]) == ["", "b"]
-    assert np.isnan(frame[[*TOTAL, "gradient_evaluations"]].to_numpy()).all()
-    clusters = [{"size": 2, "spread": math.inf, "examples": [1, -1, "2", 3]}, {"size": 1, "examples": 5}]
-    frame = analysis.gradient_clusters(epochs(json.dumps(clusters), column="gradient_clusters"))
-    assert np.isnan(frame["spread"]).all()
-    assert list(frame["examples"]) == [(1, 3), ()]
-
-
-@pytest.mark.parametrize("dtype", ["string", "object"])
-def test_trials_without_statistics_cost_nothing(dtype: str) -> None:
-    frame = pd.DataFrame({"trial": range(100_000), "epoch": 1, "gradient_statistics": "[]", "gradient_clusters": "[]"})
-    frame = frame.astype({"gradient_statistics": dtype, "gradient_clusters": dtype})
-    begin = time.process_time()
-    for text in frame["gradient_statistics"]:
-        json.loads(text)
-    one_by_one = time.process_time() - begin
-    took = []
-    for _ in range(3):
-        begin = time.process_time()
-        assert len(analysis.gradient_statistics(frame)) == 0
-        took.append(time.process_time() - begin)
-    assert min(took) < one_by_one / 2

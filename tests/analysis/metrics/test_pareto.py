@@ -85,12 +85,6 @@ def test_the_hypervolume_of_a_fine_sphere_is_an_eighth_of_its_ball() -> None:
     assert math.pi / 6 * 0.94 < hypervolume(points, [-1e-12] * 3) < math.pi / 6
 
 
-def test_rows_that_do_not_beat_the_reference_add_nothing() -> None:
-    assert hypervolume([[5, 0], [0, 5], [-1, 9]], [0, 0]) == 0
-    assert hypervolume([[2, 3], [5, 0]], [0, 0]) == 6
-    assert hypervolume(np.empty((0, 3)), [0, 0, 0]) == 0
-
-
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))
 def test_the_knee_of_two_columns_is_farthest_above_the_line_between_the_ends(rows: list[tuple[int, int]]) -> None:
     values = np.array(rows, dtype=float).reshape(-1, 2)
@@ -111,17 +105,6 @@ def test_the_knee_of_two_columns_is_farthest_above_the_line_between_the_ends(row
         assert found is not None
         assert height[rows[found]] == pytest.approx(highest)
         assert found == rows.index(rows[found])  # the first of equals
-
-
-def test_the_knee_of_a_circle_is_its_middle_whatever_the_units() -> None:
-    angle = np.linspace(0, math.pi / 2, 91)
-    assert knee(np.c_[1e6 * np.cos(angle), 0.97 + 0.01 * np.sin(angle)]) == 45
-
-
-def test_the_knee_of_three_columns_is_the_balanced_row() -> None:
-    rows = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.6, 0.6, 0.6], [0.8, 0.7, 0.1], [0.5, 0.5, 0.5]]
-    assert knee(rows) == 3
-    assert knee([[*row, 7] for row in rows]) == 3  # a column in which all are equal says nothing
 
 
 @pytest.mark.parametrize(

@@ -92,21 +92,9 @@ def test_confirmations_are_mirror_images() -> None:
     assert down_table["compared"].unique().tolist() == ["cost"]
 
 
-def test_a_price_is_of_the_metrics_own_unit() -> None:
-    with pytest.raises(UserError, match="the price of a unit of cost must be a fraction of the compute above 0"):
-        analysis.rank(frame([(1.0, 0.0)], gain=False), price=0)
-
-
 def test_the_metric_is_read_from_the_rows() -> None:
     assert quality_of(frame([(1.0, 0.0)], gain=False)).sign == -1
     assert quality_of(None).is_accuracy
     mixed = pd.concat([frame([(1.0, 0.0)], gain=up) for up in (True, False)])
     with pytest.raises(UserError, match="trials must be of one metric to be compared, got cost, gain: pick"):
         analysis.rank(mixed)
-
-
-def test_text_in_a_column_of_the_metric_is_told() -> None:
-    trials = frame([(1.0, 0.0), (2.0, 0.1)], gain=False)
-    assert analysis.rank(trials.assign(cost=["-1.0", "-2.0"]))["cost_drop"].tolist() == [-1.0, 0.0]
-    with pytest.raises(UserError, match="the column 'cost' must hold numbers, got 'low' in row 1"):
-        analysis.rank(trials.assign(cost=["-1.0", "low"]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -92,24 +90,10 @@ def test_with_a_price_the_order_is_by_worth(rows: list[tuple[float, float, str]]
     assert analysis.best(ranking)["trial"] == within[0]  # the allowed drop stays a limit
 
 
-@pytest.mark.parametrize("price", [0, -0.1, float("inf"), float("nan")])
-def test_the_price_is_a_positive_fraction(price: float) -> None:
-    message = r"^the price of a point of accuracy must be a fraction .* above 0, such as 0.1 for 10 %, got "
-    with pytest.raises(UserError, match=message):
-        analysis.rank(frame([]), price=price)
-
-
 def test_exactly_the_allowed_drop_is_within() -> None:
     # 583/599 - 580/599 is not 3/599 in binary.
     trials = frame([(580 / 599, 0.5, "completed")], baseline=583 / 599)
     assert analysis.rank(trials, allowed_drop=3 / 599)["within_drop"].all()
-
-
-def test_without_a_baseline_nothing_is_within() -> None:
-    ranking = analysis.rank(frame([(0.9, 0.5, "completed")], baseline=None))
-    assert ranking["accuracy_drop"].isna().all()
-    assert not ranking["within_drop"].any()
-    assert analysis.best(ranking) is None
 
 
 def test_each_trial_is_compared_with_the_baseline_of_its_own_seed() -> None:
@@ -126,66 +110,6 @@ def test_each_trial_is_compared_with_the_baseline_of_its_own_seed() -> None:
 def test_the_allowed_drop_is_a_fraction(drop: float) -> None:
     with pytest.raises(UserError, match=r"the allowed accuracy loss must be a fraction in \[0, 1\), such as 0.005"):
         analysis.rank(frame([]), allowed_drop=drop)
-
-
-def test_an_empty_frame_ranks_to_an_empty_frame() -> None:
-    empty = frame([], baseline=None)
-    assert len(analysis.rank(empty)) == len(analysis.pareto_front(empty)) == 0
-
-
-@pytest.mark.slow
-@settings(max_examples=5)
-@given(st.integers(0, 2**31))
-def test_a_hundred_thousand_trials_agree_with_a_simple_sweep(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    rows = [(a, s, "completed") for a, s in generator.random((100_000, 2)).round(3)]
-    trials = frame(rows)
-    front = analysis.pareto_front(trials)
-    best_saved: dict[float, float] = {}
-    for accuracy, saved in zip(trials["accuracy"], trials["compute_saved"], strict=True):
-        best_saved[accuracy] = max(saved, best_saved.get(accuracy, -1.0))
-    points, highest = set(), -1.0
-    for accuracy in sorted(best_saved, reverse=True):
-        if best_saved[accuracy] > highest:
-            highest = best_saved[accuracy]
-            points.add((accuracy, highest))
-    assert set(zip(front["accuracy"], front["compute_saved"], strict=True)) == points
-
-
-OBJECTIVES = ("accuracy", "train_time_s", "backward_saved")
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.tuples(grid, grid, st.one_of(grid, st.just(float("nan"))), st.booleans()), max_size=20),
-    st.lists(st.sampled_from(OBJECTIVES), min_size=1, max_size=3, unique=True),
-    st.booleans(),
-)
-def test_a_front_in_any_objectives(
-    rows: list[tuple[float, float, float, bool]], objectives: list[str], controls: bool
-) -> None:
-    trials = frame([(r[0], 0.0, "completed") for r in rows])
-    trials["train_time_s"] = [1.0] + [r[1] for r in rows]
-    trials["backward_saved"] = [0.0] + [r[2] for r in rows]
-    trials["role"] = ["baseline"] + ["control" if r[3] else "search" for r in rows]
-
-    def values(row: tuple[object, ...]) -> list[float]:
-        return [-getattr(row, name) if name == "train_time_s" else getattr(row, name) for name in objectives]
-
-    counting = {
-        r.trial: np.array(values(r))
-        for r in trials.itertuples()
-        if (controls or r.role != "control") and not np.isnan(values(r)).any()
-    }
-    expected = {
-        number
-        for number, own in counting.items()
-        if not any((other >= own).all() and (other > own).any() for other in counting.values())
-    }
-    front = pareto_front(trials, objectives, controls=controls)
-    assert set(front["trial"]) == expected
-    last = front[objectives[-1]].tolist()
-    assert last == sorted(last, reverse=objectives[-1] != "train_time_s")  # the best of the last objective first
 
 
 @pytest.mark.parametrize("function", [pareto_front, front_hypervolume, knee_trial])
@@ -238,30 +162,11 @@ def test_the_hypervolume_is_the_area_above_the_reference() -> None:
         front_hypervolume(trials, both, (0.4, 8.0, 1.0))
 
 
-def test_a_drop_is_given_away_upwards() -> None:
-    trials = analysis.relative_to_baseline(frame([(0.48, 0.5, "completed")]))
-    loss = ("accuracy_drop", "compute_saved")
-    assert front_hypervolume(trials, loss) == pytest.approx(front_hypervolume(trials, loss, (0.05, 0.0)))
-    assert front_hypervolume(trials, loss) == pytest.approx(0.03 * 0.5)
-
-
 def test_without_a_baseline_a_reference_must_be_given() -> None:
     trials = frame([(0.9, 0.5, "completed")], baseline=None)
     with pytest.raises(UserError, match=r"no completed baseline .*one number for each of accuracy, compute_saved$"):
         front_hypervolume(trials)
     assert front_hypervolume(trials, reference=(0.8, 0)) == pytest.approx(0.05)
-
-
-def test_the_knee_is_a_trial_of_the_front() -> None:
-    rows = [(0.99, 0.1, "completed"), (0.97, 0.45, "completed"), (0.9, 0.5, "completed"), (0.95, 0.4, "completed")]
-    trials = frame(rows)
-    found = knee_trial(trials)
-    assert found is not None
-    assert found["trial"] == 2
-    assert knee_trial(trials.head(3)) is None
-    trials.loc[2, "role"] = "control"
-    assert knee_trial(trials)["trial"] == 4  # type: ignore[index]
-    assert knee_trial(trials, controls=True)["trial"] == 2  # type: ignore[index]
 
 
 def record(number: int, *, stage: str = "", status: str = "completed", **config: object) -> dict[str, object]:
@@ -301,17 +206,3 @@ def test_duplicates_are_told_within_a_study_alone_and_not_by_a_seed() -> None:
         ("two", 3): 1,
     }
     assert analysis.rank(frame([(0.5, 0.1, "completed")] * 3))["duplicate_of"].isna().all()
-
-
-def test_a_frame_whose_columns_came_one_by_one_is_ranked_without_a_warning() -> None:
-    """The columns of measured gradients make a frame of more than 100 blocks, of which pandas warns."""
-    trials = frame([(0.5, 0.1, "completed")] * 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", pd.errors.PerformanceWarning)
-        for number in range(120):
-            trials[f"column {number}"] = float(number)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ranked = analysis.rank(trials, allowed_drop=0.1)
-        ranked.assign(more=1)
-    assert len(ranked) == 4  # and the baseline

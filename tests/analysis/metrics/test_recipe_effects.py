@@ -51,16 +51,6 @@ def test_what_was_always_tried_together_is_not_told_apart() -> None:
     assert found.loc["batch_size", "time_saved"] == pytest.approx(-0.3)
 
 
-def test_failed_trials_controls_and_studies_without_choices() -> None:
-    frame = trials(ALONE)
-    worse = frame.assign(train_time_s=1e6)
-    frame = pd.concat([frame, worse.assign(status="failed"), worse.assign(role="control")], ignore_index=True)
-    assert recipe_effects(frame).set_index("field").loc["precision", "time_saved"] == pytest.approx(0.5)
-    assert recipe_effects(frame.drop(columns=list(VALUES))).empty
-    assert recipe_table(frame.drop(columns=list(VALUES))) == []
-    assert recipe_effects(frame[:0]).empty
-
-
 def test_a_table_of_it() -> None:
     table = recipe_table(trials(ALONE))
     assert table[0] == ["choice", "trials", "time saved", "memory saved", "change of accuracy"]

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from compressed import dense, frame_of, pruned, write_compressed
+from compressed import dense, frame_of, pruned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import analysis
-from analysis.io.studies import to_frame
 from analysis.metrics.ranking import SHORTER, beats_shorter, control_line
 from analysis.metrics.saving import saved_of, saved_of_one, saving_of
-from trainables.savings import SAVINGS, saved_words, share_words
+from trainables.savings import SAVINGS
 
 share = st.one_of(st.none(), st.integers(-4, 8).map(lambda eighths: eighths / 8))
 rows = st.lists(st.tuples(st.sampled_from([None, *SAVINGS]), share, share), max_size=12)
@@ -45,28 +43,10 @@ def test_each_row_by_its_own_saving(given_rows: list[tuple[Any, Any, Any]], plai
     np.testing.assert_array_equal([saved_of_one(row) for _, row in trials.iterrows()], np.array(expected, dtype=float))
 
 
-def test_a_table_without_the_columns_is_of_training() -> None:
-    table = pd.DataFrame({"compute_saved": [0.1, 0.2]})
-    assert saved_of(table).tolist() == [0.1, 0.2]
-    assert saved_of(table.assign(saving="inference")).tolist() == [0.1, 0.2]
-    assert saved_of(table.assign(inference_saved=0.9)).tolist() == [0.1, 0.2]
-    assert saved_of_one(table.assign(saving="both").iloc[1]) == 0.2
-
-
 def test_what_a_study_ranks_by_is_said_by_its_first_trial_that_knows() -> None:
     assert saving_of(None) == saving_of(pd.DataFrame({"trial": [1]})) == "training"
     assert saving_of(pd.DataFrame({"saving": pd.Series([None, "inference", "both"], dtype="string")})) == "inference"
     assert saving_of(frame_of(pruned(0.97, 0.5)).iloc[1]) == "inference"
-
-
-def test_each_saving_has_words() -> None:
-    assert [share_words(saving) for saving in SAVINGS] == [
-        "the training compute", "the inference compute", "training and inference compute, on average",
-        "the training time",
-    ]  # fmt: skip
-    assert [saved_words(saving) for saving in SAVINGS] == [
-        "compute saved", "inference compute saved", "mean of training and inference saved", "training time saved",
-    ]  # fmt: skip
 
 
 #: Accuracy, inference saved, training saved; all within half a point but the last.
@@ -100,24 +80,6 @@ def test_ranking_best_and_fronts_are_of_what_the_study_ranks_by(saving: str, ord
     assert worth[3] == pytest.approx(by_hand(saving, training, inference) - 0.1 * (0.97 - accuracy) / 0.01)
 
 
-def test_the_column_is_what_the_frame_is_ranked_by_and_is_described() -> None:
-    trials = frame_of(pruned(0.97, 0.5, 0.1))
-    assert trials["saved"].tolist() == [0.0, 0.5]
-    assert trials.attrs["columns"]["saved"]["direction"] == "max"
-    stale = trials.assign(inference_saved=0.25)  # the column follows from others
-    assert analysis.rank(stale)["saved"].tolist() == [0.25, 0.25]
-    assert analysis.rank(trials).attrs == trials.attrs
-
-
-def test_ranking_changes_nothing_in_what_it_is_given() -> None:
-    trials = frame_of(pruned(0.97, 0.5, 0.1))
-    before = trials.copy()
-    analysis.rank(trials, price=0.1)
-    analysis.relative_to_baseline(trials)
-    pd.testing.assert_frame_equal(trials, before)
-    assert trials.attrs == before.attrs
-
-
 @pytest.mark.parametrize(("saving", "judged"), [("training", True), ("inference", False), ("both", False)])
 def test_training_shorter_is_a_rival_of_training_compute_alone(saving: str, judged: bool) -> None:
     shorter = {**dense(0.96, saving=saving), "role": "control", "control": SHORTER}
@@ -126,16 +88,3 @@ def test_training_shorter_is_a_rival_of_training_compute_alone(saving: str, judg
     beats = beats_shorter(trials, control_line(trials))
     assert len(control_line(trials)) == 2
     assert beats.notna().tolist() == [False, judged, False]
-
-
-def test_studies_that_rank_by_other_compute_stay_themselves_side_by_side(tmp_path: Path) -> None:
-    write_compressed(tmp_path / "one", [pruned(0.97, 0.5, 0.1)])
-    write_compressed(tmp_path / "other", [pruned(0.97, 0.5, 0.1, saving="both")], saving="both")
-    trials = analysis.load([tmp_path / "one", tmp_path / "other"])
-    assert trials.loc[trials["role"] == "search", "saved"].tolist() == [0.5, 0.3]
-
-
-def test_a_frame_of_before_has_training_compute() -> None:
-    trials = frame_of(pruned(0.97, 0.5, 0.1)).drop(columns=["saving", "inference_saved", "saved"])
-    assert analysis.rank(trials)["saved"].tolist() == [0.1, 0.0]
-    assert len(to_frame([])) == len(analysis.rank(to_frame([]))) == 0

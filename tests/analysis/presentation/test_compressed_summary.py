@@ -8,19 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-import pytest
 from compressed import MACS, frame_of, pruned, write_compressed
-from studies import result_row, write_study
+from studies import write_study
 
 import analysis
 from analysis.io.layout import Layout, StudyInfo
-from analysis.metrics.confirmation import confirm_table, of_trial
+from analysis.metrics.confirmation import confirm_table
 from analysis.metrics.ranking import control_line
 from analysis.presentation.markdown_report import ranked_table, report_markdown
-from analysis.presentation.settings_text import compresses, schedule_text
-from analysis.presentation.summary_text import best_env, best_schedule, config_of, headline, is_answer
+from analysis.presentation.summary_text import best_env, best_schedule, config_of, headline
 from trainables.compression.schedule import read_schedule
-from trainables.config import TrialConfig
 from trainables.gradskip.settings import Settings
 from tune_cac.study.study_result import answer, write_answer
 
@@ -119,27 +116,6 @@ def confirmation(saved: float, drop: float, *, trial: int = 1) -> pd.DataFrame:
     return confirm_table(frame, allowed_drop=0.005)
 
 
-def test_fresh_seeds_are_of_the_same_compute() -> None:
-    table = confirmation(0.5, 0.00215)
-    row = table.iloc[0]
-    assert (row["saved"], row["compute_saved"]) == pytest.approx((0.525, 0.1))
-    assert row["saved_low"] < 0.51 < 0.54 < row["saved_high"]
-    assert row["compute_saved_low"] == pytest.approx(row["compute_saved_high"])
-    trials = frame_of(pruned(0.968, 0.5), pruned(0.968, 0.7, pruning_sensitivities=("conv1.weight=0.9",)))
-    ranking = analysis.rank(trials)
-    first = ranking[ranking["trial"] == 1].iloc[0]
-    text = headline(ranking, first, 0.005, confirmation=table)
-    assert text.startswith("You can skip 52.5 % of the inference compute at a loss of 0.19 points in test accuracy")
-    assert text.endswith("Trial 2 saves 70.0 % on one seed and was not retrained.")
-    assert "inference compute saved 52.5 %," in best_env(INFO, first, 0.005, confirmation=table)
-    assert of_trial(table, ranking[ranking["trial"] == 2].iloc[0]) is None
-
-
-def test_a_candidate_that_saves_none_of_it_is_not_confirmed() -> None:
-    assert confirmation(0.5, 0.00215)["confirmed"].tolist() == [True]
-    assert confirmation(-0.5, 0.00215)["confirmed"].tolist() == [False]  # though it saves a tenth of the training
-
-
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 
@@ -161,18 +137,6 @@ def test_the_ranked_table_has_what_belongs_to_the_saving() -> None:
                                                ["0.0 %", "0.0 %", "0.0 %", "100.0 %"]]  # fmt: skip
 
 
-def test_the_table_of_a_study_of_training_has_no_more_columns() -> None:
-    trials = frame_of(pruned(0.968, 0.62, 0.1, saving="training"), saving="training")
-    assert not {"sparsity", "MACs", "training saved"} & set(ranked_table(analysis.rank(trials))[0])
-
-
-def test_what_is_not_known_is_a_dash() -> None:
-    unmeasured = pruned(0.96, 0.3, columns={"inference_saved": None, "sparsity": None})
-    table = ranked_table(analysis.rank(frame_of(pruned(0.97, 0.5), unmeasured)))
-    (row,) = [row for row in table if row[1] == "2"]
-    assert row[4:7] == ["-", "-", "-"]
-
-
 def test_the_report_has_sums_and_layers_of_the_best() -> None:
     named = {"layer_sparsity": '{"a|b.weight": 0.25, "fc.weight": 0.5}'}
     trials = frame_of(pruned(0.968, 0.62, 0.1, columns=named))
@@ -190,15 +154,6 @@ def test_the_report_has_sums_and_layers_of_the_best() -> None:
     )
     assert "| trial | seeds | inference compute saved | accuracy loss | from | to | confirmed |" in table
     assert "| 1 | 4 | 52.5 % |" in table
-
-
-def test_a_report_without_compression_has_no_section_on_zeros() -> None:
-    trials = frame_of(pruned(0.968, 0.0, 0.3, saving="training", method="gradskip", CAC_VAR_SAMPLES=5),
-                      saving="training")  # fmt: skip
-    ranking = analysis.rank(trials)
-    text = report_markdown(replace(INFO, saving="training"), trials, ranking, analysis.best(ranking), 0.005)
-    assert "## Sparsity" not in text
-    assert "Training compute saved" not in text
 
 
 def test_a_held_schedule_is_counted_in_lines() -> None:
@@ -266,31 +221,6 @@ def test_best_yaml_is_the_schedule_that_the_trial_trained() -> None:
     assert pruner.settings.model_dump()["sensitivities"] == {"conv1.weight": 0.5, "fc.weight": 0.25}
 
 
-def test_marks_are_filled_in() -> None:
-    trial = pruned(0.968, 0.5, schedule=MARKED, schedule_values=("pruners.levels.levels.conv1.weight=0.75",))
-    text = best_schedule(INFO, best_of(frame_of(trial)), 0.005)
-    assert text is not None
-    assert "!search" not in text
-    (pruner,) = read_schedule(text).section("pruners").values()
-    assert pruner.settings is not None
-    assert pruner.settings.model_dump()["levels"] == {"conv1.weight": 0.75}
-
-
-def test_what_compresses_nothing_has_no_schedule() -> None:
-    nothing = TrialConfig(method="compression", pruning_sensitivities=("conv1.weight=0",))
-    assert not compresses(nothing)
-    assert not compresses(TrialConfig(method="gradskip", pruning_sensitivities=("conv1.weight=1",)))
-    assert not compresses(TrialConfig(method="none"))
-    something = TrialConfig(method="compression", pruning_sensitivities=("conv1.weight=1",))
-    assert compresses(something)
-    assert schedule_text(something, ["# one", "# two"]).startswith("# one\n# two\nversion: 1\n")
-    trials = frame_of(pruned(0.968, 0.3, pruning_sensitivities=("conv1.weight=0",)))
-    assert best_schedule(INFO, best_of(trials), 0.005) is None
-    assert best_schedule(INFO, None, 0.005) is None
-    assert not is_answer(None)
-    assert not is_answer(trials.iloc[0])
-
-
 def written(folder: Path, *trials: dict[str, object]) -> Layout:
     layout = write_compressed(folder, trials)
     write_answer(layout, answer(layout, allowed_drop=0.005))
@@ -308,16 +238,3 @@ def test_the_files_of_a_study(tmp_path: Path) -> None:
     ranking = pd.read_csv(layout.ranking)
     assert ranking["saved"].tolist() == [0.5, 0.0, 0.9]
     assert ranking["beats_shorter"].isna().all()
-
-
-@pytest.mark.slow
-def test_an_old_schedule_is_removed_where_nothing_compresses_any_more(tmp_path: Path) -> None:
-    layout = written(tmp_path / "s", pruned(0.968, 0.5))
-    assert layout.best_schedule.exists()
-    write_answer(layout, answer(layout, allowed_drop=0.0))  # now it loses too much
-    assert not layout.best_schedule.exists()
-    plain = write_study(tmp_path / "plain", [{"row": result_row()}, {"row": result_row(0.97, 0.3)}])
-    plain.best_schedule.write_text("of another search")
-    write_answer(plain, answer(plain, allowed_drop=0.005))
-    assert not plain.best_schedule.exists()
-    assert "export CAC_VAR_START_THR" in plain.best.read_text()

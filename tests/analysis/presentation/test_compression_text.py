@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from compressed import SENSITIVITIES, frame_of, pruned
+from compressed import SENSITIVITIES
 
 from analysis.presentation.settings_text import (
     compression_text,
@@ -14,7 +14,6 @@ from analysis.presentation.settings_text import (
     schedule_summary,
     without_files,
 )
-from analysis.presentation.summary_text import compression_of, settings_text
 
 SCHEDULE = "version: 1\npruners:\n  a: {class: LevelPruner}\npolicies: []\n"
 
@@ -59,18 +58,6 @@ def test_marks_say_as_much_of_their_paths_as_tells_them_apart() -> None:
     assert marks_text(texts) == (
         "one.sensitivities.conv1=0.5 two.sensitivities.conv1=0.7 ending_epoch=20 epochs.3=4 name without a path=5"
     )
-
-
-def test_settings_of_both_kinds_and_of_each() -> None:
-    trials = frame_of(
-        pruned(0.97, 0.5, pruning_sensitivities=SENSITIVITIES, CAC_WATCH=("conv",)),
-        pruned(0.97, 0.5, method="gradskip+compression", agp_final_sparsity=0.8, CAC_VAR_START_THR=0.97),
-        pruned(0.97, 0.5, method="gradskip", CAC_VAR_START_THR=0.97),
-    )
-    assert [settings_text(row) for _, row in trials.iterrows()] == [
-        "-", "s: conv1 0.5, conv2 0.25", "START_THR=0.97; agp 0.8", "START_THR=0.97",
-    ]  # fmt: skip
-    assert [compression_of(row) for _, row in trials.iterrows()] == ["", "s: conv1 0.5, conv2 0.25", "agp 0.8", ""]
 
 
 def test_a_schedule_is_counted_and_never_shown() -> None:

@@ -116,15 +116,6 @@ def test_what_the_lines_say_is_true(number: int, study: Layout) -> None:
     assert max(map(len, lines)) <= 120
 
 
-def test_what_no_variable_sets_is_said(study: Layout) -> None:
-    text = export_trial(row_of(study, 4), study.read_info(), "env")
-    assert "# The trial had forward_cache_mb=50, which no variable sets.\n" in text
-    assert (
-        "# Unknown to the published library, read by tune_cac.gradskip, which wants model= for them:\n#   CAC_RULE,"
-        in text
-    )
-
-
 def test_text_from_elsewhere_stays_in_its_comment(study: Layout, tmp_path: Path) -> None:
     info = StudyInfo(
         space="a\nexport CAC_VAR_START_THR=0.1", workload="w\r\nexit 7; `touch x` $(exit 3)", epochs=1, seed=0,
@@ -134,11 +125,6 @@ def test_text_from_elsewhere_stays_in_its_comment(study: Layout, tmp_path: Path)
     script.write_text(export_trial(row_of(study, 2), info, "env"))
     assert "CAC_VAR_START_THR" not in environment_after(script)
     assert yaml.safe_load(export_trial(row_of(study, 2), info, "yaml"))["CAC_STOP_LAYER_NUM"] == [2, 10]
-
-
-def test_a_trial_without_a_baseline_has_an_unknown_drop(tmp_path: Path) -> None:
-    layout = write_study(tmp_path / "s", [{"error": "it broke"}, {"row": result_row(0.9, 0.5)}])
-    assert "accuracy loss unknown, there is no baseline\n" in export_trial(row_of(layout, 1), layout.read_info(), "env")
 
 
 def test_a_trial_without_a_result_and_a_wrong_format_are_refused(study: Layout) -> None:
@@ -199,14 +185,6 @@ def test_the_table_of_a_paper(study: Layout) -> None:
     assert paper_cells(old)[1][1:5] == ["97.00", "-", "30.0", "-"]
 
 
-def test_top_keeps_the_baseline(study: Layout) -> None:
-    text = export_table(ranking_of(study), "csv", top=2)
-    assert isinstance(text, str)
-    found = pd.read_csv(io.StringIO(text))
-    assert found["rank"].tolist()[:2] == [1, 2]
-    assert found["role"].tolist() == ["search", "search", "baseline"]
-
-
 def test_latex_is_one_balanced_table(study: Layout) -> None:
     text = export_table(ranking_of(study), "latex")
     assert isinstance(text, str)
@@ -240,20 +218,6 @@ def test_every_character_survives_latex(text: str) -> None:
     assert shown == " ".join(text.split())
 
 
-@pytest.mark.slow
-def test_markdown_has_as_many_cells_in_every_row(study: Layout) -> None:
-    ranking = ranking_of(study)
-    ranking.loc[0, "CAC_RULE"] = "a|b*c\nd<e"
-    text = export_table(ranking, "markdown")
-    assert isinstance(text, str)
-    lines = text.splitlines()
-    assert lines[1] == "|--:|--:|--:|--:|--:|:--|"
-    assert len(lines) == 2 + 6
-    for line in lines:
-        assert len(re.findall(r"(?<!\\)\|", line)) == 7
-    assert r"RULE=a\|b\*c d\<e RULE\_START\_ITR=5" in lines[2]
-
-
 @pytest.mark.parametrize(
     ("format", "given", "message"),
     [
@@ -264,12 +228,6 @@ def test_markdown_has_as_many_cells_in_every_row(study: Layout) -> None:
 def test_wrong_tables_are_refused(format: str, given: dict[str, Any], message: str, study: Layout) -> None:
     with pytest.raises(UserError, match=message):
         export_table(ranking_of(study), format, **given)
-
-
-def test_an_empty_ranking_is_refused(tmp_path: Path) -> None:
-    layout = write_study(tmp_path / "s", [{"error": "it broke"}])
-    with pytest.raises(UserError, match="no trial has completed, so there is no table to export"):
-        export_table(ranking_of(layout), "csv")
 
 
 # --- trials that compress -------------------------------------------------------------------------------------------
@@ -293,20 +251,6 @@ def compressed(tmp_path: Path) -> Layout:
     return write_compressed(tmp_path / "c", trials)
 
 
-def test_env_of_compression_says_where_the_rest_is(compressed: Layout, tmp_path: Path) -> None:
-    info = compressed.read_info()
-    alone = export_trial(row_of(compressed, 1), info, "env")
-    assert alone.splitlines()[1:] == [
-        "# trial 1: inference compute saved 50.0 %, validation accuracy 0.9680, accuracy loss 0.20 points",
-        "# One seed. Epochs are those of a run of this length.",
-        "# It compresses, and no variable says how: the answer is its export with --format schedule.",
-    ]
-    script = tmp_path / "trial.env"
-    script.write_text(export_trial(row_of(compressed, 2), info, "env"))
-    assert environment_after(script)["CAC_VAR_START_THR"] == "0.97"
-    assert "the schedule is its export with --format schedule" in script.read_text()
-
-
 def test_the_plain_schedule_of_a_trial(compressed: Layout) -> None:
     info = compressed.read_info()
     text = export_trial(row_of(compressed, 3), info, "schedule")
@@ -316,46 +260,6 @@ def test_the_plain_schedule_of_a_trial(compressed: Layout) -> None:
     assert [len(read_schedule(export_trial(row_of(compressed, n), info, "schedule")).policies) for n in (1, 2, 3)] == [
         1, 1, 1,
     ]  # fmt: skip
-
-
-def test_the_whole_config_of_a_trial_that_compresses(compressed: Layout) -> None:
-    for number in (1, 2, 3):
-        for format in ("yaml", "json"):
-            text = export_trial(row_of(compressed, number), compressed.read_info(), format)
-            config = TrialConfig.from_mapping(yaml.safe_load(text))
-            assert config == TrialConfig.from_mapping(json.loads(json.dumps(config.to_dict())))
-            assert (config.compresses, config.saving) == (True, "inference")
-    assert config.schedule == MARKED
-
-
-@pytest.mark.parametrize("settings", [{"method": "none"}, {"CAC_VAR_SAMPLES": 5}])
-def test_a_trial_that_compresses_nothing_has_no_schedule(settings: dict[str, Any], tmp_path: Path) -> None:
-    layout = write_study(tmp_path / "s", [{"row": result_row(), "config": TrialConfig(**settings).to_dict()}])
-    message = (
-        "^a trial must compress something to have a schedule, trial 0 does not: choose another, or the format env$"
-    )
-    with pytest.raises(UserError, match=message):
-        export_trial(row_of(layout, 0), layout.read_info(), "schedule")
-
-
-def test_tables_of_a_study_of_inference(compressed: Layout, tmp_path: Path) -> None:
-    cells = paper_cells(ranking_of(compressed))
-    assert cells[0] == [
-        "rank",
-        "accuracy (%)",
-        "accuracy loss (points)",
-        "inference saved (%)",
-        "sparsity (%)",
-        "settings",
-    ]
-    assert cells[1] == ["1", "96.80", "0.20", "50.0", "30.0", "s: conv1 0.5, conv2 0.25"]
-    assert [row[-1] for row in cells[2:]] == ["START_THR=0.97; agp 0.8", "fc=0.25", "baseline"]
-    both = write_compressed(tmp_path / "both", [pruned(0.968, 0.5, 0.1, saving="both")], saving="both")
-    cells = paper_cells(ranking_of(both))
-    assert cells[0][3:7] == [
-        "mean of training and inference saved (%)", "compute saved (%)", "inference saved (%)", "sparsity (%)",
-    ]  # fmt: skip
-    assert cells[1][3:7] == ["30.0", "10.0", "50.0", "30.0"]
 
 
 @pytest.mark.parametrize("format", ["csv", "latex", "markdown"])

@@ -64,12 +64,6 @@ def test_two_studies_by_hand(tmp_path: Path) -> None:
     assert found.notes == ()
 
 
-def test_the_cost_is_that_of_the_search(tmp_path: Path) -> None:
-    known = {"row": result_row(BASELINE, 0.5, search_flops=0)}
-    found = compare([study(tmp_path / "a", [(0, 0.25)], more=[known]), study(tmp_path / "b", [])])
-    assert list(found.studies["search_trainings"]) == [1.75, 1.0]
-
-
 def test_what_is_no_find_is_on_no_front(tmp_path: Path) -> None:
     control = {"role": "control", "row": result_row(BASELINE, 0.9)}
     useless = [(0, 0.0), (0, -0.2), (-5, -0.1), (30, 0.6)]  # nothing saved, or as much lost as the reference
@@ -134,15 +128,6 @@ def test_fronts_and_shares_agree_with_brute_force(
         cells = [max([s for d, s in own if d <= place], default=0.0) for place in range(-4, 29)]
         area = sum(cells) / 599 + max([s for _, s in own], default=0.0) * (0.05 - 29 / 599)
         assert row["hypervolume"] == pytest.approx(area)
-
-
-@pytest.mark.slow
-def test_the_allowed_drop_is_the_least_of_the_studies(tmp_path: Path) -> None:
-    paths = [study(tmp_path / "a", [], allowed_drop=0.02), study(tmp_path / "b", [], allowed_drop=0.01)]
-    assert compare(paths).allowed_drop == 0.01
-    assert compare(paths, allowed_drop=0.03).allowed_drop == 0.03
-    assert compare(paths).reference_drop == 0.05
-    assert compare(paths, allowed_drop=0.1).reference_drop == 0.2  # what is allowed lies above the reference
 
 
 def test_what_makes_studies_less_comparable_is_noted(tmp_path: Path) -> None:
@@ -247,28 +232,8 @@ def test_the_picture_is_a_page_that_names_the_studies(chromium: Browser, tmp_pat
     seen.close()
 
 
-def test_studies_of_inference_compute_are_compared_by_it(tmp_path: Path) -> None:
-    one = write_compressed(tmp_path / "one", [pruned(0.968, 0.5, 0.1), pruned(0.97, 0.2, 0.9)])
-    other = write_compressed(tmp_path / "other", [pruned(0.968, 0.4, 0.8)])
-    found = compare([one.root, other.root])
-    assert found.saving == "inference"
-    assert found.studies["saved"].tolist() == [0.5, 0.4]
-    assert found.studies["compute_saved"].tolist() == [0.1, 0.8]
-    assert found.joint_front["trial"].tolist() == [1, 2]
-    assert comparison_line(found).endswith(": 50.0 % of the inference compute; 40.0 % (other).")
-    assert [row[7] for row in comparison_table(found)] == ["saved", "50.0 %", "40.0 %"]
-    assert [row[2] for row in joint_front_table(found)] == ["saved", "50.0 %", "20.0 %"]
-    assert fronts(found).layout["xaxis"]["title"]["text"] == "inference compute saved (%)"
-
-
 def test_studies_that_rank_by_other_compute_are_not_compared(tmp_path: Path) -> None:
     inference = write_compressed(tmp_path / "one", [pruned(0.968, 0.5)])
     both = write_compressed(tmp_path / "other", [pruned(0.968, 0.5, saving="both")], saving="both")
     with pytest.raises(UserError, match=r"if their saving is the same, got inference \(one\), both \(other\): leave"):
         compare([inference.root, both.root])
-
-
-def test_a_held_schedule_is_counted_in_lines(tmp_path: Path) -> None:
-    plain = study(tmp_path / "plain", [(0, 0.2)])
-    held = study(tmp_path / "held", [(0, 0.1)], hold={"schedule": "version: 1\npolicies: []\n"})
-    assert compare([plain, held]).notes == ("Fixed values differ (plain: none, held: schedule=YAML of 2 lines).",)

@@ -18,13 +18,12 @@ import search_spaces
 from analysis.io.layout import StudyInfo
 from analysis.io.studies import to_frame
 from analysis.metrics.noise import with_holds
-from analysis.presentation.export import export_trial
 from analysis.presentation.markdown_report import ranked_table, report_markdown, stop_table
 from analysis.presentation.summary_text import best_env, config_of, headline, settings_text
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.variables import BY_NAME, RULES
+from trainables.gradskip.variables import RULES
 from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS, ROW
 
 INFO = StudyInfo(
@@ -83,19 +82,6 @@ def test_a_baseline_that_lost_its_last_reports_is_doubted() -> None:
     ranking = analysis.rank(to_frame([baseline, trial]))
     said = headline(ranking, analysis.best(ranking), 0.005)
     assert "Doubtful: the baseline reported 29 epochs and other trials 30, so its last report was lost" in said
-
-
-@pytest.mark.parametrize(("time_s", "words"), [(1.27, "27.0 % longer than"), (0.9, "10.0 % less time than"), (1, "as")])
-def test_time_is_given_beside_flops_that_say_another_thing(time_s: float, words: str) -> None:
-    trial = record(1, 0.967, 0.26, **VARIABLES)
-    trial["row"]["train_time_s"] = time_s
-    ranking = analysis.rank(study(trial))
-    best = analysis.best(ranking)
-    assert best is not None
-    said = f"Its training took {words} "
-    assert said in headline(ranking, best, 0.005)
-    assert f"# {said}" in best_env(INFO, best, 0.005)
-    assert f"# {said}" in export_trial(best, INFO, "env")
 
 
 def test_the_answer_holds_on_another_seed_and_what_saves_more_but_does_not_is_told() -> None:
@@ -215,10 +201,6 @@ def samples() -> list[dict[str, Any]]:
     return found
 
 
-def test_every_variable_is_left_over_in_the_polluted_shell() -> None:
-    assert set(LEFT_OVER) == set(BY_NAME)
-
-
 def test_answers_of_every_space_survive_frame_file_and_polluted_shell(tmp_path: Path) -> None:
     configs = samples()
     assert {config.get("CAC_RULE") for config in configs} == {None, *RULES}
@@ -241,11 +223,6 @@ def test_a_table_of_stops_names_what_the_rule_measured(rule: str, ratio: str) ->
     ]
 
 
-def test_off_survives_a_polluted_shell() -> None:
-    found = Settings.from_environment(source(best_env(INFO, None, 0.005), **LEFT_OVER))
-    assert found == Settings(start_thr=-1, samples=200)
-
-
 def test_best_env_says_what_the_published_library_does_not_know() -> None:
     ranking = analysis.rank(study(record(1, 0.97, 0.3, **LINEAR)))
     text = best_env(INFO, analysis.best(ranking), 0.005)
@@ -257,38 +234,6 @@ def test_best_env_says_what_the_published_library_does_not_know() -> None:
     assert "published library" not in published
 
 
-def test_best_env_says_what_no_variable_can() -> None:
-    trials = study(record(1, 0.97, 0.3, forward_cache_mb=64, **VARIABLES))
-    assert "# The trial had forward_cache_mb=64, which no variable sets.\n" in best_env(INFO, trials.iloc[1], 0.005)
-
-
-def test_settings_in_short_are_written_as_the_variables_take_them() -> None:
-    trials = study(
-        record(1, 0.97, 0.3, **LINEAR),
-        record(2, 0.97, 0.3, CAC_STOP_LAYER_NUM=(3, 9), CAC_STOP_LAYER_ITR=(5, 123_456), CAC_PREFIX_AUTOGRAD=False),
-        record(3, 0.97, 0.3, CAC_VAR_START_ITR=123_456, CAC_VAR_START_THR=0.97123, CAC_WATCH=("conv", "linear")),
-    )
-    assert [settings_text(row) for _, row in trials.iterrows()] == [
-        "-",
-        "BRAKING_DISTANCE=6 RULE=linear RULE_START_ITR=20 RULE_END_ITR=300 RULE_DEPTH=0.5 WHOLE_UNITS=1",
-        "STOP_LAYER_NUM=3,9 STOP_LAYER_ITR=5,123456 PREFIX_AUTOGRAD=0",
-        "START_ITR=123456 START_THR=0.9712 WATCH=conv,linear",
-    ]
-
-
-def test_flags_are_flags_in_the_frame() -> None:
-    trials = study(record(1, 0.97, 0.3, **LINEAR), record(2, 0.97, 0.3, CAC_WHOLE_UNITS=False))
-    assert trials["CAC_WHOLE_UNITS"].tolist() == [pd.NA, True, False]
-    assert str(trials["CAC_WHOLE_UNITS"].dtype) == "boolean"
-    assert trials["CAC_RULE"].tolist() == [pd.NA, "linear", pd.NA]
-
-
-def test_a_row_of_an_earlier_version_has_its_configuration() -> None:
-    row = study(record(1, 0.97, 0.3, **VARIABLES)).iloc[1].drop(["CAC_RULE", "CAC_WHOLE_UNITS", "forward_cache_mb"])
-    assert config_of(row) == TrialConfig(**VARIABLES)
-    assert settings_text(row).startswith("START_ITR=66")
-
-
 def test_the_report_says_what_was_held() -> None:
     trials = study(record(1, 0.967, 0.31, **VARIABLES))
     ranking = analysis.rank(trials)
@@ -296,13 +241,6 @@ def test_the_report_says_what_was_held() -> None:
     text = report_markdown(info, trials, ranking, analysis.best(ranking), 0.005)
     assert "Fixed in every trial but the baseline: CAC_WATCH=conv,linear CAC_WHOLE_UNITS=1." in text
     assert "Held" not in report_markdown(INFO, trials, ranking, analysis.best(ranking), 0.005)
-
-
-def test_best_env_is_off_when_nothing_saves() -> None:
-    ranking = analysis.rank(study(record(1, 0.5, 0.5, **VARIABLES)))
-    text = best_env(INFO, analysis.best(ranking), 0.005)
-    assert Settings.from_environment(source(text)).mode == "off"
-    assert "Nothing tried saves compute" in text
 
 
 @pytest.mark.parametrize(
@@ -334,12 +272,6 @@ def test_the_report_shows_test_accuracy_and_failures() -> None:
     assert "On the test split, which no choice was made by, seed 0: 0.9670, baseline 0.9700." in text
     assert "- trial 2: ValueError: no" in text
     assert "export CAC_VAR_START_THR=0.97" in text
-
-
-def test_units_and_directions_travel_with_the_frame() -> None:
-    columns = study().attrs["columns"]
-    assert columns["accuracy"]["direction"] == "max"
-    assert columns["train_time_s"]["unit"] == "seconds"
 
 
 def test_settings_that_a_grid_excludes_are_left_out() -> None:

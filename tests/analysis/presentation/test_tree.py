@@ -120,17 +120,6 @@ def test_parents_come_first_and_stages_that_leave_one_by_iteration(tmp_path: Pat
     assert frame.attrs["total_steps"] == TOTAL
 
 
-def test_checkpoints_are_counted(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "s" / "tree", budget_bytes=10**6)
-    checkpoints.put(ROOT, 0, b"abc")
-    checkpoints.put(ROOT, 30, b"abcde", kind="plasticity-0-5")
-    checkpoints.put(stage_id(((5, 0),)), 6, b"abc")
-    frame = a_study(tmp_path / "s", [(), ((5, 0),)])
-    assert frame["checkpoints"].tolist() == [2, 1]
-    assert frame["checkpoint_bytes"].tolist() == [8, 3]
-    assert frame["checkpoint_steps"].tolist() == [(0, 30), (6,)]
-
-
 def test_what_is_corrupt_is_left_out(tmp_path: Path) -> None:
     trials = [(), ((5, 0),), ((5, 0), (9, 0)), ((20, 0),)]
     a_study(tmp_path / "s", trials)
@@ -294,20 +283,3 @@ def test_what_a_schedule_begins_is_said_by_the_instances() -> None:
     )
     together = {**json.loads(stop(3, 2, 6).action), "compression": acts[:1]}
     assert action_words(json.dumps(together), NAMES) == "gradual begins, stop through conv2.weight, braking 6"
-
-
-def test_stages_of_a_study_of_inference_show_what_it_ranks_by(tmp_path: Path) -> None:
-    frame = a_study(tmp_path / "s", [(), ((5, 0),)])
-    assert frame["saved"].tolist() == frame["compute_saved"].tolist()
-    tree = HandTree(tmp_path / "c" / "tree", root=ROOT, total_steps=TOTAL, layer_names=NAMES)
-    trials = []
-    for path, inference in (((), 0.0), (((5, 0),), 0.75)):
-        row = result_row(0.9, saved(path), inference_saved=inference)
-        config = TrialConfig(method="compression" if path else "none", saving="both").to_dict()
-        trials.append({"row": row | {"stage": tree.train(acts(path), row)}, "config": config})
-    write_study(tmp_path / "c", trials)
-    found = stage_frame(tmp_path / "c")
-    mean = (saved(((5, 0),)) + 0.75) / 2
-    assert found["saved"].tolist() == pytest.approx([0.0, mean])
-    assert f"saved {100 * mean:.1f} %" in tree_text(found)
-    assert "mean of training and inference" in plot(found).notes[0]

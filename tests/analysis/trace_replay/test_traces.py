@@ -72,25 +72,6 @@ def test_a_tree_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (len(alone.stages), alone.dense.children, alone.costs) == (1, {}, trace.costs)
 
 
-def test_a_stage_without_its_parent_is_left_out(tmp_path: Path) -> None:
-    store = new_study(tmp_path / "study", BASE)
-    child, _ = a_tree(store)
-    store.files.write(f"{store.root}/stages/{child.id}/stage.json", [b"torn"])
-    assert [stage.id for stage in load_trace(tmp_path / "study").stages] == [ROOT]
-
-
-def test_the_root_with_most_steps_is_taken(tmp_path: Path) -> None:
-    store = new_study(tmp_path / "study", BASE)
-    a_tree(store)
-    small = StageStore(store.tree, "s" * 24)
-    small.write("root.json", VALUES)
-    small.publish(small.first(), chunk(0, 10), None)
-    assert load_trace(tmp_path / "study").root == ROOT
-    assert load_trace(tmp_path / "study", root="ss").root == small.root
-    with pytest.raises(UserError, match=re.escape(f"has no root 'x': give one of {ROOT}, {small.root}")):
-        load_trace(tmp_path / "study", root="x")
-
-
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no study in"):
         load_trace(tmp_path)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from compression_schedules import SCHEDULES, ranked, sections, span
+from compression_schedules import ranked, sections, span
 from torch import nn
 
 from trainables.compression.policies import (
@@ -20,7 +20,6 @@ from trainables.compression.policies import (
     QuantizationPolicy,
     RegularizationPolicy,
     ThinningPolicy,
-    model_facts,
 )
 from trainables.compression.scheduler import CompressionScheduler, check_on_model
 from trainables.config import TrialConfig
@@ -125,12 +124,6 @@ def drawn(seed: int, name: str = "p") -> list[bool]:
     return [bool(kept) for kept in mask.flatten(1).any(1)]
 
 
-def test_chance_is_seeded_by_the_run_and_the_instances_name() -> None:
-    assert drawn(3) == drawn(3)
-    assert len({tuple(drawn(seed)) for seed in range(6)}) > 3
-    assert len({tuple(drawn(3, name)) for name in "abcdef"}) > 3
-
-
 def test_a_missing_extra_is_said_when_the_schedule_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, in the epoch that thins."""
     monkeypatch.setitem(sys.modules, "torch_pruning", None)
@@ -186,19 +179,6 @@ def test_a_teacher_is_built_in_its_first_epoch_and_draws_nothing_from_the_run(tm
     torch.manual_seed(5)
     again.on_epoch_begin(1)
     assert torch.equal(built[0], built[1])  # a run that is continued has the same one
-
-
-def test_what_names_are_matched_with() -> None:
-    model = nn.DataParallel(small())
-    facts = model_facts(model)
-    assert facts.parameters["0.weight"] == (8, 2, 1, 1)
-    assert set(facts.parameters) == {f"{place}.{kind}" for place in (0, 2, 5) for kind in ("weight", "bias")}
-    assert "Conv2d" in facts.modules.values()
-    schedule = sections([span("pruner", "p", 0, 1)], pruners={"p": ranked("L1RankedStructureParameterPruner")})
-    schedule["pruners"]["p"]["weights"] = ["module.2.weight"]
-    (scheduled,) = scheduler_of(schedule, model).policies
-    assert isinstance(scheduled.policy, PruningPolicy)
-    assert scheduled.policy.pruner.targets == ("2.weight",)
 
 
 # --- on the model of a run ------------------------------------------------------------------------------------------
@@ -259,14 +239,3 @@ def changed(section: str, **more: Any) -> dict[str, Any]:
 def test_what_does_not_fit_the_model_is_told(schedule: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_on_model(schedule, TrialConfig(method="none"))
-
-
-def test_every_schedule_of_these_tests_fits_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tiny_workload import ENTRIES
-
-    from trainables.registry import WORKLOADS
-
-    for name, entry in ENTRIES.items():
-        monkeypatch.setitem(WORKLOADS, name, entry)
-    for schedule in SCHEDULES.values():
-        check_on_model(schedule, TrialConfig(workload="tiny", method="none"))

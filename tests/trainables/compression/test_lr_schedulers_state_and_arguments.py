@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from lr_schedules import PLATEAU, TORCH, rates, sgd
+from lr_schedules import TORCH, rates, sgd
 from torch import nn
 from torch.optim import Adam
-from torch.optim import lr_scheduler as torch_schedulers
 
 from trainables.compression.lr_schedulers import build_lr_scheduler, check_lr_scheduler
 from trainables.errors import UserError
@@ -55,33 +54,6 @@ def test_several_schedules_start_from_the_same_base_rates() -> None:
     assert rates(optimizer) == pytest.approx([0.04])
 
 
-def test_the_base_rates_are_those_before_a_schedule_of_torchs_own() -> None:
-    optimizer = sgd(0.4)
-    torch_schedulers.LambdaLR(optimizer, lambda step: 0.01 * (step + 1))
-    assert rates(optimizer) == pytest.approx([0.004])
-    build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, optimizer).step_to(1)
-    assert rates(optimizer) == pytest.approx([0.2])
-
-
-@pytest.mark.parametrize(
-    ("class_name", "arguments", "epoch", "metric", "factor"),
-    [
-        ("ExponentialLR", {"gamma": 0.5}, 2, None, 0.25),
-        ("CosineAnnealingWarmRestarts", {"T_0": 4}, 2, None, 0.5),
-        ("PolynomialLR", {"T_max": 4, "power": 1}, 3, None, 0.25),
-        ("ReduceLROnPlateau", {}, 1, 3.0, 1),
-    ],
-)
-def test_base_rates_can_be_given(
-    class_name: str, arguments: dict[str, Any], epoch: int, metric: float | None, factor: float
-) -> None:
-    optimizer = sgd(9.0, 9.0)
-    torch_schedulers.OneCycleLR(optimizer, max_lr=0.7, total_steps=10)  # its initial_lr is 0.7 / 25
-    schedule = build_lr_scheduler(class_name, arguments, optimizer, base_lrs=[0.4, 0.2])
-    schedule.step_to(epoch, metric)
-    assert rates(optimizer) == pytest.approx([0.4 * factor, 0.2 * factor])
-
-
 def test_base_rates_of_another_number() -> None:
     with pytest.raises(ValueError, match=r"^base_lrs must hold one rate a parameter group, got 1 for 2$"):
         build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, sgd(0.1, 0.2), base_lrs=[0.1])
@@ -123,28 +95,9 @@ def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
     assert rate.item() == 0.25
 
 
-def test_the_optimizer_itself_is_left_alone() -> None:
-    optimizer = sgd(0.5)
-    keys = set(optimizer.param_groups[0])
-    schedule = build_lr_scheduler("OneCycleLR", {"max_lr": 0.3, "total_steps": 30}, optimizer)
-    schedule.step_to(4)
-    assert "step" not in vars(optimizer)  # torch would wrap it
-    assert set(optimizer.param_groups[0]) == keys | {"initial_lr"}
-
-
 def test_a_negative_epoch_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^epoch must be >= 0, got -1$"):
         build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, sgd(0.1)).step_to(-1)
-
-
-@pytest.mark.parametrize(
-    ("class_name", "arguments"),
-    [*TORCH, ("ReduceLROnPlateau", PLATEAU), ("ReduceLROnPlateau", {"min_lr": [0.1, 0.2, 0.3]}),
-     ("OneCycleLR", {"max_lr": [0.1, 0.2], "epochs": 3, "steps_per_epoch": 2}), ("PolynomialLR", {}),
-     ("PolynomialLR", {"T_max": 5, "power": 1})],
-)  # fmt: skip
-def test_good_arguments_pass_the_check(class_name: str, arguments: dict[str, Any]) -> None:
-    check_lr_scheduler(class_name, arguments)
 
 
 BAD = [
@@ -211,13 +164,3 @@ def test_a_schedule_that_ends_says_so() -> None:
             f"OneCycleLR has no epoch {epoch}: Tried to step 5 times. The specified number of total steps is 4"
         )
     schedule.step_to(2)
-
-
-def test_an_optimizer_without_momentum_cannot_cycle_it() -> None:
-    optimizer = torch.optim.Adagrad([nn.Parameter(torch.zeros(2))])
-    with pytest.raises(UserError) as raised:
-        build_lr_scheduler("OneCycleLR", {"max_lr": 0.1, "total_steps": 4}, optimizer)
-    assert str(raised.value) == (
-        "OneCycleLR refuses its arguments: optimizer must support momentum or beta1 with `cycle_momentum` option "
-        "enabled"
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from typing import Any
 
@@ -76,19 +75,6 @@ def test_masks_outlive_the_epochs_in_which_forwards_are_masked() -> None:
         assert [w == 0 for w in weights_of(model)] == [False, True, False, True]
 
 
-def test_two_forwards_before_one_step_mask_the_same_weights() -> None:
-    model = line()
-    masks = Masks(model)
-    masks.configure("weight", use_double_copies=True, mask_on_forward_only=True)
-    masks.set("weight", row(2, 0, 2, 0))
-    masks.apply(forward=True)
-    masks.apply(forward=True)
-    assert weights_of(model) == [1.8, 0.0, 0.6, 0.0]
-    assert masks.dense("weight").flatten().tolist() == START
-    masks.restore()
-    assert weights_of(model) == START
-
-
 def test_a_regularization_mask_lives_for_one_application_and_leaves_the_other_mask() -> None:
     model = line()
     masks = Masks(model)
@@ -131,15 +117,6 @@ def test_discarding_forgets_the_mask_and_puts_the_copy_back() -> None:
     assert weights_of(model) == START
 
 
-def test_without_double_copies_what_was_masked_stays_zero_when_discarded() -> None:
-    model = line()
-    masks = Masks(model)
-    masks.set("weight", row(1, 0, 1, 0))
-    masks.apply(forward=True)
-    masks.discard(["weight"])
-    assert weights_of(model) == [0.9, 0.0, 0.3, 0.0]
-
-
 def test_released_the_mask_acts_after_each_step_and_on_no_gradient() -> None:
     model = line()
     masks = Masks(model)
@@ -168,16 +145,6 @@ def test_a_released_parameter_without_a_mask_stays() -> None:
     assert weights_of(model) == START
 
 
-def test_turning_double_copies_off_puts_the_copy_back() -> None:
-    model = line()
-    masks = Masks(model)
-    masks.configure("weight", use_double_copies=True)
-    masks.set("weight", row(1, 0, 1, 0))
-    masks.apply(forward=True)
-    masks.configure("weight")
-    assert weights_of(model) == START
-
-
 def test_gradients_of_a_parameter_that_is_frozen_first_are_masked_once_it_trains() -> None:
     model = line()
     model.weight.requires_grad_(False)
@@ -189,29 +156,6 @@ def test_gradients_of_a_parameter_that_is_frozen_first_are_masked_once_it_trains
     model(row(1, 2, 3, 4)).sum().backward()
     assert model.weight.grad is not None
     assert model.weight.grad.flatten().tolist() == [1, 0, 3, 0]
-
-
-def test_gradients_are_masked_once_however_often_it_is_asked_for_and_untouched_without_a_mask() -> None:
-    model = line()
-    masks = Masks(model)
-    masks.mask_gradients("weight", True)
-    masks.mask_gradients("weight", True)
-    model(row(1, 2, 3, 4)).sum().backward()
-    assert model.weight.grad is not None
-    assert model.weight.grad.flatten().tolist() == [1, 2, 3, 4]
-    model.weight.grad = None
-    masks.set("weight", row(2, 0, 2, 0))
-    model(row(1, 2, 3, 4)).sum().backward()
-    assert model.weight.grad.flatten().tolist() == [2, 0, 6, 0]
-
-
-@pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.float16])
-def test_a_mask_of_any_type_is_taken(kind: torch.dtype) -> None:
-    model = line()
-    masks = Masks(model)
-    masks.set("weight", torch.tensor([[1, 0, 1, 0]]).to(kind))
-    masks.apply(forward=True)
-    assert weights_of(model) == [0.9, 0.0, 0.3, 0.0]
 
 
 def test_nothing_waits_for_the_device() -> None:
@@ -230,15 +174,6 @@ def test_nothing_waits_for_the_device() -> None:
     masks.discard(["bias"])
     masks.release("weight")
     assert masks.names() == ("weight",)
-
-
-def test_two_models_share_nothing() -> None:
-    first = line()
-    second = copy.deepcopy(first)
-    masks = Masks(first)
-    masks.set("weight", row(0, 0, 0, 0))
-    masks.apply(forward=True)
-    assert weights_of(second) == START
 
 
 def test_messages() -> None:

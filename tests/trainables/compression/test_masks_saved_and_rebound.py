@@ -46,14 +46,6 @@ def test_a_resumed_run_goes_on_bit_for_bit(mask: Tensor, forward_only: bool) -> 
         assert weights_of(other) == weights_of(model)
 
 
-def test_masks_of_zeros_and_ones_are_saved_as_truth_values_and_others_as_they_are() -> None:
-    masks = Masks(line())
-    masks.set("weight", row(1, 0, 1, 0))
-    assert masks.state_dict()["masks"]["weight"].dtype == torch.bool
-    masks.set("weight", row(4 / 3, 0, 4 / 3, 4 / 3))
-    assert torch.equal(masks.state_dict()["masks"]["weight"], row(4 / 3, 0, 4 / 3, 4 / 3))
-
-
 def test_a_pending_regularization_mask_is_in_the_state() -> None:
     masks = Masks(line())
     masks.set("weight", row(0, 1, 1, 1), is_regularization_mask=True)
@@ -62,15 +54,6 @@ def test_a_pending_regularization_mask_is_in_the_state() -> None:
     other.load_state_dict(round_trip(masks.state_dict()))
     other.apply(forward=False)
     assert weights_of(model) == [0.0, -0.4, 0.3, 1.5]
-
-
-def test_loading_a_state_without_a_mask_removes_the_mask_that_was_there() -> None:
-    masks = Masks(line())
-    masks.set("weight", row(0, 1, 1, 1))
-    masks.mask_gradients("weight", True)
-    masks.load_state_dict(Masks(line()).state_dict())
-    assert masks.names() == ()
-    assert masks.state_dict() == Masks(line()).state_dict()
 
 
 class Doubled(nn.Module):
@@ -93,15 +76,6 @@ def test_a_weight_parametrized_before_or_after_has_the_name_and_mask_as_built() 
     assert model(row(1, 10, 100, 1000)).item() == pytest.approx(2 * (0.3 * 100 + 1.5 * 1000))
 
 
-def test_the_name_of_a_parallel_wrapper_is_left_out() -> None:
-    class Wrapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = nn.Sequential(line())
-
-    assert list(parameters_as_built(Wrapped())) == ["0.weight"]
-
-
 def test_rebound_to_a_thinned_model_masks_that_no_longer_fit_are_dropped() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     masks = Masks(model)
@@ -120,34 +94,6 @@ def test_rebound_to_a_thinned_model_masks_that_no_longer_fit_are_dropped() -> No
     # The model that was left has no hook any more.
     model(torch.ones(1, 3)).sum().backward()
     assert model[1].bias.grad.tolist() == [1, 1]
-
-
-def test_rebound_to_a_thinned_model_a_copy_that_no_longer_fits_is_not_put_back() -> None:
-    masks = Masks(line())
-    masks.configure("weight", use_double_copies=True)
-    masks.set("weight", row(1, 0, 1, 0))
-    masks.apply(forward=True)
-    thinned = line([3.0, 4.0])
-    masks.rebind(thinned)
-    masks.restore()
-    assert weights_of(thinned) == [3, 4]
-    assert masks.dense("weight").tolist() == [[3, 4]]
-
-
-def test_a_saved_state_is_not_changed_by_going_on() -> None:
-    model = line()
-    masks = Masks(model)
-    masks.configure("weight", use_double_copies=True)
-    masks.set("weight", row(2, 0, 2, 0))
-    masks.apply(forward=True)
-    state = masks.state_dict()
-    saved = round_trip(state)
-    masks.set("weight", row(0, 0, 3, 0))
-    masks.set("weight", row(0, 1, 1, 1), is_regularization_mask=True)
-    masks.apply(forward=True)
-    masks.restore()
-    masks.release("weight")
-    assert repr(state) == repr(saved)
 
 
 def test_rebound_where_a_parameter_is_gone() -> None:

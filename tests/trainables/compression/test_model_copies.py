@@ -10,7 +10,6 @@ from torch.nn.utils import parametrize
 from trainables.compression.model_copies import (
     as_built,
     bare_copy,
-    evaluating,
     float_tensor,
     hookless_copy,
     model_inputs,
@@ -53,12 +52,6 @@ def test_a_bare_copy_has_the_float_weights_and_leaves_the_model_its_class() -> N
     assert torch.equal(model[0].weight, 2 * original)
 
 
-def test_what_is_made_of_several_tensors_stays_so() -> None:
-    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)))
-    assert float_tensor(model[0], "weight") is None
-    assert torch.equal(bare_copy(model)[0].weight, model[0].weight)
-
-
 @pytest.mark.parametrize("meta", [False, True])
 def test_copies_have_no_hooks_and_shared_parameters_stay_shared(meta: bool) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
@@ -96,13 +89,3 @@ def test_inputs_that_cannot_be_seen() -> None:
         model_inputs(nn.Linear(3, 2), lambda *_: None, ())
     with pytest.raises(ValueError, match=r"^the model is called with keyword arguments: input$"):
         model_inputs(nn.Linear(3, 2), lambda model, batch: model(input=batch[0]), (torch.zeros(1, 3),))
-
-
-def test_evaluating_puts_each_mode_back() -> None:
-    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(), nn.BatchNorm1d(2))
-    model[2].eval()
-    with evaluating(model):
-        assert not any(module.training for module in model.modules())
-        assert not torch.is_grad_enabled()
-    assert [module.training for module in model.modules()] == [True, True, True, False]
-    assert torch.is_grad_enabled()

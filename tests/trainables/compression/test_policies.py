@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from trainables.compression.component import Pruner, Regularizer
-from trainables.compression.lr_schedulers import build_lr_scheduler
+from trainables.compression.component import Pruner
 from trainables.compression.masks import Masks
 from trainables.compression.policies import (
-    LRPolicy,
     PruningPolicy,
     QuantizationPolicy,
     RegularizationPolicy,
@@ -320,28 +318,6 @@ def test_a_kept_threshold_leaves_what_a_pruner_has_pruned_pruned() -> None:
 # --- quantizers, learning rates -------------------------------------------------------------------------------------
 
 
-class Doubling(Regularizer):
-    """Counts its calls."""
-
-    targets = ("weight",)
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def loss(self, weights: Any) -> Tensor:
-        self.calls += 1
-        return weights["weight"].sum() * 0
-
-
-def test_inactive_epochs_are_not_told() -> None:
-    model = line()
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    scheduler, regularizer = CompressionScheduler(model, optimizer), Doubling()
-    scheduler.add_policy(RegularizationPolicy(regularizer), **TIMING)
-    trained(scheduler, optimizer)
-    assert regularizer.calls == len(ACTIVE) * PER_EPOCH
-
-
 def test_learned_clips_join_the_last_group_so_that_schedules_know_their_groups() -> None:
     from trainables.compression.quantizers import build_quantizer
     from trainables.compression.schedule.configs import PACTQuantizerConfig
@@ -366,19 +342,3 @@ def test_learned_clips_join_the_last_group_so_that_schedules_know_their_groups()
     optimizer.step()
     plain.step()
     assert optimizer.param_groups[1]["lr"] < 0.01
-
-
-def test_rates_that_follow_a_metric_need_it() -> None:
-    model = line()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    for mode, name in (("min", "min"), ("max", "max")):
-        made = build_lr_scheduler("ReduceLROnPlateau", {"mode": mode, "patience": 0, "factor": 0.1}, optimizer)
-        policy = LRPolicy(made)
-        training, moment = (
-            Training(model=model, masks=Masks(model), optimizer=optimizer),
-            Moment(epoch=0, timing=Timing()),
-        )
-        for metrics in ({}, {"min": None, "max": None}):
-            with pytest.raises(UserError, match=rf"on_epoch_end\(epoch, metrics=\{{\"{name}\": ...\}}\)"):
-                policy.epoch_end(training, moment, metrics)
-        policy.epoch_end(training, moment, {name: 1.0})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import random
 from collections.abc import Sequence
@@ -19,18 +17,15 @@ from torch import Tensor, nn
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.names import block_of
 from trainables.compression.sensitivity import (
-    LEVELS,
     Evaluation,
     Kind,
     Proposal,
     Row,
     evaluate_workload,
     proposed_sensitivities,
-    prunable,
     pruners_section,
     sensitivity_analysis,
     sensitivity_at,
-    to_csv,
 )
 from trainables.errors import UserError
 
@@ -89,33 +84,6 @@ def test_one_parameter_at_a_time_is_pruned_to_each_level(kind: Kind) -> None:
     assert all(torch.equal(after[key], before[key]) for key in before)
 
 
-def test_equal_elements_are_pruned_to_the_exact_count() -> None:
-    model = nn.Linear(10, 10, bias=False)
-    nn.init.ones_(model.weight)
-    zeros: list[int] = []
-
-    def evaluate(model: nn.Module) -> Evaluation:
-        zeros.append(sum(int((p == 0).sum()) for p in model.parameters()))
-        return Evaluation(top1=0.0)
-
-    sensitivity_analysis(model, evaluate)
-    assert zeros == [5 * step for step in range(20)]
-    assert LEVELS[6] == 0.3
-
-
-def test_a_weight_that_is_not_contiguous() -> None:
-    model = nn.Sequential(nn.Conv2d(2, 4, 3)).to(memory_format=torch.channels_last)
-    expected = by_loop(model[0].weight.detach().contiguous(), 0.5, "element")
-    seen: list[Tensor] = []
-
-    def evaluate(model: nn.Module) -> Evaluation:
-        seen.append(next(model.parameters()).detach().clone())
-        return Evaluation(top1=0.0)
-
-    sensitivity_analysis(model, evaluate, levels=[0.5])
-    assert torch.equal(seen[1], expected)
-
-
 def test_the_weights_come_back_where_the_evaluation_fails() -> None:
     model = small()
     before = [p.detach().clone() for p in model.parameters()]
@@ -130,25 +98,6 @@ def test_the_weights_come_back_where_the_evaluation_fails() -> None:
     with pytest.raises(KeyError):
         sensitivity_analysis(model, evaluate)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-
-
-def test_layers_by_pattern_in_the_models_order() -> None:
-    said: list[Row] = []
-    rows = sensitivity_analysis(
-        small(), lambda _: Evaluation(top1=1.0), layers=["3.weight", "re:0[.]w.*"], levels=[0.5], on_row=said.append
-    )
-    assert [(row.parameter, row.sparsity) for row in rows] == [
-        ("0.weight", 0.0), ("0.weight", 0.5), ("3.weight", 0.0), ("3.weight", 0.5)
-    ]  # fmt: skip
-    assert said == rows
-
-
-def test_which_parameters_can_be_pruned() -> None:
-    model = small()
-    assert list(prunable(model)) == ["0.weight", "2.weight", "3.weight"]
-    assert list(prunable(model, "filter")) == list(prunable(model, "channel")) == ["0.weight", "2.weight"]
-    nn.utils.parametrize.register_parametrization(model[0], "weight", nn.Identity())
-    assert set(prunable(model)) == {"0.weight", "2.weight", "3.weight"}
 
 
 @pytest.mark.parametrize(
@@ -190,11 +139,6 @@ def test_the_threshold_prunes_exactly_the_level_also_when_rounded(level: float) 
     deviation = math.sqrt(sum((x - mean) ** 2 for x in numbers) / 499)
     threshold = round(sensitivity_at(weight, level), 6) * deviation
     assert sum(abs(x) <= threshold for x in numbers) == math.floor(500 * level + 1e-9)
-
-
-def test_weights_without_a_deviation() -> None:
-    assert sensitivity_at(torch.ones(4, 4), 0.5) == 0.0
-    assert sensitivity_at(torch.ones(1, 1), 1.0) == 0.0
 
 
 def rows_of(parameter: str, accuracies: Sequence[float]) -> list[Row]:
@@ -246,19 +190,6 @@ def test_blocks(name: str, block: str) -> None:
 
 def proposal(name: str, level: float, s: float = 0.0) -> Proposal:
     return Proposal(parameter=name, elements=10, level=level, top1=0.9, sensitivity=s)
-
-
-def test_the_csv() -> None:
-    rows = [
-        Row(parameter="a.weight", sparsity=0.0, top1=0.9, top5=0.99, loss=0.123456789),
-        Row(parameter="a.weight", sparsity=0.35, top1=float("nan"), top5=None, loss=None),
-    ]
-    read = list(csv.reader(io.StringIO(to_csv(rows))))
-    assert read == [
-        ["parameter", "sparsity", "top1", "top5", "loss"],
-        ["a.weight", "0", "0.9", "0.99", "0.123457"],
-        ["a.weight", "0.35", "nan", "", ""],
-    ]
 
 
 @pytest.mark.parametrize("kind", ["element", "filter", "channel"])

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from trainables.compression.pruners import build_pruner
@@ -91,17 +90,6 @@ def test_structures_below_a_threshold(
     assert bool((mask == 0).any())
 
 
-def test_a_structure_at_the_threshold_goes_and_one_that_is_no_number_stays() -> None:
-    weight = torch.tensor([[0.5, -0.5], [0.5, 0.75], [float("nan"), 0.0]])
-    for criterion in ("Max", "Mean_Abs"):
-        settings = PRUNERS["StructureParameterPruner"](
-            reg_regims={"w": [0.5, "Rows"]},  # type: ignore[call-arg]
-            threshold_criteria=criterion,  # type: ignore[call-arg]
-        )
-        pruner = build_pruner("p", settings, nn.ParameterDict({"w": nn.Parameter(weight)}), seed=0)
-        assert pruner.masks({"w": weight}, {}, NOW)["w"].tolist() == [[0, 0], [1, 1], [1, 1]]
-
-
 @pytest.mark.parametrize(
     ("structures", "shape", "message"),
     [
@@ -127,20 +115,3 @@ def test_a_structure_at_the_threshold_goes_and_one_that_is_no_number_stays() -> 
 def test_messages(structures: Structures, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         structures.check("w", torch.Size(shape))
-
-
-def test_thresholds_on_blocks_are_refused() -> None:
-    with pytest.raises(
-        ValidationError, match=r"Input should be '2D', '3D', '4D', 'Filters', 'Channels', 'Rows' or 'Cols'"
-    ):
-        PRUNERS["StructureParameterPruner"](
-            reg_regims={"w": [0.5, "Blocks"]},  # type: ignore[call-arg]
-            threshold_criteria="Max",  # type: ignore[call-arg]
-        )
-
-
-def test_narrow_weights_are_ranked_in_single_precision() -> None:
-    weight = torch.full((1, 3, 64, 64), 0.1, dtype=torch.float16)
-    parts = Structures(kind="filters").split(weight)
-    # In half precision the sum of 12288 times 0.1 would stop growing long before.
-    assert float(parts.sum()) == pytest.approx(12288 * float(torch.tensor(0.1, dtype=torch.float16)), rel=1e-4)

@@ -114,20 +114,6 @@ def test_all_is_put_back_after_an_exception_in_the_loss() -> None:
     assert model[1].track_running_stats
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:epsilon=")
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 0.05), (torch.float16, 0.02)])
-def test_half_precision_with_a_loss_in_float32(dtype: torch.dtype, bound: float) -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).to(dtype)
-    x = torch.randn(16, 6).to(dtype)
-
-    def loss(m: nn.Module) -> Tensor:
-        return m(x).float().square().mean()
-
-    found = central_difference(loss, model)
-    assert found["0.weight"].dtype == dtype
-    assert relative_error(found, autograd_gradient(loss, model)) < bound
-
-
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_a_weight_that_is_computed_is_changed_where_it_comes_from() -> None:
     model = nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)).double()
@@ -223,17 +209,3 @@ def test_warnings_tell_what_an_estimate_is_worth() -> None:
         warnings.simplefilter("error")
         central_difference(loss, model)
     assert least_epsilon(torch.bfloat16) > 0.08
-
-
-def test_a_long_estimate_shows_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("trainables.gradients.central_differences.SILENT_S", 0.0)
-    model, loss = CASES["regularized"]
-    central_difference(loss, model, chunk_size=4)
-    shown = capsys.readouterr().err
-    assert "central differences" in shown
-    assert "/52" in shown
-    monkeypatch.undo()
-    central_difference(loss, model, chunk_size=4)
-    assert capsys.readouterr().err == ""

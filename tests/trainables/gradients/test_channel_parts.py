@@ -77,14 +77,6 @@ def test_is_the_whole_activation(operation: Callable[[Any], Any], by_parts: bool
                                                                   torch.float64)  # fmt: skip
 
 
-def test_the_known_activation_stays_as_it_is() -> None:
-    before = IMAGES.clone()
-    part, _ = changed()
-    F.relu(part, inplace=True)
-    part += OTHER
-    assert torch.equal(IMAGES, before)
-
-
 class Residual(nn.Module):
     """A block as in a ResNet, with operations in place."""
 
@@ -139,16 +131,6 @@ def test_rows_are_the_changes_in_the_weights(model: nn.Module) -> None:
             expected = loss(model)
             model.load_state_dict(before)
         torch.testing.assert_close(found[index], expected)
-
-
-def test_channels_that_did_not_change_are_not_computed_again() -> None:
-    """The second layer costs a row's changes one column each, beside one whole product a row."""
-    model = nn.Sequential(nn.Linear(20, 6), nn.Tanh(), nn.Linear(6, 5)).double()
-    x = torch.randn(7, 20, dtype=torch.float64)
-    losses = Perturbations(lambda m: m(x).square().sum(), model, chunk_size=1000, flop_counts={})
-    losses.losses("0.weight", torch.arange(120).repeat(2), torch.full((240,), 0.1))
-    base, column = 2 * 7 * (20 * 6 + 6 * 5), 2 * 7 * 1 * 5
-    assert losses.flops == base + 6 * (base + 40 * column)  # the first to see how the loss uses its weights
 
 
 X = torch.randn(6, 12, dtype=torch.float64)

@@ -2,51 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
 
 from trainables.config import TrialConfig, method_of
 from trainables.errors import UserError
-from trainables.gradients import variance_trial
 from trainables.gradients.fields import (
-    DEFAULTS,
-    ESTIMATORS,
-    FIELD_NAMES,
     STE_ESTIMATORS,
-    VARIANCE_DEFAULTS,
-    VARIANCE_METHODS,
-    options_of,
-    settings_of,
 )
 from trainables.gradients.replay import start_replay, switched_on
-from trainables.gradients.straight_through_directions import StraightThroughSettings
-from trainables.registry import METHODS
-
-
-def test_every_estimator_is_a_method_with_defaults_that_are_fields() -> None:
-    assert set(ESTIMATORS) == set(DEFAULTS)
-    assert set(ESTIMATORS) <= set(METHODS)
-    for method in ESTIMATORS:
-        assert set(DEFAULTS[method]) <= set(FIELD_NAMES)
-        assert settings_of(TrialConfig(method=method)) == {
-            **DEFAULTS[method],
-            **({} if method in VARIANCE_METHODS else {"gradient_layers": None}),
-        }
-    # The library's own defaults, which have another home.
-    own = StraightThroughSettings()
-    for name, value in DEFAULTS["straight_through"].items():
-        if name.startswith("ste_"):
-            assert getattr(own, {"ste_normalised": "normalise"}.get(name, name.removeprefix("ste_"))) == value
-
-
-@pytest.mark.parametrize("method", VARIANCE_METHODS)
-def test_defaults_of_trials_are_those_of_the_library(method: str) -> None:
-    options = options_of(method, VARIANCE_DEFAULTS[method], total_steps=100)
-    signature = inspect.signature(variance_trial._CLASSES[method].__init__).parameters
-    own = {name: signature[name].default for name in options}
-    assert options == own
 
 
 @pytest.mark.parametrize(

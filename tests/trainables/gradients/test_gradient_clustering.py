@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.errors import UserError
 from trainables.gradients import GradientClustering, GradientMethod
@@ -19,7 +18,6 @@ from trainables.gradients.gradient_clustering import (
     CentreSums,
     GradientSketch,
     assign,
-    first_centres,
     split_largest,
     squared_distances,
 )
@@ -109,14 +107,6 @@ def test_centres_are_means_and_empty_clusters_take_half_of_the_largest() -> None
     assert torch.bincount(assignments, minlength=4).tolist() == [2, 2, 1, 1]
     few = torch.tensor([0, 1])
     assert split_largest(few, 4, torch.Generator().manual_seed(0)) == []
-
-
-def test_first_centres_are_apart_and_repeat_only_where_points_do() -> None:
-    points = torch.tensor([[0.0], [0.0], [0.0], [50.0], [-50.0]])
-    for seed in range(20):
-        found = first_centres(points, 3, torch.Generator().manual_seed(seed))
-        assert sorted(found.flatten().tolist()) == [-50.0, 0.0, 50.0]
-    assert len(first_centres(points[:2], 4, torch.Generator().manual_seed(0))) == 4
 
 
 def test_equal_gradients_share_a_cluster() -> None:
@@ -212,19 +202,6 @@ def test_a_resumed_training_is_bit_for_bit_the_whole_one(mode: str) -> None:
     assert torch.equal(whole.assignments, again.assignments)
 
 
-def test_a_full_update_costs_a_forward_pass_and_less_than_a_backward_pass_a_sample() -> None:
-    model = small()
-    method = GradientClustering(model, loss, images(40), batch_size=8, clusters=4, iterations=2)
-    plain = GradientMethod(model, loss, images(40), batch_size=8)
-    plain.gradient(plain.draw(torch.Generator().manual_seed(0)))
-    one = plain.meter.take()
-    method.update()
-    found = method.meter.take()
-    assert found.forward_flops == 10 * one.forward_flops  # two passes over five batches
-    assert found.backward_flops > 0
-    assert method.is_about_to_pass is False
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -262,21 +239,6 @@ def test_models_that_it_cannot_look_at() -> None:
         layer.weight.requires_grad_(False)
     with pytest.raises(UserError, match="needs a layer that still trains"):
         method.update()
-
-
-@pytest.mark.parametrize("count", [640, 2560])
-def test_with_its_usual_interval_a_step_costs_less_than_two_plain_ones(count: int) -> None:
-    model, data = digits_net(), (torch.randn(count, 1, 16, 16), torch.randint(0, 10, (count,)))
-    method = GradientClustering(model, loss, data, torch.optim.SGD(model.parameters(), lr=0.1), batch_size=64)
-    assert method.every == max(100, count // 64 * 4)
-    with FlopCounterMode(display=False) as plain:
-        loss(model, tuple(t[:64] for t in data)).backward()
-    method.meter.take()
-    method.update()
-    spent = method.meter.take()
-    assert spent.forward_flops + spent.backward_flops < method.every * plain.get_total_flops()
-    online = GradientClustering(model, loss, data, torch.optim.SGD(model.parameters(), lr=0.1), mode="online")
-    assert online.every == 10
 
 
 def test_clusters_left_empty_are_told_once() -> None:

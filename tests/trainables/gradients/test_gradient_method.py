@@ -25,7 +25,7 @@ from trainables.gradients.svrg import SVRG
 from trainables.gradients.zero_gradients import ZeroGradients
 from trainables.gradskip import optimizers as gradskip
 from trainables.gradskip.settings import Settings
-from trainables.runtime.isolation import captured_generators, generators_state
+from trainables.runtime.isolation import generators_state
 
 COUNT, SIZE = 16, 4
 METHODS: dict[str, Callable[..., GradientMethod]] = {
@@ -206,13 +206,6 @@ def test_parameters_that_a_step_leaves_do_not_move_in_the_direction() -> None:
     assert asked["body.2.weight"].any()
 
 
-def test_captured_generators_go_back() -> None:
-    again = captured_generators(torch.device("cpu"))
-    first = random.random(), np.random.rand(), float(torch.rand(()))
-    again()
-    assert (random.random(), np.random.rand(), float(torch.rand(()))) == first
-
-
 def test_what_cannot_be_trained_is_refused() -> None:
     data = table(COUNT)
     for size in (0, COUNT + 1):
@@ -220,32 +213,3 @@ def test_what_cannot_be_trained_is_refused() -> None:
             GradientMethod(table_net(), cross_entropy, data, batch_size=size)
     with pytest.raises(UserError, match="the model has no parameter that requires a gradient"):
         GradientMethod(table_net().requires_grad_(False), cross_entropy, data)
-
-
-class Named(Dataset[dict[str, Tensor]]):
-    """The samples of a table as mappings, as Hugging Face's data sets have them."""
-
-    def __init__(self) -> None:
-        self.x, self.y = table(COUNT)
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, number: int) -> dict[str, Tensor]:
-        return {"values": self.x[number], "labels": self.y[number]}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_batches_that_are_mappings_train_as_those_that_are_tuples(name: str) -> None:
-    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        return F.cross_entropy(model(batch["values"]), batch["labels"])
-
-    found, named = [], Named()
-    for data, value in ((DataLoader(named, batch_size=SIZE), loss), ((named.x, named.y), cross_entropy)):
-        torch.manual_seed(0)
-        model = table_net()
-        made = METHODS[name](model, value, data, OPTIMIZERS["sgd"](model.parameters()), batch_size=SIZE)
-        for _ in range(5):
-            made.step()
-        found.append([parameter.detach() for parameter in model.parameters()])
-    torch.testing.assert_close(*found)

@@ -21,7 +21,6 @@ from sampled_nets import (
 from torch import Tensor, nn
 
 from trainables.errors import UserError
-from trainables.gradients.gradient_method import GradientMethod
 from trainables.gradients.importance_sampling import ImportanceSampling
 
 COUNT, SIZE = 20, 5
@@ -108,15 +107,6 @@ def test_scores_of_weighted_steps_are_those_of_each_sample(by: str) -> None:
     assert flops == 0  # vectors need no product
 
 
-def test_scores_by_gradient_cost_what_their_products_cost() -> None:
-    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)).double()
-    found = method(model, table(COUNT, (2, 5)), by="gradient")
-    found.refresh()
-    found.meter.take()  # the proof that rows are samples
-    found.step()
-    assert found.meter.take().backward_flops == 2 * SIZE * 2**2 * (5 + 4)
-
-
 def test_rows_that_are_no_samples_have_no_score_by_gradient() -> None:
     class TimeFirst(nn.Module):
         def __init__(self) -> None:
@@ -128,16 +118,6 @@ def test_rows_that_are_no_samples_have_no_score_by_gradient() -> None:
 
     with pytest.raises(UserError, match="samples' dimension first, got 2 rows in layer layer for a batch of 5"):
         method(TimeFirst(), table(COUNT, (2, 5)), by="gradient").step()
-
-
-def test_updates_come_when_they_are_due() -> None:
-    found = method(table_net(), table(COUNT), update_every=3)
-    seen = []
-    for _ in range(8):
-        found.step()
-        seen.append(int(found.scores.isfinite().sum()))
-    assert seen[:3] == [0, 0, 0] < seen[3:6] == [seen[3]] * 3
-    assert seen[6] == seen[7] > seen[3]
 
 
 @pytest.mark.parametrize("by", SCORES)
@@ -160,17 +140,6 @@ def test_where_few_samples_have_loss_the_variance_is_below_that_of_sgd(by: str) 
 
     assert found.scores.isfinite().all()
     assert variance(found.probabilities()) < 0.6 * variance(torch.full((COUNT,), 1 / COUNT, dtype=torch.float64))
-
-
-def test_evenly_spread_it_weighs_nothing() -> None:
-    found = scored(table_net(), table(COUNT), uniform=1.0)
-    draw = found.draw(found.generator())
-    assert draw.weights is not None
-    torch.testing.assert_close(draw.weights, torch.ones(SIZE, dtype=torch.float64))
-    found.scores.zero_()
-    torch.testing.assert_close(found.probabilities(), torch.full((COUNT,), 1 / COUNT, dtype=torch.float64))
-    plain = GradientMethod(found.model, cross_entropy, found.data, batch_size=SIZE)
-    torch.testing.assert_close(found.gradient(draw), plain.gradient(plain.drawn(draw.numbers, torch.Generator())))
 
 
 @pytest.mark.parametrize("by", SCORES)
@@ -218,9 +187,3 @@ def test_it_resumes_bit_for_bit(by: str) -> None:
 def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         method(table_net(), table(COUNT), **options)
-
-
-def test_models_without_layers_to_measure_are_refused() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.LayerNorm(3)).double()
-    with pytest.raises(UserError, match="importance sampling by gradient needs linear or ungrouped convolution layers"):
-        method(model, table(COUNT, (3,)), by="gradient")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 import torch.nn.functional as F
-from kfac_nets import image_net, images, method, table
+from kfac_nets import method, table
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from trainables.gradients.kfac import KFAC
 
@@ -57,41 +54,6 @@ def test_untreated_parameters_pass_with_one_warning_that_names_them() -> None:
     plain, direction = found.plain_gradient(draw), found.gradient(draw)
     for name in plain:
         assert torch.equal(plain[name], direction[name]) == (not name.startswith("mixing")), name
-
-
-@pytest.mark.parametrize("norm", [nn.BatchNorm2d(3), nn.GroupNorm(3, 3), nn.LayerNorm([3, 4, 3])])
-def test_norms_pass_silently_with_plain_gradients(norm: nn.Module) -> None:
-    model, data = image_net(), images()
-    model.insert(1, norm)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = method(model, data)
-    found.step()
-    draw = found.draw(found.generator())
-    plain, direction = found.plain_gradient(draw), found.gradient(draw)
-    assert torch.equal(plain["1.weight"], direction["1.weight"])
-    assert torch.equal(plain["1.bias"], direction["1.bias"])
-    assert not torch.equal(plain["0.weight"], direction["0.weight"])
-
-
-def test_a_layer_with_a_shared_bias_is_left_plain() -> None:
-    model = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 3))
-    model[2].bias = model[0].bias
-    with pytest.warns(UserWarning, match=r"taken of 0\.weight, 0\.bias, 2\.weight"):
-        found = method(model, table())
-    assert list(found.layers) == ["3"]
-
-
-def test_a_parametrized_bias_is_left_plain() -> None:
-    model = nn.Sequential(nn.Linear(5, 3))
-    parametrize.register_parametrization(model[0], "bias", nn.Tanh())
-    with pytest.warns(UserWarning, match=r"taken of 0\.parametrizations\.bias\.original"):
-        found = method(model, table())
-    found.step()
-    assert found.factors["0"].inputs.shape == (5, 5)  # no column of ones
-    draw = found.draw(found.generator())
-    plain, direction = found.plain_gradient(draw), found.gradient(draw)
-    assert [name for name in plain if torch.equal(plain[name], direction[name])] == ["0.parametrizations.bias.original"]
 
 
 def test_layers_that_stop_are_left_out() -> None:

@@ -101,37 +101,6 @@ def test_norms_cost_what_is_said_and_keep_within_the_memory(
     assert [len(range(100)[rows]) for rows in chunks(8, 1000)] == [1] * 8
 
 
-def test_under_autocast_signals_have_one_type() -> None:
-    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
-    x = torch.randn(COUNT, 5)
-    with LayerSignals(treatable_layers(model)) as recorded:
-        with torch.autocast("cpu", torch.bfloat16):
-            value = loss(model, x)
-        value.backward()
-    for name, signal in recorded.signals.items():
-        weight = dict(model.named_parameters())[f"{name}.weight"]
-        torch.testing.assert_close(
-            signal.sample_gradients().sum(0), weight.grad, rtol=0.03, atol=0.03, check_dtype=False
-        )
-
-
-def test_layers_that_cannot_be_watched_are_left_out() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(5, 3)
-            self.tied = nn.Linear(3, 5, bias=False)
-            self.tied.weight = self.embedding.weight
-            self.grouped = nn.Conv2d(4, 4, 3, groups=2)
-            self.cube = nn.Conv3d(1, 1, 1)
-            self.frozen = nn.Linear(2, 2).requires_grad_(False)
-            self.attention = nn.MultiheadAttention(4, 2)
-            self.parametrized = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
-            self.kept = nn.Linear(2, 2)
-
-    assert list(treatable_layers(Odd())) == ["kept"]
-
-
 def test_passes_without_a_gradient_are_not_recorded() -> None:
     model = nn.Linear(2, 2)
     with LayerSignals({"": model}) as recorded:

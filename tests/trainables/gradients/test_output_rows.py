@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trainables.errors import UserError
 from trainables.gradients.layer_signals import LayerSignals, treatable_layers
-from trainables.gradients.output_rows import OutputRows, output_of, row_norms, sample_losses
+from trainables.gradients.output_rows import OutputRows, output_of, sample_losses
 
 COUNT = 6
 Batch = tuple[Tensor, ...]
@@ -113,20 +113,6 @@ def test_losses_of_samples_from_any_output(form: str) -> None:
     torch.testing.assert_close(found, F.cross_entropy(model.body(x), y, reduction="none"))
 
 
-def test_none_as_weights_changes_nothing() -> None:
-    model, (x, y) = Wrapped(identity), data()
-    expected = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
-    with OutputRows(model, COUNT, lambda gradient: None):
-        found = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
-    assert all(map(torch.equal, found, expected))
-
-
-def test_rows_of_scalars_and_of_sequences_have_norms() -> None:
-    gradient = torch.randn(4, 3, 2)
-    torch.testing.assert_close(row_norms(gradient), torch.stack([4 * row.norm() for row in gradient]))
-    torch.testing.assert_close(row_norms(gradient[:, 0, 0]), 4 * gradient[:, 0, 0].abs())
-
-
 @pytest.mark.parametrize(
     ("output", "message"),
     [
@@ -150,12 +136,6 @@ def test_a_loss_that_does_not_call_the_model_is_refused() -> None:
         model.body(x).sum().backward()
     with pytest.raises(ZeroDivisionError), OutputRows(model, COUNT):
         raise ZeroDivisionError
-
-
-def test_losses_of_samples_are_those_without_reduction() -> None:
-    logits, target = torch.randn(COUNT, 3), torch.randn(COUNT, 3)
-    found = sample_losses(lambda model, batch: F.mse_loss(model(batch[0]), batch[1]), logits, (target, target))
-    torch.testing.assert_close(found, F.mse_loss(logits, target, reduction="none").mean(1))
 
 
 def test_losses_of_sequences_are_means_over_their_own_tokens() -> None:

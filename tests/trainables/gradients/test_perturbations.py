@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from trainables.gradients import central_difference
-from trainables.gradients.perturbations import Perturbations, Tuning
+from trainables.gradients.perturbations import Tuning
 
 
 def test_chunks_bound_the_memory_and_change_no_value() -> None:
@@ -48,17 +48,3 @@ def test_tuning_finds_the_fastest_size_and_stays_below_the_most() -> None:
     tuning.told(1.0)
     tuning.told(1.0)
     assert (tuning.ended, tuning.size) == (True, 100)
-
-
-def test_flops_are_those_of_the_passes() -> None:
-    """A linear layer: with changes at its output the product is computed once a chunk; in the weight, once a change."""
-    model = nn.Linear(6, 5, bias=False).double()
-    x = torch.randn(7, 6, dtype=torch.float64)
-    product = 2 * 7 * 6 * 5
-    for loss, expected in (
-        (lambda m: m(x).square().sum(), (1 + 6) * product),  # one to see how the loss uses its weights
-        (lambda m: m(x).square().sum() + m.weight.abs().sum(), (1 + 60) * product),
-    ):
-        losses = Perturbations(loss, model, chunk_size=10, flop_counts={})
-        losses.losses("weight", torch.arange(30).repeat(2), torch.full((60,), 0.1))
-        assert losses.flops == expected

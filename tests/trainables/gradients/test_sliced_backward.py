@@ -75,27 +75,6 @@ def test_through_all_rows_gradients_are_the_plain_ones(name: str) -> None:
         assert all(torch.equal(found[n], expected[n]) for n in expected)
 
 
-@pytest.mark.parametrize("name", ["linear", "images", "sequences"])
-def test_under_autocast(name: str) -> None:
-    """Against the plain backward pass under autocast, to bfloat16's eight bits."""
-    model, shape = models()[name]
-    model.float()
-    x, y = table(COUNT, shape)
-    x = x.float()
-
-    def value(model: nn.Module, x: Tensor, y: Tensor, keep: list[int]) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return masked(model, x, y, keep)
-
-    expected = gradients_of(value(model, x, y, [0, 3]), model)
-    found, spared = sliced(model, x, y, [0, 3], value)
-    assert spared > 0
-    for parameter, gradient in expected.items():
-        assert found[parameter].dtype == torch.float32
-        scale = float(gradient.abs().max())
-        torch.testing.assert_close(found[parameter], gradient, rtol=0.05, atol=0.02 * scale + 1e-6)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_layers_are_as_always(reentrant: bool) -> None:
     model, (x, y) = table_net(), table(COUNT)
@@ -116,22 +95,6 @@ def test_checkpointed_layers_are_as_always(reentrant: bool) -> None:
     for name, parameter in trained(model).items():
         torch.testing.assert_close(parameter.grad, expected[name])
     assert mode.spared_flops == (COUNT - 2) * 2 * 2 * 6 * CLASSES  # of the last layer alone
-
-
-def test_layers_of_other_rows_and_without_gradients_are_as_always() -> None:
-    model, (x, y) = nn.Linear(5, CLASSES).double(), table(COUNT)
-    flat = torch.randn(COUNT * 2, 5, dtype=torch.float64)
-    with SlicedBackward(COUNT) as mode:
-        mode.keep = torch.tensor([0])
-        assert model(x).grad_fn.name() == "_SlicedBackward"
-        assert model(flat).grad_fn.name() == "AddmmBackward0"
-        assert model(x[0]).grad_fn is not None
-        with torch.no_grad():
-            assert model(x).grad_fn is None
-        model.requires_grad_(False)
-        assert model(x).grad_fn is None
-    assert model.requires_grad_(True)(x).grad_fn.name() == "AddmmBackward0"
-    assert F.cross_entropy(model(x), y).item() > 0
 
 
 @pytest.mark.parametrize("affine", [True, False])

@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from trainables.config import TrialConfig
-from trainables.training.run import TrainingRun
 from trainables.workloads import binary_mlp
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -46,23 +44,6 @@ def test_losses_along_a_line_are_those_of_forward_passes(lab: ModuleType) -> Non
     found = lab.line_losses(model, direction, (inputs, targets), rates)
     torch.testing.assert_close(found, vmap(loss, chunk_size=50)(rates), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(lab.line_losses(model, direction, (inputs, targets), rates[7:8]), found[7:8])
-
-
-def test_noise_has_its_norm_and_no_direction(lab: ModuleType) -> None:
-    plain = lab.unit({"a": torch.ones(50, 40), "b": torch.ones(7)})
-    noisy = lab.with_noise(plain, 0.5, torch.Generator().manual_seed(0))
-    assert lab.norm(noisy) == pytest.approx(1, abs=1e-6)
-    # In d = 2007 dimensions noise is nearly at right angles: its cosine deviates from 0 by 1 / sqrt(d).
-    cosine = sum(float((plain[name] * noisy[name]).sum()) for name in plain)
-    assert abs(cosine - 1 / (1 + 0.5**2) ** 0.5) < 5 * 0.5 / 2007**0.5
-
-
-@pytest.mark.slow
-def test_its_training_with_the_plain_estimator_is_the_trials(lab: ModuleType) -> None:
-    with TrainingRun(TrialConfig(workload_options=("activations=binary",), method="none", epochs=2, seed=3)) as run:
-        rows = [run.train_epoch() for _ in range(2)]
-    torch.set_num_threads(1)
-    assert lab.train_digits(lab.TRAININGS["STE"], 3, 2) == rows[-1]["accuracy"]
 
 
 @pytest.mark.slow

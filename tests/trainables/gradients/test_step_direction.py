@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trainables.errors import UserError
 from trainables.gradients.gradient_method import step_direction
 from trainables.gradients.normalised_sgd import NormalisedSGD
-from trainables.gradients.straight_through_directions import norm
 from trainables.gradskip import optimizers as gradskip
 from trainables.gradskip.settings import Settings
 
@@ -155,36 +153,8 @@ def test_at_rate_0_there_is_a_direction_and_float32_parameters_have_their_own_ty
     assert found.dtype == torch.float32
 
 
-def test_only_named_parameters_with_gradients_have_a_direction() -> None:
-    held = parameters()
-    optimizer = optim.SGD(held, lr=0.1, weight_decay=0.1)
-    gradients = fill(held)
-    assert set(step_direction(optimizer, named(held), {"1": gradients["1"]})) == {"1"}
-    assert set(step_direction(optimizer, {"1": held[1]}, gradients)) == {"1"}
-
-
-def test_hooks_of_real_steps_do_not_run() -> None:
-    held = parameters()
-    optimizer = optim.SGD(held, lr=0.1)
-    seen: list[Optimizer] = []
-    optimizer.register_step_pre_hook(lambda o, *_: seen.append(o))
-    handle = register_optimizer_step_post_hook(lambda o, *_: seen.append(o))
-    try:
-        step_direction(optimizer, named(held), fill(held))
-        assert not seen
-        optimizer.step()
-        assert seen == [optimizer, optimizer]
-    finally:
-        handle.remove()
-
-
 @pytest.mark.parametrize("kind", [optim.LBFGS, optim.Rprop, optim.ASGD, optim.Adafactor])
 def test_steps_that_are_not_proportional_to_the_rate_are_refused(kind: Callable[..., Optimizer]) -> None:
     held = parameters()
     with pytest.raises(UserError, match=r"proportional to its learning rate, .*, got .*: use another, such as SGD"):
         step_direction(kind(held), named(held), fill(held))
-
-
-def test_norm_is_that_of_all_numbers_together() -> None:
-    gradients = {"a": torch.tensor([[3.0, 0.0]]), "b": torch.tensor([4.0])}
-    assert norm(gradients) == 5.0

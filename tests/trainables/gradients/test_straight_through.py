@@ -67,13 +67,6 @@ def test_stochastic_rounding_has_its_probabilities() -> None:
     assert close((drawn > 0).double().mean(0), ((POINTS.double() + 1) / 2).clamp(0, 1))
 
 
-def test_half_precision_rounds_with_the_same_probabilities() -> None:
-    points = torch.tensor([-0.99609375, 0.001953125, 0.5], dtype=torch.bfloat16)
-    drawn = stochastic_rounding_ste(points.expand(DRAWS, -1), generator())
-    assert drawn.dtype == torch.bfloat16
-    assert close((drawn > 0).double().mean(0), (points.double() + 1) / 2)
-
-
 def test_backward_noise_is_the_smoothed_window_over_the_plain_sign() -> None:
     x = POINTS.expand(DRAWS, -1)
     found = slope(lambda leaf: backward_noise_ste(leaf, generator()), x)
@@ -84,16 +77,6 @@ def test_backward_noise_is_the_smoothed_window_over_the_plain_sign() -> None:
     dithered = x + (2 * torch.rand(x.shape, generator=generator()) - 1)
     assert torch.equal(found, slope(sign_ste, dithered))
     assert torch.equal(stochastic_rounding_ste(x, generator()), sign_ste(dithered))
-
-
-def test_a_generator_of_its_own_leaves_torchs_alone() -> None:
-    before = torch.get_rng_state()
-    first = stochastic_rounding_ste(torch.zeros(50), generator(3))
-    assert torch.equal(first, stochastic_rounding_ste(torch.zeros(50), generator(3)))
-    assert not torch.equal(first, stochastic_rounding_ste(torch.zeros(50), generator(4)))
-    assert torch.equal(before, torch.get_rng_state())
-    stochastic_rounding_ste(torch.zeros(50))
-    assert not torch.equal(before, torch.get_rng_state())
 
 
 def test_vmap_equals_the_loop() -> None:
@@ -124,13 +107,6 @@ def test_vmap_draws_one_sample_for_each_or_one_for_all() -> None:
         vmap(rounded)(rows)
 
 
-def test_second_derivatives_pass_through_the_window() -> None:
-    x = torch.tensor([0.5, 2.0], requires_grad=True)
-    (first,) = torch.autograd.grad((sign_ste(x) ** 3).sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), x)
-    assert (first.tolist(), second.tolist()) == ([3.0, 0.0], [6.0, 0.0])
-
-
 @pytest.mark.parametrize("mode", ["sign", "stochastic", "backward"])
 def test_a_module_is_its_function_in_train_mode_and_the_sign_in_eval_mode(mode: str) -> None:
     functions = {"sign": sign_ste, "stochastic": stochastic_rounding_ste, "backward": backward_noise_ste}
@@ -145,20 +121,6 @@ def test_a_module_is_its_function_in_train_mode_and_the_sign_in_eval_mode(mode: 
     module.eval()
     assert torch.equal(module(x), sign_ste(x))
     assert torch.equal(slope(module, x), slope(sign_ste, x))
-
-
-def test_a_mode_is_switched_for_a_block_and_comes_back() -> None:
-    model = nn.Sequential(BinaryActivation(), nn.Sequential(BinaryActivation("backward")), nn.Dropout()).eval()
-
-    def fail_inside() -> None:
-        with activation_mode(model, "stochastic"):
-            assert [(m.mode, m.training) for m in (model[0], model[1][0])] == [("stochastic", True)] * 2
-            assert not model[2].training
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail_inside()
-    assert [(m.mode, m.training) for m in (model[0], model[1][0])] == [("sign", False), ("backward", False)]
 
 
 def test_what_cannot_be_is_refused() -> None:

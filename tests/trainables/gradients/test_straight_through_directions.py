@@ -119,15 +119,6 @@ def test_weights_are_what_a_small_step_lowers_the_plain_loss_by() -> None:
         torch.testing.assert_close(weighted[name], expected[name], rtol=1e-4, atol=1e-6)
 
 
-def test_without_any_effect_all_count_the_same() -> None:
-    model = plain_net()
-    far = {"samples": 3, "trial_step": 1e4}  # no direction lowers the loss that far away
-    assert_equal(
-        direction("stochastic_rounding", model, weighting="effect", **far).gradient,
-        direction("stochastic_rounding", model, **far).gradient,
-    )
-
-
 def test_a_proposal_has_the_mean_and_covariance_of_its_samples() -> None:
     """The weights of a candidate on the samples give z (g - mean) / sqrt(n - 1); no candidate is drawn twice."""
     from trainables.gradients.straight_through_directions import _Search
@@ -143,24 +134,6 @@ def test_a_proposal_has_the_mean_and_covariance_of_its_samples() -> None:
     # The deviation of a sampled covariance is at most sqrt(2 / N) times the product of both deviations.
     bound = 5 * math.sqrt(2 / len(drawn)) * torch.outer(deviation, deviation)
     assert ((torch.cov(cloud.T) - covariance).abs() <= bound).all()
-
-
-def test_the_best_of_a_proposal_is_no_worse_than_its_mean() -> None:
-    model, step = plain_net(), 0.05
-
-    def after(found: dict[str, Tensor]) -> float:
-        moved = plain_net()
-        for name, parameter in moved.named_parameters():
-            parameter.data -= step * found[name] / norm(found)
-        return float(loss(moved))
-
-    gains = []
-    for seed in range(8):
-        best = direction("proposal", model, seed, samples=3, weighting="best", trial_step=step, candidates=6)
-        mean = direction("stochastic_rounding", model, seed, samples=3)
-        gains.append(after(mean.gradient) - after(best.gradient))
-    assert min(gains) > -1e-6
-    assert max(gains) > 0
 
 
 def test_nes_is_the_exact_gradient_of_a_quadratic() -> None:
@@ -226,19 +199,6 @@ def test_equal_seeds_give_equal_directions_and_nothing_else_changes(estimator: s
         assert parameter.grad is grads[name][0]
         assert torch.equal(parameter.grad, grads[name][1])
     pending.backward()  # the graph of a loss taken before is still valid
-
-
-def test_only_what_is_trained_has_a_direction_and_inside_no_grad_too() -> None:
-    model = plain_net()
-    model[0].requires_grad_(False)
-    model.unused = nn.Parameter(torch.zeros(2))
-    with torch.no_grad():
-        assert list(direction("sign", model).gradient) == ["2.weight", "2.bias"]
-        assert set(direction("nes", model).gradient) == {"2.weight", "2.bias", "unused"}
-
-
-def test_nes_needs_no_binary_activation() -> None:
-    assert direction("nes", nn.Linear(6, 3), samples=2).backward_passes == 0
 
 
 @pytest.mark.parametrize(

@@ -100,23 +100,6 @@ def test_a_snapshot_costs_a_pass_and_a_step_one_gradient() -> None:
         assert (taken.forward_flops, taken.backward_flops) == expected
 
 
-def test_without_a_coefficient_it_is_sgd_and_costs_nothing() -> None:
-    data = table(COUNT)
-    ends = []
-    for kind, options in ((SVRG, {"alpha": 0.0}), (GradientMethod, {})):
-        torch.manual_seed(1)
-        model = noisy_net()
-        found = kind(
-            model, cross_entropy, data, torch.optim.SGD(model.parameters(), lr=0.5), batch_size=SIZE, **options
-        )
-        for _ in range(5):
-            found.step()
-        ends.append(model.state_dict())
-        taken = found.meter.take()
-        assert (taken.forward_flops, taken.backward_flops) == (0, 0)
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
-
-
 def test_the_coefficient_falls_to_nothing() -> None:
     model, data = table_net(), table(COUNT)
     found = method(model, data, alpha=0.8, alpha_end=4, snapshot_every=2)
@@ -139,16 +122,6 @@ def test_the_mode_must_be_the_snapshots() -> None:
         found.step()
     found.snapshot()
     found.step()
-
-
-def test_dropout_is_the_same_at_both_weights() -> None:
-    """At the snapshot the control variate takes the batch's noise away with the dropout of the same pass."""
-    model, data = nn.Sequential(nn.Linear(5, 9), nn.Dropout(0.5), nn.Linear(9, 3)).double(), table(COUNT)
-    found = method(model, data)
-    found.snapshot()
-    directions = [found.gradient(draw) for draw in partition(found)]
-    for direction in directions[1:]:
-        torch.testing.assert_close(direction, directions[0])
 
 
 def test_it_resumes_bit_for_bit() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from trainables.errors import UserError
 from trainables.gradients.gradient_method import GradientMethod
 from trainables.gradients.importance_sampling import ImportanceSampling
-from trainables.gradients.zero_gradients import SkippingRows, ZeroGradients, kept_weights
+from trainables.gradients.zero_gradients import SkippingRows, ZeroGradients
 from trainables.runtime.flops import flop_counter
 
 COUNT = 8
@@ -62,13 +62,6 @@ def test_gradient_and_step_are_those_of_the_samples_above_the_threshold(name: st
     assert spared > 0
 
 
-def test_weights_of_the_unbiased_form() -> None:
-    norms = torch.tensor([0.0, 0.05, 0.1, 0.3])
-    chances = torch.tensor([0.0, 0.4, 0.99, 0.99])
-    assert kept_weights(norms, 0.1).tolist() == [0, 0, 1, 1]
-    torch.testing.assert_close(kept_weights(norms, 0.1, chances), torch.tensor([0.0, 2.0, 1.0, 1.0]))
-
-
 def test_unbiased_form_has_the_mean_gradient_and_the_expected_share() -> None:
     """Over 1000 seeds; five standard errors of the mean, found from the seeds themselves."""
     model, data = table_net(), table(COUNT)
@@ -90,16 +83,6 @@ def test_unbiased_form_has_the_mean_gradient_and_the_expected_share() -> None:
     assert abs(sum(kept) / seeds - float(probabilities.sum())) < 5 * deviation
 
 
-def test_all_samples_left_out() -> None:
-    model, data = table_net(), table(COUNT)
-    found = method(model, data, threshold=10.0)
-    before = [p.detach().clone() for p in model.parameters()]
-    found.step()
-    assert all(map(torch.equal, model.parameters(), before))
-    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
-    assert found.meter.take().backward_flops == -COUNT * 2 * (5 * 6 + 2 * 6 * 3)
-
-
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_a_tiny_threshold_is_plain_training_bit_for_bit(unbiased: bool) -> None:
     data = table(3 * COUNT)
@@ -115,32 +98,6 @@ def test_a_tiny_threshold_is_plain_training_bit_for_bit(unbiased: bool) -> None:
         ends.append(model.state_dict())
         assert trained.meter.take().backward_flops == 0
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
-
-
-def test_the_samples_kept_are_those_of_the_draw_in_measurement_and_step() -> None:
-    model, data = table_net(), table(5 * COUNT)
-    found = method(model, data, threshold=0.9, unbiased=True)
-    for _ in range(3):
-        asked, again = found.grad(), found.grad()
-        torch.testing.assert_close(asked, again, rtol=0, atol=0)
-        before = {n: p.detach().clone() for n, p in model.named_parameters()}
-        found.step()
-        torch.testing.assert_close({n: (before[n] - p.detach()) / 0.1 for n, p in model.named_parameters()}, asked)
-
-
-def test_measured_passes_count_what_each_of_them_spares() -> None:
-    model, data = table_net(), table(5 * COUNT)
-    found = method(model, data, threshold=float(norms_of(model, data).median()))
-    source = torch.Generator().manual_seed(1)
-    spared = set()
-    for _ in range(4):
-        draw = found.draw(source)
-        found.gradient(draw)
-        left_out = COUNT - int((norms_of(model, draw.batch) >= found.threshold).sum())
-        each = 2 * (5 * 6 + 2 * 6 * 3)
-        assert found.meter.take().backward_flops == each * (COUNT - left_out)
-        spared.add(left_out)
-    assert len(spared) > 1
 
 
 @pytest.mark.parametrize("threshold", [0, -1.0, float("nan")])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conv_models import conv_model
 from loops import equal, train, weights
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrizations, weight_norm
 from torch.optim import Optimizer
 
@@ -212,22 +212,3 @@ class TestParametrizedWeights:
         before = weights(model)
         train(model, optimizer, 3, start=24)
         assert all(torch.equal(before[n], weights(model)[n]) for n in skip.stopped)
-
-    def test_what_lies_before_a_layer_is_not_its_own_parts(self) -> None:
-        model = self.model("parametrized")
-        optimizer = SGD(model.parameters(), lr=0.1, settings=MANUAL, model=model, example_inputs=torch.ones(2, 1, 8, 8))
-        trace = optimizer.gradskip.numbering.trace
-        assert trace is not None
-        names = [name.split(".")[0] for name, _ in model.named_parameters()]
-        for number, layer in enumerate(names):
-            before = {names[n] for n in range(len(names)) if trace.upstream[number] >> n & 1}
-            assert before == {each for each in names if each < layer}
-
-    def test_a_look_at_a_parametrized_weight_is_no_first_pass(self) -> None:
-        model: Any = self.model("parametrized")
-        optimizer = SGD(model.parameters(), lr=0.1, settings=MANUAL, model=model)
-        norm: Tensor = model[2].weight.norm()
-        assert norm > 0
-        model(torch.ones(2, 1, 8, 8)).sum().backward()
-        optimizer.step()
-        assert optimizer.gradskip.numbering.trace.ranks[0] < optimizer.gradskip.numbering.trace.ranks[3]

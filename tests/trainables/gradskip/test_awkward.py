@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import torch
 from conv_models import conv_batches, conv_model
 from loops import EAGER, DecayInside, equal, train, weights
-from torch import Tensor, nn
+from torch import nn
 
 from trainables.gradskip import SGD, ForwardCache, Settings, record, wrap
 
@@ -22,41 +21,6 @@ MANUAL = Settings(stop_layer_num=(3,), stop_layer_itr=(2,))
 
 
 pytestmark = pytest.mark.usefixtures("quiet")
-
-
-def train_on_ones(model: nn.Module, optimizer: Any) -> None:
-    """Three steps of a model with three inputs."""
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
-
-
-def test_a_gradient_passes_through_what_the_user_has_frozen() -> None:
-    """A stops, B trains, M is frozen, C trains: without autograd in the prefix B must get its gradient still."""
-    model = nn.Sequential(*[nn.Linear(3, 3, bias=False) for _ in range(4)])
-    model[2].weight.requires_grad_(False)
-    settings = Settings(stop_layer_num=(0,), stop_layer_itr=(0,), prefix_autograd=False, watch=("linear",))
-    optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
-    train_on_ones(model, optimizer)
-    assert [p.grad is not None for p in model.parameters()] == [False, True, False, True]
-
-
-def test_a_container_with_a_parameter_of_its_own_is_not_cut_before_its_children_stop() -> None:
-    class WithToken(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.token = nn.Parameter(torch.ones(3))
-            self.body, self.head = nn.Linear(3, 3), nn.Linear(3, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.body(x + self.token))
-
-    model = WithToken()
-    settings = Settings(stop_layer_num=(0,), stop_layer_itr=(0,), prefix_autograd=False, watch=("linear",))
-    optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
-    train_on_ones(model, optimizer)
-    assert [p.grad is not None for p in model.parameters()] == [False] + [True] * 4
 
 
 @pytest.mark.parametrize(
@@ -131,39 +95,6 @@ def test_after_a_step_that_raised_while_braking_everything_is_whole(kind: str) -
     before = weights(model)
     optimizer.step()
     assert equal(before, weights(model))
-
-
-def test_looking_at_the_model_changes_nothing_of_its_first_step() -> None:
-    class Mutating(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = conv_model()
-            self.register_buffer("average", torch.zeros(()))
-
-        def forward(self, x: Tensor) -> Tensor:
-            x.mul_(2)
-            self.average = 0.5 * self.average + 0.5 * x.detach().mean()  # another object
-            return self.inner(x + random.random())
-
-    results = []
-    for given in (False, True):
-        random.seed(0)
-        model = Mutating()
-        optimizer = SGD(model.parameters(), lr=0.1, settings=MANUAL, model=model if given else None)
-        train(model, optimizer, 1)
-        results.append([*weights(model), *(b.clone() for b in model.buffers()), torch.tensor(random.random())])
-    assert equal(*results)
-
-
-def test_a_toggle_of_requires_grad_does_not_move_a_stopped_layer() -> None:
-    model = conv_model()
-    optimizer = SGD(model.parameters(), lr=0.1, settings=MANUAL)
-    train(model, optimizer, 4)
-    before = weights(model)[:4]
-    with pytest.warns(UserWarning, match="requires_grad of parameter 0, which has stopped, was switched on again"):
-        train(model, optimizer, 1, start=4) if model.requires_grad_(True) else None
-    assert equal(before, weights(model)[:4])
-    assert not any(p.requires_grad for p in list(model.parameters())[:4])
 
 
 @pytest.mark.parametrize("rule", ["gradient_norm"])

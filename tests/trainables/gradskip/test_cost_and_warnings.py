@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any
 
 import pytest
@@ -69,35 +68,6 @@ def test_nan_weights_stop_nothing_and_warn_once() -> None:
         train(model, optimizer, 6)
     assert sum("NaN" in str(w.message) for w in told) == 1
     assert optimizer.gradskip.stopped_through == -1
-
-
-@pytest.mark.parametrize(
-    ("settings", "first"),
-    [
-        (Settings(start_itr=49, samples=50), 100),  # the first examination, at 50, sets the peak
-        (Settings(start_itr=0, samples=200), 200),
-        (Settings(start_itr=100, samples=1), 101),
-        (Settings(), 5200),
-        (Settings(stop_layer_num=(1,), stop_layer_itr=(9,)), 9),
-        (Settings(rule="linear", rule_start_itr=60, rule_end_itr=99, rule_depth=1.0), 73),
-        (Settings(rule="freezeout", rule_start_itr=60, rule_end_itr=200), 60),
-        (Settings(rule="freezeout", rule_start_itr=60, rule_end_itr=200, rule_cubic=True), 6),
-        (Settings(rule="gradient_norm", rule_start_itr=30, rule_interval=20), 50),
-        (Settings(rule="plasticity", rule_start_itr=30, rule_interval=20, rule_window=3), 110),
-    ],
-)
-def test_settings_that_never_can_fire_say_why(settings: Settings, first: int) -> None:
-    """Told in a run that ends one step too early, and not in one that is just long enough."""
-
-    def build(steps: int) -> None:
-        model = conv_model()
-        SGD(model.parameters(), lr=0.1, weight_decay=0.1, settings=settings, model=model, total_steps=steps)
-
-    with pytest.warns(UserWarning, match=f"will stop nothing: the first stop .* is at iteration {first}, and the run"):
-        build(first)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        build(first + 1)
 
 
 def test_the_first_stop_that_is_told_can_happen() -> None:

@@ -11,9 +11,8 @@ import pytest
 import torch
 from conv_models import conv_batches, conv_model
 from loops import EAGER, OFF, SHRINKING, equal, train, weights
-from torch import nn
 
-from trainables.gradskip import SGD, Adam, Settings, wrap
+from trainables.gradskip import SGD, Adam, Settings
 from trainables.gradskip.stops import Reason
 
 STOP = Settings(stop_layer_num=(4,), stop_layer_itr=(1,))
@@ -63,19 +62,6 @@ def test_a_later_optimizer_without_a_model_undoes_held_norms_and_cut_outputs() -
     assert all(module.training for module in model.modules())
 
 
-def test_it_is_said_once_before_the_first_step() -> None:
-    model: Any = conv_model()
-    train(model, SGD(model.parameters(), lr=0.1, settings=STOP, model=model), 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer: Any = wrap(torch.optim.Adam(model.parameters()), OFF, model=model)
-    with pytest.warns(UserWarning, match=r"0.weight, .*, 3.weight: stopped by an earlier") as said:
-        train(model, optimizer, 3)
-    assert len(said) == 1
-    assert "\n" not in str(said[0].message)
-    assert optimizer.gradskip.stops.reasons == {}
-
-
 def test_what_the_user_has_switched_off_stays_off() -> None:
     """Before and after the stop of the first optimizer, and after the second was built."""
     model: Any = conv_model()
@@ -106,32 +92,6 @@ class TestNothingChanges:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             yield
-
-    @pytest.mark.parametrize("loads_with", ["optimizer", "controller"])
-    def test_where_the_state_of_the_first_is_loaded(self, loads_with: str) -> None:
-        model: Any = conv_model()
-        first = SGD(model.parameters(), lr=0.1, settings=STOP, model=model)
-        train(model, first, 3)
-        second = SGD(model.parameters(), lr=0.1, settings=STOP, model=model)
-        if loads_with == "optimizer":
-            second.load_state_dict(first.state_dict())
-        else:
-            second.gradskip.load_state_dict(first.gradskip.state_dict())
-        before = weights(model)
-        train(model, second, 2, start=3)
-        assert equal(before[:5], weights(model)[:5])
-        assert second.gradskip.stopped == (0, 1, 2, 3, 4)
-
-    def test_for_optimizers_of_other_parameters(self) -> None:
-        """A generator and a discriminator; that of the discriminator is built anew while the other one is in use."""
-        pair: Any = nn.ModuleList([conv_model(), conv_model()])
-        first = SGD(pair[0].parameters(), lr=0.1, settings=STOP, model=pair)
-        for _ in range(2):
-            second = SGD(pair[1].parameters(), lr=0.1, settings=OFF, model=pair)
-            train(pair[0], first, 3)
-            train(pair[1], second, 3)
-        assert [p.requires_grad for p in pair[0].parameters()] == [False] * 5 + [True] * 6
-        assert all(p.requires_grad for p in pair[1].parameters())
 
     def test_for_copies(self) -> None:
         """A copied model and optimizer go on as they were, and the copy of a model alone stays as it is."""

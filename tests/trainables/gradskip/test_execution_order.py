@@ -46,30 +46,6 @@ class TestTrace:
         assert list(trace.upstream) == [0b0000, 0b0001, 0b0001, 0b0111]
         assert trace.left_upstream({2}) == {0}
 
-    def test_leaves_no_mark(self) -> None:
-        model = nn.Sequential(conv_model(), nn.Dropout(0.5))
-        model[0][0].weight.requires_grad_(False)  # type: ignore[index,union-attr]
-        state = {k: v.clone() for k, v in model.state_dict().items()}
-        flags = [p.requires_grad for p in model.parameters()]
-        generator = torch.get_rng_state()
-        trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8)))
-        assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
-        assert [p.requires_grad for p in model.parameters()] == flags
-        assert all(p.grad is None for p in model.parameters())
-        assert torch.equal(torch.get_rng_state(), generator)
-        assert not any(m._forward_pre_hooks for m in model.modules())
-
-    @pytest.mark.parametrize("whole", [True, False])
-    def test_what_is_called_before_the_first_pass_is_no_part_of_it(self, whole: bool) -> None:
-        """A part called by itself (or a parametrized weight looked at) became the first layer."""
-        model = nn.Sequential(*(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)) for _ in range(3)))
-        optimizer = SGD(model.parameters(), lr=0.1, model=model, settings=Settings(whole_units=True))
-        model[2](torch.zeros(1, 4)) if whole else model[2].weight.norm()  # type: ignore[operator,union-attr]
-        model(torch.zeros(1, 4)).sum().backward()
-        optimizer.step()
-        order = [optimizer.gradskip.names[n].split(".")[0] for n in optimizer.gradskip.plan.order]
-        assert order == sorted(order)
-
     def test_a_model_that_returns_nothing_is_seen_and_one_that_raises_is_tried_again(self) -> None:
         class Kept(nn.Module):
             def __init__(self) -> None:
@@ -121,14 +97,6 @@ class TestTrace:
         assert walked < 12 * steps  # nodes: a few a step
         assert trace.upstream[0] == 0b1100  # the head's: the cell's weights
 
-    def test_a_projection_that_is_used_but_never_called_has_its_parents_place(self) -> None:
-        model = nn.Sequential(nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 1, 8, batch_first=True), nn.Linear(4, 2))
-        names = [name for name, _ in model.named_parameters()]
-        trace = trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 3, 4)))
-        rank = dict(zip(names, trace.ranks, strict=True))
-        assert rank["1.self_attn.in_proj_weight"] == rank["1.self_attn.out_proj.weight"] < rank["1.linear1.weight"]
-        assert rank["0.weight"] < rank["1.self_attn.in_proj_weight"]
-
     def test_the_first_training_step_shows_it_at_no_one_elses_cost(self) -> None:
         """Weights after training with the model given equal those without, and copies of the model carry no hook."""
         plain, watched = conv_model(), conv_model()
@@ -156,17 +124,6 @@ class TestTrace:
         assert optimizer.gradskip.numbering.trace == whole
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
-    @pytest.mark.parametrize("frozen", [("conv0",), ("conv0", "norms.0"), ("conv1",), ("conv0", "conv1", "norms.1")])
-    def test_what_the_user_has_frozen_is_upstream_still(self, frozen: tuple[str, ...]) -> None:
-        """Autograd's graph does not know it; it may be thawed later."""
-        model = Shuffled()
-        for name in frozen:
-            model.get_submodule(name).requires_grad_(False)
-        optimizer = SGD(model.parameters(), lr=0.1, model=model)
-        model(torch.randn(2, 1, 8, 8)).sum().backward()
-        whole = trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8)))
-        assert optimizer.gradskip.numbering.trace == whole
-
     def test_a_model_that_is_called_in_parts_is_seen_at_its_first_step(self) -> None:
         model = nn.ModuleDict({"head": nn.Linear(4, 2), "body": nn.Linear(3, 4)})
         optimizer = SGD(model.parameters(), lr=0.1, model=model)
@@ -177,18 +134,6 @@ class TestTrace:
         assert optimizer.gradskip.numbering.trace.ranks == (1, 1, 0, 0)
         assert list(optimizer.gradskip.numbering.trace.upstream) == [0b1100, 0b1100, 0, 0]
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
-
-    def test_a_pass_that_raised_is_no_pass(self) -> None:
-        """As where a batch is halved until it fits into memory."""
-        model = Shuffled()
-        optimizer = SGD(model.parameters(), lr=0.1, model=model)
-        with pytest.raises(RuntimeError):
-            model(torch.randn(2, 1, 1, 8, 8))
-        assert optimizer.gradskip.numbering.trace is None
-        model(torch.randn(2, 1, 8, 8))
-        assert optimizer.gradskip.numbering.trace == trace_model(
-            model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8))
-        )
 
     @pytest.mark.slow
     def test_an_optimizer_that_is_gone_leaves_no_hook_behind(self) -> None:
@@ -221,13 +166,3 @@ class TestTrace:
         twin = pickle.loads(pickle.dumps(model))
         twin(torch.ones(2, 1, 8, 8))
         assert optimizer.gradskip.numbering.trace is None
-
-    def test_a_model_that_cannot_be_watched_trains_anyway(self) -> None:
-        model = conv_model()
-        with pytest.warns(UserWarning, match="the execution order of the layers could not be seen"):
-            optimizer = SGD(
-                model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(6,), stop_layer_itr=(2,)), model=model,
-                example_inputs=torch.ones(3),
-            )  # fmt: skip
-        train(model, optimizer, 4)
-        assert optimizer.gradskip.stopped_through == 6

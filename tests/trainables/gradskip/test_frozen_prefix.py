@@ -107,25 +107,6 @@ class TestNormStatistics:
         other_optimizer.load_state_dict(late)
         assert (moves(other, 1), moves(other, 4)) == (False, True)
 
-    def test_an_averaged_copy_gathers_statistics_of_its_own(self) -> None:
-        """`update_bn` resets them; a copy that held still would keep mean 0 and variance 1."""
-        model: Any = conv_model()
-        settings = Settings(**STOP, norm_statistics="hold")  # type: ignore[arg-type]
-        train(model, SGD(model.parameters(), lr=0.1, settings=settings, model=model), 4)
-        average: Any = torch.optim.swa_utils.AveragedModel(model)
-        torch.optim.swa_utils.update_bn([x for x, _ in conv_batches(3)], average)
-        assert float(average.module[1].running_mean.abs().sum()) > 0
-
-    def test_a_norm_that_is_let_go_is_in_the_mode_of_the_model(self) -> None:
-        model: Any = conv_model()
-        settings = Settings(**STOP, norm_statistics="hold")  # type: ignore[arg-type]
-        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
-        early = copy.deepcopy(optimizer.state_dict())
-        train(model, optimizer, 4)
-        model.eval()
-        optimizer.load_state_dict(early)
-        assert not any(module.training for module in model.modules())
-
 
 class TestWhichNormsHold:
     def model(self) -> Any:
@@ -226,28 +207,6 @@ class TestAutogradOfThePrefix:
         train(model, optimizer, 3, start=4)
         assert equal(before[:6], weights(model)[:6])
         assert not torch.equal(before[6], weights(model)[6])
-
-    def test_inputs_that_need_a_gradient_are_cut_off_too(self) -> None:
-        model, optimizer = self.trained(prefix_autograd=False)
-        train(model, optimizer, 3)
-        x = torch.randn(6, 1, 8, 8, requires_grad=True)
-        model(x).square().sum().backward()
-        assert x.grad is None
-
-    def test_copies_and_resumed_runs(self) -> None:
-        model, optimizer = self.trained(prefix_autograd=False)
-        train(model, optimizer, 3)
-        copied = copy.deepcopy(model)
-        x = torch.randn(2, 1, 8, 8)
-        assert torch.equal(copied(x), model(x))
-        state, model_state = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
-        train(model, optimizer, 4, start=3)
-        resumed, resumed_optimizer = self.trained(prefix_autograd=False)
-        resumed.load_state_dict(model_state)
-        resumed_optimizer.load_state_dict(state)
-        train(resumed, resumed_optimizer, 4, start=3)
-        assert equal(weights(model), weights(resumed))
-        assert [p.requires_grad for p in model.parameters()] == [p.requires_grad for p in resumed.parameters()]
 
     def test_an_earlier_state_opens_the_prefix_again(self) -> None:
         model, optimizer = self.trained(prefix_autograd=False)

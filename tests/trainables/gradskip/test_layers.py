@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, AdamW, Settings
-from trainables.gradskip.layers import make_plan, unit_ends, unwrap
 
 
 def split_by_decay(model: nn.Module) -> list[dict[str, Any]]:
@@ -59,34 +58,8 @@ class TestGroups:
             factor = 9 / 16 if number <= 4 else 1.0
             torch.testing.assert_close(mine - start, factor * (other - start), rtol=1e-4, atol=1e-7)
 
-    def test_parameters_outside_the_model_come_last(self) -> None:
-        model = conv_model()
-        center = nn.Parameter(torch.zeros(3))
-        optimizer = SGD(
-            [{"params": [center]}, {"params": model.parameters()}], lr=0.1, settings=Settings(), model=model
-        )
-        assert optimizer.gradskip.parameters[-1] is center
-        assert optimizer.gradskip.names is not None
-        assert optimizer.gradskip.names[-1] == "outside the model, 0"
-
-    def test_wrappers_are_looked_through(self) -> None:
-        model = conv_model()
-        assert unwrap(torch.compile(nn.DataParallel(model), backend="eager")) is model  # type: ignore[arg-type]
-
 
 class TestWatch:
-    def test_convolutions_as_published(self) -> None:
-        plan = make_plan(list(conv_model().parameters()), ("conv",))
-        assert [(u.number, u.watched, u.end) for u in plan.units] == [(0, (0,), 0), (4, (4,), 4), (7, (7,), 7)]
-        assert plan.order == tuple(range(11))
-
-    def test_linear_weights_and_no_embedding(self) -> None:
-        model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-        parameters = list(model.parameters())
-        assert [u.number for u in make_plan(parameters, ("linear",), model=model).units] == [1, 5]
-        assert [u.number for u in make_plan(parameters, ("linear",)).units] == [0, 1, 5]  # who could know
-        assert make_plan(parameters, ("conv",), model=model).units == ()
-
     def transformer(self) -> nn.Module:
         torch.manual_seed(0)
 
@@ -126,11 +99,6 @@ class TestWatch:
         expected = {n for n in names if n.startswith(("embed.", "blocks."))}
         assert [e.layer for e in optimizer.gradskip.events] == [u.number for u in units]
         assert stopped == expected
-
-    def test_an_unknown_class_prints_the_nearest(self) -> None:
-        model = self.transformer()
-        with pytest.raises(UserError, match="unknown module class 'TransformerEncoderLayr': did you mean 'Transf"):
-            AdamW(model.parameters(), settings=Settings(watch=("TransformerEncoderLayr",)), model=model)
 
     @pytest.mark.parametrize(
         ("settings", "message"),
@@ -193,14 +161,6 @@ class TestWholeUnits:
         assert {n for n, p in model.named_parameters() if not p.requires_grad} == set(EXECUTION[:8])
         assert optimizer.gradskip.events[0].name == "norms.1.bias"
 
-    def test_a_manual_stop_before_a_frozen_layer_takes_its_own_unit_alone(self) -> None:
-        model = conv_model()
-        model[6].requires_grad_(False)  # type: ignore[index,union-attr]
-        settings = Settings(stop_layer_num=(0, 4), stop_layer_itr=(1, 2), whole_units=True)
-        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
-        train(model, optimizer, 4)
-        assert optimizer.gradskip.stopped == (0, 1, 2, 3, 4, 5, 6)
-
     @pytest.mark.parametrize("before_forward", [True, False])
     def test_resumes_with_its_order(self, before_forward: bool) -> None:
         settings = Settings(start_itr=0, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0, whole_units=True)
@@ -222,11 +182,6 @@ class TestWholeUnits:
             train(resumed, resumed_optimizer, 10 - cut, start=cut)
             assert equal(weights(resumed), weights(whole))
             assert resumed_optimizer.gradskip.events == whole_optimizer.gradskip.events
-
-    def test_unit_ends_of_a_model(self) -> None:
-        assert unit_ends(conv_model()) == (3, 6, 8)
-        assert unit_ends(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2))) == (3,)
-        assert unit_ends(nn.BatchNorm1d(3)) == ()
 
 
 class TestWhatIsLeft:

@@ -154,14 +154,3 @@ class TestRule:
         found = simple([0, 1, 2, 3, 4], signals, 100)
         assert found[0] == (stop, 3)
         assert len(found) == 2
-
-    def test_the_published_rule_waits(self) -> None:
-        assert simple([0, 1], {0: STILL, 1: FALLING}, 100, reference=True) == []
-
-    def test_where_nothing_moves_nothing_is_passed_over(self) -> None:
-        late = [0.25] * 50 + FALLING[:50]
-        assert simple([0, 1], {0: late, 1: STILL}, 100)[0][1] == 0
-
-    def test_a_layer_that_pauses_between_two_measurements_goes_on(self) -> None:
-        paused = [1.0] * 9 + list(np.linspace(0.99, 0.5, 91))
-        assert simple([0, 1], {0: paused, 1: FALLING}, 100)[0][1] == 0

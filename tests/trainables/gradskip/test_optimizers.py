@@ -12,7 +12,6 @@ from loops import OFF, equal, train, weights
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainables.errors import UserError
 from trainables.gradskip import SGD, Settings
 
 
@@ -38,11 +37,6 @@ def test_equals_torch_bit_for_bit_while_nothing_stops(options: dict[str, Any], s
     assert optimizer.gradskip.stopped_through == -1
     assert optimizer.gradskip.iteration == 12
     assert equal(weights(ours), weights(theirs))
-
-
-def test_nothing_set_is_auto_mode_with_published_defaults() -> None:
-    settings = SGD(make_model().parameters(), lr=0.1).gradskip.settings
-    assert settings == Settings()
 
 
 def test_settings_come_from_the_environment_when_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,28 +125,6 @@ def test_the_update_of_a_braking_step_is_the_schedule_times_the_factor() -> None
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1 / 7)
 
 
-def test_events_tell_what_happened() -> None:
-    model = make_model()
-    settings = Settings(start_itr=2, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0)
-    optimizer = SGD(model.named_parameters(), lr=0.02, weight_decay=2.0, settings=settings)
-    variances: list[list[float]] = []
-
-    def record(_: int) -> None:
-        variances.append([float(p.detach().var()) for p in model.parameters() if p.dim() == 4])
-
-    record(0)
-    train(model, optimizer, 10, each=record)
-    # Strong weight decay shrinks the weights from the first step on, so each target stops one interval after its peak.
-    events = optimizer.gradskip.events
-    assert [(e.iteration, e.layer, e.name, e.rule) for e in events] == [
-        (4, 0, "0.weight", "start"),
-        (6, 4, "3.weight", "slope"),
-    ]
-    assert events[0].ratio == pytest.approx(variances[4][0] / variances[2][0], rel=1e-5)
-    assert events[1].ratio == pytest.approx(variances[6][1] / variances[4][1], rel=1e-5)
-    assert optimizer.gradskip.stopped_through == 4
-
-
 class BackwardCounter(TorchDispatchMode):
     """Counts the convolution backward kernels that really run, and which of their outputs are computed."""
 
@@ -182,27 +154,6 @@ def test_stopped_convolutions_run_no_backward_kernel() -> None:
         executed.append((counter.weight_gradients, counter.input_gradients))
     # Both convolutions until the step of the stop (2), and the input of the second; nothing of either from then on.
     assert executed == [(2, 1), (2, 1), (2, 1), (0, 0), (0, 0)]
-
-
-def test_a_closure_is_called_once_and_its_loss_returned() -> None:
-    model = make_model()
-    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(0,), stop_layer_itr=(1,)))
-    x, y = next(batches(1))
-    calls = []
-
-    def closure() -> Tensor:
-        calls.append(1)
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        return loss
-
-    before = weights(model)[0]
-    losses = [optimizer.step(closure) for _ in range(3)]
-    assert len(calls) == 3
-    assert all(isinstance(loss, Tensor) for loss in losses)
-    assert not torch.equal(before, weights(model)[0])
-    assert not next(iter(model.parameters())).requires_grad
 
 
 def test_a_step_that_raises_leaves_the_groups_whole() -> None:
@@ -249,15 +200,3 @@ def test_groups_are_added_before_the_first_step_only() -> None:
     optimizer.step()
     with pytest.raises(RuntimeError, match="must be added before the first step"):
         optimizer.add_param_group({"params": [c]})
-
-
-def test_a_layer_number_past_the_last_is_refused_at_once() -> None:
-    with pytest.raises(UserError, match="CAC_STOP_LAYER_NUM must be at most 8"):
-        SGD(make_model().parameters(), lr=0.1, settings=Settings(stop_layer_num=(9,), stop_layer_itr=(0,)))
-
-
-def test_the_front_door() -> None:
-    import tune_cac as cac
-
-    assert cac.gradskip.SGD is SGD
-    assert cac.gradskip.Settings is Settings

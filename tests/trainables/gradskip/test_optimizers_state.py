@@ -74,16 +74,6 @@ def test_loading_an_earlier_state_lets_layers_train_again() -> None:
     assert equal(weights(model), expected)
 
 
-def test_a_parameter_frozen_by_the_user_stays_frozen() -> None:
-    model = make_model()
-    list(model.parameters())[2].requires_grad_(False)
-    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(3,), stop_layer_itr=(1,)))
-    state = copy.deepcopy(optimizer.state_dict())
-    train(model, optimizer, 3)
-    optimizer.load_state_dict(state)
-    assert [p.requires_grad for p in model.parameters()] == [True, True, False] + [True] * 6
-
-
 def test_a_state_of_torch_sgd_loads_and_leaves_the_rule_alone() -> None:
     model = make_model()
     theirs = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)

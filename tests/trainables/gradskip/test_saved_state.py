@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any
 
 import pytest
@@ -114,15 +113,6 @@ class TestOtherLayers:
         train(other, resumed, 12, start=4)
         assert [event.layer for event in resumed.gradskip.events] == [0, 4, 6, 8]
 
-    def test_layer_numbers_given_are_applied(self) -> None:
-        model, optimizer = self.build(Settings(**EAGER))
-        train(model, optimizer, 4)
-        other, resumed = self.build(Settings(**EAGER, stop_layer_num=(0, 6)))
-        other.load_state_dict(model.state_dict())
-        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        train(other, resumed, 12, start=4)
-        assert [event.layer for event in resumed.gradskip.events] == [0, 6]
-
     @pytest.mark.parametrize("first", [False, True])
     def test_whole_units_switched_on_or_off_keep_what_has_stopped(self, first: bool) -> None:
         model, optimizer = self.build(Settings(**EAGER, whole_units=first))
@@ -155,16 +145,6 @@ class TestOtherLayers:
         assert [(unit.number, unit.end) for unit in optimizer.gradskip.plan.units] == [(0, 1), (2, 3)]
         train(model, optimizer, 12)
         assert [event.layer for event in optimizer.gradskip.events] == [0, 2]
-
-
-def test_changed_thresholds_are_the_same_rule(recwarn: pytest.WarningsRecorder) -> None:
-    warnings.simplefilter("always")
-    model_state, state = trained(Settings(**EAGER), 3)
-    model, optimizer = build(Settings(**{**EAGER, "slope_thr": 0.9}))
-    model.load_state_dict(model_state)
-    optimizer.load_state_dict(state)
-    assert optimizer.gradskip.machine.state_dict()["rule"] == state["gradskip"]["machine"]["rule"]
-    assert not [w for w in recwarn if "the state is of" in str(w.message)]
 
 
 def test_a_state_of_another_version_is_refused_before_anything_is_taken() -> None:

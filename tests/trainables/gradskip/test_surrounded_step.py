@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -155,20 +154,6 @@ class TestWhatIsAround:
             assert optimizer.gradskip.iteration == 2
             assert optimizer.gradskip.stopped == (0, 1, 2, 3)
         assert not [w for w in recwarn if "scheduler" in str(w.message)]
-
-    def test_its_signature_is_the_optimizers_own(self) -> None:
-        plain = torch.optim.SGD(conv_model().parameters(), lr=0.1)
-        expected = inspect.signature(plain.step)
-        assert inspect.signature(wrap(plain, BRAKING).step) == expected
-
-    def test_hooks_of_the_users_are_called_once_a_step(self) -> None:
-        called: list[str] = []
-        model = conv_model()
-        optimizer = SGD(model.parameters(), lr=0.1, settings=BRAKING)
-        optimizer.register_step_pre_hook(lambda *_: called.append("before"))
-        optimizer.register_step_post_hook(lambda *_: called.append("after"))
-        train(model, optimizer, 8)
-        assert called == ["before", "after"] * 8
 
     @pytest.mark.parametrize("groups", [1, 2])
     def test_groups_are_whole_between_steps_and_hold_what_moves_in_them(self, groups: int) -> None:

@@ -127,21 +127,6 @@ class TestGradScaler:
             scaler.update()
         assert optimizer.state_dict()["gradskip"]["machine"]["iteration"] == 4
 
-    @pytest.mark.parametrize("fused", [False, True])
-    def test_nothing_left_to_train_does_not_upset_the_scaler(self, fused: bool) -> None:
-        model = conv_model()
-        settings = Settings(stop_layer_num=(10,), stop_layer_itr=(1,))
-        optimizer = SGD(model.parameters(), lr=0.1, fused=fused, settings=settings)
-        scaler = GradScaler("cpu", init_scale=4.0)
-        for x, y in conv_batches(4):
-            optimizer.zero_grad()
-            scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-        assert optimizer.gradskip.stopped_through == 10
-
     def test_away_from_decisions_nothing_is_read_from_the_device(self) -> None:
         model = conv_model()
         optimizer = SGD(model.parameters(), lr=0.1, fused=True, settings=Settings(start_itr=10**6))
@@ -229,11 +214,6 @@ class TestActivationCheckpointing:
         with pytest.warns(UserWarning, match=r"first.0.weight and 4 more had a gradient .* Reentrant activation"):
             train(model, optimizer, 1, start=3)
 
-    def test_a_run_that_loses_nothing_is_not_warned(self, recwarn: pytest.WarningsRecorder) -> None:
-        model = conv_model()
-        train(model, SGD(model.parameters(), lr=0.1, settings=MANUAL), 12)
-        assert not [w for w in recwarn if "gradient" in str(w.message)]
-
 
 class TestCompile:
     @pytest.mark.slow
@@ -282,12 +262,6 @@ class TestCompile:
         assert [(e.iteration, e.layer) for e in ours.gradskip.events] == [(2, 3), (4, 6), (9, 8)]
         for a, b in zip(weights(plain), weights(compiled_inner), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
-
-    def test_more_stops_than_recompilations_are_told(self) -> None:
-        model = nn.Sequential(*[nn.Conv2d(2, 2, 1) for _ in range(5)])
-        compiled = torch.compile(model, backend="eager")
-        with pytest.warns(UserWarning, match=r"5 layers may stop one by one.*recompile_limit is 8"):
-            SGD(model.parameters(), lr=0.1, weight_decay=0.1, settings=Settings(), model=compiled)  # type: ignore[arg-type]
 
     @pytest.mark.slow
     @pytest.mark.parametrize("how", ["inner given", "compiled in place"])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any
 
 import pytest
 import torch
-from conv_models import Reversed, conv_model
+from conv_models import conv_model
 from loops import EAGER, OFF, SHRINKING, equal, train, weights
 from torch import Tensor, nn
 
@@ -66,28 +65,6 @@ class TestUnfreezing:
         train(model, optimizer, 3, start=3)
         assert equal(weights(model), weights(plain))
 
-    def test_unless_the_rule_has_stopped_it_as_well(self) -> None:
-        model: Any = conv_model()
-        settings = Settings(stop_layer_num=(4,), stop_layer_itr=(1,))
-        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
-        train(model, optimizer, 3)
-        model[0].requires_grad_(False)
-        model[0].requires_grad_(True)
-        before = weights(model)
-        with pytest.warns(UserWarning, match="requires_grad of 0.weight, which has stopped, was switched on again"):
-            train(model, optimizer, 3, start=3)
-        assert equal(before[:5], weights(model)[:5])
-
-    def test_a_later_stop_takes_it(self) -> None:
-        model: Any = conv_model()
-        model[0].requires_grad_(False)
-        settings = Settings(stop_layer_num=(4, 6), stop_layer_itr=(1, 5))
-        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
-        train(model, optimizer, 3)
-        model[0].requires_grad_(True)
-        train(model, optimizer, 4, start=3)
-        assert optimizer.gradskip.stopped == (0, 1, 2, 3, 4, 5, 6)
-
     def test_what_trains_before_stopped_layers_again_is_told_at_the_next_look(self) -> None:
         model: Any = conv_model()
         model[0].requires_grad_(False)
@@ -123,31 +100,6 @@ class TestUnfreezing:
         numbers = {0: 0, 3: 4, 6: 7}
         first = optimizer.gradskip.events[0].layer
         assert first in [numbers[index] for index in frozen]
-
-    def test_the_last_layer_left_in_the_graph_is_let_go_when_something_trains_again(self) -> None:
-        model: Any = conv_model()
-        model[9].requires_grad_(False)
-        settings = Settings(stop_layer_num=(8,), stop_layer_itr=(1,))
-        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
-        train(model, optimizer, 3)
-        stops = optimizer.gradskip.stops
-        assert stops.all
-        assert [n for n, p in enumerate(model.parameters()) if p.requires_grad] == list(stops.of(Reason.KEPT)) == [8]
-        model[9].requires_grad_(True)
-        train(model, optimizer, 2, start=3)
-        assert [n for n, p in enumerate(model.parameters()) if p.requires_grad] == [9, 10]
-        assert not stops.of(Reason.KEPT)
-
-    def test_what_was_left_all_along_is_not_called_unfrozen(self) -> None:
-        model = Reversed()
-        optimizer = SGD(model.parameters(), **SHRINKING, settings=Settings(**EAGER), model=model)
-        train(model, optimizer, 4)
-        assert optimizer.gradskip.left_upstream()  # conv1, which runs first
-        model.head.bias.requires_grad_(False)
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            train(model, optimizer, 4, start=4)
-        assert not [w for w in said if "unfrozen" in str(w.message)]
 
     def test_a_resumed_or_copied_run_lets_it_train_on(self) -> None:
         """And what the user has frozen, before or after, stays frozen through a load, whatever the saved run did."""
@@ -204,32 +156,6 @@ class TestUnfreezing:
             optimizer.step()
         assert optimizer.gradskip.stops.reasons[0] == Reason.UPSTREAM  # said, not lost
 
-    @pytest.mark.parametrize("prefix_autograd", [True, False])
-    def test_a_frozen_tower_is_not_before_a_parallel_one(self, prefix_autograd: bool) -> None:
-        class Towers(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                torch.manual_seed(0)
-                self.a, self.b = (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(2))
-                self.head = nn.Linear(8, 2)
-
-            def forward(self, x: Tensor) -> Tensor:
-                return self.head(torch.cat([self.a(x), self.b(x)], 1))
-
-        model = Towers()
-        model.a.requires_grad_(False)
-        settings = Settings(stop_layer_num=(5,), stop_layer_itr=(1,), prefix_autograd=prefix_autograd)
-        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
-        for step in range(6):
-            if step == 3:
-                model.a.requires_grad_(True)
-            optimizer.zero_grad()
-            model(torch.ones(3, 4)).square().mean().backward()
-            optimizer.step()
-        assert optimizer.gradskip.stopped == (4, 5)
-        assert optimizer.gradskip.left_upstream() == []
-        assert all(p.grad is not None for p in model.a.parameters())
-
     def test_everything_stopped_keeps_what_the_loss_reaches(self) -> None:
         class Auxiliary(nn.Module):
             def __init__(self) -> None:
@@ -278,23 +204,6 @@ class TestFreezing:
             train(model, optimizer, 30, start=3)
             events.append([(event.iteration, event.layer) for event in optimizer.gradskip.events])
         assert events[0] == events[1]
-
-    def test_reading_the_reasons_changes_nothing_while_a_layer_brakes(self) -> None:
-        """A layer that is off between steps and on within, as a GAN's discriminator is."""
-        results = []
-        for reads in (False, True):
-            model: Any = conv_model()
-            settings = Settings(stop_layer_num=(4,), stop_layer_itr=(2,), braking_distance=5)
-            optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
-            for step in range(8):
-                model.requires_grad_(True) if step < 6 else None
-                train(model, optimizer, 1, start=step)
-                if step < 5:
-                    model.requires_grad_(False)
-                    if reads:
-                        assert optimizer.gradskip.stops.reasons
-            results.append(weights(model))
-        assert equal(*results)
 
     @pytest.mark.parametrize("units", [{}, {"whole_units": True}], ids=["numbers", "whole units"])
     @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from conv_models import conv_model
-from loops import OpCounter, equal, train, weights
+from loops import equal, train, weights
 from machine_runs import stops_of
 
 from trainables.errors import UserError
@@ -64,20 +64,6 @@ def test_a_trace_replays_to_the_stop_that_happened(tmp_path: Path) -> None:
     found = stops_of(SETTINGS, [0, 4, 7], lambda iteration, layer: float(table.loc[iteration, layer]), 10)
     first = optimizer.gradskip.events[0]
     assert (found[0][0], found[0][1].layer, found[0][1].rule) == (first.iteration, first.layer, first.rule)
-
-
-def test_nothing_is_read_from_the_device_while_recording(tmp_path: Path) -> None:
-    model = conv_model()
-    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(start_itr=10**6))
-    recorder = record(optimizer, tmp_path / "v.parquet", every=1)
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    with OpCounter() as counter:
-        for _ in range(3):
-            optimizer.step()
-    assert counter.reads == 0
-    assert sum("aten.var" in op for op in counter.ops) == 9
-    recorder.close()
 
 
 def test_a_record_begun_before_the_state_is_loaded_goes_on_with_the_file(tmp_path: Path) -> None:

@@ -7,11 +7,9 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables.script import run
 from trainables.script.run import cut_lines, tail
 
 #: Bytes that make line ends, broken and whole UTF-8.
@@ -50,20 +48,6 @@ def test_the_same_lines_wherever_the_pieces_end(pieces: list[bytes]) -> None:
     assert list(split_lines(pieces)) == lines_of(b"".join(pieces))
 
 
-def test_a_line_comes_before_the_next_piece_is_asked_for() -> None:
-    def pieces():  # type: ignore[no-untyped-def]
-        yield b"one\ntw"
-        raise AssertionError("asked for")
-
-    assert next(split_lines(pieces())) == "one"
-
-
-def test_long_lines_are_cut_wherever_the_pieces_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "LINE_CHARACTERS", 4)
-    pieces = [b"1234567\n12", b"3", b"", b"456", b"7", b"\n1234\n\n1"]
-    assert list(split_lines(pieces)) == ["1234", "1234", "1234", "", "1"]
-
-
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n"), max_size=9)
 
 
@@ -75,19 +59,6 @@ def test_the_last_lines_of_a_file(lines: list[str], n: int) -> None:
         assert tail(path, n) == (lines[-n:] if n else [])
         start = len("".join(f"{line}\n" for line in lines[:3]).encode())
         assert tail(path, n, start=start) == (lines[3:][-n:] if n else [])
-
-
-def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    with path.open("wb") as file:
-        file.truncate(2**36)  # 64 GiB of nothing; a hole takes no room
-        file.seek(0, 2)
-        file.write(b"\n" + b"".join(b"%d\n" % n for n in range(20_000)))
-    assert tail(path, 3) == ["19997", "19998", "19999"]
-    assert tail(path, 15_000) == [str(n) for n in range(5_000, 20_000)]
-    path.write_bytes(b"x" * 10**6)
-    (line,) = tail(path, 20)
-    assert set(line) == {"x"}
 
 
 def test_a_progress_bar_shows_its_last_state(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 from typing import Any
 
@@ -103,12 +102,6 @@ def test_names_and_fill_agree_with_a_slow_reading(command: str) -> None:
             fill(command, dict.fromkeys(others, "-"))
 
 
-@given(st.text())
-def test_text_without_a_name_in_braces_stays(text: str) -> None:
-    if not names(text.replace("$", "").replace("{{", "{").replace("}}", "}")):
-        assert fill(text, {}) == text
-
-
 @pytest.mark.parametrize(
     ("command", "values", "known", "message"),
     [
@@ -137,8 +130,3 @@ def test_bad_placeholders(command: str, values: dict[str, Any], known: list[str]
     with pytest.raises(UserError) as caught:
         fill(command, values, known)
     assert str(caught.value) == message
-
-
-def test_quoting_is_the_standard_librarys_outside_quotes() -> None:
-    for text in ("", "a b", "0.5", "$HOME", "`id`", "a\nb", "'"):
-        assert fill("run {X}", {"X": text}) == f"run {shlex.quote(text)}"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainables.errors import UserError
-from trainables.script.report_lines import COUNTS, NUMBERS, ReportError, format_report, read_report
+from trainables.script.report_lines import NUMBERS, ReportError, format_report, read_report
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**20), 10**20)
 JSON = st.recursive(
@@ -61,18 +61,6 @@ def test_known_keys_stand_at_the_top_and_others_under_extra() -> None:
     assert read_report('{"tune_cac": null}') == {}
 
 
-@pytest.mark.parametrize(("text", "value"), [("Infinity", math.inf), ("-1e999", -math.inf), ("9" * 5000, math.inf)])
-def test_a_number_beyond_all_floats_is_infinite(text: str, value: float) -> None:
-    assert read_report(f'{{"accuracy": {text}}}') == {"accuracy": value}
-
-
-def test_nan_is_passed_on() -> None:
-    report = read_report('{"accuracy": NaN, "loss": NaN}')
-    assert report is not None
-    assert math.isnan(report["accuracy"])
-    assert math.isnan(report["loss"])
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -92,14 +80,6 @@ def test_a_value_of_the_wrong_kind(line: str, message: str) -> None:
     assert str(caught.value) == message
     assert isinstance(caught.value, UserError)
     assert isinstance(caught.value, ValueError)
-
-
-def test_a_message_stays_one_short_line() -> None:
-    for value in ('"' + "x" * 10**6 + '"', "[" * 300 + "]" * 300, json.dumps("a\nb" * 50)):
-        with pytest.raises(ReportError) as caught:
-            read_report(f'{{"accuracy": {value}}}')
-        assert len(str(caught.value)) < 120
-        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow
@@ -140,13 +120,6 @@ def test_what_is_written_is_read(known: dict[str, Any], others: dict[str, Any]) 
     )
 
 
-def test_keys_are_written_in_order() -> None:
-    line = format_report(lr=0.1, gradskip={"steps": 3}, step=4, accuracy=math.nan)
-    assert line == '{"accuracy": NaN, "step": 4, "gradskip": {"steps": 3}, "lr": 0.1}'
-    assert format_report(step=1) == '{"tune_cac": 1, "step": 1}'
-    assert set(COUNTS) < set(NUMBERS)
-
-
 @pytest.mark.parametrize(
     "scalar", [np.float32(0.25), np.float64(0.25), np.array(0.25), torch.tensor(0.25), torch.tensor([0.25])]
 )
@@ -174,10 +147,3 @@ def test_what_cannot_be_reported(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ReportError) as caught:
         format_report(**values)
     assert str(caught.value) == message
-
-
-def test_a_value_that_holds_itself_cannot_be_reported() -> None:
-    loop: list[Any] = []
-    loop.append(loop)
-    with pytest.raises(ReportError, match=r"^loop must be a value that JSON can hold, got \[\[\["):
-        format_report(accuracy=1, loop=loop)

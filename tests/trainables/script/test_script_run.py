@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -178,18 +177,6 @@ def test_a_trial_takes_the_steps_of_its_length_or_says_that_it_stopped_early(
         assert len(rows_to_the_end(run)) == 2
 
 
-def test_a_report_arrives_while_a_line_of_the_output_has_not_ended(tmp_path: Path) -> None:
-    done = tmp_path / "done"
-    wait = f"sys.stdout.write('evaluating ... '); sys.stdout.flush(); {REPORT}\n        import os, time\n"
-    wait += f"        while step == 5 and not os.path.exists({str(done)!r}): time.sleep(0.01)"
-    (tmp_path / "train.py").write_text(TRAINING.format(before="", first="", within=wait))
-    run = ScriptRun(config(f"{sys.executable} train.py", tmp_path), tmp_path)
-    assert run.train_epoch()["accuracy"] == 0.2  # given when the second report has come, and the script waits
-    done.touch()
-    assert run.train_epoch()["accuracy"] == 0.5
-    assert run.finished
-
-
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -255,18 +242,3 @@ def test_what_a_script_cannot_be_asked_for(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="workload script is a command of yours, which only a search runs"):
         build("script", ("command=x",))
     assert placeholders(config("x", tmp_path), tmp_path)["CAC_VAR_SAMPLES"] == 200
-
-
-@pytest.mark.slow
-def test_the_process_that_starts_a_script_loads_no_torch(tmp_path: Path) -> None:
-    """It would take a second and a half of each such process, and 200 MB."""
-    command = """echo '{"accuracy": 0.5, "compute_saved": 0.25}'"""
-    given = {"config": config(command, tmp_path).to_dict(), "trial": 0, "folder": str(tmp_path)}
-    code = (
-        f"import sys; from trainables.trial import Trial; trial = Trial({given!r}); row = trial.train(); "
-        "trial.save(sys.argv[1]); trial.stop(); print(row['accuracy'], 'torch' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "checkpoint")], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split()[-2:] == ["0.5", "False"]

@@ -58,13 +58,6 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, paylo
     assert os.listdir(path.parent) == ["file"]
 
 
-def test_what_is_not_there_is_none(tmp_path: Path) -> None:
-    assert read_checked(tmp_path / "file") is None
-    assert read_checked(tmp_path / "no folder" / "file") is None
-    assert read_checked(tmp_path) is None  # a folder: nothing that could be read, and nothing to remove
-    assert tmp_path.is_dir()
-
-
 def test_every_truncation_and_every_changed_byte_is_found_and_removed(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_checked(path, b"stage\n\x00state")
@@ -107,12 +100,6 @@ def test_a_write_that_fails_says_so_and_leaves_what_was_there(tmp_path: Path) ->
     assert done.stdout == "EFBIG\n"
     assert os.listdir(tmp_path) == ["file"]
     assert read_checked(tmp_path / "file") == b"old"
-
-
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
-        write_checked(tmp_path / "file" / "below", b"")
 
 
 def test_readers_see_whole_files_while_two_processes_write(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.registry import WORKLOADS, Entry
-from trainables.runtime.checkpoint_folder import where_it_was
 from trainables.stage_tree import checkpoint_policy as keeping
 from trainables.stage_tree.leases import Leases
 from trainables.stage_tree.shared_run import SharedRun, Sharing
@@ -350,34 +349,3 @@ def test_a_model_that_looks_different_from_what_is_noted_is_told(tmp_path: Path)
         ):
             finish(trial)
     over(tmp_path / "tree", config)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_step_counts_stay_on_the_processor(device: str, tmp_path: Path) -> None:
-    """On the GPU, where a loaded state would put them, every step of Adam would wait for each of them."""
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device here")
-    config = TrialConfig(workload="tiny_adam", epochs=2, method="none", device=device)
-    with TrainingRun(config) as run:
-        run.train_epoch()
-        run.save(tmp_path)
-    with TrainingRun(config) as run:
-        run.load(tmp_path)
-        places = {state["step"].device.type for state in run.optimizer.state.values()}
-        assert places == {"cpu"}
-        assert {state["exp_avg"].device.type for state in run.optimizer.state.values()} == {device}
-
-
-def test_a_tensor_is_read_to_where_it_was() -> None:
-    class Storage:
-        def cuda(self) -> str:
-            return "on the GPU"
-
-    storage = Storage()
-    assert where_it_was(storage, "cpu") is storage
-    assert where_it_was(storage, "cuda:3") == "on the GPU"
-
-
-def test_a_run_that_keeps_no_checkpoints_still_publishes_an_epoch_at_a_time(tmp_path: Path) -> None:
-    over(tmp_path / "tree", dense(), budget_bytes=0, checkpoint_every_s=0.0)
-    assert len(list((tmp_path / "tree").rglob("*.chunk"))) == EPOCHS

@@ -93,25 +93,6 @@ def test_a_bad_content_is_never_served_and_can_be_put_again(tmp_path: Path, faul
     assert store.read("s", store.entries("s")[0]) == bad
 
 
-def test_putting_repairs_a_truncated_or_missing_content(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path, LARGE)
-    store.put("s", 1, b"state")
-    for break_it in (lambda path: os.truncate(path, 2), lambda path: path.unlink()):
-        break_it(object_of(tmp_path, b"state"))
-        assert store.put("s", 1, b"state")
-        assert store.read("s", store.entries("s")[0]) == b"state"
-
-
-def test_an_entry_of_a_wrong_size_does_not_cost_the_content_that_others_name(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path, 200)
-    store.put("s", 1, bytes(90))
-    (entry,) = store.entries("s")
-    (tmp_path / "checkpoints" / "s" / f"000000002.any.91.{entry.sha256}").touch()
-    store.put("t", 1, b"t" * 90)
-    store.put("u", 1, b"u" * 90)  # thins
-    assert [found.bytes for stage in "stu" for found in store.entries(stage)] == [90, 90]
-
-
 @given(
     budget=st.integers(0, 400),
     puts=st.lists(
@@ -151,13 +132,6 @@ def test_a_budget_smaller_than_a_checkpoint_keeps_none_and_says_so_once(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_budget_of_nothing_is_a_wish(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert not Checkpoints(tmp_path, 0).put("s", 1, b"state")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_thinning_frees_a_tenth_and_keeps_what_is_worth_most(tmp_path: Path) -> None:
     weights = {
         "often": StageWeight(start=0, end=200, visits=20),
@@ -179,24 +153,6 @@ def test_thinning_frees_a_tenth_and_keeps_what_is_worth_most(tmp_path: Path) -> 
     assert object_bytes(tmp_path) == 1800
     for stage, entries in before.items():
         assert store.entries(stage) == [entry for entry in entries if (stage, entry) not in dropped]
-
-
-def test_two_large_checkpoints_leave_one(tmp_path: Path) -> None:
-    """Making spare room would cost the only one that fits."""
-    store = Checkpoints(tmp_path, 1000)
-    for step in (10, 20, 30):
-        assert store.put("s", step, content("s", step, 950))
-        assert len(store.entries("s")) == 1
-
-
-def test_without_weights_no_stage_is_starved(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path, 3000)
-    for step in range(10, 410, 10):
-        for stage in ("a", "b"):
-            store.put(stage, step, content(stage, step, 100))
-    counts = [len(store.entries(stage)) for stage in ("a", "b")]
-    assert 27 <= sum(counts) <= 30
-    assert min(counts) >= 10
 
 
 def test_the_last_name_of_a_shared_content_frees_it(tmp_path: Path) -> None:

@@ -50,16 +50,6 @@ def test_leftovers_of_crashes_are_collected_when_thinning_and_only_the_old_ones(
     assert object_bytes(tmp_path) <= 1000 + len(b"half")
 
 
-def test_an_old_unnamed_content_that_is_put_again_is_young(tmp_path: Path) -> None:
-    """Another process that collects leftovers between the two steps of a put must not take it."""
-    path = object_of(tmp_path, b"state")
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"state")
-    make_old(path)
-    assert Checkpoints(tmp_path, LARGE).put("s", 1, b"state")
-    assert path.stat().st_mtime > time.time() - 500
-
-
 def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=True)

@@ -96,42 +96,6 @@ def test_the_value_is_what_forks_would_retrain_more(
     assert abs(Fraction(value) - more) <= more / 10**12
 
 
-def test_nothing_to_free_drops_nothing_and_too_much_drops_all() -> None:
-    weight = StageWeight(start=0, end=100, visits=1)
-    stages = {"s": [entry(10), entry(20)]}
-    assert to_drop(stages, lambda stage: weight, 0) == []
-    assert to_drop({}, lambda stage: weight, 5) == []
-    assert sorted(one.step for _, one in to_drop(stages, lambda stage: weight, 99)) == [10, 20]
-
-
-def test_what_is_left_is_spread_evenly() -> None:
-    """Of 64 checkpoints at even steps, each is equally dear: half of them go, and no two neighbours."""
-    weight = StageWeight(start=0, end=650, visits=3)
-    stages = {"s": [entry(step) for step in range(10, 650, 10)]}
-    left = sorted({one.step for one in stages["s"]} - {one.step for _, one in to_drop(stages, lambda _: weight, 32)})
-    assert len(left) == 32
-    assert max(after - before for before, after in zip([0, *left], [*left, 650], strict=True)) <= 30
-
-
-def test_stages_that_are_visited_more_keep_more() -> None:
-    weights = {
-        "often": StageWeight(start=0, end=100, visits=50),
-        "rare": StageWeight(start=0, end=100, visits=1),
-        "never": StageWeight(start=0, end=100, visits=0),
-    }
-    stages = {stage: [entry(step, content=f"{stage}{step}") for step in range(10, 100, 10)] for stage in weights}
-    dropped = to_drop(stages, weights.__getitem__, 17)
-    gone = {name: sum(stage == name for stage, _ in dropped) for name in weights}
-    assert gone["never"] == 9
-    assert gone["rare"] > gone["often"]
-
-
-def test_large_checkpoints_go_before_small_ones_of_the_same_use() -> None:
-    weight = StageWeight(start=0, end=100, visits=1)
-    stages = {"a": [entry(50, size=100, content="large")], "b": [entry(50, size=1, content="small")]}
-    assert [stage for stage, _ in to_drop(stages, lambda _: weight, 1)] == ["a"]
-
-
 def test_thousands_of_checkpoints() -> None:
     stages = {
         f"stage{s}": [entry(step, content=f"{s}-{step}", size=step % 7 + 1) for step in range(s, 5000, 50)]

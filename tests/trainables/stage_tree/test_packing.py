@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import zipfile
 from collections import OrderedDict
 from typing import Any
 
@@ -69,10 +68,3 @@ def test_what_comes_back_shares_no_memory_and_nothing_was_changed() -> None:
     assert found["last"].tolist() == [3, 4, 5]
     assert found["last"].untyped_storage().nbytes() == 12
     assert state["first"].tolist() == [7, 7, 7]
-
-
-def test_small_tensors_are_written_as_one() -> None:
-    file = io.BytesIO()
-    torch.save(pack({str(number): torch.zeros(1) for number in range(100)}), file)
-    contents = [name for name in zipfile.ZipFile(file).namelist() if "/data/" in name]
-    assert len(contents) == 2  # numbers and shapes

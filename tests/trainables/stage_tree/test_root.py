@@ -33,13 +33,6 @@ def test_the_method_and_its_settings_are_no_part_of_it() -> None:
     }) == 1  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "changes", [{"workload": "tiny_adam"}, {"epochs": 5}, {"seed": 1}, {"threads": 2}], ids=lambda c: next(iter(c))
-)
-def test_what_a_run_depends_on_is(changes: dict[str, Any]) -> None:
-    assert id_of(**changes) != id_of()
-
-
 RECIPES: dict[str, Any] = {
     "precision": "bfloat16", "clip_grad_norm": 0.5, "activation_checkpointing": "cheap", "channels_last": True,
     "fused_optimizer": True, "compile_mode": "default", "cudnn_benchmark": True, "deterministic": True,

@@ -23,10 +23,7 @@ from trainables.training.cost import (
     CostTable,
     LayerCost,
     layer_costs,
-    on_meta,
-    owned_numbers,
     saved_shares,
-    spread,
 )
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.digits import Digits
@@ -256,23 +253,6 @@ def test_a_layers_backward_is_twice_what_its_weight_alone_costs(name: str) -> No
         assert costs[layer].backward_flops == gradients * (dense - without) > 0
 
 
-def test_a_layer_called_twice_has_both_calls() -> None:
-    costs, _, _ = costs_of("called twice")
-    once = 2 * B * 5 * 6 * 6
-    assert costs["again"].forward_flops == 2 * once
-    assert costs["again"].backward_flops == 4 * once
-
-
-def test_what_the_caller_computes_is_outside() -> None:
-    costs, _, _ = costs_of("functional")
-    layer, product = 2 * B * 5 * 6 * 6, 2 * B * 5 * 5 * 6
-    assert costs["first"].forward_flops == costs["second"].forward_flops == layer
-    assert costs["first"].backward_flops == layer  # the first's input needs no gradient
-    assert costs["second"].backward_flops == 2 * layer
-    assert costs[OUTSIDE].forward_flops == 2 * product + layer
-    assert costs[OUTSIDE].backward_flops == 4 * product + 2 * layer
-
-
 def test_attention_is_its_modules_and_a_shared_weight_has_one_number() -> None:
     """torch's attention uses its output projection without calling it: that is in the row of the attention itself."""
     costs, model, _ = costs_of("tied")
@@ -290,19 +270,6 @@ def test_attention_is_its_modules_and_a_shared_weight_has_one_number() -> None:
     for name in ("output", "encoder.linear1", "encoder.linear2", "encoder.self_attn"):
         assert costs[name].backward_flops == 2 * costs[name].forward_flops
     assert costs[OUTSIDE].forward_flops == 0
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_what_is_computed_again_is_the_layers_backward(reentrant: bool) -> None:
-    costs, _, _ = costs_of("recomputed, reentrant" if reentrant else "recomputed")
-    plain = 2 * B * 5 * 6 * 6
-    middle = 2 * B * 5 * 6 * 9
-    assert costs["first"].backward_flops == plain
-    assert costs["last"].backward_flops == 2 * plain
-    assert costs["middle.0"].backward_flops == 3 * middle
-    # Recomputation without reentry ends as soon as all that was kept is there: the last product is not made again.
-    assert costs["middle.2"].backward_flops == (3 if reentrant else 2) * middle
-    assert costs[OUTSIDE] == LayerCost(name=OUTSIDE, numbers=(), forward_flops=0, backward_flops=0)
 
 
 def test_a_parametrised_weight_is_its_layers() -> None:
@@ -331,31 +298,6 @@ def test_digits_and_its_untouched_model() -> None:
     assert torch.equal(generator, torch.get_rng_state())
 
 
-def test_a_copy_on_the_meta_device_shares_what_the_model_shares() -> None:
-    model = Tied()
-    model.encoder.linear1.weight.requires_grad_(False)
-    found = on_meta(model)
-    assert isinstance(found, Tied)
-    assert found.output.weight is found.embedding.weight
-    assert {p.device.type for p in found.parameters()} == {"meta"}
-    assert [n for n, _ in found.named_parameters()] == [n for n, _ in model.named_parameters()]
-    assert [p.requires_grad for p in found.parameters()] == [p.requires_grad for p in model.parameters()]
-    assert model.output.weight.device.type == "cpu"
-
-
-def test_owners_come_in_the_order_of_their_first_numbers() -> None:
-    assert owned_numbers(Tied()) == {
-        "embedding": (0,),
-        "output": (0, 13),
-        "encoder.self_attn": (1, 2),
-        "encoder.self_attn.out_proj": (3, 4),
-        "encoder.linear1": (5, 6),
-        "encoder.linear2": (7, 8),
-        "encoder.norm1": (9, 10),
-        "encoder.norm2": (11, 12),
-    }
-
-
 def test_what_is_saved_is_what_the_model_itself_no_longer_computes() -> None:
     """The shortcut is registered first and runs late: stopping it alone ends no backward pass."""
     model = Residual()
@@ -372,15 +314,3 @@ def test_what_is_saved_is_what_the_model_itself_no_longer_computes() -> None:
     assert [n for n, p in model.named_parameters() if not p.requires_grad] == ["norm.bias"]
     some = saved_shares(SquaredOutput("saved"), model, images(), most=2)
     assert some == {1: None, 5: pytest.approx(expected[5]), 7: None, 8: pytest.approx(expected[8])}
-
-
-@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 100])
-@pytest.mark.parametrize("most", [1, 3, 16])
-def test_some_of_the_values_are_spread_over_all(count: int, most: int) -> None:
-    values = [10 * number for number in range(count)]
-    found = spread(values, most)
-    assert len(found) == min(count, most)
-    assert found == sorted(set(found))
-    assert found[-1] == values[-1]
-    gaps = [(b - a) // 10 for a, b in zip([-10, *found], found, strict=False)]
-    assert max(gaps) - min(gaps) <= 1

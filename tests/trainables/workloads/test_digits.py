@@ -30,19 +30,6 @@ def test_three_disjoint_thirds_of_all_images() -> None:
     assert 1 / 599 < 0.002  # accuracy resolves 0.2 points
 
 
-def test_an_epoch_visits_every_training_sample_once_in_an_order_of_its_own() -> None:
-    digits = Digits()
-
-    def labels(epoch: int, seed: int) -> torch.Tensor:
-        return torch.cat([y for _, y in digits.train_batches(epoch, seed)])
-
-    assert len(list(digits.train_batches(0, 0))) == digits.steps_per_epoch == 10
-    assert torch.equal(labels(0, 0).sort().values, digit_splits()["train"][1].sort().values)
-    assert torch.equal(labels(3, 1), labels(3, 1))
-    assert not torch.equal(labels(0, 0), labels(1, 0))
-    assert not torch.equal(labels(0, 0), labels(0, 1))
-
-
 def test_six_convolutions_with_batch_norm() -> None:
     model = Digits().make_model()
     kinds = [type(module).__name__ for module in model.children()]

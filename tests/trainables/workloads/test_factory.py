@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 from user_factories import Write, check, train
 
@@ -191,13 +190,6 @@ def test_a_random_split_is_the_same_in_every_process(write: Write) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_model_given_as_a_class(write: Write) -> None:
-    net = "class Net(nn.Linear):\n    def __init__(self): super().__init__(4, 3)\n"
-    name = write(net + "def make(): return {**parts(), 'model': Net}")
-    check(name)
-    assert isinstance(build(name).make_model(), nn.Linear)
-
-
 def test_the_example_of_the_docs_trains(write: Write) -> None:
     page = Path(__file__).parents[3] / "docs" / "own-training.md"
     blocks = page.read_text().split("```python\n")
@@ -209,30 +201,6 @@ def test_the_example_of_the_docs_trains(write: Write) -> None:
     rows = train(name, workload_options=("width=4", "batch_size=250"))
     assert rows[-1]["step"] == 8
     assert 0 <= rows[-1]["test_accuracy"] <= 1
-
-
-def test_a_class_for_each_place_counts_each_place(write: Write) -> None:
-    name = write(
-        """
-def make():
-    batch = torch.rand(4, 3, 5), torch.randint(0, 2, (4, 5), generator=torch.Generator().manual_seed(0))
-    return {"model": lambda: nn.Conv1d(3, 2, 1), "train": [batch], "validation": [batch], "epochs": 1}
-"""
-    )
-    check(name)
-    assert 0 <= train(name, epochs=1)[-1]["accuracy"] <= 1
-
-
-@pytest.mark.parametrize("looks", ["x.sum().item() * 0", "0 * torch.ones(8).sum()"])
-def test_models_that_need_numbers_are_counted_with_numbers(write: Write, looks: str) -> None:
-    """What a model reads of its input, or makes on the CPU, the meta device cannot follow."""
-    name = write(
-        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.a = nn.Linear(4, 8)\n"
-        f"        self.b = nn.Linear(8, 3)\n    def forward(self, x): return self.b(self.a(x) + {looks})\n"
-        "def make(): return {**parts(), 'model': Net}"
-    )
-    rows = train(name)
-    assert rows[-1]["executed_flops"] == 2 * 50 * (2 * 56 + 2 * 56 + 2 * 24)
 
 
 def test_options_of_any_name_tell_trainings_apart(write: Write) -> None:
@@ -261,10 +229,3 @@ def test_modules_without_an_init_file_belong_to_the_code(write: Write, tmp_path:
     assert code_digest("space.deep.net") != before
     assert own_modules("space.deep.net") == [tmp_path / "space"]
     assert own_modules("torch.nn") == []  # installed on every machine
-
-
-def test_a_factory_of_an_installed_package() -> None:
-    """Any callable will do, such as a class of a workload."""
-    workload = build("trainables.workloads.digits:Digits")
-    assert workload.name == "trainables.workloads.digits:Digits"
-    assert workload.steps_per_epoch == 10

@@ -20,7 +20,7 @@ from trainables.errors import UserError
 from trainables.training.run import TrainingRun
 from trainables.workloads import build
 from trainables.workloads.digits import digit_splits
-from trainables.workloads.gan_digits import GAN, GanDigits, UpBlock, _components, frechet_distance
+from trainables.workloads.gan_digits import GAN, GanDigits, _components, frechet_distance
 
 
 def config(**fields: Any) -> TrialConfig:
@@ -46,20 +46,6 @@ def test_each_network_gets_the_gradient_of_its_own_loss(first: str) -> None:
     for parameter, expected in zip(found, (*own, *others), strict=True):
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_a_block_of_the_generator_keeps_the_memos_order_and_gives_logits() -> None:
-    torch.manual_seed(0)
-    block = UpBlock(4, 4).train()
-    logits = torch.randn(3, 4, 5, 5)
-    value = F.interpolate(F.relu(F.batch_norm(logits, None, None, training=True)), scale_factor=2)
-    residual = F.conv2d(value, block.conv1.weight, padding=1)
-    residual = F.relu(F.batch_norm(residual, None, None, training=True))
-    expected = F.conv2d(residual, block.conv2.weight, block.conv2.bias, padding=1) + value
-    found = block(logits)
-    torch.testing.assert_close(found, expected)
-    assert found.min() < 0  # no activation comes last
-    assert UpBlock(4, 2)(logits).shape == (3, 2, 10, 10)
 
 
 def test_every_layer_of_the_discriminator_has_spectral_norm_one() -> None:

@@ -66,19 +66,6 @@ def test_a_first_parameter_of_another_name_gets_the_number_of_classes(
     assert build_model(name, 5, 8, channels=2)(torch.zeros(3, 2, 8, 8)).shape == (3, 5)
 
 
-def test_a_class_is_a_function_as_well(write: Callable[[str], str]) -> None:
-    write(
-        "class Own(nn.Module):\n"
-        "    def __init__(self, num_classes):\n"
-        "        super().__init__()\n"
-        "        self.fc = nn.Linear(3, num_classes)\n"
-        "    def forward(self, x):\n"
-        "        return self.fc(x.mean((2, 3)))\n"
-    )
-    model = build_model("own_models:Own", 7)
-    assert model(torch.zeros(1, 3, 4, 4)).shape == (1, 7)
-
-
 def test_trying_a_model_leaves_it_and_the_generators_alone(write: Callable[[str], str]) -> None:
     """Also one that looks at numbers, so that it has to run for real."""
     name = write(

@@ -162,20 +162,6 @@ def test_reservoir_is_bounded_complete_where_there_are_few_and_repeats() -> None
     assert torch.equal(10 * x, y)
 
 
-def test_reservoir_does_not_keep_batches_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row as it is keeps the storage of its whole batch."""
-    sizes: list[int] = []
-    stack = torch.stack
-
-    def seen(parts: tuple[Tensor, ...]) -> Tensor:
-        sizes.extend(len(part.untyped_storage()) for part in parts)
-        return stack(parts)
-
-    monkeypatch.setattr(torch, "stack", seen)
-    reservoir((torch.zeros(50, 3) for _ in range(6)), most=20, seed=0)
-    assert sizes == [3 * 4] * 20
-
-
 def test_reservoir_messages() -> None:
     with pytest.raises(UserError, match="most must be an integer >= 1, got 0"):
         reservoir([], most=0, seed=0)

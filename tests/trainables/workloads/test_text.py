@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections import Counter
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from trainables.workloads.text import (
     STEPS_PER_EPOCH,
     WIDTH,
     Text,
-    _encoded,
     _splits,
     _text,
     evaluation_windows,
@@ -61,29 +59,6 @@ def test_splits_are_the_text_in_order_and_share_no_paragraph() -> None:
         assert not inner[one] & inner[other]
 
 
-def test_few_sequences_of_what_is_evaluated_occur_in_the_training_text() -> None:
-    train = bytes(_splits()["train"].tolist())
-    for split in ("validation", "test"):
-        windows = [bytes(window) for window in evaluation_windows(split).tolist()]
-        assert sum(window in train for window in windows) / len(windows) < 0.02
-
-
-def test_characters_are_numbered_by_how_often_training_shows_them() -> None:
-    splits = _splits()
-    length = len(splits["train"])
-    counts = Counter(_text()[:length])
-    number = dict(zip(_text()[:length], splits["train"].tolist(), strict=True))
-    by_count = [counts[c] for c, n in sorted(number.items(), key=lambda item: item[1]) if n < CHARACTERS]
-    assert by_count == sorted(counts.values(), reverse=True)[:CHARACTERS]
-    numbers = {n for n in number.values() if n < CHARACTERS}
-    assert numbers == set(range(min(CHARACTERS, len(counts))))
-
-
-def test_characters_that_are_not_known_share_a_number() -> None:
-    assert _encoded("abcä\U0001f600a", "ba").tolist() == [1, 0, 2, 2, 2, 1]
-    assert _encoded("a", "z\U0001f600a").tolist() == [2]
-
-
 def test_without_the_manual_the_sources_of_standard_modules_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.import_module
 
@@ -113,21 +88,6 @@ def test_batches_are_a_function_of_epoch_and_seed_and_resume_anywhere() -> None:
     assert not torch.equal(whole[0], batches(2, 2)[0])
     assert not torch.equal(whole[0], batches(3, 1)[0])
     assert not torch.equal(whole[0], whole[1])
-
-
-@pytest.mark.usefixtures("counting")
-def test_targets_are_the_next_characters_of_the_training_text() -> None:
-    starts = []
-    for epoch in range(4):
-        for inputs, targets in Text().train_batches(epoch, 0):
-            assert inputs.shape == targets.shape == (BATCH_SIZE, CONTEXT)
-            assert inputs.dtype == targets.dtype == torch.int64
-            assert torch.equal(inputs, inputs[:, :1] + torch.arange(CONTEXT))
-            assert torch.equal(targets, inputs + 1)
-            starts += inputs[:, 0].tolist()
-    # Anywhere in the text: 1,920 draws of 4,936 places.
-    assert 0 <= min(starts) < 50
-    assert 4886 < max(starts) <= 5000 - CONTEXT - 1
 
 
 @pytest.mark.usefixtures("counting")
@@ -257,14 +217,6 @@ def test_a_short_training_beats_the_most_frequent_character_clearly() -> None:
     most_frequent = int(torch.bincount(targets).max()) / len(targets)
     with torch.no_grad():
         assert workload.evaluate(network.eval(), "validation", "cpu") > most_frequent + 0.05
-
-
-def test_the_fingerprint_tells_texts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Text().fingerprint()
-    assert first == Text().fingerprint()
-    splits = _splits()
-    monkeypatch.setattr(text, "_splits", lambda: {**splits, "test": splits["test"].flip(0)})
-    assert Text().fingerprint() != first
 
 
 def test_an_epoch_may_be_shorter_and_its_batches_smaller() -> None:

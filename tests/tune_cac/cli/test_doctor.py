@@ -9,12 +9,10 @@ import tiny_workload
 from tiny_workload import tiny  # noqa: F401 - a fixture
 from torch import nn
 
-from trainables.config import TrialConfig
 from trainables.registry import WORKLOADS, Entry
 from trainables.training.doctor import checks, dry_run
 from trainables.training.doctor.checks import Ratios
 from tune_cac.cli import doctor as doctor_command
-from tune_cac.cli.doctor import trials_at_a_time
 from tune_cac.cli.main import main
 
 
@@ -116,11 +114,6 @@ def test_what_a_run_is(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_epochs_are_the_workloads_unless_given(capsys: pytest.CaptureFixture[str]) -> None:
-    assert any(", 4 epochs, 32 steps in all" in line for line in run_doctor(capsys, "tiny"))
-
-
-@pytest.mark.usefixtures("tiny")
 def test_what_a_run_costs(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run_doctor(capsys, "tiny", "--trials", "7")
     pixels = 8 * 36 * 9
@@ -160,14 +153,6 @@ def test_a_large_model_is_shown_by_units(capsys: pytest.CaptureFixture[str], dee
     assert any("set CAC_WATCH=linear" in line for line in lines)
 
 
-def test_all_of_its_layers_are_shown_when_asked(capsys: pytest.CaptureFixture[str], deep_linear: str) -> None:
-    lines = run_doctor(capsys, deep_linear, "--all-layers")
-    rows = rows_of(lines)
-    assert [row[0] for row in rows] == [str(number) for number in range(20)]
-    assert [row[0] for row in rows if row[-1].endswith(" %")] == [str(end) for end in range(1, 18, 2)]
-    assert not any("--all-layers" in line for line in lines)
-
-
 class Attends(tiny_workload.Tiny):
     """Computes between its layers."""
 
@@ -183,11 +168,6 @@ def test_what_no_layer_computes_is_said(capsys: pytest.CaptureFixture[str], monk
     entry = Entry(home=f"{__name__}:Attends", default_epochs=1, description="a test's")
     monkeypatch.setitem(WORKLOADS, Attends.name, entry)
     assert f"outside layers: {2 * 8 * 6**3 / 1000:.4g} kFLOP forward, 0 FLOP backward" in run_doctor(capsys, "attends")
-
-
-def test_a_machine_trains_as_many_trials_as_its_processors_allow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tune_cac.cli.doctor.processors", lambda: 12)
-    assert [trials_at_a_time(TrialConfig(threads=threads)) for threads in (1, 5, 24)] == [12, 2, 1]
 
 
 @pytest.mark.parametrize(

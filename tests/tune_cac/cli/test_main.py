@@ -267,13 +267,6 @@ def test_a_results_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.
     )
 
 
-def test_an_unknown_study_lists_those_that_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a_study(tmp_path / "results" / "one")
-    a_study(tmp_path / "results" / "two")
-    assert main(["rank", "three"]) == 2
-    assert capsys.readouterr().err == "tune_cac: error: no study 'three' in results: studies there: one, two\n"
-
-
 def test_a_study_whose_search_never_began(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a_study(tmp_path / "results" / "one")
     assert main(["rank", "one"]) == 2

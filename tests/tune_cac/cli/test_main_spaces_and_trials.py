@@ -39,21 +39,6 @@ def test_spaces_shows_conditions_and_meanings_of_branches(capsys: pytest.Capture
     assert list(lines).index("freezeout.CAC_RULE_CUBIC") < list(lines).index("plasticity.CAC_RULE_WINDOW")
 
 
-def test_spaces_names_the_layers_of_the_workload(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["spaces", "manual_layers"]) == 0
-    out = capsys.readouterr().out
-    assert "  0: norm1.bias (CAC_STOP_LAYER_NUM=2)\n  1: norm2.bias (CAC_STOP_LAYER_NUM=5)\n" in out
-    assert "stops=2 or 3" in out
-    assert "depth of the layer that the stop reaches through" in out
-
-
-def test_spaces_says_what_braking_distance_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["spaces", "braking_distance"]) == 0
-    out = capsys.readouterr().out
-    assert "fixed, unless search --set gives other values: CAC_VAR_START_ITR=3 CAC_VAR_START_THR=0.95" in out
-    assert "when" not in out.splitlines()[5].split()
-
-
 def test_workloads(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["workloads"]) == 0
     out = capsys.readouterr().out

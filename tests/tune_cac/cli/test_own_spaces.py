@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tune_cac.cli.main import main
-from tune_cac.study.options import SearchOptions
 
 FACTORY = '''
 import torch
@@ -105,19 +104,3 @@ def test_it_is_explained_on_the_run_of_its_starting_point(capsys: pytest.Capture
     line = next(line.split() for line in out.splitlines() if line.startswith("lr "))
     assert line == ["lr", "0.1", "..", "0.3", "in", "steps", "of", "0.1", "0.2", "option", "of", "the", "workload"]
     assert main(["spaces", "lrr.yaml", "--workload", "own_spaces_project:any_options"]) == 0  # it takes any option
-
-
-@pytest.mark.usefixtures("project")
-def test_options_of_a_search() -> None:
-    options = SearchOptions(
-        space="auto_thresholds+lr.yaml", workload="own_spaces_project:make", workload_options=["width=8"]
-    )
-    assert options.first_options == ("lr=0.1", "width=8")
-    assert options.workload_options == ("width=8",)
-    assert options.space_files == {"lr.yaml": FILES["lr.yaml"]}
-    assert not options.controls  # they would belong to one combination alone
-    assert SearchOptions(space="auto_thresholds").controls
-    assert SearchOptions(space="auto_thresholds").first_options == ()
-    Path("lr.yaml").unlink()
-    kept = SearchOptions(space=options.space, workload=options.workload, space_files=options.space_files)
-    assert kept.loaded_space.options == ("lr",)

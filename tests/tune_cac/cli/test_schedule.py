@@ -74,18 +74,6 @@ def test_it_prints_what_acts_on_what_and_when(file: Path, capsys: pytest.Capture
     ]
 
 
-def test_without_a_workload_names_are_not_checked(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file.write_text(GOOD.replace("classifier.weight", "clasifier.weight"))
-    assert check("s.yaml") == 0
-    out = capsys.readouterr().out
-    assert out.startswith(
-        "s.yaml: 1 pruner, 1 extension, 2 policies; checked without names of layers: give --workload, too\n"
-    )
-    assert "  conv[1-6].weight, clasifier.weight\n" in out
-    assert "10 epochs;" in out  # to the end of the last policy
-    assert "weights pruned" not in out
-
-
 def test_all_errors_are_printed_with_lines(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = GOOD.replace("classifier.weight", "clasifier.weight").replace("FilterRemover", "FilterRemove")
     file.write_text(text.replace("version: 1\n", "version: 1\npruner: {}\n"))
@@ -174,8 +162,3 @@ def test_what_is_wrong_is_said(arguments: list[str], message: str, file: Path) -
     with pytest.raises(UserError) as raised:
         check(*arguments)
     assert str(raised.value) == message
-
-
-def test_a_file_that_is_not_there(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check("no.yaml") == 2
-    assert capsys.readouterr().err == "cannot read schedule no.yaml: No such file or directory\n1 error\n"

@@ -9,7 +9,6 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.storages.journal import JournalFileBackend
-from optuna.storages.journal._file import LOCK_FILE_SUFFIX
 from studies import result_row, write_study
 
 from trainables.config import TrialConfig
@@ -32,15 +31,6 @@ def test_a_lock_that_leads_nowhere_is_taken_away(tmp_path: Path) -> None:
     study.mend_journal(journal)
     optuna.create_study(storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))))
     assert journal.stat().st_size > 0
-
-
-def test_a_lock_of_this_moment_is_its_holders(tmp_path: Path) -> None:
-    journal, lock = tmp_path / "optuna.journal", tmp_path / "optuna.journal.lock"
-    journal.touch()
-    _left(lock, journal, age_s=0)
-    study.mend_journal(journal)
-    assert lock.is_symlink()
-    assert study.LOCK_FILE_SUFFIX == LOCK_FILE_SUFFIX
 
 
 def test_a_resumed_study_keeps_the_threads_of_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

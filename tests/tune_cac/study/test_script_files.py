@@ -63,17 +63,6 @@ def test_a_module_of_a_package_behind_a_launcher(command: str, tmp_path: Path) -
         check_unchanged(options)
 
 
-def test_a_script_behind_a_launcher(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("\n")
-    for command in ("torchrun --nproc-per-node 2 train.py", "accelerate launch --num_processes 2 train.py --lr 1"):
-        assert named_files(command, tmp_path) == [tmp_path / "train.py"]
-
-
-def test_quotes_that_only_a_shell_understands(tmp_path: Path) -> None:
-    (tmp_path / "train.sh").write_text("\n")
-    assert named_files('sh train.sh "$(echo \'a)"', tmp_path) == [tmp_path / "train.sh"]
-
-
 def test_another_folder_is_another_script() -> None:
     first, second = (script_identity(("command=python train.py", f"cwd=/{name}")) for name in "ab")
     assert first == second  # no file there; the folder itself is the difference

@@ -16,7 +16,7 @@ from studies import result_row, write_study
 import analysis
 from analysis.metrics.confirmation import read_confirmation
 from analysis.metrics.noise import resolution_of
-from analysis.presentation.markdown_report import confirmation_lines, control_lines
+from analysis.presentation.markdown_report import control_lines
 from analysis.presentation.summary_text import best_env, headline
 from trainables.config import TrialConfig
 from tune_cac.cli.main import main
@@ -93,11 +93,6 @@ def test_no_baseline_is_trained_of_options_that_no_candidate_has(tmp_path: Path)
     configs = [TrialConfig.from_mapping({**base.to_dict(), **run.values}) for run in wanted]
     assert [run.attrs["role"] for run in wanted] == ["baseline"] * 2 + ["candidate"] * 2
     assert [config.options for config in configs] == [("lr=0.2",)] * 4
-
-
-def test_a_candidate_without_a_pair_of_runs_has_no_numbers() -> None:
-    found = confirmation((17, float("nan"), float("nan"), float("nan"), False)).assign(seeds=0, drop_low=float("nan"))
-    assert confirmation_lines(found, "compute saved", 0.005)[-1] == "| 17 | 0 | - | - | - | - | no |"
 
 
 def test_controls_are_told_in_whole_epochs() -> None:
@@ -238,15 +233,6 @@ def test_what_fresh_seeds_say_is_said_of_every_trial_of_the_outcome(
     assert "# Confirmed on 3 fresh seeds" in best_env(layout.read_info(), best, 0.005, confirmation=confirmed)
 
 
-def test_trials_that_only_look_alike_are_two_outcomes(tmp_path: Path) -> None:
-    first, second, third = trial(0.4), trial(0.4, CAC_VAR_SAMPLES=7), trial(0.4, CAC_VAR_SAMPLES=8)
-    second["row"]["train_loss"] += 1e-9
-    for one in (third, fourth := trial(0.4, CAC_VAR_SAMPLES=9)):
-        one["row"]["train_loss"] = None  # a script that reports none
-    trials = analysis.load(study(tmp_path, first, second, third, fourth))
-    assert candidates_of(trials, 0.005, 5)["trial"].tolist() == [1, 2, 3, 4]
-
-
 def test_seeds_after_the_greatest_begin_at_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = study(tmp_path, trial(0.3))
     layout = analysis.io.layout.Layout(folder)
@@ -284,16 +270,6 @@ def test_at_a_price_that_nothing_is_worth(tmp_path: Path) -> None:
     assert headline(ranking, best_or_confirmed(ranking, None), 0.005) == (
         "No setting tried is worth more at this price of a point of accuracy than training in full."
     )
-
-
-def test_savings_beyond_the_shortest_training_are_not_compared(tmp_path: Path) -> None:
-    row = result_row(0.96, dense_flops=700, executed_flops=700)
-    config = TrialConfig(method="none", epochs=21).to_dict()
-    folder = study(tmp_path, trial(0.4), {"role": "control", "control": "shorter", "row": row, "config": config})
-    trials = analysis.load(folder)
-    ranking = analysis.rank(trials, allowed_drop=0.005)
-    said = headline(ranking, analysis.best(ranking), 0.005, line=analysis.metrics.ranking.control_line(trials))
-    assert said.endswith("No dense run was cut so far: the shortest saves 30.0 %.")
 
 
 def with_control(folder: Path, shorter: float) -> Path:

@@ -77,17 +77,6 @@ def test_without_savings_there_are_no_random_stops(tmp_path: Path) -> None:
     assert search.suggest("c") == FINISHED
 
 
-def test_without_controls_the_search_ends_with_its_trials(tmp_path: Path) -> None:
-    search = searcher(tmp_path, baseline=False)
-    search.plan(2)
-    search.suggest("a")
-    complete(search, "a")
-    assert search.suggest("b")["trial"] == 1  # type: ignore[index]
-    assert search.suggest("c") is None
-    complete(search, "b")
-    assert search.suggest("c") == FINISHED
-
-
 def test_a_control_is_told_against_the_baselines_budget_and_not_counted(tmp_path: Path) -> None:
     search = searcher(tmp_path, baseline=False)
     search.plan(1, controls=True)

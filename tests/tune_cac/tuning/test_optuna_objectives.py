@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis.metrics.saving import saved_of
-from tune_cac.tuning.study_trials import saved_of_baseline, saved_of_row, tell_complete
+from tune_cac.tuning.study_trials import saved_of_baseline, tell_complete
 
 BASELINE = {"accuracy": 0.9, "compute_saved": 0.0, "executed_flops": 1000, "dense_flops": 1000, "inference_saved": 0.0}
 
@@ -39,14 +39,6 @@ def test_a_study_is_told_what_it_ranks_by(saving: str | None, expected: float) -
     assert saved_of(frame)[0] == pytest.approx(expected)  # as the ranking says it
 
 
-@pytest.mark.parametrize("missing", [None, 0.0])
-def test_what_is_not_compressed_saves_no_inference(missing: float | None) -> None:
-    assert saved_of_row(row(0.9, inference=missing), "inference") == 0.0
-    assert saved_of_row(row(0.9, inference=missing), "both") == pytest.approx(0.1)
-    without = {name: value for name, value in row(0.9).items() if name != "inference_saved"}
-    assert saved_of_row(without, "inference") == 0.0
-
-
 def constraints(frozen: optuna.trial.FrozenTrial) -> dict[str, float]:
     return dict(frozen.constraints)
 
@@ -58,16 +50,6 @@ def test_the_drop_beyond_the_allowed_one_is_a_constraint(accuracy: float, excess
     found = constraints(told(row(accuracy)))
     assert found == {"accuracy_drop": pytest.approx(excess, abs=1e-9)}
     assert (found["accuracy_drop"] <= 0) == (excess <= 0)
-
-
-def test_without_a_baseline_there_is_no_drop() -> None:
-    assert constraints(told(row(0.2), None)) == {}
-    assert told(row(0.2), None).values == pytest.approx([0.2, 0.2])
-
-
-def test_a_control_is_never_feasible() -> None:
-    found = constraints(told(row(0.99), role="control"))
-    assert found["control"] > 1
 
 
 def test_a_shorter_run_saves_of_the_baselines_budget() -> None:

@@ -8,14 +8,12 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.trial import TrialState
 from searchers import CONTEXT, row, searcher, told
 
 import analysis
 import search_spaces
-from search_spaces import SpaceContext
 from trainables.config import TrialConfig
-from tune_cac.study.folder import last_checkpoint, last_row
+from tune_cac.study.folder import last_row
 from tune_cac.tuning.study_searcher import FINISHED, StudySearch
 
 
@@ -66,15 +64,6 @@ def test_the_first_trial_is_called_published_only_where_it_is(
     assert told(tmp_path)[1].user_attrs["role"] == role
 
 
-def test_configs_are_the_same_to_ray_and_to_the_journal(tmp_path: Path) -> None:
-    context = SpaceContext(total_steps=300, layer_names=tuple("abcdefgh"), unit_ends=(1, 3, 5))
-    search = searcher(tmp_path, space="manual_layers", context=context)
-    for name in "abcdef":
-        suggested = search.suggest(name)
-        assert told(tmp_path)[suggested["trial"]].user_attrs["config"] == suggested["config"]
-        TrialConfig.from_mapping(suggested["config"])
-
-
 def test_a_conditional_trial_that_was_cut_short_is_queued_again_with_its_branch(tmp_path: Path) -> None:
     first = searcher(tmp_path, space="stop_rules")
     configs = [first.suggest(name)["config"] for name in "abcdefghij"]
@@ -82,11 +71,6 @@ def test_a_conditional_trial_that_was_cut_short_is_queued_again_with_its_branch(
     second = searcher(tmp_path, seed=5, begin=False, space="stop_rules")
     second.adopt_unfinished()
     assert [second.suggest(name)["config"] for name in "klmnopqrst"] == configs
-
-
-def test_asking_again_for_a_trial_gives_the_same(tmp_path: Path) -> None:
-    search = searcher(tmp_path)
-    assert search.suggest("a") == search.suggest("a")
 
 
 def test_objectives_and_constraint(tmp_path: Path) -> None:
@@ -161,16 +145,6 @@ def test_a_baseline_that_fails_twice_ends_the_search_with_its_error_until_it_is_
     assert statuses == ["interrupted", "running", "interrupted", "interrupted", "completed"]
 
 
-@pytest.mark.parametrize("message", ["TrainingDiverged: the accuracy is nan in epoch 1", "UserError: no such layer"])
-def test_a_baseline_that_would_fail_again_is_not_tried_again(message: str, tmp_path: Path) -> None:
-    search = searcher(tmp_path, baseline=False)
-    search.plan(3)
-    search.suggest("a")
-    assert not fail(search, "a", message)
-    assert search.suggest("b") == FINISHED
-    assert search.gave_up == f"the baseline failed ({message})"
-
-
 def test_a_trial_whose_worker_died_goes_on_from_its_checkpoint_once(tmp_path: Path) -> None:
     search = searcher(tmp_path)
     search.plan(1)
@@ -186,14 +160,6 @@ def test_a_trial_whose_worker_died_goes_on_from_its_checkpoint_once(tmp_path: Pa
     assert not fail(search, "c", "its worker died (killed)", died=True)
     assert search.suggest("d") == FINISHED
     assert search.trials.finished_count() == 2
-
-
-def test_a_trial_that_raised_is_not_begun_again(tmp_path: Path) -> None:
-    search = searcher(tmp_path)
-    search.plan(1)
-    search.suggest("b")
-    assert not fail(search, "b", "ValueError: no")
-    assert search.suggest("c") == FINISHED
 
 
 def test_an_interrupted_baseline_comes_before_what_was_queued(tmp_path: Path) -> None:
@@ -243,17 +209,6 @@ def test_an_interrupted_trial_keeps_what_ray_wrote_of_it(tmp_path: Path) -> None
     assert last_row(tmp_path / "nowhere") == {}
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
-def test_values_that_are_no_finite_numbers_fail(tmp_path: Path, value: float | None) -> None:
-    search = searcher(tmp_path, baseline=False)
-    search.suggest("a")
-    search.on_trial_complete("a", row(0.9, 0.0) | {"accuracy": value})
-    (trial,) = (t for t in told(tmp_path) if t.state.is_finished())
-    assert trial.state == TrialState.FAIL
-    assert trial.user_attrs["error"] == "the trial reported no finite accuracy"
-    assert search.trials.finished_count() == 1
-
-
 def test_unfinished_trials_are_queued_again_and_finished_ones_told(tmp_path: Path) -> None:
     first = searcher(tmp_path)
     configs = [first.suggest(name)["config"] for name in "bcd"]
@@ -276,17 +231,3 @@ def test_unfinished_trials_are_queued_again_and_finished_ones_told(tmp_path: Pat
     states = [t.state.name for t in told(tmp_path)]
     assert states == ["COMPLETE", "COMPLETE", "FAIL", "FAIL", "RUNNING", "RUNNING"]
     assert told(tmp_path)[1].constraints["accuracy_drop"] == pytest.approx(0.0)
-
-
-def test_a_later_search_draws_other_values(tmp_path: Path) -> None:
-    def third(seed: int) -> dict[str, Any]:
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        search = searcher(folder, seed)
-        return [search.suggest(name) for name in "bc"][1]["config"]  # type: ignore[no-any-return]
-
-    assert third(0) != third(1)
-
-
-def test_the_newest_complete_checkpoint(tmp_path: Path) -> None:
-    assert last_checkpoint(tmp_path) is None

@@ -21,14 +21,13 @@ from analysis.metrics.accounting import search_cost
 from analysis.metrics.pareto import hypervolume as area_above
 from analysis.metrics.ranking import best, rank
 from analysis.presentation.figures.figure import Figure
-from analysis.presentation.figures.outcomes import confirmation, importance, pareto
+from analysis.presentation.figures.outcomes import importance, pareto
 from analysis.presentation.figures.report_figures import (
     MOST_ROWS,
     convergence,
     cost,
     hypervolume,
     learning_curves,
-    near_thresholds,
     timeline,
     variance,
 )
@@ -105,14 +104,6 @@ class TestPareto:
             "reaching 40.0 % compute saved at 88.00 % accuracy."
         )
 
-    def test_equal_outcomes_are_one_mark_that_names_its_trials(self) -> None:
-        trials = trace(pareto(study((0.89, 0.3), (0.89, 0.3), (0.88, 0.4))), "trials")
-        assert len(trials["x"]) == 2
-        assert trials["marker"]["size"][0] > trials["marker"]["size"][1]
-        assert trials["hovertext"][0].startswith(
-            "trials 1, 2\ncompute saved 30.0 %\naccuracy 89.00 %, accuracy loss 1.00 points"
-        )
-
     def test_controls_draw_a_line_from_the_baseline(self) -> None:
         controls = pd.DataFrame(
             {"control": ["shorter", "random stops", "shorter", "shorter"], "compute_saved": [0.5, 0.3, 0.2, np.nan],
@@ -121,43 +112,6 @@ class TestPareto:
         found = pareto(replace(study((0.89, 0.3)), controls=controls))
         assert places(found, "cut dense runs") == [(0, 90), (20, 88), (50, 80)]
         assert places(found, "random stops") == [(30, 70)]
-
-    def test_controls_among_the_ranked_are_no_searched_trials(self) -> None:
-        data = study((0.89, 0.3), (0.9, 0.5))
-        ranking = data.ranking.copy()
-        ranking.loc[ranking["trial"] == 2, "role"] = "control"
-        found = pareto(replace(data, ranking=ranking))
-        assert trace(found, "trials")["x"] == [30]
-        assert 50 not in trace(found, "Pareto front")["x"]
-
-    def test_what_lies_far_below_does_not_squeeze_the_rest_and_is_counted(self) -> None:
-        found = pareto(study((0.89, 0.3), (0.1, 0.35), (0.1, 0.36), (0.1, 0.36)))
-        assert found is not None
-        low, high = found.layout["yaxis"]["range"]
-        assert low > 80
-        assert high > 90
-        assert "3 trials lie below the picture; a double click shows all." in found.notes
-
-    def test_nothing_completed(self) -> None:
-        data = study((0.89, 0.3))
-        assert pareto(replace(data, ranking=data.ranking.iloc[:0], best=None)) is None
-
-
-def test_confirmation_in_points_with_the_interval_in_words() -> None:
-    frame = pd.DataFrame(
-        {"candidate": [7], "seeds": [5], "compute_saved": [0.31], "accuracy_drop": [0.001], "drop_low": [-0.002],
-         "drop_high": [0.004], "confidence": [0.95], "confirmed": [True]}
-    )  # fmt: skip
-    found = confirmation(replace(study((0.89, 0.3)), confirmation=frame))
-    assert found is not None
-    candidate = trace(found, "confirmed")
-    assert found.layout["yaxis"]["ticktext"] == ["trial 7"]
-    assert trace(found, "allowed accuracy loss")["x"] == [1, 1]
-    assert candidate["x"] == [0.1]
-    assert candidate["error_x"]["array"] == pytest.approx([0.3])
-    assert candidate["error_x"]["arrayminus"] == pytest.approx([0.3])
-    assert "accuracy loss 0.10 points, 95 % interval -0.20 points to 0.40 points" in candidate["hovertext"][0]
-    assert confirmation(study((0.89, 0.3))) is None
 
 
 def test_bars_are_greatest_first_and_named_in_short() -> None:
@@ -197,12 +151,6 @@ class TestConvergence:
         points = 100 * np.stack([saved, accuracy], axis=1)
         areas = [area_above(points[: n + 1], (0.0, 85.0)) for n in range(len(points))]
         assert trace(found, "hypervolume")["y"] == pytest.approx(areas, abs=1e-4)
-
-    def test_without_a_baseline_nothing_is_within_and_there_is_no_area(self) -> None:
-        data = study((0.895, 0.1))
-        trials = data.trials[data.trials["trial"] > 0].assign(accuracy_drop=np.nan)
-        assert trace(convergence(replace(data, trials=trials)), "best so far")["y"] == [0.0]
-        assert hypervolume(replace(data, trials=trials)) is None
 
 
 def test_cost_ends_at_what_the_search_cost() -> None:
@@ -318,22 +266,6 @@ class TestVariance:
         assert len(iterations) <= 402
         assert iterations[-1] == 100_000
 
-    def test_a_layer_that_vanishes_does_not_squeeze_what_decides(self) -> None:
-        frame = pd.DataFrame({"iteration": [0, 1, 2], "layer": "w", "ratio": [1.0, 0.99, 0.001]})
-        stops = pd.DataFrame({"iteration": [1], "layer": ["w"], "ratio": [0.99]})
-        found = variance(replace(report_data(5), variance=frame, stops=stops, thresholds=None))
-        assert found is not None
-        low, high = found.layout["yaxis"]["range"]
-        assert 0.9 < low < 0.99
-        assert high > 1
-
-    def test_thresholds_too_near_for_two_texts_share_one(self) -> None:
-        thresholds = [("CAC_VAR_START_THR", 0.9), ("CAC_VAR_MT_THR", 0.96), ("CAC_VAR_SLOPE_THR", 0.961)]
-        assert near_thresholds(thresholds, (0.8, 1.0)) == [
-            ("START_THR 0.9", 0.9),
-            ("MT_THR 0.96, SLOPE_THR 0.961", 0.961),
-        ]
-
 
 def test_a_trial_at_hundreds_of_dense_runs_does_not_squash_the_others() -> None:
     """The axis ends at three times the median of what costs more; the note counts what lies left of it."""
@@ -348,10 +280,3 @@ def test_a_trial_at_hundreds_of_dense_runs_does_not_squash_the_others() -> None:
     assert (-25_000.0, pytest.approx(93.0)) in places(figure, "trials")
     for outcomes in ([(0.89, 0.3)], [(0.91, -3.0), (0.92, -2.0)], [(0.91, -250.0), (0.92, -240.0)]):
         assert "range" not in pareto(study(*outcomes)).layout["xaxis"]  # type: ignore[union-attr]
-
-
-def test_a_study_that_only_costs_has_no_volume_and_no_answer() -> None:
-    data = study((0.91, -3.0), (0.92, -250.0))
-    assert data.best is None or data.best["role"] == "baseline"
-    assert area_above(np.array([[0.0, -3.0]]), (-0.05, 0.0)) == 0
-    assert data.ranking["compute_saved"].tolist() == [0.0, -3.0, -250.0]

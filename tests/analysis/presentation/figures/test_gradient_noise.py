@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -12,8 +10,7 @@ from gradient_rows import STEPS, statistics, with_gradients
 from report_data import report_data
 
 from analysis.presentation.figures.figure import Figure
-from analysis.presentation.figures.report_figures import report_figures
-from analysis.presentation.figures.variance import gradient_noise, gradient_variance, layer_noise, shown_trial
+from analysis.presentation.figures.variance import gradient_noise, layer_noise, shown_trial
 
 
 def drawn(figure: Figure | None) -> Figure:
@@ -42,38 +39,6 @@ def test_of_many_trials_mean_and_range_are_drawn() -> None:
     assert figure.notes == ["Mean of 9 trials (thick), smallest and largest."]
 
 
-def test_the_axis_of_average_variance_is_logarithmic_and_has_no_zeros() -> None:
-    data = with_gradients(1)
-    assert data.gradients is not None
-    frame = data.gradients.copy()
-    frame.loc[(frame["step"] == 0) & (frame["estimator"] == "sgd"), "average_variance"] = 0.0
-    figure = drawn(gradient_variance(replace(data, gradients=frame)))
-    lines = {t["name"]: t["x"] for t in figure.traces}
-    assert lines == {"SGD": list(STEPS[1:]), "gradient_clustering": list(STEPS)}
-    axis = figure.layout["yaxis"]
-    values = [y for t in figure.traces for y in t["y"]]
-    assert axis["type"] == "log"
-    assert 10 ** axis["range"][0] <= min(values) <= max(values) <= 10 ** axis["range"][1]
-    assert [float(text) for text in axis["ticktext"]] == pytest.approx(axis["tickvals"])
-    assert len(axis["tickvals"]) >= 2
-    frame["average_variance"] = 0.0
-    assert gradient_variance(replace(data, gradients=frame)) is None
-
-
-@pytest.mark.parametrize(("low", "high"), [(3.0, 3.0), (1.0, 1.0), (1e-300, 1e300), (2.1e-5, 4.4e-5), (0.99, 1.01)])
-def test_a_logarithmic_axis_holds_its_values(low: float, high: float) -> None:
-    data = with_gradients(1)
-    assert data.gradients is not None
-    frame = data.gradients.assign(average_variance=low)
-    frame.loc[frame["step"] == STEPS[-1], "average_variance"] = high
-    axis = drawn(gradient_variance(replace(data, gradients=frame))).layout["yaxis"]
-    first, last = axis["range"]
-    assert first < last
-    assert first <= math.log10(low) <= math.log10(high) <= last
-    assert axis["tickvals"] == sorted(set(axis["tickvals"]))
-    assert len(axis["tickvals"]) >= 2
-
-
 def test_layers_are_in_order_at_the_last_measurement() -> None:
     figure = drawn(layer_noise(with_gradients(2)))
     trial = shown_trial(with_gradients(2), statistics(2))
@@ -84,16 +49,6 @@ def test_layers_are_in_order_at_the_last_measurement() -> None:
     assert points["SGD"] == ([0, 1], pytest.approx([last, last - 0.1]))
     assert points["gradient_clustering"] == ([0, 1], pytest.approx([last / 2, (last - 0.1) / 2]))
     assert f"Trial {trial}, at its last measurement (step {STEPS[-1]})" in figure.notes[0]
-
-
-def test_many_layers_have_no_names_and_bounded_height() -> None:
-    data = with_gradients(gradients=statistics(1, tuple(f"layer{n}" for n in range(300))))
-    figure = drawn(layer_noise(data))
-    assert set(figure.layout["yaxis"]["ticktext"]) == {""}
-    assert figure.height < 800
-    low, high = figure.layout["yaxis"]["range"]
-    assert high < 0
-    assert low > 299
 
 
 def test_the_shown_trial_is_the_chosen_one_or_the_first_of_the_ranking() -> None:
@@ -109,9 +64,3 @@ def test_the_shown_trial_is_the_chosen_one_or_the_first_of_the_ranking() -> None
     assert shown_trial(data, rows(99, 98)) == 98
     assert shown_trial(data, rows()) is None
     assert shown_trial(data, None) is None
-
-
-@pytest.mark.parametrize("gradients", [None, statistics(0)])
-def test_without_statistics_there_is_no_plot(gradients: Any) -> None:
-    names = set(report_figures(report_data(3, gradients=gradients)))
-    assert not names & {"gradient_noise", "gradient_variance", "layer_noise"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.presentation.figures.palette import DARK, DEPTH_DARK, DEPTH_LIGHT, LIGHT, depth_colour
+from analysis.presentation.figures.palette import DARK, LIGHT
 
 
 def contrast(first: str, second: str) -> float:
@@ -40,14 +40,3 @@ def test_text_and_marks_stand_out(colours: dict[str, str]) -> None:
             assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
     for mark in ("trial", "front", "chosen", "control", "published", "limit", "focus"):
         assert contrast(colours[mark], colours["ground"]) >= 3, mark
-
-
-@pytest.mark.parametrize(("stops", "ground"), [(DEPTH_LIGHT, LIGHT["ground"]), (DEPTH_DARK, DARK["ground"])])
-def test_the_scale_of_layers_is_ordered_in_grey_too(stops: tuple[str, ...], ground: str) -> None:
-    against_black = [contrast(depth_colour(n / 20, stops), "#000000") for n in range(21)]
-    assert against_black == sorted(against_black)
-    assert min(contrast(depth_colour(n / 20, stops), ground) for n in range(21)) >= 2.5
-
-
-def test_both_schemes_have_the_same_names() -> None:
-    assert LIGHT.keys() == DARK.keys()

@@ -21,9 +21,3 @@ def test_a_line_a_layer_in_percent() -> None:
     assert figure.layout["yaxis"]["title"]["text"] == "accuracy (%)"
     assert [shape["y0"] for shape in figure.layout["shapes"]] == pytest.approx([88])
     assert figure.layout["annotations"][0]["text"] == "allowed accuracy loss (2.00 points)"
-
-
-def test_many_layers_are_told_apart_by_colour_and_by_pointing() -> None:
-    traces = sensitivity(curves(20), allowed_drop=0.005).traces
-    assert len({trace["line"]["color"] for trace in traces}) == 20
-    assert not any(trace["showlegend"] for trace in traces)

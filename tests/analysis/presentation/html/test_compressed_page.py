@@ -11,17 +11,12 @@ from typing import Any
 import pandas as pd
 import pytest
 from compressed import SENSITIVITIES, pruned, write_compressed
-from playwright.sync_api import Browser
-from report_data import report_data
 
 from analysis.metrics.ranking import SHORTER
 from analysis.presentation.figures.outcomes import confirmation, pareto
 from analysis.presentation.figures.report_figures import convergence
-from analysis.presentation.figures.variance import variance_frames
 from analysis.presentation.html import ReportData, report_html
 from analysis.presentation.html.page import trial_table
-from analysis.presentation.summary_text import best_env
-from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig
 from tune_cac.cli.report import gather
 from tune_cac.study.study_result import answer
@@ -44,10 +39,6 @@ def page_data(folder: Path, *, saving: str = "inference", **config: Any) -> Repo
     return gather(layout, answer(layout, allowed_drop=0.005))
 
 
-def titles(html: str) -> list[str]:
-    return re.findall(r"<h2[^>]*>([^<]*)</h2>", html)
-
-
 def cells(html: str, caption: str) -> list[list[str]]:
     """Texts of a table's rows."""
     (table,) = re.findall(rf"<caption>{caption}</caption>(.*?)</table>", html, flags=re.DOTALL)
@@ -57,17 +48,6 @@ def cells(html: str, caption: str) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
     return page_data(tmp_path_factory.mktemp("page") / "s")
-
-
-def test_the_page_is_about_inference_compute(data: ReportData) -> None:
-    html = report_html(data)
-    assert "You can skip 70.0 % of the inference compute at a loss of 0.40 points" in html
-    assert "<dt>inference compute saved</dt><dd><strong>70.0 %</strong><span>sparsity 30.0 %</span></dd>" in html
-    assert titles(html)[:4] == [
-        "Settings to use", "Inference compute saved against accuracy", "Confirmation on fresh seeds", "What is zero",
-    ]  # fmt: skip
-    assert "When layers stopped" not in titles(html)  # nothing could
-    assert "No controls were trained" not in html
 
 
 def test_sums_and_layers_of_the_best(data: ReportData) -> None:
@@ -80,28 +60,6 @@ def test_sums_and_layers_of_the_best(data: ReportData) -> None:
     unmeasured = data.best.copy()
     unmeasured["layer_sparsity"] = "{}"
     assert "Sparsity by layer" not in report_html(replace(data, best=unmeasured))
-
-
-@pytest.mark.slow
-def test_the_settings_name_the_schedule_and_do_not_print_it(tmp_path: Path) -> None:
-    plain = page_data(tmp_path / "plain")
-    html = report_html(plain)
-    assert "Trial 2 compresses: s: conv1 0.5, conv2 0.25. The whole schedule" in html
-    assert "Paste these lines" not in html
-    marked = {"schedule": MARKED, "schedule_values": ("pruners.one.levels.fc.weight=0.25",)}
-    data = page_data(tmp_path / "marked", **marked)
-    held = replace(data, info=replace(data.info, hold={"schedule": MARKED}))
-    html = report_html(held)
-    assert "Trial 2 compresses: fc=0.25." in html
-    assert "SparsityLevelParameterPruner" not in html
-    assert "schedule=YAML of 3 lines" in html
-    together = page_data(tmp_path / "both", saving="both", method="gradskip+compression", CAC_VAR_SAMPLES=3,
-                         agp_final_sparsity=0.8, agp_weights=("fc.weight",))  # fmt: skip
-    html = report_html(together)
-    assert "compresses: agp 0.8." in html
-    assert "Paste these lines" in html
-    assert "When layers stopped" in titles(html)
-    assert "<span>training 0.0 %, inference 70.0 %</span>" in html
 
 
 def test_pictures_are_drawn_over_what_the_study_ranks_by(data: ReportData) -> None:
@@ -145,64 +103,6 @@ def test_the_table_of_all_trials_has_both_savings(data: ReportData) -> None:
     assert "beats_shorter" not in place
     assert "latency_s" not in place
     assert len(labels) == len(set(labels))
-
-
-def test_settings_in_the_table_are_short(tmp_path: Path) -> None:
-    layout = write_compressed(
-        tmp_path / "s",
-        [
-            pruned(0.968, 0.5, columns={"latency_s": 0.0125}),
-            pruned(0.968, 0.4, schedule=MARKED, schedule_values=("pruners.one.levels.fc.weight=0.5",)),
-        ],
-    )
-    table = trial_table(gather(layout, answer(layout, allowed_drop=0.005)))
-    keys = [column["key"] for column in table["columns"]]
-    assert "schedule" not in keys
-    assert table["rows"][1][keys.index("latency_s")] == 12.5
-    assert MARKED not in json.dumps(table["rows"])
-
-
-def test_a_page_of_training_compute_has_nothing_of_it() -> None:
-    html = report_html(report_data(12))
-    assert "What is zero" not in html
-    assert "inference" not in re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
-    keys = [column["key"] for column in trial_table(report_data(12))["columns"]]
-    assert not {"saved", "sparsity", "inference_saved"} & set(keys)
-
-
-def test_weights_that_are_pruned_say_nothing_of_a_rule(data: ReportData) -> None:
-    assert data.best is not None
-    row = data.best.copy()
-    row["stage"] = "0"
-    trace = RunTrace(root="0", run={}, total_steps=1, steps_per_epoch=1, layer_names=(), trains="", stages=())
-    assert variance_frames(trace, row) is None
-
-
-def test_no_text_of_a_study_is_markup(data: ReportData, chromium: Browser, tmp_path: Path) -> None:
-    probe = "</td><script>window.ran=1</script><img src=x onerror=window.ran=1>"
-    assert data.best is not None
-    best, trials, ranking = data.best.copy(), data.trials.copy(), data.ranking.copy()
-    best["layer_sparsity"] = json.dumps({probe: 0.5, "fc.weight": 0.25})
-    best["pruning_sensitivities"] = json.dumps([f"{probe}=0.5"])
-    trials.loc[1, "pruning_sensitivities"] = best["pruning_sensitivities"]
-    ranking["pruning_sensitivities"] = best["pruning_sensitivities"]
-    found = replace(data, best=best, trials=trials, ranking=ranking, best_env=best_env(data.info, best, 0.005))
-    html = report_html(found)
-    assert probe not in html
-    file = tmp_path / "report.html"
-    file.write_text(html, encoding="utf-8")
-    context = chromium.new_context(viewport={"width": 360, "height": 740})
-    page = context.new_page()
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.goto(file.as_uri())
-    page.wait_for_selector("#trials-table tbody tr")
-    names = page.locator("#sparsity tbody td:first-child").all_inner_texts()
-    assert names == [probe, "fc.weight"]
-    assert page.evaluate("window.ran") is None
-    assert page.evaluate("document.documentElement.scrollWidth") == 360
-    assert complaints == []
-    context.close()
 
 
 def test_a_schedule_config_is_what_the_page_was_made_of(tmp_path: Path) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import re
-from dataclasses import replace
 
-from gradient_rows import clusters, statistics, with_gradients
-from report_data import report_data
+from gradient_rows import with_gradients
 
 from analysis.presentation.html import report_html
 from analysis.presentation.html.page import clusters as clusters_section
-from analysis.presentation.html.page import gradients as gradients_section
 
 
 def test_the_page_explains_and_shows_statistics_and_clusters() -> None:
@@ -46,19 +43,3 @@ def test_pictures_are_embedded_with_escaped_labels_and_whole_factors() -> None:
     picture = Image.open(io.BytesIO(base64.b64decode(found[3])))
     assert (int(found[1]), int(found[2])) == (6 * picture.width, 6 * picture.height) == (48, 24)
     assert "<li>0</li>" in section  # a sample without a picture keeps its number
-
-
-def test_of_many_clusters_the_smallest_are_counted() -> None:
-    many = clusters().iloc[[2] * 40].assign(cluster=range(40))
-    section = clusters_section(with_gradients(clusters=many))
-    assert section.count("<tr>") == 31
-    assert "and 10 smaller clusters" in section
-
-
-def test_a_study_without_them_has_the_page_it_would_have() -> None:
-    plain = report_html(report_data(4))
-    assert report_html(report_data(4, gradients=statistics(0), clusters=clusters().head(0))) == plain
-    for words in ("Noise of the gradients", "similar gradients", "gradient_noise", 'class="samples"'):
-        assert words not in plain
-    assert gradients_section(report_data(4), {}) == ""
-    assert len(report_html(replace(report_data(4), gradients=statistics(2)))) > len(plain)

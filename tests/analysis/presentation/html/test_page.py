@@ -15,15 +15,12 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from report_data import report_data
 
-from analysis.metrics.ranking import rank
-from analysis.presentation.html import ReportData, page, report_html
+from analysis.presentation.html import page, report_html
 from analysis.presentation.html.page import first_sentence, trial_table
-from analysis.presentation.summary_text import best_env, headline
 from trainables.errors import UserError
 
 
@@ -145,43 +142,6 @@ def test_what_is_not_known_has_no_section_or_one_line() -> None:
     assert "No controls were trained" in html
 
 
-def test_what_importances_are_shares_of_is_said() -> None:
-    html = report_html(report_data(20))
-    said = "explain together 43.2 % of the variance of accuracy and 91.0 % of the variance of compute saved."
-    assert said in html
-    figures = json.loads(re.findall(r'id="figures">(.*?)</script>', html)[0])
-    names = [trace["name"] for trace in figures["importance"]["data"]]
-    assert names == ["accuracy: shares of 43.2 % of its variance", "compute saved: shares of 91.0 % of its variance"]
-
-
-def test_why_importance_is_unknown_is_said() -> None:
-    empty = pd.DataFrame({"objective": [], "parameter": [], "importance": []})
-    empty.attrs["reason"] = "3 trials are too few"
-    html = report_html(replace(report_data(5), importance=empty))
-    assert "Importance of parameters is unknown: 3 trials are too few." in html
-
-
-def nothing_completed(trials: pd.DataFrame) -> ReportData:
-    data = report_data(9)
-    ranking = rank(trials)
-    return replace(
-        data, trials=trials, ranking=ranking, best=None, headline=headline(ranking, None, 0.005), history=None,
-        best_env=best_env(data.info, None, 0.005), confirmation=None, controls=None,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("status", ["failed", "running"])
-def test_a_study_without_any_result(status: str) -> None:
-    html = report_html(nothing_completed(report_data(9).trials.assign(status=status)))
-    assert "No trial has completed" in html
-    assert 'id="plot-pareto"' not in html
-
-
-def test_an_empty_study() -> None:
-    html = report_html(nothing_completed(report_data(9).trials.iloc[:0]))
-    assert "The study has no trials yet" in html
-
-
 def test_a_running_search_is_said_to_run() -> None:
     data = report_data(9)
     trials = data.trials.copy()
@@ -255,25 +215,6 @@ class TestTable:
             if row["role"] != "baseline":
                 assert shown["CAC_VAR_START_THR"] == pytest.approx(row["CAC_VAR_START_THR"])
 
-    def test_failed_trials_are_in_it_without_numbers(self) -> None:
-        table = trial_table(report_data(30))
-        keys = [column["key"] for column in table["columns"]]
-        failed = dict(zip(keys, table["rows"][7], strict=True))
-        assert (failed["status"], failed["accuracy"], failed["rank"]) == ("failed", None, None)
-        assert "TrainingDiverged" in failed["error"]
-
-    def test_only_hyperparameters_that_vary_are_columns(self) -> None:
-        keys = [column["key"] for column in trial_table(report_data(30))["columns"]]
-        assert "CAC_VAR_SAMPLES" in keys
-        assert "epochs" not in keys
-
-    def test_lists_are_as_the_variables_take_them(self) -> None:
-        data = report_data(5)
-        trials = data.trials.assign(CAC_STOP_LAYER_NUM=["[1, 5]", "[2]", None, None, None])
-        table = trial_table(replace(data, trials=trials))
-        place = [column["key"] for column in table["columns"]].index("CAC_STOP_LAYER_NUM")
-        assert [row[place] for row in table["rows"]][:3] == ["1,5", "2", ""]
-
     def test_who_beats_training_shorter_is_a_column(self) -> None:
         data = report_data(20)
         trials = data.trials.copy()
@@ -283,8 +224,3 @@ class TestTable:
         place = [column["key"] for column in table["columns"]].index("beats_shorter")
         assert table["rows"][1][place] == "yes"
         assert table["rows"][20][2] == "control: cut dense run"
-
-    def test_no_value_of_json_is_not_a_number(self) -> None:
-        data = report_data(10)
-        trials = data.trials.assign(compute_saved=np.inf, accuracy=np.nan)
-        json.dumps(trial_table(replace(data, trials=trials)), allow_nan=False)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -83,40 +80,3 @@ def test_without_pretrained_models_there_is_no_flag_for_them(capsys: pytest.Capt
     with pytest.raises(SystemExit):
         without.parse_args(["--kd-pretrained"])
     assert "unrecognized arguments: --kd-pretrained" in capsys.readouterr().err
-
-
-def test_help_shows_the_group_with_every_flag() -> None:
-    text = parser().format_help()
-    group = text[text.index("Knowledge Distillation Training Arguments:") :]
-    flags = [line.split("  ")[1] for line in group.splitlines() if line.startswith("  --")]
-    # Before Python 3.13 the placeholder follows each name of a flag, from there on the last.
-    names = [[word.rstrip(",") for word in flag.split() if word.startswith("--")] for flag in flags]
-    assert names == [
-        ["--kd-teacher"],
-        ["--kd-pretrained"],
-        ["--kd-resume"],
-        ["--kd-temperature", "--kd-temp"],
-        ["--kd-distill-wt", "--kd-dw"],
-        ["--kd-student-wt", "--kd-sw"],
-        ["--kd-teacher-wt", "--kd-tw"],
-        ["--kd-start-epoch"],
-    ]
-    for placeholder in ("ARCH", "PATH", "TEMP", "WEIGHT", "EPOCH_NUM"):
-        assert placeholder in group
-
-
-@pytest.mark.slow
-def test_a_script_prints_its_help() -> None:
-    script = (
-        "import argparse\n"
-        "from trainables.compression.distillation import add_distillation_args\n"
-        "parser = argparse.ArgumentParser()\n"
-        "add_distillation_args(parser)\n"
-        "parser.parse_args()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, "--help"], capture_output=True, text=True, check=True,
-        env={**os.environ, "COLUMNS": "200"},
-    )  # fmt: skip
-    assert "--kd-start-epoch EPOCH_NUM" in done.stdout
-    assert "(default: 1.0)" in done.stdout

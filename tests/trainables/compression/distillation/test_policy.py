@@ -118,21 +118,6 @@ def test_the_teacher_draws_on_no_generator() -> None:
     assert torch.equal(before["numpy"][1], after["numpy"][1])
 
 
-def test_named_inputs_reach_the_teacher() -> None:
-    class Scaled(nn.Linear):
-        def forward(self, input: Tensor, scale: float = 1.0) -> Tensor:
-            return scale * super().forward(input)
-
-    student, teacher = Scaled(4, 3), Scaled(4, 3)
-    policy = KnowledgeDistillationPolicy(student, teacher, 1.0, DistillationLossWeights(1.0, 0.0))
-    inputs, _ = batch()
-    policy.attach()
-    scores = student(inputs, scale=2.0)
-    loss = policy.before_backward(torch.tensor(0.0))
-    p, q = torch.softmax(teacher(inputs, scale=2.0), 1), torch.softmax(scores, 1)
-    assert loss.item() == pytest.approx((p * (p.log() - q.log())).sum(1).mean().item(), rel=1e-4)
-
-
 def test_attached_it_watches_training_alone() -> None:
     student, teacher = network(1), Counted(network(2))
     policy = KnowledgeDistillationPolicy(student, teacher)
@@ -183,24 +168,6 @@ def test_forward_outside_of_its_time_is_the_students() -> None:
     assert teacher.calls == calls
 
 
-def test_without_gradients_forward_is_the_students() -> None:
-    student, teacher = network(1), Counted(network(2))
-    policy = KnowledgeDistillationPolicy(student, teacher)
-    with torch.no_grad():
-        policy.forward(batch()[0])
-    assert teacher.calls == 0
-
-
-def test_weights_that_need_no_teacher_do_not_call_it() -> None:
-    student, teacher = network(1), Counted(network(2))
-    policy = KnowledgeDistillationPolicy(student, teacher, 1.0, DistillationLossWeights(0.0, 0.5))
-    assert not policy.calls_teacher_each_step
-    loss = policy.before_backward(policy.forward(batch()[0]).sum())
-    assert teacher.calls == 0
-    assert loss.requires_grad
-    assert KnowledgeDistillationPolicy(student, teacher).calls_teacher_each_step
-
-
 def test_the_teachers_loss_is_a_constant_that_needs_labels() -> None:
     inputs, labels = batch()
     values = {}
@@ -245,15 +212,6 @@ def test_two_calls_for_one_loss(attached: bool) -> None:
     )
     assert teacher.calls == 1  # not for a loss that is refused
     policy.before_backward(F.cross_entropy(call(inputs), labels))  # the next step begins anew
-
-
-def test_a_step_can_be_thrown_away() -> None:
-    student = network(1)
-    policy = KnowledgeDistillationPolicy(student, network(2))
-    inputs, labels = batch()
-    policy.forward(inputs)
-    policy.clear()
-    policy.before_backward(F.cross_entropy(policy.forward(inputs), labels))
 
 
 def test_a_loss_without_the_student() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -107,28 +105,6 @@ def test_a_teacher_for_the_digits_out_of_a_run_of_tune_cac(tmp_path: Path) -> No
         assert same(teacher, state(expert))
 
 
-@pytest.mark.parametrize("key", ["model", "state_dict", "model_state_dict"])
-def test_weights_within_a_checkpoint(
-    tmp_path: Path, small: nn.Module, trained: tuple[Path, dict[str, Tensor]], key: str
-) -> None:
-    _, weights = trained
-    torch.save({"epoch": 3, "arch": "small", key: weights}, tmp_path / "more.pt")
-    teacher = build_teacher(settings(checkpoint=str(tmp_path / "more.pt")), small, make_small)
-    assert same(teacher, weights)
-
-
-def test_module_in_names_is_ignored_on_both_sides(tmp_path: Path, small: nn.Module) -> None:
-    weights = state(make_small())
-    torch.save({f"module.{name}": value for name, value in weights.items()}, tmp_path / "parallel.pt")
-    teacher = build_teacher(settings(checkpoint=str(tmp_path / "parallel.pt")), small, make_small)
-    assert same(teacher, weights)
-    torch.save(weights, tmp_path / "plain.pt")
-    wrapped = build_teacher(
-        settings(checkpoint=str(tmp_path / "plain.pt")), small, lambda: nn.DataParallel(make_small())
-    )
-    assert same(wrapped.module, weights)  # type: ignore[arg-type]
-
-
 def test_functions_of_the_users(own_module: str, small: nn.Module) -> None:
     with pytest.warns(UserWarning, match="learns from random scores"):
         assert isinstance(build_teacher(settings(teacher=f"{own_module}:plain"), small), nn.Linear)
@@ -158,30 +134,10 @@ def test_an_untrained_teacher_is_warned_of_and_always_the_same(small: nn.Module)
     assert same(made[0], state(made[1]))
 
 
-def test_building_draws_on_no_generator(small: nn.Module, trained: tuple[Path, dict[str, Tensor]]) -> None:
-    def make() -> nn.Module:
-        random.random()
-        np.random.rand()
-        return make_small()
-
-    before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())
-    build_teacher(settings(checkpoint=str(trained[0])), small, make)
-    after = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())
-    assert before[:2] == after[:2]
-    assert torch.equal(before[2], after[2])
-
-
 def refused(student: nn.Module, **arguments: Any) -> str:
     with pytest.raises(UserError) as raised:
         build_teacher(settings(**arguments), student, make_small)
     return str(raised.value)
-
-
-def test_a_name_that_is_none(small: nn.Module) -> None:
-    assert refused(small, teacher="resnet65") == (
-        "unknown teacher 'resnet65': did you mean 'resnet56'? Valid: alexnet, package.module:function, resnet18, "
-        "resnet20, resnet50, resnet56, same, vgg16"
-    )
 
 
 @pytest.mark.parametrize("name", ["resnet20", "same"])

@@ -36,12 +36,6 @@ def test_passes_of_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.calls == [(1, False, False)] * (WARM_UP + REPEATS)
 
 
-def test_arguments_other_than_tensors() -> None:
-    model = Watched()
-    latency(model, (torch.zeros(6, 3), 2.0))
-    assert {rows for rows, _, _ in model.calls} == {1}
-
-
 def test_modes_gradients_buffers_and_generators_are_as_before() -> None:
     model = Watched()
     model.norm.eval()

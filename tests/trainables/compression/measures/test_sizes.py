@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import product
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from trainables.compression.measures.sizes import Sizes, layer_macs, sparsity_now, weight_layers
+from trainables.compression.measures.sizes import Sizes, layer_macs, sparsity_now
 from trainables.runtime.flops import flop_counter
 from trainables.workloads.base import Batch
 from trainables.workloads.digits import CONVOLUTIONS, IMAGE_SIZE, Digits
@@ -100,28 +99,6 @@ def test_the_digits_in_closed_form() -> None:
     assert list(macs) == [*(f"conv{i}.weight" for i in range(1, 7)), "classifier.weight"]
 
 
-def test_totals_and_columns() -> None:
-    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2), nn.Linear(2, 3, bias=False))
-    with torch.no_grad():
-        model[0].weight.fill_(1).view(-1)[:6] = 0
-        model[0].bias.zero_()
-        model[2].weight.fill_(1)
-    macs = layer_macs(model, call, (torch.zeros(2, 4),))
-    sizes = sparsity_now(model, macs, reference_macs=28)
-    # 8 and 6 elements, 6 of them zero; 2 biases, gammas and betas.
-    assert sizes.parameters == 8 + 2 + 2 + 2 + 6
-    assert sizes.to_columns() == {
-        "sparsity": pytest.approx(6 / 14),
-        "structured_sparsity": pytest.approx(6 / 14),  # one row of four, and two of the other row's columns
-        "dense_macs": 14,
-        "effective_macs": 8,
-        "inference_saved": pytest.approx(1 - 8 / 28),
-        "parameters": 20,
-        "layer_sparsity": '{"0.weight": 0.75, "2.weight": 0.0}',
-    }
-    json.dumps(sizes.to_columns())
-
-
 def test_a_model_without_weight_layers() -> None:
     sizes = sizes_of(nn.Sequential(nn.BatchNorm1d(3)), torch.zeros(2, 3))
     assert (sizes.sparsity, sizes.structured_sparsity, sizes.inference_saved, sizes.dense_macs) == (0, 0, 0, 0)
@@ -153,15 +130,6 @@ def test_quantized_weights_count_as_the_float_weights_behind_them() -> None:
     assert before.sparsity == 0.25
 
 
-def test_names_are_those_inside_a_parallel_wrapper() -> None:
-    class Wrapper(nn.Module):
-        def __init__(self, module: nn.Module) -> None:
-            super().__init__()
-            self.module = module
-
-    assert list(weight_layers(Wrapper(nn.Sequential(nn.Linear(2, 2))))) == ["0.weight"]
-
-
 class Looks(nn.Module):
     """Cannot run on the meta device: it makes a decision on a number."""
 
@@ -176,19 +144,3 @@ class Looks(nn.Module):
 
 def test_a_model_that_needs_numbers() -> None:
     assert layer_macs(Looks(), call, (torch.zeros(4, 3),)) == {"layer.weight": 6}
-
-
-@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(3, 2), nn.Dropout(), nn.BatchNorm1d(2)), Looks()])
-def test_counting_leaves_the_model_and_the_generators_alone(model: nn.Module) -> None:
-    model.train()
-    seen: list[int] = []
-    for module in model.modules():
-        module.register_forward_hook(lambda *_: seen.append(1))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    drawn = torch.get_rng_state()
-    sizes_of(model, torch.zeros(4, 3))
-    assert torch.equal(torch.get_rng_state(), drawn)
-    assert seen == []
-    assert all(module.training for module in model.modules())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())

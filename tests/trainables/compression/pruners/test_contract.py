@@ -89,10 +89,6 @@ def round_trip(state: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-def test_every_class_is_here() -> None:
-    assert set(ARGUMENTS) == set(PRUNERS)
-
-
 @pytest.mark.parametrize("class_", PRUNERS)
 def test_masks_fit_their_weights_and_no_other_chance_is_touched(class_: str) -> None:
     model = model_of()
@@ -167,26 +163,6 @@ def test_weights_that_are_not_numbers_end_nothing(class_: str) -> None:
     weights = {name: torch.full_like(weight, float("nan")) for name, weight in weights_of(model).items()}
     masks = pruner.masks(weights, {}, Moment(epoch=1, timing=TIMING))
     assert not any(bool(mask.isnan().any()) for mask in masks.values())
-
-
-@pytest.mark.parametrize("class_", PRUNERS)
-def test_names_of_a_parallel_wrapper_are_understood(class_: str) -> None:
-    class Wrapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = model_of()
-
-        def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.module(x)
-            return result
-
-    model = Wrapped()
-    pruner = pruner_of(class_, model)
-    assert pruner.targets == pruner_of(class_, model_of()).targets
-    pruner.start(model)
-    train(model, torch.optim.SGD(model.parameters(), lr=1e-5), 0)
-    weights = {name.removeprefix("module."): weight for name, weight in weights_of(model).items()}
-    assert set(pruner.masks(weights, {}, Moment(epoch=1, timing=TIMING))) == set(pruner.targets)
 
 
 @pytest.mark.parametrize("class_", PRUNERS)

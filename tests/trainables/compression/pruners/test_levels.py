@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from trainables.compression.pruners import build_pruner
 from trainables.compression.pruners.ranked import level_mask
 from trainables.compression.schedule.configs import PRUNERS
-from trainables.compression.schedule.timing import Moment, Timing, gradual_share
+from trainables.compression.schedule.timing import Moment, Timing
 
 
 def masks(class_: str, tensors: dict[str, Tensor], moment: Moment, **arguments: object) -> dict[str, Tensor]:
@@ -35,13 +35,6 @@ def test_of_equal_weights_exactly_the_share_goes_the_first_ones(share: float) ->
     weight = torch.cat([torch.full((13,), -0.5), torch.full((12,), 0.5)])
     count = int(share * 25)
     assert level_mask(weight, share).tolist() == [0.0] * count + [1.0] * (25 - count)
-
-
-def test_a_nan_counts_as_the_largest() -> None:
-    weight = torch.tensor([float("nan"), 1.0, 5.0, float("nan")])
-    assert level_mask(weight, 0.5).tolist() == [1, 0, 0, 1]
-    assert level_mask(weight, 0.75).tolist() == [0, 0, 0, 1]
-    assert level_mask(weight, 1.0).tolist() == [0, 0, 0, 0]
 
 
 def test_the_cubic_of_zhu_and_gupta() -> None:
@@ -74,16 +67,6 @@ def test_the_cubic_takes_the_last_share_where_there_is_one_epoch() -> None:
     assert found["w"].tolist() == [0] * 5 + [1] * 5
 
 
-@pytest.mark.parametrize(("start", "end", "frequency"), [(0, 10, 1), (1, 11, 2), (0, 18, 2), (3, 30, 7)])
-def test_the_cubic_in_epochs(start: int, end: int, frequency: int) -> None:
-    # Written with epochs as in the published code, not with the progress.
-    span = ((end - start - 1) // frequency) * frequency
-    timing = Timing(starting_epoch=start, ending_epoch=end, frequency=frequency)
-    for epoch in timing.active_epochs():
-        expected = 0.9 + (0.1 - 0.9) * (1 - (epoch - start) / span) ** 3
-        assert gradual_share(0.1, 0.9, timing.progress(epoch)) == pytest.approx(expected, abs=1e-12)
-
-
 @pytest.mark.slow
 def test_the_public_alexnet_schedule_leaves_what_was_published() -> None:
     # Final shares of IntelLabs/distiller, examples/agp-pruning/alexnet.schedule_agp.yaml; its table has the counts.
@@ -105,9 +88,3 @@ def test_the_public_alexnet_schedule_leaves_what_was_published() -> None:
         left.append(int(mask.sum()))
     assert left == [23232, 116736, 232244, 504300, 336200, 3397387, 1509950, 1024000]
     assert (sum(left), total) == (7144049, 61090496)
-
-
-def test_a_level_of_zero_keeps_all() -> None:
-    weight = torch.tensor([0.0, 1.0])
-    found = masks("SparsityLevelParameterPruner", {"w": weight}, moment(), levels={"w": 0.0})
-    assert found["w"].tolist() == [1, 1]

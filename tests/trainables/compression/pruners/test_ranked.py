@@ -96,30 +96,6 @@ def test_blocks_against_a_loop() -> None:
         assert mask[f, c, y, x] == ((f // 2, c // 3, y, x) not in gone)
 
 
-def test_of_equal_filters_the_first_go() -> None:
-    weight = torch.ones(6, 2, 1, 1)
-    pruner = pruner_of("L1RankedStructureParameterPruner", {"w": weight}, group_type="Filters", desired_sparsity=0.5)
-    assert kept_filters(pruner.masks({"w": weight}, {}, NOW)["w"]) == [3, 4, 5]
-
-
-def test_a_filter_that_is_no_number_is_the_largest() -> None:
-    weight = torch.ones(4, 2, 1, 1)
-    weight[1, 0] = float("nan")
-    pruner = pruner_of("L1RankedStructureParameterPruner", {"w": weight}, group_type="Filters", desired_sparsity=0.75)
-    assert kept_filters(pruner.masks({"w": weight}, {}, NOW)["w"]) == [1]
-
-
-def test_group_size_rounds_the_count_down() -> None:
-    weight = random_weight(20, 3, 2, 2)
-    counts = []
-    for share in (0.3, 0.5, 0.85, 1.0):
-        pruner = pruner_of(
-            "L1RankedStructureParameterPruner", {"w": weight}, group_type="3D", desired_sparsity=share, group_size=8
-        )
-        counts.append(20 - len(kept_filters(pruner.masks({"w": weight}, {}, NOW)["w"])))
-    assert counts == [0, 8, 16, 16]
-
-
 @pytest.mark.parametrize(
     "class_",
     [
@@ -148,13 +124,6 @@ def test_all_follow_the_leader(class_: str) -> None:
     kept = kept_filters(alone.masks(weights, {}, NOW)["first"])
     assert kept_filters(masks["first"]) == kept_filters(masks["then"]) == kept
     assert 0 < len(kept) < 8
-
-
-def test_without_a_leader_each_has_its_own() -> None:
-    weights = {"first": random_weight(8, 3, 2, 2), "then": random_weight(8, 5, seed=1)[..., None]}
-    pruner = pruner_of("L1RankedStructureParameterPruner", weights, group_type="Filters", desired_sparsity=0.5)
-    masks = pruner.masks(weights, {}, NOW)
-    assert kept_filters(masks["first"]) != kept_filters(masks["then"])
 
 
 def test_a_leader_needs_as_many_structures() -> None:
@@ -260,20 +229,3 @@ def test_bernoulli_never_drops_all() -> None:
     weight = torch.tensor([1.0, -3.0, 2.0]).reshape(3, 1, 1)
     pruner = pruner_of("BernoulliFilterPruner", {"w": weight}, group_type="Filters", desired_sparsity=1.0)
     assert pruner.masks({"w": weight}, {}, NOW)["w"].flatten().tolist() == [0, 3, 0]
-
-
-@pytest.mark.parametrize("class_", ["RandomRankedFilterPruner", "BernoulliFilterPruner"])
-def test_chance_depends_on_the_seed_and_the_name_alone(class_: str) -> None:
-    weight = torch.ones(200, 1, 1)
-
-    def draw(**who: Any) -> list[int]:
-        pruner = pruner_of(class_, {"w": weight}, group_type="Filters", desired_sparsity=0.5, **who)
-        return kept_filters(pruner.masks({"w": weight}, {}, NOW)["w"])
-
-    state = torch.get_rng_state()
-    first = draw()
-    torch.manual_seed(99)
-    assert draw() == first
-    assert draw(seed=1) != first
-    assert draw(name="another") != first
-    torch.set_rng_state(state)

@@ -96,16 +96,6 @@ def test_gradients_that_accumulate_over_two_backwards_count_once() -> None:
     torch.testing.assert_close(halves[True], halves[False], rtol=1e-5, atol=1e-6)
 
 
-def test_steps_with_gradients_that_are_not_finite_count_for_nothing() -> None:
-    model = model_of()
-    pruner = pruner_of("GradientRankedFilterPruner", model)
-    pruner.start(model)
-    model(batches(1)[0]).square().sum().backward()
-    before = pruner.state_dict()["sums"]["0.weight"]
-    (model(batches(1)[0]).square().sum() * float("inf")).backward()
-    assert torch.equal(pruner.state_dict()["sums"]["0.weight"], before)
-
-
 def train(model: nn.Module, count: int = 1) -> None:
     for batch in batches(count):
         model.zero_grad()
@@ -149,45 +139,6 @@ def test_the_leader_alone_is_looked_at(class_: str) -> None:
 
 
 @pytest.mark.parametrize("class_", SEEN)
-def test_each_has_its_own_without_a_leader(class_: str) -> None:
-    model = model_of()
-    pruner = pruner_of(class_, model, weights=["0.weight", "2.weight"])
-    pruner.start(model)
-    train(model)
-    found = pruner.masks(weights_of(model), {}, NOW)
-    assert {name: len(gone(mask)) for name, mask in found.items()} == {"0.weight": 3, "2.weight": 3}
-
-
-@pytest.mark.parametrize("class_", SEEN)
-def test_the_share_of_a_gradual_one_grows_by_the_cubic(class_: str) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 200, 3), nn.ReLU())
-    settings = PRUNERS[f"{class_}_AGP"](
-        weights=["0.weight"], group_type="3D", initial_sparsity=0.05, final_sparsity=0.8
-    )  # type: ignore[call-arg]
-    pruner = build_pruner("p", settings, model, seed=0)
-    pruner.start(model)
-    timing, counts = Timing(starting_epoch=0, ending_epoch=10, frequency=2), []
-    for epoch in range(0, 10, 2):
-        train(model)
-        mask = pruner.masks(weights_of(model), {}, Moment(epoch=epoch, timing=timing))["0.weight"]
-        counts.append(len(gone(mask)))
-    assert counts == [10, 96, 141, 157, 160]
-
-
-def test_of_equal_filters_the_first_go() -> None:
-    model = model_of()
-    for parameter in model[0].parameters():
-        nn.init.constant_(parameter, 0.1)
-    nn.init.constant_(model[2].weight, 0.1)
-    for class_ in SEEN:
-        pruner = pruner_of(class_, model)
-        pruner.start(model)
-        train(model)
-        assert gone(pruner.masks(weights_of(model), {}, NOW)["0.weight"]) == [0, 1, 2]
-        pruner.stop()
-
-
-@pytest.mark.parametrize("class_", SEEN)
 def test_thinned_after_it_was_seen_a_weight_waits(class_: str) -> None:
     model = model_of()
     pruner = pruner_of(class_, model)
@@ -214,13 +165,3 @@ def test_a_weight_that_is_no_convolutions_is_refused_at_once(class_: str) -> Non
     model = nn.Sequential(nn.ConvTranspose2d(3, 4, 3))
     with pytest.raises(UserError, match=r"needs weights of convolutions, got 0\.weight of ConvTranspose2d"):
         pruner_of(class_, model)
-
-
-def test_the_gradients_hook_waits_for_nothing() -> None:
-    # A tensor on the meta device has no values: whoever asks for one gets an error.
-    model = model_of().to("meta")
-    pruner = pruner_of("GradientRankedFilterPruner", model)
-    pruner.start(model)
-    for _ in range(2):
-        model(torch.ones(2, 3, 8, 8, device="meta")).sum().backward()
-    assert list(pruner.state_dict()["sums"]) == ["0.weight"]

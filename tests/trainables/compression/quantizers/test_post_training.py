@@ -81,29 +81,6 @@ def test_a_small_accumulator_cuts_the_bias() -> None:
     assert model.bias.tolist() == pytest.approx([limit] * 3)
 
 
-def test_an_accumulator_of_32_bits_leaves_the_bias() -> None:
-    model = linear()
-    bias = model.bias.detach().clone()
-    quantizer = quantizer_of()
-    quantizer.prepare(model, None)
-    model(draw(7, 5))
-    quantizer.finish_epoch(model)
-    assert torch.equal(model.bias, bias)
-
-
-@pytest.mark.parametrize("off", ["bits_weights", "bits_activations"])
-def test_a_bias_without_a_step_stays(off: str) -> None:
-    model = nn.Sequential(linear(), linear())
-    bias = model[0].bias.detach().clone()
-    quantizer = quantizer_of(bits_accum=12, overrides={"0": {off: None}})
-    quantizer.prepare(model, None)
-    for layer in model:
-        layer(draw(7, 5))
-    quantizer.finish_epoch(model)
-    assert torch.equal(model[0].bias, bias)
-    assert not torch.equal(model[1].bias, bias)
-
-
 @pytest.mark.parametrize("groups", [1, 2])
 def test_biases_of_transposed_convolutions_have_the_steps_of_their_channels(groups: int) -> None:
     model = nn.ConvTranspose2d(4, 6, 2, groups=groups).double()
@@ -171,13 +148,3 @@ def test_what_no_batch_reached_is_named_and_stays_as_it_is() -> None:
         quantizer.finish_epoch(model)
     assert torch.equal(model["unused"](x), exact)
     assert not torch.equal(model["used"](x), exact)
-
-
-def test_weights_alone_need_no_batch() -> None:
-    model = linear()
-    quantizer = quantizer_of(bits_activations=None, bits_parameters=3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        quantizer.prepare(model, None)
-    quantizer.finish_epoch(model)
-    assert model.weight.unique().numel() <= 8

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from quantized_nets import LOW_BITS, NAMES, batches, make_model, prepared, settings_of, step
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW
+from torch.optim import AdamW
 
 from trainables.compression.quantizers import build_quantizer, is_quantized
 from trainables.compression.schedule.configs import ComponentConfig
@@ -93,18 +91,6 @@ def test_what_cannot_be(name: str, changes: dict[str, Any], message: str) -> Non
     assert not is_quantized(model)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"clip_n_stds": None}, "N_STD, and N_STD needs it, got clip_acts N_STD without"),
-        ({"clip_acts": "AVG"}, "N_STD, and N_STD needs it, got clip_acts AVG with"),
-    ],
-)
-def test_deviations_are_for_their_clip(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=f"clip_n_stds belongs to clip_acts {message}"):
-        settings_of("PostTrainLinearQuantizer", **changes)
-
-
 def test_one_bit_is_enough_where_no_bit_is_the_signs() -> None:
     for name, changes in (
         ("DorefaQuantizer", {"bits_weights": 1, "bits_bias": 1, "bits_activations": 1}),
@@ -132,26 +118,6 @@ def test_a_weight_that_an_old_style_hook_computes_is_refused() -> None:
     ):
         build_quantizer("q", settings_of("WRPNQuantizer", bits_activations=32)).prepare(model, None)
     assert not is_quantized(model)
-
-
-def test_a_weight_that_is_parametrized_already_is_quantized_after_that() -> None:
-    layer = nn.Linear(3, 2, bias=False)
-    nn.utils.parametrizations.weight_norm(layer)
-    normed = layer.weight.detach().clone()
-    for name in NAMES:
-        model = nn.Sequential(copy.deepcopy(layer), nn.ReLU())
-        quantizer = build_quantizer("q", settings_of(name))
-        quantizer.prepare(model, None)
-        model(torch.ones(1, 3))
-        quantizer.finish_epoch(model)
-        plain = nn.Sequential(nn.Linear(3, 2, bias=False), nn.ReLU())
-        with torch.no_grad():
-            plain[0].weight.copy_(normed)
-        quantizer = build_quantizer("q", settings_of(name))
-        quantizer.prepare(plain, None)
-        plain(torch.ones(1, 3))
-        quantizer.finish_epoch(plain)
-        assert torch.equal(model[0].weight, plain[0].weight)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -210,13 +176,3 @@ def test_learned_clips_join_the_optimizer_with_the_options_of_its_first_group() 
     model(batches()[0][0]).square().sum().backward()
     optimizer.step()
     assert all(alpha.item() != 1.5 for alpha in alphas)
-
-
-def test_learned_clips_join_an_optimizer_without_names() -> None:
-    model = make_model()
-    optimizer = SGD(model.parameters(), lr=torch.tensor(0.3))
-    build_quantizer("q", settings_of("PACTQuantizer")).prepare(model, optimizer)
-    assert len(optimizer.param_groups[1]["params"]) == 2
-    assert "param_names" not in optimizer.param_groups[1]
-    # A rate that is a tensor is each group's own: a scheduler that scales both in place scales each once.
-    assert optimizer.param_groups[1]["lr"] is not optimizer.param_groups[0]["lr"]

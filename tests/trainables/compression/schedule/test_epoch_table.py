@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainables.compression.schedule import (
-    EpochRow,
     ModelFacts,
     epoch_table,
     planned_share,
@@ -17,7 +16,6 @@ from trainables.compression.schedule import (
     resolve,
     table_cells,
 )
-from trainables.compression.schedule.epoch_table import Act
 
 
 def agp(final: float, *weights: str, initial: float = 0.05) -> dict[str, Any]:
@@ -41,24 +39,6 @@ def test_gradual_pruning_as_published() -> None:
     shares = [planned_share(schedule.pruners["p"], schedule.policies[0], epoch) for epoch in (0, 2, 4, 6, 8)]
     assert [share and share[0] for share in shares] == pytest.approx([0.05, 0.4836, 0.7063, 0.7883, 0.8], abs=5e-5)
     assert all(share is not None and share[0] == share[1] for share in shares)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "share"),
-    [
-        ({"class": "SparsityLevelParameterPruner", "levels": {"a": 0.2, "b": 0.7}}, (0.2, 0.7)),
-        ({"class": "L1RankedStructureParameterPruner", "group_type": "Rows", "desired_sparsity": 0.3, "weights": ["a"]},
-         (0.3, 0.3)),
-        ({"class": "BernoulliFilterPruner", "group_type": "3D", "desired_sparsity": 0.1, "weights": ["a"]}, (0.1, 0.1)),
-        ({"class": "RandomLevelStructureParameterPruner", "group_type": "3D", "sparsity_range": [0.1, 0.4],
-          "weights": ["a"]}, (0.1, 0.4)),
-        ({"class": "SensitivityPruner", "sensitivities": {"a": 1}}, None),
-        ({"class": "MagnitudeParameterPruner", "thresholds": {"a": 1}}, None),
-    ],
-)  # fmt: skip
-def test_what_each_kind_of_pruner_plans(arguments: dict[str, Any], share: Any) -> None:
-    schedule = schedule_of({"p": arguments}, use("p", 0, 3))
-    assert planned_share(schedule.pruners["p"], schedule.policies[0], 1) == share
 
 
 def test_a_gradual_ranking_plans_a_growing_share_of_structures() -> None:
@@ -131,29 +111,6 @@ def test_a_later_decision_counts_and_data_makes_the_total_unknown() -> None:
     assert totals(schedule_of({"p": LEVEL}, use("p", 0, 1, levels=0.5)), 1) == [0.25]
 
 
-def test_masks_of_a_minibatch_are_not_counted() -> None:
-    assert totals(schedule_of({"p": LEVEL}, use("p", 0, 1, discard_masks_at_minibatch_end=True)), 1) == [None]
-
-
-def folded(*policies: dict[str, Any], epochs: int) -> list[tuple[str, str]]:
-    pruners = {name: {"class": "SensitivityPruner", "sensitivities": {"a": 1}} for name in "xy"}
-    used = {policy["pruner"]["instance_name"] for policy in policies}
-    schedule = schedule_of({name: pruners[name] for name in used}, *policies)
-    return [(epochs, acts) for epochs, acts in table_cells(epoch_table(schedule, epochs), with_totals=False)[1:]]
-
-
-def test_equal_epochs_are_one_row() -> None:
-    assert folded(use("x", 2, 11, 2), epochs=20) == [("2-10 every 2", "x by data")]
-    assert folded(use("x", 2, 11, 2), epochs=9) == [("2-8 every 2", "x by data")]
-    assert folded(use("x", 2, 4), epochs=9) == [("2-3", "x by data")]
-    assert folded(use("x", 3, 4), epochs=9) == [("3", "x by data")]
-    assert folded(use("x", 2, 6, 2), epochs=9) == [("2", "x by data"), ("4", "x by data")]
-    assert folded(use("x", 2, 3), epochs=2) == []
-    assert folded(use("x", 0, 9, 2), use("y", 0, 9), epochs=9) == [
-        ("0-8 every 2", "x by data, y by data"), ("1-7 every 2", "y by data"),
-    ]  # fmt: skip
-
-
 @settings(max_examples=80, deadline=None)
 @given(
     st.lists(
@@ -177,12 +134,3 @@ def test_rows_say_each_active_epoch_once(uses: list[tuple[str, int, int, int]], 
         if acting:
             by_hand[epoch] = acting
     assert said == by_hand
-
-
-def test_words_of_a_row() -> None:
-    acts = (
-        Act(kind="pruner", name="p", share=(0.1, 0.25)), Act(kind="pruner", name="q"),
-        Act(kind="lr_scheduler", name="lr"),
-    )  # fmt: skip
-    row = EpochRow(first=1, last=1, every=1, acts=acts, total=None)
-    assert table_cells([row], with_totals=True)[1] == ["1", "p 0.1 to 0.25, q by data, lr", "by data"]

@@ -77,33 +77,6 @@ def refused(section: str, arguments: dict[str, Any], **policy: Any) -> list[str]
     return list(raised.value.errors)
 
 
-LIST = "Valid: body.0.bias, body.0.weight, body.1.weight, head.weight, stem.weight, time.weight"
-
-
-def test_names_that_match_nothing() -> None:
-    arguments = {"class": "SensitivityPruner", "sensitivities": {"haed.weight": 1, "conv*": 1, "head.weight": 1}}
-    assert refused("pruners", arguments) == [
-        f"s: pruners.x.sensitivities.haed.weight: unknown parameter 'haed.weight': did you mean 'head.weight'? {LIST}",
-        "s: pruners.x.sensitivities.conv*: 'conv*' matches no parameter; there are "
-        "stem.weight, body.0.weight, body.0.bias, body.1.weight, time.weight, head.weight",
-    ]
-    levels = {"class": "SparsityLevelParameterPruner", "levels": {"head.weight": 0.5}}
-    assert refused("pruners", levels, args={"levels": {"haed.weight": 0.1}}) == [
-        "s: policies.0.pruner.args.levels.haed.weight: unknown parameter 'haed.weight': did you mean 'head.weight'? "
-        f"{LIST}"
-    ]
-
-
-def test_lines_of_names() -> None:
-    text = (
-        "version: 1\npruners:\n  x:\n    class: BaiduRNNPruner\n    q: 1\n    ramp_epoch: 1\n    ramp_slope_mult: 2\n"
-        "    weights:\n      - head.weight\n      - nothing\npolicies:\n  - pruner: {instance_name: x}\n"
-        "    epochs: [0, 1]\n"
-    )
-    with pytest.raises(ScheduleError, match=r"^s:10: pruners\.x\.weights\.1: unknown parameter 'nothing': Valid"):
-        resolve(read_schedule(text, source="s"), FACTS)
-
-
 def test_compatible_leaves_out_what_matches_nothing_with_a_warning_each() -> None:
     arguments = {"class": "SensitivityPruner", "sensitivities": {"nothing": 1, "head.weight": 2, "conv*": 1}}
     with warnings.catch_warnings(record=True) as caught:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import cProfile
 import pickle
-import pstats
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -128,16 +124,6 @@ def test_a_missing_version_is_a_warning_always(compatible: bool) -> None:
     assert schedule.policies == read_schedule(GOOD).policies
 
 
-def test_a_single_name_is_a_list_of_one() -> None:
-    """As eight published schedules have it."""
-    text = "version: 1\npruners:\n  p:\n    class: AutomatedGradualPruner\n    initial_sparsity: 0\n"
-    text += "    final_sparsity: 0.5\n    weights: {}\npolicies:\n"
-    text += "  - {{pruner: {{instance_name: p}}, starting_epoch: 0, ending_epoch: 3, frequency: 1}}\n"
-    alone, listed = (read_schedule(text.format(given)) for given in ("module.fc.weight", "[module.fc.weight]"))
-    assert alone.pruners["p"].settings == listed.pruners["p"].settings
-    assert alone.pruners["p"].settings.weights == ("module.fc.weight",)  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("case", SILENT)
 def test_what_was_silently_accepted_is_refused_or_warned_of(case: str) -> None:
     text, message = SILENT[case]
@@ -174,12 +160,6 @@ def test_levels_belong_to_the_level_pruner() -> None:
     assert errors(text) == [message]
 
 
-def test_a_good_schedule_gives_no_warning() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        read_schedule(GOOD, compatible=True)
-
-
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
@@ -202,28 +182,3 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         assert str(raised.value) == message
     with pytest.raises(ScheduleError, match=r"cannot read schedule 'a.x00': embedded null"):
         read_schedule("a\0")
-
-
-def test_reading_loads_no_torch() -> None:
-    code = (
-        "import sys; from trainables.compression.schedule import read_schedule; "
-        f"read_schedule({GOOD!r}); assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def work(layers: int) -> int:
-    """Calls of Python functions that reading a schedule with so many named layers takes."""
-    names = "".join(f"\n      layer{i}.weight: 0.{i % 9 + 1}" for i in range(layers))
-    text = with_pruner(f"class: SensitivityPruner\nsensitivities:{names}".replace("\n    ", "\n"))
-    profile = cProfile.Profile()
-    profile.enable()
-    schedule = read_schedule(text)
-    profile.disable()
-    assert len(schedule.pruners["p"].settings.sensitivities) == layers  # type: ignore[union-attr]
-    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
-
-
-def test_the_work_grows_with_the_layers_and_not_faster() -> None:
-    read_schedule(GOOD)  # imports
-    assert work(1000) < 12 * work(100)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
@@ -67,23 +66,6 @@ def test_filling_gives_a_schedule() -> None:
 def test_messages_of_a_filled_schedule_have_the_files_lines() -> None:
     with pytest.raises(ScheduleError, match=r"^<schedule>:21: policies\.0\.starting_epoch: must be >= 0, got -3$"):
         read_marks(TEXT).read({S1: 0.25, "s": 0.01, GROUP: "Channels", RANGE: 0.4, START: -3})
-
-
-def test_the_middle() -> None:
-    middles = read_marks(TEXT).middles()
-    assert middles.pop("s") == pytest.approx(0.01)  # geometric
-    assert middles == {S1: 0.5, GROUP: "Filters", RANGE: pytest.approx(0.4), START: 3}
-    assert Mark(low=2, high=9, step=3).middle() == 5
-    assert Mark(low=1, high=100, log=True).middle() == 10
-    assert Mark(low=1, high=2.5).middle() == 1.75
-
-
-def test_no_marks_and_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "s.yaml"
-    path.write_text("version: 1\npolicies: []\n")
-    marked = read_marks(path)
-    assert dict(marked.marks) == {}
-    assert marked.fill(marked.middles()) == {"version": 1, "policies": []}
 
 
 @pytest.mark.parametrize(

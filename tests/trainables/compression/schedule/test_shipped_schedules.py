@@ -24,10 +24,6 @@ def workload_of(path: Path) -> tuple[str, list[str]]:
     return name, options
 
 
-def test_there_are_twenty() -> None:
-    assert len(FILES) == 20
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_schedule_fits_its_model(path: Path) -> None:
     schedule = read_schedule(path, check_lr=check_lr_scheduler)

@@ -75,16 +75,6 @@ def test_it_reads_like_a_schedule() -> None:
     )
 
 
-def test_long_lists_have_a_line_an_entry() -> None:
-    weights = [f"layer{i}.conv.weight" for i in range(9)]
-    assert dump({"a": weights}) == "a:\n" + "".join(f"- {name}\n" for name in weights)
-
-
-def test_shared_parts_are_written_out() -> None:
-    timing = {"x": 1}
-    assert dump({"a": timing, "b": timing}) == "a:\n  x: 1\n\nb:\n  x: 1\n"
-
-
 def test_absent_and_null_bits_stay_different() -> None:
     mapping = {
         "version": 1,

@@ -96,13 +96,6 @@ def test_modes_differ_and_come_back_even_if_the_forward_fails() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_without_running_statistics_nothing_is_folded() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5, track_running_stats=False))
-    weights = weights_of(model)
-    found = folded(weights, model, batchnorms_after(model, lambda: model(torch.ones(2, 3, 6, 6))))
-    assert found["0.weight"] is weights["0.weight"]
-
-
 def test_weights_that_are_not_asked_for_are_left_out() -> None:
     model = Crossed()
     pairs = batchnorms_after(model, lambda: model(torch.ones(1, 3, 8, 8)))

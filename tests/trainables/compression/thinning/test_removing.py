@@ -44,14 +44,6 @@ def test_zero_channels_go_with_the_filters_that_made_them() -> None:
     assert found.removed["1.bias"] == {0: [2, 7]}
 
 
-def test_structures_are_both() -> None:
-    model, x = with_norms(), images(4, 3, 8, 8)
-    zero_filters([model[0], model[1]], [4])
-    with torch.no_grad():
-        model[3].weight[:, 2] = 0
-    assert thinned_alike(model, x, kind="structures").removed["0.weight"] == {0: [2, 4]}
-
-
 def test_a_filter_that_read_only_what_goes_goes_too() -> None:
     model, x = stack(), images(4, 3, 8, 8)
     zero_filters([model[0]], [1, 3])
@@ -97,15 +89,6 @@ def test_a_layer_keeps_one() -> None:
     found = thinned_alike(model, images(2, 3, 8, 8))
     assert widths(model)["2"][0] == 1
     assert found.left[0].reason.startswith("a layer keeps one")
-
-
-@pytest.mark.parametrize(("round_to", "width"), [(1, 3), (2, 4), (4, 4), (8, 8)])
-def test_widths_stay_multiples(round_to: int, width: int) -> None:
-    model = with_norms()
-    zero_filters([model[0], model[1]], [0, 2, 3, 5, 7])
-    found = thinned_alike(model, images(2, 3, 8, 8), round_to=round_to)
-    assert widths(model)["0"] == (width, 3, 1)
-    assert sum(entry.channels for entry in found.left) == width - 3
 
 
 def resnet() -> tuple[nn.Module, list[nn.Module], list[nn.Module]]:
@@ -241,18 +224,6 @@ def test_concatenated_channels() -> None:
     zero_filters([model.right], [0, 4])
     found = thinned_alike(model, images(2, 3, 8, 8), kind="filters")
     assert found.removed["last.weight"] == {1: [1, 4, 8]}
-
-
-def test_transposed_convolutions() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ConvTranspose2d(4, 6, 3), nn.ReLU(), nn.Conv2d(6, 2, 3))
-    filled(model)
-    zero_filters([model[0]], [2])
-    with torch.no_grad():
-        model[2].weight[:, 3] = 0
-        model[2].bias[3] = 0
-    found = thinned_alike(model, images(2, 3, 8, 8), kind="filters")
-    assert found.removed["2.weight"] == {0: [2], 1: [3]}
-    assert model[2].weight.shape == (3, 5, 3, 3)
 
 
 class Twice(nn.Module):

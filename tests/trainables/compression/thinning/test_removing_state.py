@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from thinned_models import images, stack, thinned_alike, widths, with_norms, zero_filters
+from thinned_models import images, stack, widths, zero_filters
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim import SGD, AdamW
@@ -125,35 +125,6 @@ def test_quantized_weights() -> None:
     assert torch.equal(original(x), before)  # the class that both share is as it was
 
 
-def test_the_model_keeps_mode_hooks_gradients_and_generators() -> None:
-    model, x = with_norms(), images(4, 3, 8, 8)
-    zero_filters([model[0], model[1]], [4])
-    model.train()
-    seen: list[int] = []
-    model[0].register_forward_hook(lambda *_: seen.append(1))
-    model[8].weight.requires_grad_(False)
-    model[3].weight.grad = torch.ones_like(model[3].weight)
-    statistics, drawn = model[4].running_mean.clone(), torch.get_rng_state()
-    thin(model, x)
-    assert seen == []
-    assert torch.equal(torch.get_rng_state(), drawn)
-    assert all(module.training for module in model.modules())
-    assert torch.equal(model[4].running_mean, statistics)
-    assert [p.requires_grad for p in model.parameters()] == [True] * 6 + [False, True]
-    assert model[3].weight.grad.shape == (6, 7, 3, 3)
-    assert model[8].weight.grad is None
-    model(x)
-    assert seen == [1]
-
-
-def test_nothing_to_remove() -> None:
-    model = with_norms()
-    parameters = list(model.parameters())
-    found = thinned_alike(model, images(2, 3, 8, 8))
-    assert (found.record, found.removed, found.left) == ([], {}, ())
-    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
-
-
 def test_wrong_arguments() -> None:
     kind: Any = "rows"
     with pytest.raises(
@@ -199,15 +170,3 @@ class Wrapped(nn.Linear):
 def test_a_model_that_cannot_be_followed() -> None:
     with pytest.raises(UserError, match=r"^the model cannot be thinned, for torch_pruning cannot follow it: "):
         thin(nn.Sequential(nn.Linear(3, 3), Wrapped(3, 2)), images(1, 3))
-
-
-def test_outputs_in_a_dictionary() -> None:
-    class Model(nn.Sequential):
-        def forward(self, x: Tensor) -> Any:
-            return {"scores": [super().forward(x)], "rows": len(x)}
-
-    model = Model(*stack())
-    zero_filters([model[0]], [1, 3])
-    found = thin(model, images(1, 3, 8, 8))
-    assert found.exact
-    assert widths(model)["2"] == (6, 6, 1)

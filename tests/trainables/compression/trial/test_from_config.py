@@ -29,13 +29,6 @@ def config(epochs: int = 10, **values: Any) -> TrialConfig:
     return TrialConfig(epochs=epochs, method="compression", **values)
 
 
-def test_nothing_compresses_nothing() -> None:
-    assert schedule_of(config()) == {"version": 1, "policies": []}
-    assert schedule_of(config(pruning_sensitivities=("conv1.weight=0", "conv2.weight=0.0")))["policies"] == []
-    assert schedule_of(config(distill_weight=0.0))["policies"] == []
-    assert schedule_of(config(distill_teacher="resnet20", distill_start_epoch=10))["policies"] == []
-
-
 def test_sensitivities() -> None:
     found = schedule_of(config(pruning_sensitivities=("conv1.weight=0.5", "a=b.weight=1", "conv2.weight=0")))
     assert found == {
@@ -94,13 +87,6 @@ def test_distillation() -> None:
             {"distiller": {"instance_name": "distiller"}, "starting_epoch": 2, "ending_epoch": 10, "frequency": 1}
         ],
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("given", [{"distill_teacher": "resnet20"}, {"distill_checkpoint": "t.pt"}])
-def test_a_teacher_alone_teaches_with_the_defaults(given: dict[str, str]) -> None:
-    (distiller,) = schedule_of(config(**given))["distillers"].values()
-    assert distiller["temperature"] == 1.0
-    assert (distiller["distill_weight"], distiller["student_weight"]) == (0.5, 0.5)
 
 
 def test_all_of_them_add_up_behind_a_schedule() -> None:
@@ -243,16 +229,3 @@ def test_text_that_is_no_schedule(given: str) -> None:
 def test_values_out_of_range(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         config(**values)
-
-
-def test_a_configuration_comes_back_from_plain_types() -> None:
-    given = config(
-        schedule=MARKED, schedule_values=("level=0.5",), pruning_sensitivities=("conv1.weight=0.5",),
-        agp_weights=("conv2.weight",), agp_final_sparsity=0.5, distill_checkpoint="t.pt", saving="both",
-    )  # fmt: skip
-    plain = given.to_dict()
-    assert plain["agp_weights"] == ["conv2.weight"]
-    assert TrialConfig.from_mapping(plain) == given
-    assert given.compresses
-    assert not given.skips_gradients
-    assert TrialConfig(method="gradskip+compression").skips_gradients

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -244,39 +243,6 @@ def test_a_thinned_model_is_timed_at_the_end_also_after_it_was_continued(teacher
         (last,) = finish(run)
     assert last["latency_s"] > 0
     assert all(row["latency_s"] is None for row in alone(config_of("agp", teacher))[0])
-
-
-def test_quantized_steps_cost_what_plain_ones_do(teacher: Path) -> None:
-    """FLOPs are those of products; a learned clip adds none, and its gradient four bytes a step."""
-    rows, _, _ = alone(config_of("pact", teacher))
-    assert rows[-1]["forward_flops"] == EPOCHS * forward_flops(SAMPLES)
-    more = rows[-1]["gradient_bytes"] - plain_rows("tiny")[-1]["gradient_bytes"]
-    assert more == 3 * STEPS_PER_EPOCH * 4 * 4  # three epochs, four clips
-    assert math.ceil(SAMPLES / BATCH_SIZE) == STEPS_PER_EPOCH
-
-
-def test_the_training_loss_is_the_workloads_own() -> None:
-    """A regularizer's term is no part of what rows compare."""
-    large = sections(
-        [span("regularizer", "r", 0, 1)],
-        regularizers={"r": {"class": "L1Regularizer", "reg_regims": {"*.weight": 0.01}}},
-    )
-    config = TrialConfig(workload="tiny", epochs=1, method="compression", schedule=text(large))
-    seen: list[tuple[int, float]] = []
-    with TrainingRun(config) as run:
-        whole = run.workload.loss
-
-        def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-            value = whole(model, batch)
-            if not value.is_meta and model is run.model:
-                seen.append((len(batch[0]), float(value.detach())))
-            return value
-
-        run.workload.loss = loss  # type: ignore[method-assign]
-        row = run.train_epoch()
-        assert sum(float(p.detach().abs().sum()) for p in run.model.parameters()) * 0.01 > 0.5
-    assert len(seen) == STEPS_PER_EPOCH
-    assert row["train_loss"] == pytest.approx(sum(n * value for n, value in seen) / SAMPLES, rel=1e-6)
 
 
 def test_a_schedules_learning_rates_take_the_place_of_the_workloads(teacher: Path) -> None:

@@ -15,7 +15,7 @@ from tiny_workload import STEPS_PER_EPOCH, Tiny, tiny  # noqa: F401 - a fixture
 
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Timing
-from trainables.compression.trial.replay import CompressionReplay, interventions_of, looks_from
+from trainables.compression.trial.replay import interventions_of, looks_from
 from trainables.config import TrialConfig
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
@@ -128,24 +128,6 @@ def test_an_action_is_all_that_the_training_after_it_depends_on() -> None:
     # What nobody uses does not matter.
     unused = {**base, "pruners": {**base["pruners"], "z": SCHEDULES["sensitivity"]["pruners"]["p"]}}
     assert action(unused) == action(base)
-
-
-@pytest.mark.usefixtures("tiny")
-def test_a_follower_stands_where_it_was_told_to() -> None:
-    replay = CompressionReplay(config_of(SCHEDULES["sensitivity"]), {"steps_per_epoch": 8})
-    recorded: Any = None  # it looks at nothing
-    assert replay.next_action() == 8
-    assert replay.advance(recorded, 8) is None
-    assert replay.iteration == 8
-    act = replay.advance(recorded, 20)
-    assert act is not None
-    assert (act.iteration, replay.iteration) == (8, 9)
-    assert replay.next_action() is None
-    assert replay.advance(recorded, 32) is None
-    assert replay.iteration == 32
-    replay.load_state_dict({"iteration": 8})
-    assert replay.advance(recorded, 9) is not None
-    assert replay.columns() == {"stopped_through": -1, "stop_events": "[]"}
 
 
 # --- what is shared -------------------------------------------------------------------------------------------------

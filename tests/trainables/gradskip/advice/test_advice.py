@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.gradskip import SGD, Settings, wrap
-from trainables.gradskip.advice.advice import Advice, some
+from trainables.gradskip.advice.advice import Advice
 
 
 def warned(settings: Settings, model: nn.Module | None = None) -> list[str]:
@@ -90,35 +88,11 @@ def test_a_warning_points_at_the_users_line() -> None:
     assert [line.partition("(")[0] for line in lines] == ["optimizers[0].step", "SGD", "wrap"]
 
 
-def test_layers_that_are_frozen_at_the_begin_are_no_missing_layers() -> None:
-    model: Any = conv_model()
-    model[:7].requires_grad_(False)
-    with pytest.warns(UserWarning, match="will stop nothing as long as all 3 layers of CAC_WATCH=conv are frozen"):
-        SGD(model.parameters(), lr=0.1, weight_decay=0.1, settings=Settings(), model=model)
-
-
-def test_what_the_user_freezes_after_a_stop_has_lost_no_gradient() -> None:
-    model: Any = conv_model()
-    optimizer = SGD(
-        model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(3,), stop_layer_itr=(1,)), model=model
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(model, optimizer, 2)
-        model[6].requires_grad_(False)
-        train(model, optimizer, 3, start=2)
-
-
 def test_a_model_compiled_in_place_is_warned_of_recompilations() -> None:
     model = nn.Sequential(*[nn.Conv2d(2, 2, 1) for _ in range(5)])
     model.compile(backend="eager")
     with pytest.warns(UserWarning, match=r"5 layers may stop one by one.*recompile_limit is 8"):
         SGD(model.parameters(), lr=0.1, weight_decay=0.1, settings=Settings(), model=model)
-
-
-def test_some_names() -> None:
-    assert some(["a"], 5) == "a"
-    assert some(list("abcdefg"), 5) == "a, b, c, d, e and 2 more"
 
 
 class TestInputsThatNeedAGradient:
@@ -180,28 +154,6 @@ class TestInputsThatNeedAGradient:
         model(torch.ones(2, 1, 8, 8))
         assert not any(m._forward_hooks for m in model.modules())
 
-    def test_ordinary_inputs_are_not(self) -> None:
-        model, said = self.run(prefix_autograd=True, adversarial=False)
-        assert said == []
-        assert not any(m._forward_hooks for m in model.modules())
-
-    def test_an_output_made_to_need_one_is_named(self) -> None:
-        """As `enable_input_require_grads` of transformers does with the embedding."""
-        torch.manual_seed(0)
-        model: Any = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 2))
-        model[0].register_forward_hook(lambda _m, _a, output: output.requires_grad_(True))
-        settings = Settings(stop_layer_num=(2,), stop_layer_itr=(1,), watch=("linear",))
-        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
-
-        def run() -> None:
-            for _ in range(4):
-                optimizer.zero_grad()
-                model(torch.arange(6).reshape(2, 3)).sum().backward()
-                optimizer.step()
-
-        with pytest.warns(UserWarning, match="the output of 0 requires a gradient though nothing trains before it"):
-            run()
-
     def test_of_a_compiled_model(self) -> None:
         torch._dynamo.reset()
         model = conv_model()
@@ -219,14 +171,3 @@ class TestInputsThatNeedAGradient:
 
         with pytest.warns(UserWarning, match="the input of the model requires a gradient"):
             run()
-
-    def test_copies_of_the_model_carry_no_check(self) -> None:
-        model = conv_model()
-        optimizer = SGD(
-            model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(6,), stop_layer_itr=(1,)), model=model
-        )
-        train(model, optimizer, 2)  # the check waits for the next forward pass
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-                twin(torch.ones(2, 1, 8, 8, requires_grad=True))

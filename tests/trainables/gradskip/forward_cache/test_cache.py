@@ -95,21 +95,6 @@ def test_gradients_after_the_prefix_are_those_of_the_frozen_model(model: nn.Modu
             torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_the_memory_layout_is_kept(model: nn.Module, images: Tensor, layout: torch.memory_format) -> None:
-    model = model.to(memory_format=layout)
-    images = images.to(memory_format=layout)
-    seen: list[tuple[int, ...]] = []
-    model[6].register_forward_pre_hook(lambda _, args: seen.append(args[0].stride()))  # type: ignore[operator, index]
-    with cache_of(model) as cache:
-        for held in ([], [1, 2], [1, 2, 3, 4]):  # computed, in parts, read
-            with cache.batch(torch.tensor(held + [5, 6, 7, 8][len(held) :])):
-                model(images[:4])
-            cache.verify_every = 10**9
-            cache.hit_batches = 1
-    assert len(set(seen)) == 1
-
-
 # --- what runs
 
 
@@ -125,19 +110,6 @@ def test_no_kernel_of_the_prefix_runs_on_a_hit(model: nn.Module, images: Tensor)
         assert (cache.last.rows, cache.last.computed) == (10, 0)
 
 
-def test_missing_rows_alone_are_computed(model: nn.Module, images: Tensor) -> None:
-    rows: list[int] = []
-    model[1].register_forward_hook(lambda _, args, __: rows.append(len(args[0])))  # type: ignore[operator, index]
-    with cache_of(model) as cache:
-        for indices, computed in (([0, 1, 2, 3], 6), ([2, 9, 0, 5], 2), ([9, 8, 1], 2), ([5, 8], 0)):
-            with cache.batch(torch.tensor(indices)):
-                model(images[indices])
-            assert cache.last is not None
-            assert cache.last.computed == computed  # 4 and a check of 2; 2; one row runs as two; none
-    assert rows[:3] == [4, 2, 2]
-    assert (cache.hits, cache.misses) == (2 + 2 + 2, 4 + 2 + 1)
-
-
 def test_norms_in_the_prefix_hold_and_the_others_go_on(images: Tensor) -> None:
     model = stopped(conv_model(), 4).train()  # convolution, norm; the second norm trains
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -151,17 +123,6 @@ def test_norms_in_the_prefix_hold_and_the_others_go_on(images: Tensor) -> None:
 
 
 # --- where the chain is cut
-
-
-def test_nothing_stopped_changes_nothing(images: Tensor) -> None:
-    model, twin = conv_model(), conv_model()
-    with cache_of(model) as cache:
-        for indices in batches(0):
-            with cache.batch(indices):
-                out = model(images[indices])
-            assert torch.equal(out, twin(images[indices]))
-        assert (cache.cached_through, cache.bytes, cache.last) == (-1, 0, None)
-    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -196,20 +157,6 @@ def test_modules_without_parameters_are_added_where_that_is_right(tail: list[nn.
     cache.update()
     assert cache.cached_through == through
     cache.close()
-
-
-def test_a_prefix_that_grows_begins_a_new_cache(model: nn.Module, images: Tensor) -> None:
-    indices = torch.arange(12)
-    with cache_of(model) as cache:
-        for parameters, through in ((7, 5), (9, 8)):
-            stopped(model, parameters)
-            for _ in range(2):
-                with cache.batch(indices):
-                    out = model(images[indices])
-            assert cache.cached_through == through
-        assert (cache.hits, cache.misses) == (24, 24)
-        expected = by_hand(model, 8, images[indices])
-        torch.testing.assert_close(out, list(model)[9](expected.flatten(1)))  # type: ignore[call-overload]
 
 
 def test_weights_that_change_under_the_cache_are_noticed(model: nn.Module, images: Tensor) -> None:

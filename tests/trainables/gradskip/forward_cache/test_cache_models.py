@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conv_models import conv_model
-from prefix_caches import SAMPLES, batches, cache_of, one_warning, stopped
+from prefix_caches import SAMPLES, batches, cache_of, one_warning
 from torch import Tensor, nn
 
 from trainables.errors import UserError
@@ -18,29 +18,6 @@ from trainables.gradskip.data_parallel import DistributedDataParallel
 from trainables.gradskip.optimizers import SGD
 
 # --- the model stays as it is
-
-
-class Bang(RuntimeError):
-    pass
-
-
-@pytest.mark.parametrize("where", [0, 4, 7])
-def test_an_exception_inside_restores_the_model(model: nn.Module, images: Tensor, where: int) -> None:
-    def bang(*_: Any) -> None:
-        raise Bang
-
-    handle = model[where].register_forward_hook(bang)  # type: ignore[operator, index]
-    before = {name: set(part.__dict__) for name, part in model.named_modules()}
-    with cache_of(model) as cache:
-        with pytest.raises(Bang), cache.batch(torch.arange(9)):
-            model(images[:9])
-        handle.remove()
-        assert {name: set(part.__dict__) for name, part in model.named_modules()} == before
-        assert all(part.training for part in model.modules())
-        assert (cache.bytes > 0) == (where == 7)  # nothing of a prefix that did not finish
-        with cache.batch(torch.arange(9)):
-            model(images[:9])
-        assert cache.hits == (9 if where == 7 else 0)
 
 
 def test_the_model_copies_pickles_and_saves_as_ever(model: nn.Module, images: Tensor) -> None:
@@ -122,21 +99,6 @@ class Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.stem(x)).relu()
         return self.head((x + self.body(x)).flatten(1))
-
-
-@pytest.mark.parametrize("by_name", [True, False])
-def test_a_chain_is_given_for_another_model(images: Tensor, by_name: bool) -> None:
-    torch.manual_seed(0)
-    model = Residual()
-    stopped(model, 4)
-    twin = copy.deepcopy(model)
-    with cache_of(model, chain=["stem", "norm"] if by_name else [model.stem, model.norm]) as cache:
-        for _ in range(2):
-            with cache.batch(torch.arange(9)):
-                out = model(images[:9])
-        assert (cache.hits, cache.names) == (9, ["stem", "norm"])
-    twin.norm.eval()
-    torch.testing.assert_close(out, twin(images[:9]))
 
 
 @pytest.mark.parametrize(

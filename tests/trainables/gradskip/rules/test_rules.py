@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from machine_runs import stops_of
 
 from trainables.gradskip.rules.choice import make_rule
 from trainables.gradskip.rules.published import AutoRule, ManualRule
@@ -39,20 +38,6 @@ def test_start_slope_and_mountain_by_hand() -> None:
     assert [stop[3] for stop in stops] == pytest.approx([0.89, 0.945, 0.79], rel=1e-6)
 
 
-def test_an_equal_variance_updates_the_peak() -> None:
-    settings = Settings(start_itr=0, samples=1, start_thr=1.0, mt_count_thr=2, mt_thr=0.5, slope_thr=0.9)
-    # The next target sets its peak at iteration 1 (count 1) and meets it twice more: count 3 > 2, a mountain, so
-    # 0.8 does not stop it although it is below the slope's 0.9.
-    traces = {0: [2.0, 1.0, 0, 0, 0], 1: [0, 4.0, 4.0, 4.0, 3.2]}
-    assert [s[:3] for s in run_auto(AutoRule(settings, [0, 1]), traces)] == [(1, 0, "start")]
-
-
-def test_only_multiples_of_the_interval_are_examined() -> None:
-    settings = Settings(start_itr=3, samples=4, start_thr=0.99)
-    rule = AutoRule(settings, [0])
-    assert [i for i in range(17) if rule.due(i)] == [4, 8, 12, 16]
-
-
 def test_the_first_peak_of_the_next_target_is_set_in_the_same_step_and_cannot_stop_it() -> None:
     settings = Settings(start_itr=0, samples=1, start_thr=0.99, slope_thr=1.0, mt_count_thr=9)
     seen: list[tuple[int, int]] = []
@@ -79,12 +64,6 @@ def test_ratios_are_compared_in_single_precision_for_single_precision_weights() 
     assert len(run_auto(AutoRule(settings, [0], single_precision=False), {0: [1.0, below]})) == 1
 
 
-def test_nan_never_stops_a_layer() -> None:
-    nan = float("nan")
-    settings = Settings(start_itr=0, samples=1, start_thr=0.99)
-    assert run_auto(AutoRule(settings, [0]), {0: [nan, nan, 1.0, nan, 0.995, nan]}) == []
-
-
 def machine_steps(settings: Settings, steps: int, variance: Callable[[int], float] = lambda _: 1.0) -> list[StepPlan]:
     machine = SkipMachine(settings, make_rule(settings, [0]))
     return [machine.step(variance) for _ in range(steps)]
@@ -102,12 +81,6 @@ def test_braking_counts_down_and_stops_at_zero() -> None:
     assert [i for i, plan in enumerate(plans) if plan.decision is not None] == [3]
 
 
-def test_without_braking_a_layer_stops_in_the_step_of_the_decision() -> None:
-    plans = machine_steps(Settings(stop_layer_num=(2, 5), stop_layer_itr=(0, 1)), 3)
-    assert [plan.stop_through for plan in plans] == [2, 5, None]
-    assert all(plan.scaled == () for plan in plans)
-
-
 def test_a_stop_due_while_braking_comes_after_it_and_is_missed_in_reference() -> None:
     lists = {"stop_layer_num": (1, 4), "stop_layer_itr": (2, 3), "braking_distance": 3}
     plans = machine_steps(Settings(**lists), 12)  # type: ignore[arg-type]
@@ -117,15 +90,6 @@ def test_a_stop_due_while_braking_comes_after_it_and_is_missed_in_reference() ->
     ] * 3  # only the layers after the last finished stop brake
     published = machine_steps(Settings(**lists, reference=True), 12)  # type: ignore[arg-type]
     assert [(i, p.stop_through) for i, p in enumerate(published) if p.stop_through is not None] == [(4, 1)]
-
-
-def test_auto_decides_nothing_while_braking() -> None:
-    settings = Settings(start_itr=0, samples=1, start_thr=0.99, slope_thr=0.99, braking_distance=3)
-    # Layer 0 falls at iteration 1 and brakes in 1, 2, 3; layer 1 falls all the time and may stop from 4 on.
-    trace = {0: [1.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], 1: [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]}
-    stops = stops_of(settings, [0, 1], lambda iteration, layer: trace[layer][iteration], 8)
-    assert [(iteration, d.layer, d.rule) for iteration, d in stops] == [(1, 0, "start"), (4, 1, "slope")]
-    assert stops[1][1].ratio == pytest.approx(4 / 7)
 
 
 def test_off_asks_for_no_variance() -> None:

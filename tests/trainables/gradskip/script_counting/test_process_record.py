@@ -6,7 +6,7 @@ import copy
 import gc
 import json
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -258,20 +258,6 @@ def test_a_generator_and_its_critic_are_counted_whole() -> None:
     assert found["steps"] == 15
 
 
-def test_a_learning_rate_finder_is_counted_beside_the_training() -> None:
-    net = model()
-    dense = counted_step(net)
-    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
-    record = record_of(optimizer)
-    before = copy.deepcopy(optimizer.state_dict())
-    train(optimizer, net, 7)
-    optimizer.load_state_dict(before)
-    train(optimizer, net, 5)
-    found = summary_of(record)
-    assert (found["steps"], found["iteration"]) == (12, 5)
-    assert found["dense_flops"] == 12 * sum(dense)
-
-
 def test_a_process_that_resumes_counts_what_was_executed_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where layers have stopped already: the dense cost is that of the run's beginning."""
     monkeypatch.setenv("TUNE_CAC_TRIAL_DIR", "anywhere")
@@ -298,38 +284,6 @@ def test_a_process_that_resumes_counts_what_was_executed_before(monkeypatch: pyt
     assert whole is not None
     for name in ("steps", "iteration", "forward_flops", "backward_flops", "dense_flops", "optimizer_bytes", "events"):
         assert found[name] == whole[name], name
-
-
-@pytest.mark.parametrize("load", [False, True])
-@pytest.mark.parametrize("stop_at", [None, 0, 1])
-def test_a_state_that_is_loaded_before_the_first_step_costs_nothing(load: bool, stop_at: int | None) -> None:
-    """As every Trainer of transformers does through accelerate; so does a stop at the first step."""
-    net = model()
-    dense = counted_step(net)
-    # Auto mode whose time does not come, which looks for the execution order, too; or a stop.
-    chosen = gradskip.Settings(start_itr=10**6) if stop_at is None else settings((1, stop_at))
-    optimizer = gradskip.SGD(net.parameters(), lr=0.01, weight_decay=0.1, settings=chosen, model=net)
-    record = record_of(optimizer)
-    if load:
-        optimizer.load_state_dict(optimizer.state_dict())
-    train(optimizer, net, 20)
-    found = summary_of(record)
-    assert found["forward_flops"] == 20 * dense[0]
-    assert found["dense_flops"] == 20 * sum(dense)
-
-
-def test_a_step_that_calls_its_base_classs_step_is_one() -> None:
-    class Twice(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            return super().step(closure)
-
-    net = model()
-    dense = counted_step(net)
-    optimizer = gradskip.wrap(Twice(net.parameters(), lr=0.01), settings(), model=net)
-    record = record_of(optimizer)
-    train(optimizer, net, 5)
-    assert summary_of(record)["steps"] == 5
-    assert summary_of(record)["dense_flops"] == 5 * sum(dense)
 
 
 def test_the_forward_pass_of_a_reentrant_checkpoint_is_counted() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import pytest
 import torch
-from counted_loops import BATCH, batch, counted_step, end_counting, model, record_of, settings, summary_of, train
+from counted_loops import batch, counted_step, end_counting, model, record_of, settings, summary_of, train
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-from torch.utils.flop_counter import FlopCounterMode
 
 from trainables import gradskip
 from trainables.gradskip.script_counting import process_record, step_flops
@@ -124,29 +122,6 @@ def test_modes_of_the_user_are_left_where_the_user_leaves_them(recorded: bool) -
     assert _get_current_dispatch_mode_stack() == []
 
 
-def test_a_counter_of_the_users_counts_what_it_would_without_ours() -> None:
-    def counted(recorded: bool) -> int:
-        net = model()
-        optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings((1, 2)), model=net)
-        record = record_of(*([optimizer] if recorded else []))
-        with FlopCounterMode(display=False) as counter:
-            train(optimizer, net, 5)
-        end_counting(record)
-        return int(counter.get_total_flops())
-
-    assert counted(True) == counted(False)
-
-
-def test_an_optimizer_that_is_dropped_looks_no_longer() -> None:
-    net = model()
-    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
-    record = record_of(optimizer)
-    assert record.flops.at_work
-    del optimizer
-    gc.collect()
-    assert not record.flops.at_work
-
-
 def test_an_optimizer_that_steps_no_more_is_not_waited_for() -> None:
     idle_net, net = model(), model()
     idle = gradskip.SGD(idle_net.parameters(), lr=0.01, settings=settings(), model=idle_net)
@@ -207,44 +182,3 @@ def test_private_names_of_torch_that_the_counter_stands_on() -> None:
     Look.apply(torch.ones(1, requires_grad=True)).backward()
     assert seen == [(False, True, False), (False, False, True)]
     assert not step_flops._in_autograd_function()
-
-
-def test_an_optimizer_collected_in_the_midst_of_an_operation_changes_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python collects where it allocates, also inside an operation that is being counted: it was counted twice."""
-
-    def fold(steps: int = 4) -> None:
-        net = model()
-        optimizer = gradskip.SGD(net.parameters(), lr=0.1, model=net)
-        record.add(optimizer.gradskip)
-        optimizer.cycle = optimizer  # type: ignore[attr-defined]  # collected later
-        for _ in range(steps):
-            optimizer.zero_grad()
-            net(torch.zeros(BATCH, 1, 6, 6)).sum().backward()
-            optimizer.step()
-
-    record = record_of()
-    gc.disable()
-    try:
-        fold()
-        one = summary_of(record)
-        real, collect = step_flops.formula_of, iter([gc.collect])  # once: a collection takes long in a large process
-        monkeypatch.setattr(step_flops, "formula_of", lambda operation: (next(collect, bool)(), real(operation))[1])
-        fold()
-        both = summary_of(record)
-    finally:
-        gc.enable()
-    for name in ("forward_flops", "backward_flops", "dense_flops"):
-        assert both[name] == 2 * one[name] > 0
-    monkeypatch.setattr(step_flops, "formula_of", real)
-    del record.records[:]
-    gc.collect()
-
-
-def test_when_the_last_optimizer_is_gone_nothing_is_counted_any_more() -> None:
-    net = model()
-    optimizer = gradskip.SGD(net.parameters(), lr=0.1, model=net)
-    record = record_of(optimizer)
-    assert record.flops.at_work
-    del optimizer
-    gc.collect()
-    assert not record.flops.at_work

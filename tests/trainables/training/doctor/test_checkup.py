@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainables.errors import UserError
 from trainables.training.doctor import checks
 from trainables.training.doctor.checks import (
-    Finding,
     Ratios,
     StepWatch,
-    _is_read,
-    call_from_batch,
-    report_text,
     zeroed_gradients,
 )
 from trainables.training.doctor.checkup import doctor
@@ -133,18 +128,6 @@ def test_a_model_is_called_with_what_fits_its_arguments_and_its_mend_is_python(b
     assert found.name == "bias-before-batch-norm"
     exec(found.mend[0], {"model": model})
     assert model.body["a-b"][0].bias is None  # type: ignore[index]
-
-
-def test_a_model_of_hugging_face_is_called_by_its_argument_names() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
-                                     vocab_size=20)  # fmt: skip
-    model = transformers.BertForSequenceClassification(config)
-    tokens = torch.randint(0, 20, (4, 6))
-    batch = {"labels": torch.tensor([0, 1, 0, 1]), "input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    called = call_from_batch(model, batch)
-    assert called.keywords.keys() == batch.keys()
-    assert torch.isfinite(called(model).loss)
 
 
 def test_with_a_step_every_network_is_called_as_the_step_calls_it() -> None:
@@ -296,16 +279,6 @@ def test_reads_of_values_are_found_with_their_line_except_those_of_optimizers() 
     assert all(place.startswith(f"{__file__}:") for place in watch.waits)
 
 
-def test_of_copies_on_a_gpu_only_those_to_the_host_are_waited_for() -> None:
-    """There is no GPU here: the operation is asked about, not run."""
-    copied, cuda = torch.ops.aten._to_copy.default, torch.device("cuda")
-    on_gpu = (SimpleNamespace(device=cuda),)
-    assert _is_read(copied, on_gpu, {"device": CPU}, cuda)
-    assert not _is_read(copied, on_gpu, {"device": CPU, "non_blocking": True}, cuda)
-    assert not _is_read(copied, on_gpu, {"dtype": torch.bfloat16}, cuda)  # as autocast makes them
-    assert not _is_read(copied, (SimpleNamespace(device=CPU),), {"device": cuda}, cuda)
-
-
 def test_a_bias_that_proves_to_be_used_is_neither_reported_nor_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "output_difference", lambda *_: 0.5)
     found = doctor(make(), [torch.randn(4, 1, 6, 6)], fix=True)
@@ -328,11 +301,3 @@ def test_gradients_set_to_zero_are_found_only_where_there_are_any() -> None:
         model.zero_grad(set_to_none=False)
     assert sum(places.values()) == 1
     assert torch.optim.Optimizer.zero_grad is original
-
-
-def test_texts() -> None:
-    assert Ratios((0.9, 0.8, 0.7)).text("a step") == "20.0 % of a step (10.0 % to 30.0 %, 3 pairs)"
-    assert Ratios((0.9, 1.1)).text("a step") == "none measurable here: -10.0 % to 10.0 % of a step (2 pairs)"
-    assert Ratios((0.06, 12.81)).text("a step") == "cannot be told here: times of a step vary too much (2 pairs)"
-    finding = Finding(name="a", what="b", cost="c", mend=("d", "e"))
-    assert report_text([finding]) == "recipe: 1 to mend (docs/recipe.md)\na: b\n    cost: c\n    d\n    e"

@@ -6,7 +6,6 @@ import os
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,12 @@ import torch
 from tiny_workload import tiny  # noqa: F401 - a fixture
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.training import cost
 from trainables.training.doctor import dry_run as module
-from trainables.training.doctor.dry_run import DryRun, dry_run, timed_steps
+from trainables.training.doctor.dry_run import DryRun, dry_run
 from trainables.training.run import TrainingRun
 from trainables.workloads.base import Batch
 from trainables.workloads.digits import CONVOLUTIONS, IMAGE_SIZE
@@ -77,23 +75,10 @@ def test_what_stopping_through_a_unit_saves_is_the_closed_form(digits: DryRun) -
     )
 
 
-@pytest.mark.usefixtures("tiny")
-def test_savings_are_counted_for_as_many_units_as_asked() -> None:
-    found = dry_run(TrialConfig(workload="tiny", epochs=1), steps=1, most_units=2)
-    assert [row.number for row in found.parameters if row.unit_end] == [2, 5, 8, 11]
-    assert [row.number for row in found.parameters if row.saved is not None] == [5, 11]
-
-
 def test_memory_is_that_of_float32_with_momentum(digits: DryRun) -> None:
     elements = sum(row.elements for row in digits.parameters)
     assert digits.parameter_bytes == digits.gradient_bytes == digits.optimizer_bytes == 4 * elements
     assert digits.peak_bytes > 50_000_000  # a process with torch in it
-
-
-@pytest.mark.usefixtures("tiny")
-def test_adam_keeps_two_moments_and_a_count() -> None:
-    found = dry_run(TrialConfig(workload="tiny_adam", epochs=1), steps=1)
-    assert found.optimizer_bytes == 2 * found.parameter_bytes + 4 * len(found.parameters)
 
 
 class Clock:
@@ -141,41 +126,11 @@ def test_times_after_a_warm_up(clock: Clock) -> None:
     assert times.evaluation_time_s == 10.0
 
 
-def test_slow_steps_are_fewer(clock: Clock) -> None:
-    """The first took 7 s, and 20 s are there."""
-    times = dry_run(TrialConfig(workload="tiny", epochs=1), steps=7)
-    assert times.step_times_s == (5.0, 5.0)
-
-
-def test_steps_go_on_in_the_next_epoch_and_end_with_the_run(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    """Two steps an epoch, and a schedule that refuses to go on past the run's end."""
-    batches = tiny_workload.Tiny.train_batches
-    monkeypatch.setattr(tiny_workload.Tiny, "steps_per_epoch", 2)
-    monkeypatch.setattr(tiny_workload.Tiny, "train_batches", lambda *a: islice(batches(*a), 2))
-
-    def schedule(self: object, optimizer: Optimizer, total_steps: int) -> LRScheduler:
-        return OneCycleLR(optimizer, max_lr=0.1, total_steps=total_steps)
-
-    monkeypatch.setattr(tiny_workload.Tiny, "make_scheduler", schedule)
-    monkeypatch.setattr(module, "STEPS_BUDGET_S", 1000.0)
-    times = dry_run(TrialConfig(workload="tiny", epochs=2), steps=5)
-    assert times.step_times_s == (5.0, 7.0, 5.0)
-    assert times.loader_times_s == (1.0, 3.0, 1.0)
-
-
 def test_a_run_of_one_step_has_that_one(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(tiny_workload.Tiny, "steps_per_epoch", 1)
     times = dry_run(TrialConfig(workload="tiny", epochs=1))
     assert times.step_times_s == (7.0,)
     assert times.loader_times_s == (3.0,)
-
-
-@pytest.mark.parametrize(
-    ("first_s", "wanted", "steps"),
-    [(0.001, 5, 5), (4.1, 5, 4), (10.1, 5, 2), (999.0, 5, 2), (999.0, 1, 1)],
-)
-def test_how_many_steps(first_s: float, wanted: int, steps: int) -> None:
-    assert timed_steps(first_s, wanted) == steps
 
 
 def test_a_search_is_so_many_runs_in_rounds(digits: DryRun) -> None:

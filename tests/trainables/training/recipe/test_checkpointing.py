@@ -12,7 +12,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.training.cost import CostTable
 from trainables.training.recipe.recipe import apply_checkpointing, blocks_of, is_checkpointed
 from trainables.training.run import TrainingRun
 from trainables.workloads import models
@@ -98,13 +97,6 @@ def test_a_copy_is_checkpointed_with_its_own_weights() -> None:
     assert not torch.equal(model(torch.ones(1, 1, 6, 6)), other(torch.ones(1, 1, 6, 6)))
 
 
-def test_nothing_happens_without_gradients() -> None:
-    model = chain()
-    apply_checkpointing(model, "cheap")
-    with torch.no_grad():
-        assert torch.equal(model.eval()(torch.ones(1, 1, 6, 6)), chain().eval()(torch.ones(1, 1, 6, 6)))
-
-
 def test_the_blocks_of_known_models() -> None:
     assert list(blocks_of(residual())) == ["block0", "block1", "block2", "block3"]
     assert list(blocks_of(chain())) == [""]
@@ -118,22 +110,6 @@ def test_the_blocks_of_known_models() -> None:
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(UserError, match=r"activation_checkpointing=cheap needs a model with blocks .* got Linear"):
         apply_checkpointing(nn.Linear(2, 2), "cheap")
-
-
-def test_a_table_of_costs_made_of_a_checkpointed_model_is_no_other_runs() -> None:
-    """As the search makes one in its own process to predict savings."""
-    config = TrialConfig(method="none", epochs=1, activation_checkpointing="blocks")
-    with TrainingRun(config) as run:
-        run.begin_epoch()
-        run.train_step()
-        batch = next(iter(run.workload.train_batches(0, 0)))
-        table = CostTable(run.workload, run.model)
-        executed = run.executed_flops
-        assert table.dense_step(batch).flops == executed
-    with TrainingRun(TrialConfig(method="none", epochs=1)) as run:
-        run.begin_epoch()
-        run.train_step()
-        assert run.executed_flops < executed
 
 
 def test_what_is_computed_again_is_counted() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.training.recipe.fields import RECIPE_FIELDS, RECIPE_MEANINGS, changes_results, recipe_of
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"precision": "half"}, "unknown precision 'half'"),
@@ -42,16 +41,5 @@ def test_a_wrong_value_is_refused_in_one_line(given: dict[str, Any], words: str)
     assert "\n" not in str(error.value)
 
 
-def test_what_is_left_out_is_no_part_of_a_configuration() -> None:
-    assert not set(RECIPE_FIELDS) & set(TrialConfig().to_dict())
-    config = TrialConfig(precision="bfloat16", loader_workers=2)
-    assert recipe_of(config) == {"precision": "bfloat16", "loader_workers": 2}
-    assert changes_results(config) == {"precision": "bfloat16"}
-
-
 def test_fields_that_leave_gradients_as_they_are_go_with_an_estimator() -> None:
     TrialConfig(method="kfac", batch_size=32, loader_workers=1, precision="float32")
-
-
-def test_every_field_has_a_meaning() -> None:
-    assert list(RECIPE_MEANINGS) == list(RECIPE_FIELDS)

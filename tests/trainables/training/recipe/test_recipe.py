@@ -105,12 +105,6 @@ def test_gradients_of_parameters_that_were_replaced_are_clipped() -> None:
     assert float(norms.norm()) == pytest.approx(0.5)
 
 
-def test_an_optimizer_without_fused_steps_is_refused() -> None:
-    optimizer = torch.optim.LBFGS(nn.Linear(2, 1).parameters())
-    with pytest.raises(UserError, match="fused_optimizer must be left out for LBFGS, which has no fused step"):
-        with_kernels(optimizer, fused=True)
-
-
 @pytest.mark.parametrize(("kind", "factor"), [(torch.optim.SGD, 4.0), (torch.optim.Adam, 2.0)])
 def test_the_learning_rate_follows_the_batch_size(kind: Any, factor: float) -> None:
     optimizer = recipe().prepare_optimizer(kind(nn.Linear(2, 1).parameters(), lr=0.1), 4.0)

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from image_files import noise
 from PIL import Image
 
-from trainables.workloads.images import workload
 from trainables.workloads.images.workload import (
     center_crops,
     draw_boxes,
@@ -76,12 +75,6 @@ def test_boxes_are_inside_and_distributed_as_published() -> None:
     assert float((left / (side - width))[free].mean()) == pytest.approx(0.5, abs=0.012)
 
 
-def test_where_no_box_fits_the_whole_image_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workload, "AREAS", (1.0, 1.0))
-    monkeypatch.setattr(workload, "ASPECTS", (2.0, 3.0))
-    assert draw_boxes(3, 16, generator_of(0, 0)).tolist() == [[0, 0, 16, 16]] * 3
-
-
 def test_center_and_normalisation() -> None:
     images = batch(3, 10)
     assert torch.equal(center_crops(images, 10), images)
@@ -95,12 +88,3 @@ def test_center_and_normalisation() -> None:
     floats = images.float()
     normalised(floats, mean, deviation)
     assert torch.equal(floats, images.float())  # the input stays
-
-
-def test_generators_are_functions_of_their_numbers() -> None:
-    places = [(seed, epoch, step) for seed in range(4) for epoch in range(4) for step in (None, 0, 1, 2)]
-    draws = [tuple(torch.rand(3, generator=generator_of(*place)).tolist()) for place in places]
-    assert len(set(draws)) == len(places)
-    before = torch.get_rng_state()
-    assert torch.equal(torch.rand(3, generator=generator_of(1, 2, 3)), torch.rand(3, generator=generator_of(1, 2, 3)))
-    assert torch.equal(torch.get_rng_state(), before)

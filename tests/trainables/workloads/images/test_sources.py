@@ -52,13 +52,6 @@ def test_parquet_files_by_split(tmp_path: Path, train: list[str], others: list[s
     assert read == [encoded(content) for content in pixels[: 7 * len(train)]]
 
 
-def test_a_single_file_trains(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "mine.parquet", noise(3, 8), [0, 1, 2], names=["a", "b", "c"])
-    source = find_source(str(path))
-    assert set(source.open()) == {"train"}
-    assert source.class_names() == ["a", "b", "c"]
-
-
 def test_rows_are_found_in_any_order_across_files_and_row_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,14 +77,6 @@ def test_names_of_columns(tmp_path: Path) -> None:
     assert find_source(str(path)).open()["train"].labels.tolist() == [1, 0]
     pq.write_table(pa.table({"label": [1, 0], "image": images.field("bytes")}), path)
     assert find_source(str(path)).open()["train"].encoded([1]) == [encoded(noise(2, 8)[1])]
-
-
-def test_images_beside_the_parquet_file(tmp_path: Path) -> None:
-    pixels = noise(2, 8)
-    (tmp_path / "a.png").write_bytes(encoded(pixels[0]))
-    rows = [{"bytes": None, "path": "a.png"}, {"bytes": encoded(pixels[1]), "path": "gone.png"}]
-    data = opened(write_parquet(tmp_path / "train.parquet", rows, [0, 1]), tmp_path / "cache")
-    assert np.array_equal(data.pixels["train"].take(np.arange(2)), pixels.transpose(0, 3, 1, 2))
 
 
 @pytest.mark.parametrize("streamed", [False, True])

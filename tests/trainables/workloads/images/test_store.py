@@ -133,23 +133,6 @@ def test_the_size_without_an_option(tmp_path: Path) -> None:
             assert warning is None or re.search(warning, str(caught[0].message)), str(caught[0].message)
 
 
-def test_a_few_small_images_of_another_size_are_brought_to_that_of_the_others(tmp_path: Path) -> None:
-    """32x32 with a few of 40x28, of which the whole set became 224x224."""
-    pixels = [*noise(6, 32), *noise(2, 28, 40)]
-    write_folder(tmp_path / "data", pixels, list("aaabbbab"))
-    with pytest.warns(UserWarning, match=r"^2 of 8 images are not 32x32 as the others .* is 40x28\)"):
-        data = opened(tmp_path / "data", tmp_path / "cache")
-    assert (data.layout.image_size, data.layout.as_they_are) == (32, True)
-    kept = all_pixels(data)
-    order = [0, 1, 2, 6, 3, 4, 5, 7]
-    for number, file in enumerate(order):
-        expected = pixels[file]
-        if file >= 6:
-            resized = np.asarray(Image.fromarray(expected).resize((46, 32), Image.Resampling.BILINEAR))
-            expected = resized[:, 7:39]
-        assert np.array_equal(kept[number].transpose(1, 2, 0), expected), file
-
-
 def test_a_later_use_reads_no_image(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = opened(small, tmp_path / "cache")
     monkeypatch.setattr(opening, "write_store", None)
@@ -325,14 +308,6 @@ def test_without_room_the_same_pixels_are_decoded_for_each_batch(
         warnings.simplefilter("ignore")
         again = opened(small, tmp_path / "other", image_size, limit_bytes=1000)
     assert again.statistics(indices) == stored.statistics(indices)
-
-
-def test_the_warning_is_shown_once(small: Path, tmp_path: Path) -> None:
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("default")
-        for _ in range(2):
-            opened(small, tmp_path / "cache", limit_bytes=0)
-    assert len(shown) == 1
 
 
 def test_statistics_are_those_of_the_pixels() -> None:

@@ -103,21 +103,6 @@ def test_batches_are_a_function_of_epoch_and_seed(data: Path, augment: bool, ima
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_skipped_batches_are_not_computed(data: Path) -> None:
-    images = images_of(data)
-    taken = []
-    pixels = images._data.pixels["train"]
-
-    class Noted:
-        def take(self, indices: np.ndarray) -> np.ndarray:
-            taken.append(len(indices))
-            return pixels.take(indices)
-
-    images._data = type(images._data)(**{**vars(images._data), "pixels": {"train": Noted()}})
-    assert len(list(images.train_batches_from(0, 0, 4))) == 2
-    assert taken == [8, 4]
-
-
 def test_splits(data: Path) -> None:
     assert images_of(data).splits == ("train", "validation", "test")
     (data / "test-0.parquet").unlink()
@@ -214,12 +199,6 @@ def test_optimizer_and_schedule(data: Path) -> None:
 def test_options_out_of_range(data: Path, options: dict[str, Any], rule: str) -> None:
     with pytest.raises(UserError, match=rule):
         images_of(data, **options).check(0)
-
-
-def test_check_leaves_the_generators_alone(data: Path) -> None:
-    state = torch.get_rng_state()
-    images_of(data).check(0)
-    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_fingerprint_and_key(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

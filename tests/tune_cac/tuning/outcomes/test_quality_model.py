@@ -101,14 +101,6 @@ def test_it_is_the_conditional_normal_of_the_likeliest_of_its_kernels(luck: floa
     np.testing.assert_allclose(found.other_share_within(0.005), wanted, rtol=1e-3, atol=1e-9)
 
 
-def test_without_a_run_trained_it_is_the_prior_and_a_run_without_stops_loses_nothing() -> None:
-    candidates = np.array([[0.0, 1.0, 1.0, 1.0], [0.55, 0.6, 0.3, 0.6], [0.4, 0.6, 0.6, 0.6]])
-    found = posterior(np.empty((0, 4)), np.empty(0), candidates, unit=0.01, luck=1.0)
-    np.testing.assert_allclose(found.mean, 0.01 * means(candidates, (4.0, 1.0)), atol=1e-12)
-    assert (found.mean[0], found.spread[0], found.own_spread[0]) == (0.0, 0.0, 0.0)
-    assert (found.own_spread[1:] > found.spread[1:]).all()
-
-
 def test_runs_of_full_length_share_the_luck_of_the_baseline_the_less_the_earlier_they_stop() -> None:
     """So of runs that lose as much on average those with early stops hold on fewer other seeds."""
     late, early = [0.2, 1.0, *[0.8] * 3], [0.7, 1.0, *[0.3] * 3]

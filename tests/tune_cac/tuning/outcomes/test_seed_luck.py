@@ -37,13 +37,6 @@ def test_the_luck_of_an_accuracy_is_that_of_so_many_samples() -> None:
     assert round(SAMPLES * scale.limit, 9) == 2.5  # two samples may be lost, three may not
 
 
-@pytest.mark.parametrize("allowed_drop", [0.0, "0%", 0.0001, 0.001])
-def test_an_allowed_loss_far_below_the_luck_is_no_unit(allowed_drop: float | str) -> None:
-    scale = scale_of(allowed_drop)
-    assert scale.unit == pytest.approx(0.5 * scale.luck)
-    assert scale.allowed < scale.unit
-
-
 @pytest.mark.parametrize("allowed_drop", [0.0, 0.0001, 0.001, 0.005])
 def test_what_loses_forty_samples_holds_nowhere_whatever_is_allowed(allowed_drop: float) -> None:
     scale = scale_of(allowed_drop)

@@ -21,7 +21,7 @@ from search_spaces import Space, SpaceContext
 from search_spaces.space import describe
 from trainables.config import TrialConfig
 from trainables.gradskip.replay import GradskipReplay
-from tune_cac.tuning.warm_start.baseline import DrawnTrial, WarmStart, never_acts, spread, with_learned_ranges
+from tune_cac.tuning.warm_start.baseline import DrawnTrial, WarmStart, never_acts, with_learned_ranges
 
 BASE = TrialConfig(method="none", epochs=4)
 STEPS = 40
@@ -72,16 +72,6 @@ def test_ranges_end_where_thresholds_stop_mattering(seed: int) -> None:
     ]
     assert found.latest_start_itr == max(possible)
     assert replace(found, start_thr_range=None, later_thr_range=None, latest_start_itr=None) == before
-
-
-def test_a_run_in_which_nothing_falls_keeps_the_old_ranges() -> None:
-    trace = a_trace(0)
-    for name in tuple(trace.dense.recorded._dense):
-        trace.dense.recorded._dense[name] = [(0, STEPS, np.arange(float(STEPS)))]
-    before = context_of(trace)
-    assert with_learned_ranges(before, trace, [TrialConfig()]) == before
-    assert never_acts(TrialConfig(CAC_VAR_START_ITR=0, CAC_VAR_START_THR=1.0, CAC_VAR_SAMPLES=1), trace)
-    assert spread_starts(search_spaces.load("auto_thresholds"), before, trace, BASE, {}, 5, 0) == []
 
 
 def test_what_is_not_known_changes_nothing() -> None:
@@ -226,10 +216,3 @@ def test_draws_cover_their_ranges() -> None:
     assert np.median(drawn["flog"]) == pytest.approx(0.1, rel=0.15)
     assert set(drawn["step"]) == {0.0, 0.25, 0.5, 0.75, 1.0}
     assert set(drawn["c"]) == {False, True}
-
-
-def test_spread_takes_both_ends() -> None:
-    saved = [(0.01 * n, n) for n in range(50)] + [(0.9, 99)]
-    assert spread(saved, 3) == [0, 45, 99]
-    assert spread(saved, 1) == [0]
-    assert spread(saved[:2], 5) == [0, 1]
