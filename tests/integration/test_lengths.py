@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -99,21 +97,3 @@ def test_a_confirmation_trains_as_many_epochs(study: Path) -> None:
     assert candidates["compute_saved"].to_numpy(float) == pytest.approx(best["compute_saved"], abs=0.1)
     for _, row in candidates.iterrows():
         assert_equals_alone(row)
-
-
-def test_a_resumed_search_trains_nothing_more(study: Path) -> None:
-    before = analysis.load(study)
-    done = run_here(study.parents[1], "search", "--resume", "s")
-    assert done.returncode == 0, done.stderr
-    assert len(analysis.load(study)) == len(before)
-    # Without the stage tree, which may be deleted then, what holds on other seeds is what it was known to be.
-    layout = Layout(study)
-    holds, answer = layout.read_info().holds, layout.best.read_text()
-    assert holds
-    shutil.rmtree(layout.tree)
-    done = run_here(study.parents[1], "search", "--resume", "s")
-    assert done.returncode == 0, done.stderr
-    assert layout.read_info().holds == holds
-    again = layout.best.read_text()
-    assert again.splitlines()[:2] == answer.splitlines()[:2]
-    assert re.findall("with a probability of .*", again) == re.findall("with a probability of .*", answer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -155,22 +154,3 @@ def test_plateau_without_its_metric() -> None:
     schedule = build_lr_scheduler("ReduceLROnPlateau", {"mode": "max"}, sgd(0.1))
     with pytest.raises(ValueError, match=r"^ReduceLROnPlateau needs the epoch's accuracy$"):
         schedule.step_to(1)
-
-
-@pytest.mark.parametrize("cut", range(1, len(LOSSES)))
-def test_plateau_goes_on_from_its_state(cut: int) -> None:
-    whole, first, second = sgd(0.5), sgd(0.5), sgd(0.5)
-    one = build_lr_scheduler("ReduceLROnPlateau", PLATEAU, whole)
-    two = build_lr_scheduler("ReduceLROnPlateau", PLATEAU, first)
-    for epoch, loss in enumerate(LOSSES[:cut]):
-        two.step_to(epoch, loss)
-    file = io.BytesIO()
-    torch.save(two.state_dict(), file)
-    file.seek(0)
-    three = build_lr_scheduler("ReduceLROnPlateau", PLATEAU, second)
-    three.load_state_dict(torch.load(file, weights_only=True))
-    for epoch, loss in enumerate(LOSSES):
-        one.step_to(epoch, loss)
-        if epoch >= cut:
-            three.step_to(epoch, loss)
-            assert rates(second) == rates(whole)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from typing import Any
 
@@ -174,32 +173,6 @@ def test_sgd_itself_has_the_variance_of_drawing_without_replacement() -> None:
     each = torch.stack(rows).var(0).sum()
     found, _ = variance(GradientMethod(model, loss, batch, batch_size=5), 1500)
     assert found == pytest.approx(float(each) / 5 * (1 - 5 / 20), rel=0.06)
-
-
-@pytest.mark.parametrize("mode", ["full", "online"])
-def test_a_resumed_training_is_bit_for_bit_the_whole_one(mode: str) -> None:
-    def fresh() -> GradientClustering:
-        model = small()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        return GradientClustering(model, loss, images(40), optimizer, batch_size=8, clusters=4, mode=mode, every=3)
-
-    whole = fresh()
-    for step in range(11):
-        if step == 5:
-            file = io.BytesIO()
-            torch.save([whole.state_dict(), whole.model.state_dict(), whole.optimizer.state_dict()], file)
-        whole.step()
-    again = fresh()
-    file.seek(0)
-    own, model, optimizer = torch.load(file, weights_only=True)
-    again.load_state_dict(own)
-    again.model.load_state_dict(model)
-    again.optimizer.load_state_dict(optimizer)
-    for _ in range(6):
-        again.step()
-    for a, b in zip(whole.model.state_dict().values(), again.model.state_dict().values(), strict=True):
-        assert torch.equal(a, b)
-    assert torch.equal(whole.assignments, again.assignments)
 
 
 @pytest.mark.parametrize(

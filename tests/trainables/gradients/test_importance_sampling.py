@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from sampled_nets import (
     difference,
     each_gradient,
     mean_of,
-    noisy_net,
     squared_norm,
     table,
     table_net,
@@ -140,39 +138,6 @@ def test_where_few_samples_have_loss_the_variance_is_below_that_of_sgd(by: str) 
 
     assert found.scores.isfinite().all()
     assert variance(found.probabilities()) < 0.6 * variance(torch.full((COUNT,), 1 / COUNT, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("by", SCORES)
-def test_it_resumes_bit_for_bit(by: str) -> None:
-    data = table(COUNT)
-
-    def built() -> ImportanceSampling:
-        torch.manual_seed(1)
-        return method(noisy_net(), data, by=by, update_every=4)
-
-    whole, first, second = built(), built(), built()
-    for _ in range(12):
-        whole.step()
-    for _ in range(6):
-        first.step()
-    kept = first.state_dict()
-    saved = io.BytesIO()
-    torch.save([kept, first.model.state_dict()], saved)
-    scores = kept["scores"].clone()
-    for _ in range(4):
-        first.step()
-    assert torch.equal(kept["scores"].nan_to_num(-1), scores.nan_to_num(-1))  # a copy
-    saved.seek(0)
-    state, weights = torch.load(saved, weights_only=True)
-    second.model.load_state_dict(weights)
-    second.load_state_dict(state)
-    for _ in range(6):
-        second.step()
-    ends = whole.model.state_dict(), second.model.state_dict()
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
-    assert torch.equal(whole.scores.nan_to_num(-1), second.scores.nan_to_num(-1))
-    with pytest.raises(UserError, match="must be of the same data, got scores of 20 samples for 7: give the data"):
-        method(noisy_net(), table(7)).load_state_dict(state)
 
 
 @pytest.mark.parametrize(

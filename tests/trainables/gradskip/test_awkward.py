@@ -5,17 +5,15 @@ from __future__ import annotations
 import copy
 import warnings
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from conv_models import conv_batches, conv_model
 from loops import EAGER, DecayInside, equal, train, weights
 from torch import nn
 
-from trainables.gradskip import SGD, ForwardCache, Settings, record, wrap
+from trainables.gradskip import SGD, ForwardCache, Settings, wrap
 
 MANUAL = Settings(stop_layer_num=(3,), stop_layer_itr=(2,))
 
@@ -145,18 +143,3 @@ def test_a_resumed_run_has_been_seen_already(hold: str, prefix_autograd: bool) -
             optimizer.step()
     assert equal(weights(whole), weights(resumed))
     assert all(torch.equal(a, b) for a, b in zip(whole.buffers(), resumed.buffers(), strict=True))
-
-
-def test_a_resumed_trace_is_continued(tmp_path: Path) -> None:
-    path = tmp_path / "v.parquet"
-    model = conv_model()
-    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(start_itr=10**6))
-    with record(optimizer, path, every=1):
-        train(model, optimizer, 3)
-        state = copy.deepcopy(optimizer.state_dict())
-        train(model, optimizer, 2, start=3)  # lost in the crash
-    resumed = SGD(conv_model().parameters(), lr=0.1, settings=Settings(start_itr=10**6))
-    resumed.load_state_dict(state)
-    with record(resumed, path, every=1):
-        resumed.step()
-    assert pd.read_parquet(path)["iteration"].tolist() == [i for i in range(4) for _ in range(3)]

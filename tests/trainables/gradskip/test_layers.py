@@ -161,28 +161,6 @@ class TestWholeUnits:
         assert {n for n, p in model.named_parameters() if not p.requires_grad} == set(EXECUTION[:8])
         assert optimizer.gradskip.events[0].name == "norms.1.bias"
 
-    @pytest.mark.parametrize("before_forward", [True, False])
-    def test_resumes_with_its_order(self, before_forward: bool) -> None:
-        settings = Settings(start_itr=0, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0, whole_units=True)
-
-        def build() -> tuple[nn.Module, SGD]:
-            model = Shuffled()
-            return model, SGD(model.parameters(), lr=0.01, weight_decay=3.0, settings=settings, model=model)
-
-        whole, whole_optimizer = build()
-        train(whole, whole_optimizer, 10)
-        for cut in (1, 3, 6):
-            model, optimizer = build()
-            train(model, optimizer, cut)
-            resumed, resumed_optimizer = build()
-            if not before_forward:
-                resumed(torch.ones(2, 1, 8, 8))
-            resumed.load_state_dict(model.state_dict())
-            resumed_optimizer.load_state_dict(optimizer.state_dict())
-            train(resumed, resumed_optimizer, 10 - cut, start=cut)
-            assert equal(weights(resumed), weights(whole))
-            assert resumed_optimizer.gradskip.events == whole_optimizer.gradskip.events
-
 
 class TestWhatIsLeft:
     """Published numbering on a model that registers in another order than it runs."""

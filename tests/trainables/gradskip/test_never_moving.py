@@ -123,12 +123,6 @@ class TestPassedOver:
             run("lr", every, 12, lr_at={3: 0.05})
         assert [str(w.message) for w in caught if "backbone.0.weight" in str(w.message)] == []
 
-    @pytest.mark.parametrize("step", [3, 7, 12, 40])
-    @pytest.mark.parametrize("rule", RULES)
-    def test_a_resumed_run_goes_on_as_the_uninterrupted_one(self, rule: str, step: int) -> None:
-        whole = run("no_grad", RULES[rule]).gradskip
-        assert run("no_grad", RULES[rule], resume=step).gradskip.events == whole.events != []
-
 
 def simple(targets: list[int], signals: dict[int, list[float]], steps: int, **settings: Any) -> list[tuple[int, int]]:
     """(iteration, layer) of the stops of the auto rule over signals."""

@@ -86,16 +86,6 @@ def test_the_search_goes_on_while_one_runs_that_may_begin_again(tmp_path: Path) 
     assert made.nothing_left
 
 
-def test_what_failed_is_drawn_again_once_the_search_is_resumed(tmp_path: Path) -> None:
-    made = searcher(tmp_path, own=SPACE)
-    made.plan(30)
-    first = trained(made, failing=range(3))
-    assert len(set(first)) == len(first) == 6  # one that always fails would take all the other trials
-    again = searcher(tmp_path, own=SPACE, begin=False)
-    again.plan(30)
-    assert set(trained(again)) == set(first[:3])
-
-
 def test_what_cannot_be_is_drawn_once(tmp_path: Path) -> None:
     made = searcher(tmp_path, own=SPACE)
     made.plan(30)

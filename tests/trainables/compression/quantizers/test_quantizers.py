@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from typing import Any
 
 import pytest
@@ -130,31 +129,6 @@ def test_a_model_is_quantized_once(name: str) -> None:
         with pytest.raises(UserError, match="must be quantized once, got a quantized one for quantizer q"):
             again.prepare(model, optimizer)
     assert list(model.state_dict()) == state
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("finished", [False, True])
-def test_a_run_goes_on_from_its_state_bit_for_bit(name: str, finished: bool) -> None:
-    model, optimizer, quantizer = (quantizing if finished else prepared)(name)
-    for batch in batches()[:2]:
-        step(model, optimizer, batch)
-    file = io.BytesIO()
-    torch.save(
-        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "quantizer": quantizer.state_dict()}, file
-    )
-    losses = [step(model, optimizer, batch) for batch in batches()[2:]]
-    quantizer.finish_epoch(model)
-    file.seek(0)
-    state = torch.load(file, weights_only=True)
-    resumed, its_optimizer, its_quantizer = prepared(name)
-    resumed.load_state_dict(state["model"])
-    its_optimizer.load_state_dict(state["optimizer"])
-    its_quantizer.load_state_dict(state["quantizer"])
-    assert [step(resumed, its_optimizer, batch) for batch in batches()[2:]] == losses
-    its_quantizer.finish_epoch(resumed)
-    for key, value in model.state_dict().items():
-        assert torch.equal(resumed.state_dict()[key], value), key
-    assert torch.equal(resumed.eval()(batches()[0][0]), model.eval()(batches()[0][0]))
 
 
 @pytest.mark.slow

@@ -25,7 +25,6 @@ from trainables.training.run import TrainingRun
 
 pytestmark = [pytest.mark.usefixtures("tiny"), pytest.mark.filterwarnings("ignore:thinning changed")]
 
-TOTAL = EPOCHS * STEPS_PER_EPOCH
 #: Steps at which runs are saved: before all, in the first epochs that act, at a boundary, and late.
 CUTS = (11, 16, 27)
 #: Columns that a clock fills.
@@ -37,10 +36,6 @@ Weights = dict[str, torch.Tensor]
 
 def weights(run: TrainingRun) -> Weights:
     return {name: value.clone() for name, value in run.model.state_dict().items()}
-
-
-def equal(one: Weights, other: Weights) -> bool:
-    return list(one) == list(other) and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 @pytest.fixture(scope="module")
@@ -78,68 +73,11 @@ def alone(config: TrialConfig) -> tuple[list[Row], Weights, dict[int, bytes]]:
         return rows, weights(run), states
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_a_run_goes_on_bit_for_bit_from_any_step(name: str, teacher: Path) -> None:
-    config = config_of(name, teacher)
-    rows, trained, states = alone(config)
-    for data in states.values():
-        torch.manual_seed(99)  # what another process's generators would hold
-        with TrainingRun(config) as run:
-            run.load_state_dict(torch.load(io.BytesIO(data), weights_only=True))
-            rest = finish(run)
-            assert equal(trained, weights(run))
-        assert without(rest, CLOCKS) == without(rows[-len(rest) :], CLOCKS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_over_a_stage_tree_it_is_the_run_alone(name: str, teacher: Path, tmp_path: Path) -> None:
-    config = config_of(name, teacher)
-    rows, trained, _ = alone(config)
-    sharing = Sharing(tree=tmp_path / "tree", trials=10**9)
-    plain = TrialConfig(workload=config.workload, epochs=EPOCHS, method="none")
-    steps = []
-    for given in (plain, config, config):
-        with SharedRun(given, sharing) as trial:
-            found = finish(trial)
-            if given is config:
-                assert without(found, CLOCKS) == without(rows, CLOCKS)
-                assert trial.run is None or equal(trained, weights(trial.run))
-        steps.append(trial.trained_steps)
-    first = 0 if "lr_schedulers" in SCHEDULES.get(name, {}) else begins(config) * STEPS_PER_EPOCH
-    assert steps[0] == TOTAL
-    assert TOTAL - first <= steps[1] <= TOTAL - min(first, 1)
-    assert steps[2] == 0
-
-
-def begins(config: TrialConfig) -> int:
-    """The first epoch with a row that is another than the baseline's."""
-    rows = without(alone(config)[0], CLOCKS)
-    plain = without(plain_rows(config.workload), CLOCKS)
-    return next(number for number, (row, other) in enumerate(zip(rows, plain, strict=True)) if row != other)
-
-
 @cache
 def plain_rows(workload: str, epochs: int = EPOCHS) -> list[Row]:
     """Of the baseline."""
     with TrainingRun(TrialConfig(workload=workload, epochs=epochs, method="none")) as run:
         return finish(run)
-
-
-@pytest.mark.parametrize("name", ["splicing", "looking while thinned", "pact"])
-def test_a_checkpoint_in_a_folder_goes_on_too(name: str, teacher: Path, tmp_path: Path) -> None:
-    config = config_of(name, teacher)
-    rows, trained, _ = alone(config)
-    with TrainingRun(config) as run:
-        for _ in range(2):
-            run.train_epoch()
-        run.save(tmp_path)
-    with TrainingRun(config) as run:
-        run.load(tmp_path)
-        rest = finish(run)
-        assert equal(trained, weights(run))
-    assert without(rest, CLOCKS) == without(rows[2:], CLOCKS)
 
 
 # --- columns --------------------------------------------------------------------------------------------------------

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from runs import MEASURED, Row, finish, rows_alone, without
+from runs import MEASURED, Row, finish, without
 from schedule_texts import PRUNING
 from thorough import rest_thorough
 from torch import nn
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.recipe.fields import CHECKPOINTING, PRECISIONS, RECIPE_FIELDS
 from trainables.training.run import TrainingRun
 
@@ -135,24 +134,3 @@ def test_a_pair_trains_and_resumes_bit_exactly_in_the_middle_of_an_epoch(
         assert rows[-1]["compute_saved"] > (0.1 if row["activation_checkpointing"] is None else -0.2)
     if "compression" in row["method"]:
         assert rows[-1]["sparsity"] > 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        {"activation_checkpointing": "cheap", "channels_last": True, "loader_workers": 2},
-        {"precision": "bfloat16", "clip_grad_norm": 0.5, "batch_size": 150},
-    ],
-    ids=str,
-)
-def test_over_a_stage_tree_it_is_the_trial_alone(recipe: Combination, tmp_path: Path) -> None:
-    config = config_of({"method": "gradskip", **recipe})
-    alone = rows_alone(config)
-    steps = []
-    for _ in range(2):
-        with SharedRun(config, Sharing(tree=tmp_path / "tree")) as trial:
-            rows = finish(trial)
-        assert without(rows, {*MEASURED, "search_flops", "stage"}) == alone
-        steps.append(trial.trained_steps)
-    assert steps == [rows[-1]["step"], 0]
