@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 from PIL import Image
-from resnet import Block
+from stopped_steps import Block
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 

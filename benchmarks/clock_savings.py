@@ -12,7 +12,7 @@ import random
 from statistics import mean
 
 from machine import header, spread
-from one_training import last_row
+from trainings import last_row
 
 from trainables.config import TrialConfig
 

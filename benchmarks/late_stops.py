@@ -23,9 +23,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from fresh_seeds import fresh_seeds, share_kept
 from machine import header
-from one_training import last_row
+from trainings import fresh_seeds, last_row, share_kept
 
 from trainables.config import TrialConfig
 from tune_cac.tuning.outcomes.distinct_outcomes import features_of

@@ -3,7 +3,7 @@
     python benchmarks/recipe.py [--device cuda] [--batch-size 32] [--rounds 5] [--steps 3]
     python benchmarks/recipe.py --loader DATA      # a folder of images by class, for ImageFolder, too
 
-Step: ResNet-18 of 32x32 images (`resnet.py`, width 64) on two threads, batches that lie in memory. "plain loop" is
+Step: ResNet-18 of 32x32 images (width 64) on two threads, batches that lie in memory. "plain loop" is
 the loop of PyTorch's tutorials with torch.optim.SGD; "ours" is `TrainingRun` with the same model, optimizer and
 batches, then with one field of the recipe at a time. All variants take turns; ratios are to the plain loop of the same
 round. "kept": bytes that a forward pass leaves allocated (torch.profiler).
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from machine import header, spread
-from resnet import resnet18
+from stopped_steps import resnet18
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler

@@ -35,9 +35,9 @@ from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
-from fresh_seeds import ALLOWED, fresh_losses, fresh_seeds, share_kept
 from machine import header
 from numpy.typing import NDArray
+from trainings import ALLOWED, fresh_losses, fresh_seeds, share_kept
 
 from trainables.config import TrialConfig
 from trainables.workloads import default_epochs

@@ -21,7 +21,7 @@ REPEATS = 5
 def measure(share: float, device: str) -> dict[str, float]:
     """In this process."""
     import torch
-    from resnet import resnet18, stop_share
+    from stopped_steps import resnet18, stop_share
     from torch import nn
 
     from trainables.gradskip import SGD

@@ -14,7 +14,7 @@ import argparse
 from typing import Any
 
 from machine import header, spread
-from one_training import last_row
+from trainings import last_row
 
 from trainables.config import TrialConfig
 

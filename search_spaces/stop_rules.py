@@ -7,76 +7,49 @@ own ranges.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from search_spaces import auto_thresholds
 from search_spaces.auto_thresholds import latest_start, longest_interval, suggest_braking
 from search_spaces.space import Branch, Space, SpaceContext, Suggests, branch_name
-
-#: Earliest and latest stop of the first layer under freezeout, as fractions of the run.
-FIRST_END = (0.1, 0.9)
+from trainables.gradskip.rules.choice import NAMED
+from trainables.gradskip.rules.state_machine import NamedRule
+from trainables.gradskip.variables import RULES
 
 
 def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     """Ask for a rule, then for that rule's settings."""
-    rule = trial.suggest_categorical("CAC_RULE", tuple(_RULES))
-    return {"CAC_RULE": rule, "CAC_WHOLE_UNITS": True, **_RULES[rule](Branch(trial, rule), context)}
+    rule = trial.suggest_categorical("CAC_RULE", RULES)
+    branch = Branch(trial, rule)
+    own = auto_thresholds.suggest(branch, context) if rule not in NAMED else _settings(branch, context, NAMED[rule])
+    return {"CAC_RULE": rule, "CAC_WHOLE_UNITS": True, **own}
 
 
-def _linear(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
-    last_start = min(latest_start(context.total_steps), context.total_steps - 1)  # a schedule ends after it starts
-    return {
-        "CAC_RULE_START_ITR": trial.suggest_int("CAC_RULE_START_ITR", 0, last_start),
-        "CAC_RULE_END_ITR": context.total_steps,
-        "CAC_RULE_DEPTH": trial.suggest_float("CAC_RULE_DEPTH", 0.1, 1.0),
-        "CAC_BRAKING_DISTANCE": suggest_braking(trial, context),
-    }
-
-
-def _freezeout(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
+def _settings(trial: Suggests, context: SpaceContext, rule: type[NamedRule]) -> dict[str, Any]:
+    """Ask for what a rule reads, in its order, and for the braking distance."""
     steps = context.total_steps
-    earliest, latest = (min(steps - 1, max(1, int(fraction * steps))) for fraction in FIRST_END)
-    return {
-        "CAC_RULE_START_ITR": trial.suggest_int("CAC_RULE_START_ITR", earliest, latest),
-        "CAC_RULE_END_ITR": steps,
-        "CAC_RULE_CUBIC": trial.suggest_categorical("CAC_RULE_CUBIC", (False, True)),
-        "CAC_RULE_SCALED": trial.suggest_categorical("CAC_RULE_SCALED", (False, True)),
-    }
-
-
-def _gradient_norm(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
-    return {
-        **_measured(trial, context),
-        "CAC_RULE_PERCENTILE": trial.suggest_float("CAC_RULE_PERCENTILE", 10.0, 90.0),
-        "CAC_BRAKING_DISTANCE": suggest_braking(trial, context),
-    }
-
-
-def _plasticity(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
-    return {
-        **_measured(trial, context),
-        "CAC_RULE_TOLERANCE": trial.suggest_float("CAC_RULE_TOLERANCE", 0.02, 0.8, log=True),
-        "CAC_RULE_WINDOW": trial.suggest_int("CAC_RULE_WINDOW", 2, 8),
-        "CAC_BRAKING_DISTANCE": suggest_braking(trial, context),
-    }
-
-
-def _measured(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
-    steps = context.total_steps
-    return {
-        "CAC_RULE_START_ITR": trial.suggest_int("CAC_RULE_START_ITR", 0, latest_start(steps)),
-        "CAC_RULE_INTERVAL": trial.suggest_int("CAC_RULE_INTERVAL", 1, longest_interval(steps), log=True),
-    }
-
-
-_RULES: dict[str, Callable[[Suggests, SpaceContext], dict[str, Any]]] = {
-    "variance": auto_thresholds.suggest,
-    "linear": _linear,
-    "freezeout": _freezeout,
-    "gradient_norm": _gradient_norm,
-    "plasticity": _plasticity,
-}
+    ranges = {field: bounds for field, *bounds in rule.searched}
+    found: dict[str, Any] = {}
+    for field in rule.reads:
+        name, bounds = f"CAC_{field.upper()}", ranges.get(field)
+        if field == "rule_end_itr":
+            found[name] = steps
+        elif field == "rule_interval":
+            found[name] = trial.suggest_int(name, 1, longest_interval(steps), log=True)
+        elif field == "rule_start_itr":
+            first, last = 0, latest_start(steps)
+            if "rule_end_itr" in rule.reads:  # a schedule ends after it starts
+                last = min(last, steps - 1)
+            if bounds is not None:
+                first, last = (min(steps - 1, max(1, int(share * steps))) for share in bounds)
+            found[name] = trial.suggest_int(name, first, last)
+        elif bounds is None:
+            found[name] = trial.suggest_categorical(name, (False, True))
+        elif isinstance(bounds[0], int):
+            found[name] = trial.suggest_int(name, *bounds)
+        else:
+            found[name] = trial.suggest_float(name, *bounds[:2], log="log" in bounds)
+    return found | ({"CAC_BRAKING_DISTANCE": suggest_braking(trial, context)} if rule.brakes else {})
 
 
 def start(context: SpaceContext) -> dict[str, Any]:
@@ -89,7 +62,8 @@ def notes(context: SpaceContext) -> list[str]:
     """Return a line with the fixed variables."""
     return [
         "fixed: CAC_WHOLE_UNITS=1 under every rule; "
-        f"CAC_RULE_END_ITR={context.total_steps}, the length of the run, under linear and freezeout"
+        f"CAC_RULE_END_ITR={context.total_steps}, the length of the run, under "
+        + " and ".join(name for name, rule in NAMED.items() if "rule_end_itr" in rule.reads)
     ]
 
 

@@ -18,7 +18,9 @@ ORDER = (
     ("trainables.quality",),
     ("trainables.workload_options", "trainables.metrics", "trainables.savings", "trainables.interventions"),
     ("trainables.registry",),
-    # A method's settings belong to the vocabulary, as the configuration's fields are the variables themselves.
+    # A method's settings belong to the vocabulary, as the configuration's fields are the variables themselves; the
+    # rules say which they read.
+    ("trainables.gradskip.rules",),
     ("trainables.gradskip.variables", "trainables.gradskip.settings"),
     ("trainables.gradients.fields",),
     ("trainables.training.recipe.fields",),

@@ -63,8 +63,8 @@ def seed_noise(accuracy: Any, resolution: float | None) -> NDArray[np.float64]:
     error, the accuracy of one training would have the variance e (1 - e) / n, which is the upper bound. If ensembles
     are calibrated (among samples for which a share p of the networks predicts a class, a share p has that class), as is
     observed, it is e / 2n for two classes (Jordan 2023, "On the variance of neural network training with respect to
-    test sets and distributions", arXiv 2304.01910). The variance of a difference is twice the smaller of the two. It is
-    compared with measurements on the workload digits in ``benchmarks/seed_noise.py``.
+    test sets and distributions", arXiv 2304.01910). The variance of a difference is twice the smaller of the two. On
+    digits that is .006; 12 seeds of five lengths gave .004 to .007.
 
     Args:
         accuracy: fractions, of any shape.

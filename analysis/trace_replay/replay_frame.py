@@ -18,9 +18,9 @@ from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import estimator_in
 from trainables.gradskip.replay import Blueprint, GradskipReplay, StopEvent, Unit, signal_name, stop_action
+from trainables.gradskip.rules.freezeout import FreezeOutRule
 from trainables.gradskip.rules.published import next_examination
 from trainables.gradskip.rules.published_batch import CONDITIONS, AutoNumbers, Curve, examinations
-from trainables.gradskip.rules.schedule_rules import FreezeOutRule
 from trainables.gradskip.rules.state_machine import Decision, first_step_after
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, DEFAULT_SAMPLES, VARIABLES

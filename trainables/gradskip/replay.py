@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from trainables.config import TrialConfig
-from trainables.gradskip.rules.choice import make_rule
+from trainables.gradskip.rules.choice import NAMED, make_rule
 from trainables.gradskip.rules.state_machine import Decision, SkipMachine
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import MEASURED_RULES
@@ -218,8 +218,8 @@ def _how(config: TrialConfig) -> dict[str, Any]:
 class GradskipReplay:
     """Replay of one configuration's machine over recorded signals.
 
-    Under ``freezeout`` the rule sets the learning rates of every step, so the run shares no step with others: one
-    intervention at step 0 contains all settings, and the later stops are not interventions.
+    A rule that scales every step (``freezeout``) sets learning rates from the first one on, so the run shares no step
+    with others: one intervention at step 0 contains all settings, and the later stops are not interventions.
 
     Args:
         config: of the run.
@@ -236,7 +236,8 @@ class GradskipReplay:
         self.kind = checkpoint_kind(self.settings)
         self.first_stage_only = config.forward_cache_mb > 0  # a cache's content is in no checkpoint
         self._names = {unit.end: signal_name(self.settings, unit.watched) for unit in blueprint.plan.units}
-        self._acts_throughout = self.settings.mode == "freezeout"
+        rule = NAMED.get(self.settings.mode)
+        self._acts_throughout = rule is not None and rule.scales_every_step
 
     @property
     def iteration(self) -> int:

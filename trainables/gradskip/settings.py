@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from trainables.errors import UserError, unknown_name
+from trainables.gradskip.rules.choice import NAMED
 from trainables.gradskip.variables import (
     BY_NAME,
     DEFAULT_SAMPLES,
@@ -67,7 +68,8 @@ class Settings(VariableFields):
                         f"reference=True takes the published steps, which know no {variable.name}: leave it at "
                         f"{variable.default_text}, got {shown(getattr(self, variable.field))}"
                     )
-        if self.stop_layer_num is not None or self.rule not in ("linear", "freezeout"):
+        rule = NAMED.get(self.rule)
+        if self.stop_layer_num is not None or rule is None or "rule_end_itr" not in rule.reads:
             return
         if self.rule_end_itr is None:
             raise UserError(
@@ -77,9 +79,9 @@ class Settings(VariableFields):
             raise UserError(
                 f"CAC_RULE_END_ITR must be after CAC_RULE_START_ITR ({self.rule_start_itr}), got {self.rule_end_itr}"
             )
-        if self.rule == "freezeout" and self.braking_distance:
+        if not rule.brakes and self.braking_distance:
             raise UserError(
-                "CAC_BRAKING_DISTANCE must be 0 with CAC_RULE=freezeout, whose learning rates fall to zero by "
+                f"CAC_BRAKING_DISTANCE must be 0 with CAC_RULE={self.rule}, whose learning rates fall to zero by "
                 f"themselves, got {self.braking_distance}"
             )
 

@@ -31,7 +31,7 @@ from trainables.gradskip.signals import (
     Signal,
     VarianceSignal,
 )
-from trainables.gradskip.variables import MEASURED_RULES
+from trainables.gradskip.variables import MEASURED_RULES, RULES
 
 
 class Reason(Flag):
@@ -420,7 +420,8 @@ class Decisions:
         if self._settings.mode == "manual":  # examines no layer
             return True
         # A schedule sets every layer's time at the start; freezing another layer later does not change it.
-        kept = self.plan.units if self._settings.mode in ("linear", "freezeout") else ()
+        is_schedule = self._settings.mode in set(RULES) - set(MEASURED_RULES)
+        kept = self.plan.units if is_schedule else ()
         self.replan(self._numbering.plan(lambda unit: unit in kept or self._counts(unit)))
         return True
 

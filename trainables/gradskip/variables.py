@@ -15,6 +15,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
+from trainables.gradskip.rules.choice import NAMED
 
 # --- Declaration of a ``CAC_*`` variable as a field of a dataclass, and what follows from it: checks, parsing, ---
 # texts ---
@@ -66,7 +67,7 @@ def variable(
         default: its default; None where it is not set.
         allowed: its range.
         meaning: description for users.
-        mode: manual, auto (the rule ``variance``), both (any rule), or the names of the rules that read it.
+        mode: manual, auto (the rule ``variance``), both (any rule), or rules (the rules of `NAMED` that read it).
         published: whether the published library has it; other variables are ours, with defaults that keep its
             behaviour.
         default_text: the default in words, where the value does not say it.
@@ -188,6 +189,8 @@ def declared_variables(declaring: type) -> tuple[Variable, ...]:
         optional = isinstance(hint, UnionType)
         plain = get_args(hint)[0] if optional else hint
         allowed: Range = given.pop("allowed")
+        if given["mode"] == "rules":
+            given["mode"] = ",".join(name for name, rule in NAMED.items() if declared.name in rule.reads)
         found.append(
             Variable(
                 field=declared.name,
@@ -206,9 +209,9 @@ def declared_variables(declaring: type) -> tuple[Variable, ...]:
 # --- The ``CAC_*`` variables, each declared once ----------------------------------------------------------------------
 
 #: Rules that may decide a stop when no manual lists are given; ``variance`` is the published rule.
-RULES = ("variance", "linear", "freezeout", "gradient_norm", "plasticity")
+RULES = ("variance", *NAMED)
 #: Rules whose signal depends on when it is measured: CAC_RULE_START_ITR and CAC_RULE_INTERVAL.
-MEASURED_RULES = ("gradient_norm", "plasticity")
+MEASURED_RULES = tuple(name for name, rule in NAMED.items() if rule.is_measured)
 #: Whether batch norms of a stopped prefix continue to update their running statistics.
 NORM_STATISTICS = ("go_on", "hold")
 #: The published default of CAC_VAR_SAMPLES, taken when neither it nor a braking distance is set.
@@ -281,55 +284,56 @@ class VariableFields:
     )
     rule: str = variable(
         "CAC_RULE", "variance", Range(words=f"one of {', '.join(RULES)}", holds=lambda value: value in RULES),
-        "what decides a stop: weight variance as published, a depth schedule (linear), a cosine a layer (freezeout), "
-        "change of gradient norms (gradient_norm), or change of representations (plasticity)",
+        "what decides a stop: weight variance as published, "
+        + ", ".join(f"{rule.decides_by} ({name})" for name, rule in NAMED.items()),
         mode="both", published=False,
     )
     rule_start_itr: int = variable(
         "CAC_RULE_START_ITR", 0, at_least(0),
         "linear: nothing stops before it; freezeout: the first layer's learning rate is zero from it on; "
         "gradient_norm, plasticity: first measurement",
-        mode="linear,freezeout,gradient_norm,plasticity", published=False,
+        mode="rules", published=False,
     )
     rule_end_itr: int | None = variable(
         "CAC_RULE_END_ITR", None, at_least(1),
-        "the schedule's last iteration, as a rule the length of the run; must be set for linear and freezeout",
-        mode="linear,freezeout", published=False,
+        "the schedule's last iteration, as a rule the length of the run; must be set for "
+        + " and ".join(name for name, rule in NAMED.items() if "rule_end_itr" in rule.reads),
+        mode="rules", published=False,
     )
     rule_depth: float = variable(
         "CAC_RULE_DEPTH", 0.5, within("(0, 1]"),
         "of the layers that may stop, the share that has stopped at the schedule's end",
-        mode="linear", published=False,
+        mode="rules", published=False,
     )
     rule_cubic: bool = variable(
         "CAC_RULE_CUBIC", False, _FLAG,
         "layers end at cubed fractions of the run, which keeps late layers longer",
-        mode="freezeout", published=False,
+        mode="rules", published=False,
     )
     rule_scaled: bool = variable(
         "CAC_RULE_SCALED", False, _FLAG,
         "a layer that ends early starts with a learning rate as much higher",
-        mode="freezeout", published=False,
+        mode="rules", published=False,
     )
     rule_interval: int = variable(
         "CAC_RULE_INTERVAL", 200, at_least(1),
         "iterations from one measurement to the next",
-        mode="gradient_norm,plasticity", published=False,
+        mode="rules", published=False,
     )
     rule_percentile: float = variable(
         "CAC_RULE_PERCENTILE", 50.0, within("(0, 100]"),
         "the first layers stop whose gradient norms change less than this percentile of all layers' changes",
-        mode="gradient_norm", published=False,
+        mode="rules", published=False,
     )
     rule_tolerance: float = variable(
         "CAC_RULE_TOLERANCE", 0.2, within("(0, 1)"),
         "the first layer stops when its plasticity changes at less than this share of its fastest change",
-        mode="plasticity", published=False,
+        mode="rules", published=False,
     )
     rule_window: int = variable(
         "CAC_RULE_WINDOW", 5, at_least(2),
         "measurements that plasticity is averaged over and its slope is fitted to",
-        mode="plasticity", published=False,
+        mode="rules", published=False,
     )
     watch: tuple[str, ...] = variable(
         "CAC_WATCH", ("conv",), _NAMES,

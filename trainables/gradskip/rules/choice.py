@@ -1,18 +1,35 @@
-"""Construction of the rule that the settings ask for."""
+"""The rules by name, each a file of this folder, and construction of the one that the settings ask for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from trainables.gradskip.rules.published import AutoRule, ManualRule
-from trainables.gradskip.rules.schedule_rules import FreezeOutRule, LinearRule
-from trainables.gradskip.rules.signal_rules import GradientNormRule, PlasticityRule
-from trainables.gradskip.rules.state_machine import OffRule, StopRule
-from trainables.gradskip.settings import Settings
+from trainables.gradskip.rules.state_machine import NamedRule, OffRule, StopRule
+
+#: Files of this folder that are no rule of ``CAC_RULE``.
+_OTHERS = ("__init__", "choice", "published", "published_batch", "state_machine")
+
+
+def _named() -> dict[str, type[NamedRule]]:
+    stems = [file.stem for file in Path(__file__).parent.glob("*.py") if file.stem not in _OTHERS]
+    modules = [import_module(f"{__package__}.{stem}") for stem in stems]
+    found = [
+        value for module in modules for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, NamedRule) and "name" in vars(value)
+    ]  # fmt: skip
+    return {rule.name: rule for rule in sorted(found, key=lambda r: (r.is_measured, not r.brakes, r.name))}
+
+
+#: The rules of ``CAC_RULE`` but ``variance``, the published one: schedules first.
+NAMED = _named()
 
 
 def make_rule(
-    settings: Settings,
+    settings: Any,
     targets: Sequence[int],
     *,
     stoppable: int | None = None,
@@ -34,12 +51,6 @@ def make_rule(
         return ManualRule(layers, settings.stop_layer_itr, exact=settings.reference)
     if settings.mode == "off" or not front:
         return OffRule()
-    if settings.mode == "linear":
-        return LinearRule(settings, front)
-    if settings.mode == "freezeout":
-        return FreezeOutRule(settings, targets, len(front))
-    if settings.mode == "gradient_norm":
-        return GradientNormRule(settings, front, targets[len(front) :])
-    if settings.mode == "plasticity":
-        return PlasticityRule(settings, front)
+    if settings.mode in NAMED:
+        return NAMED[settings.mode](settings, targets, len(front))
     return AutoRule(settings, front, single_precision=single_precision)

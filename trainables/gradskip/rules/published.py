@@ -16,7 +16,6 @@ from itertools import takewhile
 from typing import Any
 
 from trainables.gradskip.rules.state_machine import NEVER, Decision, InOrder, Iterations, SignalOf
-from trainables.gradskip.settings import Settings
 
 
 class ManualRule:
@@ -87,7 +86,7 @@ class AutoRule(InOrder):
         single_precision: divide and compare in float32, as the published code does with float32 weights.
     """
 
-    def __init__(self, settings: Settings, targets: Sequence[int], *, single_precision: bool = True) -> None:
+    def __init__(self, settings: Any, targets: Sequence[int], *, single_precision: bool = True) -> None:
         super().__init__(targets)
         self.settings = settings
         self._round = _to_single if single_precision else float

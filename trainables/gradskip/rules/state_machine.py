@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-
-from trainables.gradskip.settings import Settings
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
 
 # --- Braking distance: the learning rate of a layer about to stop falls to zero first ---------------------------------
 # With braking distance D the step of the stop decision and the D - 1 after it multiply the learning rate by
@@ -195,6 +193,67 @@ class InOrder:
         return same
 
 
+class NamedRule(InOrder, ABC):
+    """Base of the rules that ``CAC_RULE`` names: one class a file of this folder, and nothing elsewhere names it.
+
+    Args:
+        settings: its numbers.
+        targets: positions at which the watched layers end, ascending.
+        stoppable: how many of them, from the front, may stop.
+    """
+
+    name: ClassVar[str]
+    """Value of ``CAC_RULE``; the file's stem."""
+    decides_by: ClassVar[str]
+    """What decides, in words, for the help of ``CAC_RULE``."""
+    reads: ClassVar[tuple[str, ...]]
+    """Fields of `Settings` that it reads; with ``rule_end_itr``, that must be set."""
+    searched: ClassVar[tuple[tuple[Any, ...], ...]] = ()
+    """Ranges of the space ``stop_rules``: field, low, high and perhaps ``"log"``; of the start, shares of the run.
+    Flags, end, interval and a start without one need none."""
+    is_measured: ClassVar[bool] = False
+    """True if it reads measurements of its own (`signals`), from ``rule_start_itr`` on, every ``rule_interval``."""
+    brakes: ClassVar[bool] = True
+    """True if `CAC_BRAKING_DISTANCE` may be set."""
+    scales_every_step: ClassVar[bool] = False
+    """True if `factors` changes learning rates from the first step on, so that its runs share no step."""
+
+    def __init__(self, settings: Any, targets: Sequence[int], stoppable: int) -> None:
+        super().__init__(targets[:stoppable])
+
+    @abstractmethod
+    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None: ...
+
+    @abstractmethod
+    def next_due(self, iteration: int) -> int: ...
+
+    @abstractmethod
+    def first_stop(self) -> int: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.target_state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.load_target(state)
+
+
+class MeasuredRule(NamedRule):
+    """Base of rules that measure at ``start`` and every ``interval`` iterations after it, while targets are left."""
+
+    is_measured = True
+
+    def __init__(self, settings: Any, targets: Sequence[int], stoppable: int) -> None:
+        super().__init__(settings, targets, stoppable)
+        self.start = settings.rule_start_itr
+        self.interval = settings.rule_interval
+
+    def next_due(self, iteration: int) -> int:
+        if self.position == len(self.targets):
+            return NEVER
+        missed = max(0, iteration - self.start)
+        return self.start + -(-missed // self.interval) * self.interval
+
+
 class OffRule:
     """Rule that stops nothing."""
 
@@ -242,7 +301,7 @@ ORDINARY = StepPlan()
 class SkipMachine:
     """State machine that counts iterations, asks the rule, brakes and stops; decides no stop while a layer brakes."""
 
-    def __init__(self, settings: Settings, rule: StopRule) -> None:
+    def __init__(self, settings: Any, rule: StopRule) -> None:
         self.rule = rule
         self.distance = settings.braking_distance
         self.iteration = 0

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, Adam, Settings, wrap
-from trainables.gradskip.rules.schedule_rules import FreezeOutRule, LinearRule
-from trainables.gradskip.rules.signal_rules import GradientNormRule, PlasticityRule
+from trainables.gradskip.rules.freezeout import FreezeOutRule
+from trainables.gradskip.rules.gradient_norm import GradientNormRule
+from trainables.gradskip.rules.linear import LinearRule
+from trainables.gradskip.rules.plasticity import PlasticityRule
 from trainables.gradskip.signals import similarity_distance
 
 
@@ -42,7 +44,7 @@ class TestLinear:
         """Composer: frozen layers at t = int(level * K * (t - start) / (end - start))."""
         settings = Settings(rule="linear", rule_start_itr=20, rule_end_itr=120, rule_depth=0.8)
         targets = list(range(0, 50, 5))
-        found = stops(LinearRule(settings, targets), 200)
+        found = stops(LinearRule(settings, targets, len(targets)), 200)
         depth = 0
         expected = []
         for t in range(200):
@@ -120,7 +122,7 @@ class TestGradientNorm:
             8: [1.00, 0.20, 0.20, 0.2],
         }
         now = 0
-        rule = GradientNormRule(settings, [0, 2, 5], [8])
+        rule = GradientNormRule(settings, [0, 2, 5, 8], 3)
 
         def signal(layer: int) -> float:
             return norms[layer][now]
@@ -193,7 +195,7 @@ class TestPlasticity:
         slopes = [abs(np.polyfit(range(3), averages[t - 2 : t + 1], 1)[0]) for t in range(2, 40)]
         first = next(t for t in range(len(slopes)) if slopes[t] < 0.2 * max(slopes[: t + 1]))
         measured = iter(values)
-        found = stops(PlasticityRule(settings, [4, 9]), first + 4, lambda _: next(measured))
+        found = stops(PlasticityRule(settings, [4, 9], 2), first + 4, lambda _: next(measured))
         assert found == [(first + 3, 4)]
 
     def test_signal_compares_with_the_weights_of_the_measurement_before(self) -> None:

@@ -1,7 +1,7 @@
-"""Stop rules that use only the iteration: a depth schedule and per-layer cosines.
+"""Stop rule ``freezeout``: each layer's learning rate falls to zero along a cosine of its own.
 
 Symbols: t iteration; t_0, T first and last iteration of the schedule (`CAC_RULE_START_ITR`, `CAC_RULE_END_ITR`);
-K number of layers; d depth (`CAC_RULE_DEPTH`).
+K number of layers; t_i end of layer i.
 """
 
 from __future__ import annotations
@@ -10,50 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from trainables.gradskip.rules.state_machine import NEVER, Decision, InOrder, SignalOf
-from trainables.gradskip.settings import Settings
+from trainables.gradskip.rules.state_machine import NEVER, Decision, NamedRule, SignalOf
 
 
-class LinearRule(InOrder):
-    """Rule whose number of stopped layers grows linearly in time, from 0 at t_0 to floor(d K) at T.
-
-    Source: Composer's layer freezing (MosaicML): freeze_start is t_0 / T, freeze_level is d.
-    """
-
-    def __init__(self, settings: Settings, targets: Sequence[int]) -> None:
-        super().__init__(targets)
-        assert settings.rule_end_itr is not None
-        self._dues = [
-            math.ceil(
-                settings.rule_start_itr
-                + (settings.rule_end_itr - settings.rule_start_itr) * (k + 1) / (settings.rule_depth * len(targets))
-            )
-            for k in range(math.floor(settings.rule_depth * len(targets) + 1e-9))
-        ]
-
-    def first_stop(self) -> int:
-        return self._dues[0] if self._dues else NEVER
-
-    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
-        due = self.position
-        while due < len(self._dues) and self._dues[due] <= iteration:
-            due += 1
-        if due == self.position:
-            return None
-        self.position = due
-        return Decision(layer=self.targets[due - 1], rule="linear", ratio=None)
-
-    def next_due(self, iteration: int) -> int:
-        return max(iteration, self._dues[self.position]) if self.position < len(self._dues) else NEVER
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.target_state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.load_target(state)
-
-
-class FreezeOutRule(InOrder):
+class FreezeOutRule(NamedRule):
     """Rule that lowers each layer's learning rate to zero along its own cosine, and stops the layer there.
 
     Layer i of K ends at t_i, from t_0 for the first to T for the last, linearly in i (or, ``cubic``, at T times the
@@ -61,17 +21,19 @@ class FreezeOutRule(InOrder):
     times T / t_i, so that every layer moves equally far. The paper's base schedule is constant.
 
     Source: Brock et al., "FreezeOut: Accelerate Training by Progressively Freezing Layers", 2017, sections 2 and 3.
-
-    Args:
-        settings: timing.
-        targets: positions at which layers end, ascending; may include the model's last layer, which never stops.
-        stoppable: how many of them may stop.
     """
 
-    def __init__(self, settings: Settings, targets: Sequence[int], stoppable: int) -> None:
-        super().__init__(targets)
-        assert settings.rule_end_itr is not None
+    name = "freezeout"
+    decides_by = "a cosine a layer"
+    reads = ("rule_start_itr", "rule_end_itr", "rule_cubic", "rule_scaled")
+    searched = (("rule_start_itr", 0.1, 0.9),)
+    brakes = False
+    scales_every_step = True
+
+    def __init__(self, settings: Any, targets: Sequence[int], stoppable: int) -> None:
+        super().__init__(settings, targets, len(targets))
         self.stoppable = stoppable
+        assert settings.rule_end_itr is not None
         self.last = settings.rule_end_itr
         first = settings.rule_start_itr / self.last
         shares = [first + (1 - first) * k / max(1, len(targets) - 1) for k in range(len(targets))]
@@ -108,9 +70,3 @@ class FreezeOutRule(InOrder):
         return tuple(
             (self.targets[layer], self.factor(layer, iteration)) for layer in range(self.position, len(self.targets))
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.target_state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.load_target(state)

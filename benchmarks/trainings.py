@@ -1,4 +1,4 @@
-"""Train a search's answer on seeds that no search has seen, beside the run without a method."""
+"""Trainings of benchmarks: one to its end, and a search's answer on seeds that no search has seen."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from one_training import last_row
-
 from trainables.config import TrialConfig
 from trainables.storage import atomic_write
+from trainables.training.run import TrainingRun
 
 #: Loss that is allowed, the default of a search by accuracy.
 ALLOWED = 0.005
+
+
+def last_row(config: TrialConfig) -> dict[str, Any]:
+    """Return the last row of a training."""
+    with TrainingRun(config) as training:
+        while not training.finished:
+            row = training.train_epoch()
+    return row
 
 
 def fresh_seeds(seed: int, count: int) -> range:
