@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -72,12 +73,44 @@ def _refuse_late_group(gradskip: GradientSkip) -> None:
 
 
 class _WithGradientSkip(Optimizer):
-    """Shared part of the classes below; comes before torch's class in the order of bases."""
+    """Shared part of the classes below; comes before torch's class in the order of bases.
+
+    Args:
+        params: parameters, parameter groups, or named parameters (``model.named_parameters()``, which gives names to
+            `GradientSkip.events`); any iterable, a generator included. Parameter N is layer number N.
+        options: as in torch's class, by place or by name (``foreach``, ``fused``, ...).
+        settings: `Settings`, or None to read the ``CAC_*`` variables (nothing set: auto mode, published defaults).
+        model: see `GradientSkip`, as the other two. Give it with several parameter groups.
+        example_inputs: inputs of a forward pass that shows the execution order.
+        total_steps: steps of the run, for warnings.
+
+    Raises:
+        UserError: see `GradientSkip`.
+    """
 
     gradskip: GradientSkip
 
-    def _attach(self, settings: Settings | None, model: nn.Module | None, example_inputs: Any, steps: Any) -> None:
-        self.gradskip = GradientSkip(self, settings, model=model, example_inputs=example_inputs, total_steps=steps)
+    def __init__(
+        self,
+        params: Any,
+        *args: Any,
+        settings: Settings | None = None,
+        model: nn.Module | None = None,
+        example_inputs: Any = None,
+        total_steps: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(_checked(params), *args, **options)
+        self.gradskip = GradientSkip(
+            self, settings, model=model, example_inputs=example_inputs, total_steps=total_steps
+        )
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Show torch's own arguments and ours as the signature."""
+        super().__init_subclass__(**options)
+        of_torch, ours = (inspect.signature(base.__init__).parameters.values() for base in (cls.__mro__[2], cls))  # type: ignore[misc]
+        named = [p for p in ours if p.kind is p.KEYWORD_ONLY]
+        cls.__signature__ = inspect.Signature([*of_torch][1:] + named)  # type: ignore[attr-defined]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; only before the first step, because they change the numbering."""
@@ -128,99 +161,18 @@ class SGD(_WithGradientSkip, torch.optim.SGD):
     The update is torch's own (foreach, fused or single-tensor); until the first stop it equals `torch.optim.SGD`
     bit for bit. A stopped layer needs no gradient from the next backward pass on, and no bit of it changes.
 
-    Args:
-        params: parameters, parameter groups, or named parameters (``model.named_parameters()``, which gives names to
-            `GradientSkip.events`); any iterable, a generator included. Parameter N is layer number N.
-        lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, differentiable, fused: as in
-            `torch.optim.SGD`.
-        settings: `Settings`, or None to read the ``CAC_*`` variables (nothing set: auto mode, published defaults).
-        model, example_inputs, total_steps: see `GradientSkip`. Give ``model`` with several parameter groups.
-
-    Attributes:
-        gradskip: `GradientSkip`, with ``stopped_through``, ``events``, ``iteration`` and ``settings``.
-
-    Raises:
-        UserError: see `GradientSkip`.
-
     >>> optimizer = SGD([torch.zeros(3, requires_grad=True)], lr=0.1, settings=Settings(start_thr=-1))
     >>> optimizer.gradskip.stopped_through
     -1
     """
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        momentum: float = 0,
-        dampening: float = 0,
-        weight_decay: float | Tensor = 0,
-        nesterov: bool = False,
-        *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        settings: Settings | None = None,
-        model: nn.Module | None = None,
-        example_inputs: Any = None,
-        total_steps: int | None = None,
-    ) -> None:
-        super().__init__(
-            _checked(params), lr, momentum, dampening, weight_decay, nesterov,
-            maximize=maximize, foreach=foreach, differentiable=differentiable, fused=fused,
-        )  # fmt: skip
-        self._attach(settings, model, example_inputs, total_steps)
-
 
 class Adam(_WithGradientSkip, torch.optim.Adam):
-    """Drop-in for `torch.optim.Adam` that stops layers which have converged; see `SGD`.
-
-    Args:
-        params: as in `SGD`.
-        lr, betas, eps, weight_decay, amsgrad, options: as in `torch.optim.Adam` (``foreach``, ``maximize``,
-            ``capturable``, ``differentiable``, ``fused``, ...).
-        settings, model, example_inputs, total_steps: as in `SGD`.
-    """
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0,
-        amsgrad: bool = False,
-        *,
-        settings: Settings | None = None,
-        model: nn.Module | None = None,
-        example_inputs: Any = None,
-        total_steps: int | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(_checked(params), lr, betas, eps, weight_decay, amsgrad, **options)
-        self._attach(settings, model, example_inputs, total_steps)
+    """Drop-in for `torch.optim.Adam` that stops layers which have converged; see `SGD`."""
 
 
 class AdamW(_WithGradientSkip, torch.optim.AdamW):
-    """Drop-in for `torch.optim.AdamW` that stops layers which have converged; see `SGD` and `Adam`.
+    """Drop-in for `torch.optim.AdamW` that stops layers which have converged; see `SGD`.
 
     While a layer brakes its whole update is scaled, decoupled weight decay included.
     """
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        *,
-        settings: Settings | None = None,
-        model: nn.Module | None = None,
-        example_inputs: Any = None,
-        total_steps: int | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(_checked(params), lr, betas, eps, weight_decay, amsgrad, **options)
-        self._attach(settings, model, example_inputs, total_steps)
