@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,7 @@ PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")
 #: Each example of a change by its heading.
 DIFFS = {
     heading: "".join(re.findall(r"^```diff\n(.*?)^```$", section, re.DOTALL | re.MULTILINE))
-    for heading, section in re.findall(r"^## (Add a .+?)\n(.*?)(?=^## |\Z)", GUIDE, re.DOTALL | re.MULTILINE)
+    for heading, section in re.findall(r"^## (Add an? .+?)\n(.*?)(?=^## |\Z)", GUIDE, re.DOTALL | re.MULTILINE)
 }
 
 
@@ -60,8 +61,9 @@ def test_paths_and_commands_in_the_prose_exist() -> None:
 
 
 def test_a_stop_rule_is_one_file_and_nearly_all_else_two() -> None:
-    assert {heading.removeprefix("Add a "): diff.count("diff --git ") for heading, diff in DIFFS.items()} == {
-        "search space": 2, "stop rule": 1, "pruner": 3, "workload": 2,
+    assert {heading.partition(" a")[2].lstrip("n "): diff.count("diff --git ") for heading, diff in DIFFS.items()} == {
+        "search space": 2, "stop rule": 1, "optimizer": 2, "column": 2, "option of a search": 2, "pruner": 3,
+        "workload": 2,
     }  # fmt: skip
 
 
@@ -72,13 +74,25 @@ policies: [{pruner: {instance_name: small}, epochs: [1]}]
 """
 #: What is run after each change, and what it must print.
 TRIED = {
-    "Add a search space": ("spaces late_start", r"CAC_VAR_START_ITR +0 \.\. \d+"),
+    "Add a search space": ("-m tune_cac spaces late_start", r"CAC_VAR_START_ITR +0 \.\. \d+"),
     "Add a stop rule": (
-        "trial --epochs 5 --set CAC_RULE=staircase --set CAC_RULE_START_ITR=20 --set CAC_RULE_DEPTH=0.5",
+        "-m tune_cac trial --epochs 5 --set CAC_RULE=staircase --set CAC_RULE_START_ITR=20 --set CAC_RULE_DEPTH=0.5",
         r"iteration 20: stopped through 0 .*\n.*iteration 30: stopped through 3 .*\n.*iteration 40: stopped through 6 ",
     ),
-    "Add a pruner": ("trial --epochs 2 --schedule small.yaml", r"sparsity [1-9]\d\.\d %"),
-    "Add a workload": ("trial --workload stripes", r"validation accuracy (0\.9\d+|1\.0000)"),
+    "Add an optimizer": (
+        "-c 'import torch, tune_cac; w = torch.nn.Parameter(torch.ones(2, 2, 3, 3)); "
+        "s = tune_cac.gradskip.Settings(stop_layer_num=(0,), stop_layer_itr=(0,)); w.grad = torch.ones_like(w); "
+        "o = tune_cac.gradskip.NAdam([w], lr=0.1, settings=s); o.step(); print(o.gradskip.events)'",
+        "StopEvent",
+    ),
+    "Add a column": (
+        "-c 'from trainables.config import TrialConfig; from trainables.training.run import TrainingRun\n"
+        'with TrainingRun(TrialConfig(method="none", epochs=1)) as run: print(run.train_epoch()["cpu_time_s"])\'',
+        r"\d\.\d",
+    ),
+    "Add an option of a search": ("-m tune_cac search --help", r"--top TOP +rows of the ranked table"),
+    "Add a pruner": ("-m tune_cac trial --epochs 2 --schedule small.yaml", r"sparsity [1-9]\d\.\d %"),
+    "Add a workload": ("-m tune_cac trial --workload stripes", r"validation accuracy (0\.9\d+|1\.0000)"),
 }
 
 
@@ -92,7 +106,7 @@ def test_each_example_can_be_applied_and_works(heading: str, tmp_path: Path) -> 
     subprocess.run(["git", "apply", "-"], cwd=tmp_path, env=environment, input=DIFFS[heading], text=True, check=True)
     command, expected = TRIED[heading]
     done = subprocess.run(
-        [sys.executable, "-m", "tune_cac", *command.split()],
+        [sys.executable, *shlex.split(command)],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
