@@ -92,8 +92,8 @@ def plural(count: int, noun: str) -> str:
 def short_name(variable: str) -> str:
     """Return a variable's name without the prefix common to all.
 
-    >>> short_name("CAC_VAR_START_THR"), short_name("epochs")
-    ('START_THR', 'epochs')
+    >>> short_name("CAC_VAR_MT_THR"), short_name("epochs")
+    ('MT_THR', 'epochs')
     """
     return variable.removeprefix("CAC_").removeprefix("VAR_")
 

@@ -38,7 +38,7 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     last_start = latest_start(context.total_steps)
     if context.latest_start_itr is not None:
         last_start = max(1, min(last_start, context.latest_start_itr))
-    first, later = context.start_thr_range or THRESHOLDS, context.later_thr_range or THRESHOLDS
+    first, later = context.first_thresholds or THRESHOLDS, context.later_thresholds or THRESHOLDS
     shortest = max(1, round(SHORTEST_INTERVAL * context.total_steps))
     first_step = min(last_start, max(1, round(LATEST_START * context.total_steps / START_CHOICES)))
     return {

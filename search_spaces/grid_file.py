@@ -256,7 +256,7 @@ def _tree(
     """Return the questions that tell some points apart, by the variables in their order.
 
     An Optuna parameter should have the same choices in all trials, so a variable with others in another branch is asked
-    for under the branch's number: ``2.CAC_VAR_START_THR``.
+    for under the branch's number: ``2.CAC_VAR_MT_THR``.
     """
     for place, variable in enumerate(variables):
         groups: dict[Any, list[int]] = {}

@@ -11,6 +11,7 @@ from typing import Any
 
 from search_spaces.auto_thresholds import suggest_braking
 from search_spaces.space import Branch, Space, SpaceContext, Suggests, branch_name
+from trainables.gradskip.settings import OFF_FIELD
 
 #: Maximum number of stops in one run.
 MOST_STOPS = 3
@@ -20,7 +21,7 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     """Ask for the number of stops, for the depth and iteration of each, and for a braking distance."""
     ends = stoppable(context)
     if not ends:
-        return {"CAC_VAR_START_THR": -1.0}  # no layer may stop: off
+        return dict(OFF_FIELD)  # no layer may stop
     count = trial.suggest_categorical("stops", tuple(range(1, min(MOST_STOPS, len(ends)) + 1)))
     asked = [_ask(Branch(trial, f"stop{number}"), context, len(ends)) for number in range(1, count + 1)]
     stops = in_order(asked)

@@ -151,7 +151,7 @@ class _CheckedSuggest:
             raise UserError(f"space {self.space} raised {type(error).__name__}: {error}") from error
         if not isinstance(values, Mapping):
             raise UserError(
-                f"space {self.space} must return a dict, such as {{'CAC_VAR_START_THR': 0.95}}, got "
+                f"space {self.space} must return a dict, such as {{'CAC_VAR_MT_THR': 0.95}}, got "
                 f"{type(values).__name__}"
             )
         for name, value in values.items():

@@ -19,9 +19,9 @@ class SpaceContext:
     """Number of the last parameter of each unit, in order, without one whose stop would leave nothing to train."""
     watch: tuple[str, ...] = ()
     """`CAC_WATCH` under which the model has layers to stop, where the default finds none."""
-    start_thr_range: tuple[float, float] | None = None
+    first_thresholds: tuple[float, float] | None = None
     """Thresholds of the first target that make a difference on this run; None where the run is not known."""
-    later_thr_range: tuple[float, float] | None = None
+    later_thresholds: tuple[float, float] | None = None
     """The same for later targets, mountains and slopes."""
     epochs: int = 30
     """Epochs of the full run."""

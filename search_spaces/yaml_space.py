@@ -1,6 +1,6 @@
 """A space in a YAML file: ranges, choices and fixed values of ``CAC_*`` variables, other fields and workload options.
 
-    CAC_VAR_START_THR: {low: 0.9, high: 0.99, step: 0.01, start: 0.95}
+    CAC_VAR_MT_THR: {low: 0.9, high: 0.99, step: 0.01, start: 0.95}
     CAC_RULE: {choices: [variance, linear]}
     CAC_RULE_DEPTH: {low: 0.1, high: 1.0, when: {CAC_RULE: linear}}
     CAC_WHOLE_UNITS: 1
@@ -164,7 +164,7 @@ def _read(file: str, text: str) -> dict[str, Any]:
         raise UserError(f"space {file}{line} is not YAML: {getattr(error, 'problem', None) or error}") from None
     if not isinstance(found, dict) or not found:
         raise UserError(
-            f"space {file} must be a map of keys such as CAC_VAR_START_THR: {{low: 0.9, high: 0.99}}, got "
+            f"space {file} must be a map of keys such as CAC_VAR_MT_THR: {{low: 0.9, high: 0.99}}, got "
             f"{'nothing' if not found else repr(found)[:60]}"
         )
     names = [key.value for key, _ in node.value]

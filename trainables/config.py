@@ -229,7 +229,7 @@ class TrialConfig(RecipeFields, GradientFields, _VariableFields, _RunFields):
 def method_of(names: Iterable[str]) -> str:
     """Return the method that searched fields belong to, ``none`` for fields of no method.
 
-    >>> method_of(["CAC_VAR_START_THR", "agp_final_sparsity"]), method_of(["gradient_epsilon"]), method_of(["epochs"])
+    >>> method_of(["CAC_VAR_MT_THR", "agp_final_sparsity"]), method_of(["gradient_epsilon"]), method_of(["epochs"])
     ('gradskip+compression', 'central_difference', 'none')
 
     Raises:

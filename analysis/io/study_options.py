@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from trainables.config import MOST_SEED
+from trainables.gradskip.variables import EXAMPLE
 from trainables.quality import DEFAULT_DROP, DEFAULT_RELATIVE_DROP, Quality, quality_named
 from trainables.storage import is_uri
 
@@ -217,7 +218,7 @@ class StudyOptions:
     gpus_per_trial: float = option(0.0, "GPUs a trial; a fraction shares one", at_least=0, on_resume=True)
     hold: Mapping[str, Any] | None = option(
         None,
-        "value of a variable that the space does not search, such as CAC_VAR_START_THR=0.97, fixed in every trial but "
+        f"value of a variable that the space does not search, such as {EXAMPLE}, fixed in every trial but "
         "the baseline; may be repeated; it wins over what the space fixes",
         flag="--set",
         metavar="VARIABLE=VALUE",

@@ -133,7 +133,7 @@ def export_table(ranking: pd.DataFrame, format: str, *, top: int | None = None) 
     >>> ranking = pd.DataFrame({
     ...     "rank": [1, 2], "trial": [5, 0], "role": ["search", "baseline"], "method": ["gradskip", "none"],
     ...     "accuracy": [0.968, 0.97], "accuracy_drop": [0.002, 0.0], "compute_saved": [0.3, 0.0],
-    ...     "CAC_VAR_START_THR": [0.97, None],
+    ...     "CAC_VAR_MT_THR": [0.97, None],
     ... })
     >>> print(export_table(ranking, "csv", top=1).splitlines()[1])
     1,5,search,gradskip,0.968,0.002,0.3,0.97

@@ -52,7 +52,7 @@ from analysis.presentation.settings_text import (
 )
 from trainables.config import TrialConfig, field_kinds
 from trainables.gradients.fields import ESTIMATORS, estimator_in
-from trainables.gradskip.settings import Settings
+from trainables.gradskip.settings import OFF
 from trainables.gradskip.variables import BY_NAME
 from trainables.quality import Quality, allowed_amount
 from trainables.savings import SAVED, TRAINING, saved_words, share_words
@@ -91,7 +91,7 @@ def environment_lines(config: TrialConfig, *, schedule: str, is_cut: bool = Fals
             return [*lines, f"# It compresses, and no variable says how: the answer is {schedule}."]
         lines.append(f"# It compresses, too, and no variable says how: the schedule is {schedule}.")
     # Without a method no layer stops; the variables express this by turning auto mode off.
-    settings = config.gradskip_settings() if config.skips_gradients else Settings(start_thr=-1)
+    settings = config.gradskip_settings() if config.skips_gradients else OFF
     environment = settings.to_environment()
     if config.forward_cache_mb:
         lines.append(f"# The trial had forward_cache_mb={config.forward_cache_mb}, which no variable sets.")
@@ -521,9 +521,9 @@ def _and_split(best: pd.Series) -> str:
 
 
 def settings_text(row: pd.Series) -> str:
-    """Return a row's settings in short form: ``START_THR=0.97 SAMPLES=5; s: conv1 0.5``; ``-`` for the baseline.
+    """Return a row's settings in short form: ``MT_THR=0.97 SAMPLES=5; s: conv1 0.5``; ``-`` for the baseline.
 
-    Options of the workload that the space searched come first, of the baseline, too: ``lr=0.1; START_THR=0.97``.
+    Options of the workload that the space searched come first, of the baseline, too: ``lr=0.1; MT_THR=0.97``.
     The variables' common prefix is left out. Lists and flags are written in the format of the variables.
     """
     method = row["method"]

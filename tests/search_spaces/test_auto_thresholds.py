@@ -61,7 +61,7 @@ def test_thresholds_are_round_numbers_of_what_is_wanted(
 
 def test_on_a_run_whose_trace_is_known_thresholds_are_those_that_make_a_difference() -> None:
     context = SpaceContext(
-        total_steps=300, start_thr_range=(0.985, 1.0), later_thr_range=(0.93, 1.0), latest_start_itr=80
+        total_steps=300, first_thresholds=(0.985, 1.0), later_thresholds=(0.93, 1.0), latest_start_itr=80
     )
     found = {f.name: f for f in describe(load("auto_thresholds"), context)}
     assert (found["CAC_VAR_START_THR"].low, found["CAC_VAR_START_THR"].step) == (0.985, 0.003)

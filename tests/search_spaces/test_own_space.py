@@ -99,7 +99,7 @@ def body(line: str) -> str:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (body("return 3"), "space M:f must return a dict, such as {'CAC_VAR_START_THR': 0.95}, got int"),
+        (body("return 3"), "space M:f must return a dict, such as {'CAC_VAR_MT_THR': 0.95}, got int"),
         (body("return {'CAC_VAR_START_THR': 0.9}"), "space M:f searches nothing: ask for a range or for choices"),
         (body("return trial.suggest_floats()"), "space M:f raised AttributeError: '_CheckedTrial' object has no"),
         (body("raise OSError('no disk')"), "space M:f raised OSError: no disk"),

@@ -94,8 +94,8 @@ def test_fields_of_compression() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "space s.yaml must be a map of keys such as CAC_VAR_START_THR: {low: 0.9, high: 0.99}, got nothing"),
-        ("- 1", "space s.yaml must be a map of keys such as CAC_VAR_START_THR: {low: 0.9, high: 0.99}, got [1]"),
+        ("", "space s.yaml must be a map of keys such as CAC_VAR_MT_THR: {low: 0.9, high: 0.99}, got nothing"),
+        ("- 1", "space s.yaml must be a map of keys such as CAC_VAR_MT_THR: {low: 0.9, high: 0.99}, got [1]"),
         ("a: {low: 1,\nb: [", "space s.yaml:2 is not YAML: "),
         ("lr: {low: 1, high: 2}\nlr: 3", "space s.yaml: lr must be there once, line 2"),
         ("lr: {lo: 1, high: 2}", "space s.yaml: unknown key of lr 'lo': did you mean 'low'? Valid: choices, high, log"),

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from trainables.errors import UserError
 from trainables.gradskip.controller import GradientSkip
+from trainables.gradskip.settings import OFF_VARIABLE
 
 #: Options for which torch's constructor puts hooks on the model; rebuilding would add them twice.
 _BUILT_ONCE = ("mixed_precision", "delay_all_reduce_named_params")
@@ -124,7 +125,7 @@ class DistributedDataParallel(TorchDataParallel):
             raise UserError(
                 "join() lets processes end one by one, and a stop needs all of them: give every process as many "
                 "batches (drop_last=True), or join(throw_on_early_termination=True), or switch the rule off "
-                "(CAC_VAR_START_THR=-1)"
+                f"({OFF_VARIABLE})"
             )
         return super().join_hook(**kwargs)
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from trainables.errors import UserError
 from trainables.gradskip.controller import STATE_KEY, GradientSkip
 from trainables.gradskip.layers import check_groups
-from trainables.gradskip.settings import Settings
+from trainables.gradskip.settings import OFF, Settings  # noqa: F401 - in examples
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
@@ -43,7 +43,7 @@ def wrap(
         UserError: see `GradientSkip`.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2, 2, 3, 3))
-    >>> optimizer = wrap(torch.optim.RMSprop([weight]), Settings(start_thr=-1))
+    >>> optimizer = wrap(torch.optim.RMSprop([weight]), OFF)
     >>> optimizer.gradskip.stopped_through
     -1
     """
@@ -161,7 +161,7 @@ class SGD(_WithGradientSkip, torch.optim.SGD):
     The update is torch's own (foreach, fused or single-tensor); until the first stop it equals `torch.optim.SGD`
     bit for bit. A stopped layer needs no gradient from the next backward pass on, and no bit of it changes.
 
-    >>> optimizer = SGD([torch.zeros(3, requires_grad=True)], lr=0.1, settings=Settings(start_thr=-1))
+    >>> optimizer = SGD([torch.zeros(3, requires_grad=True)], lr=0.1, settings=OFF)
     >>> optimizer.gradskip.stopped_through
     -1
     """

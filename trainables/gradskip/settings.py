@@ -125,7 +125,7 @@ class Settings(VariableFields):
 
         Args:
             environ: the variables; ``os.environ`` when None.
-            overrides: fields (``start_thr=0.97``) or variables (``CAC_VAR_START_THR=0.97`` or ``"0.97"``) that override
+            overrides: fields (``mt_thr=0.97``) or variables (``CAC_VAR_MT_THR=0.97`` or ``"0.97"``) that override
                 the environment.
 
         Raises:
@@ -172,3 +172,9 @@ class Settings(VariableFields):
     @property
     def _mode_of_variables(self) -> str:
         return "auto" if self.mode == "off" else self.mode
+
+
+#: Gradient-Skip that stops nothing, what says so as a field of a configuration, and as text.
+OFF = Settings(start_thr=-1)
+OFF_FIELD = {"CAC_VAR_START_THR": -1.0}
+OFF_VARIABLE = "CAC_VAR_START_THR=-1"

@@ -362,6 +362,9 @@ class VariableFields:
 
 
 VARIABLES: tuple[Variable, ...] = declared_variables(VariableFields)
+#: A setting as messages and help give it for an example.
+EXAMPLE = "CAC_VAR_START_THR=0.97"
+
 BY_NAME: dict[str, Variable] = {variable.name: variable for variable in VARIABLES}
 
 

@@ -1,4 +1,4 @@
-"""Placeholders in a user's shell command: ``{CAC_VAR_START_THR}`` is replaced by the trial's value.
+"""Placeholders in a user's shell command: ``{CAC_VAR_SAMPLES}`` is replaced by the trial's value.
 
 A placeholder is a name (letters, digits and underscores, beginning with a letter) in braces with nothing between.
 Everything else in braces belongs to the shell or another program and is kept: ``${VAR}``, ``{a,b}``, ``{1..3}``,

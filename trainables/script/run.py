@@ -32,7 +32,7 @@ import psutil
 from trainables.config import TrialConfig, field_names
 from trainables.errors import TrainingDiverged, UserError
 from trainables.gradskip.script_counting.trace_file import TRACE_VARIABLE, TRIAL_FOLDER
-from trainables.gradskip.settings import Settings
+from trainables.gradskip.settings import OFF, Settings
 from trainables.gradskip.variables import BY_NAME, is_number
 from trainables.metrics import METHOD_DEFAULTS, METRICS, MODEL_DEFAULTS, further_columns
 from trainables.savings import share_saved
@@ -345,7 +345,7 @@ class ScriptFailed(RuntimeError):
 
 def settings_of(config: TrialConfig) -> Settings:
     """Return the settings for the script's optimizer; the baseline's is switched off."""
-    return Settings(start_thr=-1) if config.method == "none" else config.gradskip_settings()
+    return OFF if config.method == "none" else config.gradskip_settings()
 
 
 def placeholders(config: TrialConfig, folder: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from analysis.io.study_options import RESULTS, Option
+from trainables.gradskip.variables import EXAMPLE
 
 
 def add_study(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +37,7 @@ def add_assignments(parser: argparse.ArgumentParser) -> None:
     """Add the flag for variables, which `read_assignments` reads."""
     parser.add_argument(
         "--set", action="append", default=[], metavar="VARIABLE=VALUE", dest="assignments",
-        help="a variable, such as CAC_VAR_START_THR=0.97; may be repeated",
+        help=f"a variable, such as {EXAMPLE}; may be repeated",
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from search_spaces.own_space import NOT_OF_A_SPACE, SET_BY_NAME
 from search_spaces.space import ANY_RUN, corners, searched_fields
 from trainables.config import TrialConfig, field_kinds, field_names
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.variables import BY_NAME, variable_named
+from trainables.gradskip.variables import BY_NAME, EXAMPLE, variable_named
 from trainables.training.recipe.fields import RECIPE_FIELDS
 from trainables.workload_options import TRUTH
 
@@ -38,7 +38,7 @@ _OPTIONS = {
 
 
 def read_assignments(texts: Iterable[str]) -> dict[str, Any]:
-    """Return fields of `TrialConfig` from texts such as ``CAC_VAR_START_THR=0.97``; the last text of a name wins.
+    """Return fields of `TrialConfig` from texts such as `EXAMPLE`; the last text of a name wins.
 
     Raises:
         UserError: no ``=``, an unknown name, or a value that is not valid.
@@ -47,7 +47,7 @@ def read_assignments(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         name, separator, value = (part.strip() for part in text.partition("="))
         if not separator:
-            raise UserError(f"--set takes VARIABLE=VALUE, such as CAC_VAR_START_THR=0.97, got {text!r}")
+            raise UserError(f"--set takes VARIABLE=VALUE, such as {EXAMPLE}, got {text!r}")
         values[name] = read_value(name, value)
     return values
 

@@ -189,7 +189,7 @@ class SearchOptions(StudyOptions):
 
     script: str | None = option(
         None,
-        "train with a command of yours, such as 'python train.py': CAC_* variables are set for it, {CAC_VAR_START_THR} "
+        "train with a command of yours, such as 'python train.py': CAC_* variables are set for it, {CAC_VAR_SAMPLES} "
         "is filled in, and it prints its metrics (tune_cac.report, or JSON lines)",
         metavar="COMMAND",
     )

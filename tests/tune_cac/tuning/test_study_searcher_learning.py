@@ -62,8 +62,8 @@ def test_the_start_is_queued_once(tmp_path: Path) -> None:
 def test_ranges_are_those_of_the_run(tmp_path: Path) -> None:
     search = learning(tmp_path)
     context = search.learn().context
-    assert context.start_thr_range is not None
-    lowest = context.start_thr_range[0]
+    assert context.first_thresholds is not None
+    lowest = context.first_thresholds[0]
     assert 0 < lowest < 1
     for n in range(14):
         suggested = search.suggest(str(n))

@@ -89,9 +89,9 @@ def with_learned_ranges(context: SpaceContext, trace: RunTrace, configs: Iterabl
                 starts.append(_latest_start(trace, blueprint, config, unit))
     found: dict[str, Any] = {}
     if (lowest := min(firsts, default=math.inf)) < 1:
-        found["start_thr_range"] = _range(lowest, BEYOND_EXACT)
+        found["first_thresholds"] = _range(lowest, BEYOND_EXACT)
     if (lowest := min(laters, default=math.inf)) < 1:
-        found["later_thr_range"] = _range(lowest, BEYOND_ESTIMATE)
+        found["later_thresholds"] = _range(lowest, BEYOND_ESTIMATE)
     if (latest := max(starts, default=-1)) >= 0:
         found["latest_start_itr"] = latest
     return replace(context, **found)
@@ -177,14 +177,14 @@ def why_inert(space: Space, context: SpaceContext, predicted: Iterable[Mapping[s
     if not all(found is not None and found["exact"] and found["stops"] == 0 for found in predicted):
         return ""
     nothing = f"space {space.name} does nothing on this run"
-    if context.start_thr_range is None:
+    if context.first_thresholds is None:
         return (
             f"{nothing}: the rule stops layers from the first on, and the weight variance of the first that moves "
             f"never falls below its peak, as without weight decay; {_WORKS}"
         )
     return (
         f"{nothing}: no layer stops with the values that it fixes, for the first one's weight variance falls to "
-        f"{context.start_thr_range[0]:.4g} of its peak; fix a higher threshold (--set CAC_VAR_START_THR=...), or "
+        f"{context.first_thresholds[0]:.4g} of its peak; fix a higher threshold (--set CAC_VAR_START_THR=...), or "
         "search --space auto_thresholds, whose ranges are those of the run"
     )
 
@@ -471,7 +471,7 @@ class WarmStart:
         if not any("CAC_VAR_START_THR" in name for parameters, _ in self.drawn(seed, 1) for name in parameters):
             return None  # the space's question is another one
         inert = ""
-        if self.trace is not None and self.context.start_thr_range is None:  # else other thresholds stop something
+        if self.trace is not None and self.context.first_thresholds is None:  # else other thresholds stop something
             inert = why_inert(self.space, self.context, predictions(self.trace, [v for _, v in self.drawn(seed)]))
         reason = inert or without_decay(configs, self.weight_decays)
         if not reason:

@@ -53,11 +53,11 @@ def test_ranges_end_where_thresholds_stop_mattering(seed: int) -> None:
     trace = a_trace(seed)
     before = context_of(trace)
     found = with_learned_ranges(before, trace, [TrialConfig()])
-    if found.start_thr_range is None:
+    if found.first_thresholds is None:
         assert not acts(trace, CAC_VAR_START_ITR=0, CAC_VAR_START_THR=1.0, CAC_VAR_SAMPLES=1)
         assert found.latest_start_itr is None
         return
-    low, high = found.start_thr_range
+    low, high = found.first_thresholds
     assert 0 < low < high == 1.0
     for start in range(0, STEPS, 7):
         for samples in (1, 2, 5):  # nothing looks deeper than every step from the first on
@@ -71,7 +71,7 @@ def test_ranges_end_where_thresholds_stop_mattering(seed: int) -> None:
         if acts(trace, CAC_VAR_START_ITR=start, CAC_VAR_START_THR=1.0, CAC_VAR_SAMPLES=1)
     ]
     assert found.latest_start_itr == max(possible)
-    assert replace(found, start_thr_range=None, later_thr_range=None, latest_start_itr=None) == before
+    assert replace(found, first_thresholds=None, later_thresholds=None, latest_start_itr=None) == before
 
 
 def test_what_is_not_known_changes_nothing() -> None:
@@ -104,7 +104,7 @@ def test_never_acts_is_what_the_machine_says(seed: int) -> None:
 def test_spaces_take_the_learned_ranges() -> None:
     context = SpaceContext(total_steps=300)
     space = search_spaces.load("auto_thresholds")
-    learned = replace(context, start_thr_range=(0.97, 1.0), later_thr_range=(0.8, 1.0), latest_start_itr=40)
+    learned = replace(context, first_thresholds=(0.97, 1.0), later_thresholds=(0.8, 1.0), latest_start_itr=40)
     ranges = {found.name: found for found in describe(space, learned)}
     # Grids begin no lower.
     assert 0.97 <= ranges["CAC_VAR_START_THR"].low <= 0.98
