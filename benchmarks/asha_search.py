@@ -75,7 +75,7 @@ def trained(
     """
     stopper = Budget(float("inf") if budget is None else budget)
     by_asha = AsyncHyperBandScheduler(
-        time_attr="compute", metric="accuracy", mode="max", max_t=1000, grace_period=FIRST, reduction_factor=FACTOR
+        time_attr="compute", metric="quality", mode="max", max_t=1000, grace_period=FIRST, reduction_factor=FACTOR
     )
     with tempfile.TemporaryDirectory() as folder:
         fields = [
@@ -125,15 +125,14 @@ def main() -> None:
     rows, spent = trained(
         drawn, dense_flops=dense["dense_flops"], concurrency=concurrency, budget=arguments.budget - executed
     )
-    within = [one for one in rows if one["accuracy"] >= dense["accuracy"] - arguments.allowed - 1e-9]
+    within = [one for one in rows if one["quality"] >= dense["quality"] - arguments.allowed - 1e-9]
     answer = max([dense, *within], key=lambda one: one["compute_saved"])["config"]
     arguments.file.write_text(
         json.dumps(
             {
                 "executed": executed + spent,
                 "rows": [
-                    {"saved": one["compute_saved"], "loss": dense["accuracy"] - one["accuracy"]}
-                    for one in [dense, *rows]
+                    {"saved": one["compute_saved"], "loss": dense["quality"] - one["quality"]} for one in [dense, *rows]
                 ],
                 "answer": answer,
             }

@@ -38,7 +38,7 @@ def main() -> None:
     print(f"{'':<22}{'FLOPs saved':>12}  training time saved (median, range){'':<14}  test accuracy, mean")
     for name, found in rows.items():
         time_saved = [1 - r["train_time_s"] / b["train_time_s"] for r, b in zip(found, baseline, strict=True)]
-        accuracy = mean(r["test_accuracy"] for r in found)
+        accuracy = mean(r["test_quality"] for r in found)
         print(f"{name:<22}{found[0]['compute_saved']:>12.3f}  {spread(time_saved):<48}  {accuracy:.4f}")
 
 

@@ -93,13 +93,13 @@ def table(workload: Digits, *, epochs: int, layer: int, seeds: range) -> None:
     )
     for name, found in rows.items():
         saved = [1 - r["train_time_s"] / b["train_time_s"] for r, b in zip(found, rows["baseline"], strict=True)]
-        accuracies = [r["test_accuracy"] for r in found]
+        accuracies = [r["test_quality"] for r in found]
         print(
             f"{name:<16}{found[0]['compute_saved']:>12.3f}  {spread(saved):<48}"
             f"{mean(accuracies):>9.4f} ± {stdev(accuracies):.4f}{found[0]['file_bytes'] / 1e6:>7.1f}"
         )
     pairs = zip(rows["stopped, cache"], rows["stopped"], strict=True)
-    both = [(1 - c["train_time_s"] / s["train_time_s"], c["test_accuracy"] - s["test_accuracy"]) for c, s in pairs]
+    both = [(1 - c["train_time_s"] / s["train_time_s"], c["test_quality"] - s["test_quality"]) for c, s in pairs]
     print(f"cache against stopped alone: time saved {spread([time for time, _ in both])};")
     print(f"  test accuracy {spread([gain for _, gain in both])}, mean {mean(gain for _, gain in both):+.4f}")
 

@@ -62,7 +62,7 @@ def trained(epochs: int, stops: tuple[tuple[int, float], ...], seed: int) -> dic
         method = {"method": "gradskip", "CAC_STOP_LAYER_NUM": layers, "CAC_STOP_LAYER_ITR": iterations}
     row = last_row(TrialConfig(epochs=epochs, seed=seed, **method))
     saved = 1 - epochs / FULL * (1 - row["compute_saved"])
-    return {"saved": saved, "accuracy": row["accuracy"], "test_accuracy": row["test_accuracy"]}
+    return {"saved": saved, "quality": row["quality"], "test_quality": row["test_quality"]}
 
 
 def as_known(epochs: int, stops: tuple[tuple[int, float], ...], saved: float) -> np.ndarray:
@@ -109,11 +109,11 @@ def main() -> None:
     table = pd.DataFrame([row for row in rows.values() if row["seed"] in wanted])
     if arguments.outcomes is not None:
         table = table[(table["epochs"].astype(str) + " " + table["name"]).isin(arguments.outcomes)]
-    table["quality"] = 50 * (table["accuracy"] + table["test_accuracy"])
+    table["quality"] = 50 * (table["quality"] + table["test_quality"])
     own = table[(table["epochs"] == FULL) & (table["name"] == "dense")].set_index("seed")["quality"]
     table["loss"] = table["seed"].map(own) - table["quality"]
     baselines = np.array([
-        50 * (rows[seed, FULL, "dense"]["accuracy"] + rows[seed, FULL, "dense"]["test_accuracy"]) for seed in further
+        50 * (rows[seed, FULL, "dense"]["quality"] + rows[seed, FULL, "dense"]["test_quality"]) for seed in further
     ])  # fmt: skip
     for kind, values in (("these seeds'", own.to_numpy()), ("further", baselines)):
         print(f"{kind} baselines: {values.mean():.2f} %, standard error {values.std(ddof=1) / len(values) ** 0.5:.2f}")

@@ -68,7 +68,7 @@ def operations(trials: int, rng: np.random.Generator) -> Iterator[dict[str, Any]
         for name, value in attrs.items():
             yield {"op_code": 8, **of_trial, "user_attr": {name: value}}
         yield {"op_code": 9, **of_trial, "system_attr": {"constraints:accuracy_drop": 0.0}}
-        yield {"op_code": 6, **of_trial, "state": 1, "values": [row["accuracy"], row["compute_saved"]], **ENDED}
+        yield {"op_code": 6, **of_trial, "state": 1, "values": [row["quality"], row["compute_saved"]], **ENDED}
 
 
 def write_study(layout: Layout) -> None:

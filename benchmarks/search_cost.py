@@ -109,7 +109,7 @@ def run_plain(trials: int, seed: int) -> None:
     sampler = optuna.samplers.TPESampler(
         multivariate=True, group=True, constant_liar=True, n_ei_candidates=48, seed=seed
     )
-    search = Search(space=nothing, metric=["accuracy", "compute_saved"], mode=["max", "max"], sampler=sampler)
+    search = Search(space=nothing, metric=["quality", "compute_saved"], mode=["max", "max"], sampler=sampler)
     with tempfile.TemporaryDirectory() as folder, ray_session(cpus=1):
         results = tune.Tuner(
             tune.with_resources(Trial, {"cpu": 1}),

@@ -59,7 +59,7 @@ def fresh_losses(
     pairs = zip(rows[::2], rows[1::2], strict=True)
     return [
         (
-            fmean(full[name] - row[name] for name in ("accuracy", "test_accuracy")),
+            fmean(full[name] - row[name] for name in ("quality", "test_quality")),
             1 - row["executed_flops"] / full["executed_flops"],
         )
         for full, row in pairs
@@ -78,7 +78,7 @@ def _kept_row(folder: Path, config: TrialConfig) -> Mapping[str, Any]:
     if not file.exists():
         row = last_row(config)
         file.parent.mkdir(parents=True, exist_ok=True)
-        kept = {name: row[name] for name in ("accuracy", "test_accuracy", "executed_flops")}
+        kept = {name: row[name] for name in ("quality", "test_quality", "executed_flops")}
         with atomic_write(file) as written:
             written.write(json.dumps(kept).encode())
     found: Mapping[str, Any] = json.loads(file.read_text())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainables.errors import UserError
@@ -42,9 +42,11 @@ ROW: tuple[Metric, ...] = (
     _m("epoch", "int64", "", "", "epochs trained"),
     _m("step", "int64", "", "", "optimizer steps executed"),
     _m("train_loss", "float64", "", "min", "mean loss over the epoch's samples"),
-    _m("accuracy", "float64", "fraction", "max", "on the validation split, which the search sees", may_lack=True),
-    _m("test_accuracy", "float64", "fraction", "max", "on the test split, after the last epoch; only reports show it",
+    _m("quality", "float64", "", "", "the study's metric on the validation split, which the search sees",
        may_lack=True),
+    _m("test_quality", "float64", "", "", "the same on the test split, after the last epoch; only reports show it",
+       may_lack=True),
+    _m("further_metrics", "string", "", "", "JSON object: further metrics of the evaluation", may_lack=True),
     _m("compute_saved", "float64", "fraction", "max",
        "1 - executed / dense FLOPs over the full budget; steps not yet executed count as dense"),
     _m("backward_saved", "float64", "fraction", "max", "the same, of the backward FLOPs alone"),
@@ -88,13 +90,6 @@ ROW: tuple[Metric, ...] = (
     _m("stop_events", "string", "", "", "JSON list of the stops: iteration, layer, name, ratio, rule"),
 )  # fmt: skip
 
-#: Keys of a row in a study of another metric than the accuracy; frames have columns of the metrics' own names instead.
-OTHER_QUALITY: tuple[Metric, ...] = (
-    _m("quality", "float64", "", "", "the study's metric on the validation split"),
-    _m("test_quality", "float64", "", "", "the same on the test split", may_lack=True),
-    _m("further_metrics", "string", "", "", "JSON object: further metrics of the evaluation", may_lack=True),
-)  # fmt: skip
-
 #: Columns that analysis adds to a finished trial.
 RELATIVE: tuple[Metric, ...] = (
     _m("saved", "float64", "fraction", "max",
@@ -109,7 +104,15 @@ RELATIVE: tuple[Metric, ...] = (
        "trials before"),
 )  # fmt: skip
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROW, *RELATIVE)}
+
+def row_metrics(quality: Quality = ACCURACY) -> dict[str, Metric]:
+    """Return the columns of what trials of this metric report, in order."""
+    names = {"quality": quality.name, "test_quality": quality.test}
+    found = [
+        replace(m, name=names[m.name], unit=quality.unit, direction=quality.direction) if m.name in names else m
+        for m in ROW
+    ]
+    return {metric.name: metric for metric in found if metric.name != "further_metrics"}
 
 
 def metrics_of(quality: Quality = ACCURACY) -> dict[str, Metric]:
@@ -118,21 +121,27 @@ def metrics_of(quality: Quality = ACCURACY) -> dict[str, Metric]:
     >>> list(metrics_of(Quality(name="val_loss", direction="min", unit="")))[3:5]
     ['val_loss', 'test_val_loss']
     """
-    if quality == ACCURACY:
-        return METRICS
-    what = {
-        "accuracy": (quality.name, quality.direction, "on the validation split, which the search sees"),
-        "test_accuracy": (quality.test, quality.direction, METRICS["test_accuracy"].meaning),
-        "accuracy_drop": (quality.drop, "min", "how much worse than the baseline's, same seed"),
-        "test_accuracy_drop": (quality.test_drop, "min", "the same on the test split"),
-    }
-    found = {}
-    for name, metric in METRICS.items():
-        if name in what:
-            name, direction, meaning = what[name]
-            metric = _m(name, "float64", quality.unit, direction, meaning, may_lack=metric.may_lack)
-        found[name] = metric
+    drops = {"accuracy_drop": quality.drop, "test_accuracy_drop": quality.test_drop}
+    found = row_metrics(quality)
+    for metric in RELATIVE:
+        name = drops.get(metric.name, metric.name)
+        found[name] = replace(metric, name=name, unit=quality.unit) if metric.name in drops else metric
     return found
+
+
+#: Columns of results of trials that are compared by accuracy.
+METRICS: dict[str, Metric] = metrics_of()
+
+
+def current_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with today's keys: before 2026-11-27 an accuracy had its own in place of ``quality``.
+
+    >>> current_row({"epoch": 1, "accuracy": 0.5}), current_row({"quality": 2.5})
+    ({'epoch': 1, 'quality': 0.5}, {'quality': 2.5})
+    """
+    if "quality" in row:
+        return dict(row)
+    return {{"accuracy": "quality", "test_accuracy": "test_quality"}.get(key, key): value for key, value in row.items()}
 
 
 def named_row(row: Mapping[str, Any], quality: Quality = ACCURACY) -> dict[str, Any]:
@@ -141,10 +150,8 @@ def named_row(row: Mapping[str, Any], quality: Quality = ACCURACY) -> dict[str, 
     >>> named_row({"epoch": 1, "quality": 2.5, "further_metrics": '{"f1": 0.5}'}, Quality(name="nll"))
     {'epoch': 1, 'nll': 2.5, 'f1': 0.5}
     """
-    if quality.is_accuracy and "further_metrics" not in row:  # nearly always, in journals of any length
-        return dict(row)
-    names = {quality.key: quality.name, quality.test_key: quality.test}
-    named = {names.get(key, key): value for key, value in row.items() if key != "further_metrics"}
+    names = {"quality": quality.name, "test_quality": quality.test}
+    named = {names.get(key, key): value for key, value in current_row(row).items() if key != "further_metrics"}
     try:
         further = json.loads(row.get("further_metrics") or "{}")
     except ValueError:  # of a damaged file
@@ -161,17 +168,9 @@ TABLE_COLUMNS = frozenset({
     "run_facts",
 })  # fmt: skip
 #: Keys that a row may have.
-ROW_KEYS: tuple[str, ...] = tuple(metric.name for metric in (*ROW, *OTHER_QUALITY))
-
-
-def value_in(row: Mapping[str, Any]) -> Any:
-    """Return the value of the metric in a trial's row, whatever the metric is; None where the row has none."""
-    return row.get(ACCURACY.key, row.get("quality"))
-
-
-def objective_keys(quality: Quality = ACCURACY) -> tuple[str, str]:
-    """Return the keys of the search's objectives in a row, in the order of their values in Optuna."""
-    return (quality.key, "compute_saved")
+ROW_KEYS: tuple[str, ...] = tuple(metric.name for metric in ROW)
+#: Keys of the search's objectives in a row, in the order of their values in Optuna.
+OBJECTIVES = ("quality", "compute_saved")
 
 
 def further_columns(values: Mapping[str, float]) -> dict[str, str]:

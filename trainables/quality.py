@@ -70,16 +70,6 @@ class Quality:
         return 1.0 if self.direction == "max" else -1.0
 
     @property
-    def key(self) -> str:
-        """Return the key of the value in a trial's row, where the keys are the same for every metric."""
-        return "accuracy" if self.is_accuracy else "quality"
-
-    @property
-    def test_key(self) -> str:
-        """Return the key of the value on the test split in a trial's row."""
-        return f"test_{self.key}"
-
-    @property
     def test(self) -> str:
         """Return the column of the value on the test split."""
         return f"test_{self.name}"

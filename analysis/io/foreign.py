@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.metrics.saving import quality_of
 from trainables.config import field_kinds, field_names
-from trainables.metrics import METRICS, RELATIVE, ROW, metrics_of
+from trainables.metrics import METRICS, RELATIVE, metrics_of, row_metrics
 from trainables.quality import ACCURACY, QUALITY_FIELDS, Quality
 
 # --- Columns of the frames of this package: order, nullable dtypes, and their descriptions in `df.attrs` --------------
@@ -41,9 +41,8 @@ def row_dtypes(quality: Quality = ACCURACY, further: Iterable[str] = ()) -> dict
         further: further metrics of the trials, which stand after it.
     """
     found = {}
-    for (name, metric), old in zip(metrics_of(quality).items(), METRICS, strict=True):
-        if any(old == reported.name for reported in ROW):
-            found[name] = metric.dtype
+    for name, metric in row_metrics(quality).items():
+        found[name] = metric.dtype
         if name == quality.test:
             found |= dict.fromkeys(further, "float64")
     return found

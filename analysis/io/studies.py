@@ -32,7 +32,7 @@ from analysis.metrics.ranking import SHORTER, relative_names, relative_to_baseli
 from analysis.metrics.saving import quality_of
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
-from trainables.metrics import OTHER_QUALITY, RELATIVE, ROW, named_row
+from trainables.metrics import RELATIVE, ROW, current_row, named_row
 from trainables.quality import Quality, quality_in
 
 # --- Recognition of what a path contains (study, Ray experiment, journal, Parquet file), and names for several ---
@@ -224,7 +224,7 @@ def _continued(trials: list[RayTrial]) -> dict[int, _Rows]:
 
 #: Name of the folder of a trial that a search of `tune_cac` wrote.
 _OUR_NAME = re.compile(r"trial-(\d+)")
-_DTYPES = {metric.name: metric.dtype for metric in (*ROW, *OTHER_QUALITY)}
+_DTYPES = {metric.name: metric.dtype for metric in ROW}
 #: Columns that every row of `trainables.trial.Trial` has had in all versions.
 _SIGNATURE = frozenset({"epoch", "compute_saved", "executed_flops", "dense_flops"})
 #: Keys that Ray adds to every row for its own use (``ray.tune.result.AUTO_RESULT_KEYS`` and those of its loggers).
@@ -361,8 +361,8 @@ def rows_by_epoch(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     rows = {}
     for line in lines:
         if isinstance(epoch := line.get("epoch"), int):
-            names = [*(metric.name for metric in ROW), *(m.name for m in OTHER_QUALITY if m.name in line)]
-            rows[epoch] = {name: _value(name, line.get(name)) for name in names}
+            now = current_row(line)
+            rows[epoch] = {name: _value(name, now[name]) for name in _DTYPES if name in now}
     return dict(sorted(rows.items()))
 
 
@@ -593,7 +593,7 @@ def _record(trial: JournalTrial) -> dict[str, Any]:
         "candidate": attrs.get("candidate"),
         "options": attrs.get("options"),
         "of_epochs": attrs.get("of_epochs"),
-        "row": attrs.get("row") or _cost_so_far(attrs),
+        "row": current_row(attrs.get("row") or _cost_so_far(attrs)),
         "config": attrs.get("config", {}),
     }
 

@@ -16,7 +16,7 @@ from analysis.io.layout import STUDY_NAME, Layout
 from analysis.io.studies import recognise
 from analysis.metrics.noise import is_constant
 from trainables.errors import UserError
-from trainables.metrics import objective_keys
+from trainables.metrics import OBJECTIVES
 from trainables.quality import Quality, quality_in
 from trainables.savings import TRAINING, objectives_of
 
@@ -144,7 +144,7 @@ def _counts(trial: JournalTrial) -> bool:
         and trial.user_attrs.get("role", "search") == "search"
         and len(trial.stored_params) > 0
         and trial.values is not None
-        and len(trial.values) == len(objective_keys())
+        and len(trial.values) == len(OBJECTIVES)
         and bool(np.isfinite(trial.values).all())
     )
 

@@ -19,7 +19,6 @@ from analysis.presentation.summary_text import trial_numbers
 from trainables.gradients.fields import ESTIMATORS
 from trainables.gradskip.settings import Settings
 from trainables.interventions import Intervention
-from trainables.metrics import value_in
 from trainables.quality import ACCURACY, Quality
 from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.store import StageStore, roots
@@ -284,7 +283,7 @@ def _root_rows(
                 "action": _words(stages, stage, facts.get("layer_names", ())),
                 "trials": tuple(sorted(through[name])),
                 "ends": tuple(ends[name]),
-                "quality": value_in(stage.result),
+                "quality": stage.result.get("quality"),
                 **{column: stage.result.get(column) for column in ("compute_saved", "inference_saved")},
                 "steps_shared": sum(spans[name]) - max(spans[name], default=0),
                 "checkpoints": len(kept),

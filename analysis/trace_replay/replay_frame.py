@@ -629,7 +629,7 @@ def _columns(trace: RunTrace, found: Predicted, more: NDArray[np.bool_]) -> dict
         "compute_saved": saved("compute_saved", found.spared, dense),
         "backward_saved": saved("backward_saved", found.spared_backward, dense_backward),
         "exact": exact,
-        trace.quality.name: np.where(exact, recorded(trace.quality.key), np.nan),
+        trace.quality.name: np.where(exact, recorded("quality"), np.nan),
         "exact_until": found.certain_until,
         "stage": np.array([stage.id for stage in trace.stages], object)[found.stage],
     }

@@ -19,7 +19,6 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.replay import Blueprint, blueprint_key
 from trainables.interventions import Intervention
-from trainables.metrics import value_in
 from trainables.quality import Quality, quality_in
 from trainables.stage_tree.store import Chunk, Stage, StageStore, roots
 
@@ -186,8 +185,9 @@ class TraceStage:
     def result(self, total_steps: int) -> Mapping[str, Any] | None:
         """Return the row of the run that ends in this stage, without the method's columns; None if no run does."""
         row = self.recorded.rows.get(total_steps)
-        complete = self.known_until >= total_steps and row is not None and value_in(row) is not None  # else diverged
-        return row if complete else None
+        if self.known_until < total_steps or row is None or row.get("quality") is None:  # the last: it diverged
+            return None
+        return row
 
     def signal(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return a dense signal over [start, known_until), and a mask of recorded values (the others are NaN)."""

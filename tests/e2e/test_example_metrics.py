@@ -54,5 +54,5 @@ def test_as_a_factory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         row = run.train_epoch()
         assert run.quality.name == SCRIPTS[name][1][0]
         assert run.quality.direction == ("max" if name == "adadelta" else "min")
-        assert row[run.quality.key] == pytest.approx(run.workload.quality_on(run.model, "validation", run.device))
+        assert row["quality"] == pytest.approx(run.workload.quality_on(run.model, "validation", run.device))
     assert ("further_metrics" in row) == (name == "adadelta")

@@ -92,7 +92,7 @@ def test_a_data_set_with_a_generator_of_its_own_is_trained_as_if_each_trial_were
         alone = subprocess.run(
             [sys.executable, "-c", ALONE, config], cwd=tmp_path, text=True, capture_output=True, check=True
         )
-        assert json.loads(alone.stdout.splitlines()[-1]) == [row["train_loss"], row["accuracy"]]
+        assert json.loads(alone.stdout.splitlines()[-1]) == [row["train_loss"], row["quality"]]
 
 
 ALONE = """
@@ -104,7 +104,7 @@ from trainables.training.run import TrainingRun
 with TrainingRun(TrialConfig.from_mapping(json.loads(sys.argv[1]))) as run:
     while not run.finished:
         row = run.train_epoch()
-print(json.dumps([row["train_loss"], row["accuracy"]]))
+print(json.dumps([row["train_loss"], row["quality"]]))
 """
 
 

@@ -132,7 +132,7 @@ def test_the_tree_of_a_study_describes_its_run(both: Path) -> None:
     first = store.first()
     first.refresh()
     assert first.known_until == 120
-    assert first.rows[120]["accuracy"] == analysis.load(both / "results" / "shared").loc[0, "accuracy"]
+    assert first.rows[120]["quality"] == analysis.load(both / "results" / "shared").loc[0, "accuracy"]
     assert set(METRICS) > set(first.rows[120])
     assert {"search_flops", *field_names()} & set(first.rows[120]) == set()
 

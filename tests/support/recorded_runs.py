@@ -186,7 +186,7 @@ def invented_trace(
     def stage(name: str, start: int, end: int) -> Stage:
         made = Stage(None, "", name, start)
         values = np.array([wandering(rng, end - start) for _ in names]).T.reshape(end - start, len(names))
-        accuracy = {"accuracy": rng.random(), "compute_saved": 0.123, "backward_saved": 0.321}
+        accuracy = {"quality": rng.random(), "compute_saved": 0.123, "backward_saved": 0.321}
         made.add(Chunk(begin=start, end=end, names=names, values=values, rows={end: accuracy}))
         return made
 

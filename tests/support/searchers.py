@@ -15,6 +15,7 @@ from trainables.config import TrialConfig
 from trainables.metrics import ROW
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from tune_cac.tuning.run_context import run_context
+from tune_cac.tuning.search_plan import SearchPlan
 from tune_cac.tuning.study_searcher import StudySearch
 
 CONTEXT = SpaceContext(total_steps=300)
@@ -32,19 +33,20 @@ def searcher(
     **more: Any,
 ) -> StudySearch:
     """A searcher; its baseline has completed, as trial 0, unless told otherwise. ``more``: further arguments."""
-    made = StudySearch(
+    plan = SearchPlan(
         context=context,
         journal=folder / "optuna.journal",
         allowed_drop=0.01,
         seed=seed,
         run_folder="ray/run-000",
         checkpoint_every_s=60,
-        hold=hold,
+        hold=hold or {},
         tree=folder / "tree",
         budget_bytes=0,
         trials=1,
         **{"space": own or search_spaces.load(space), "base": TrialConfig(method="none"), **more},
     )
+    made = StudySearch(plan)
     if begin:
         made.begin()
         if baseline:
@@ -54,7 +56,7 @@ def searcher(
 
 
 def row(accuracy: float, saved: float) -> dict[str, Any]:
-    return {m.name: 0 for m in ROW} | {"accuracy": accuracy, "compute_saved": saved, "other": 1}
+    return {m.name: 0 for m in ROW} | {"quality": accuracy, "compute_saved": saved, "other": 1}
 
 
 def told(folder: Path) -> list[optuna.trial.FrozenTrial]:
@@ -78,11 +80,12 @@ def learning(
     Layout(folder).write_info(
         StudyInfo(space="auto_thresholds", workload="tiny", epochs=4, seed=0, trials=30, allowed_drop=0.01, versions={})
     )
-    made = StudySearch(
+    plan = SearchPlan(
         space=own or search_spaces.load(space), context=context, base=base, journal=folder / "optuna.journal",
-        seed=seed, run_folder="ray/run-000", checkpoint_every_s=60, hold=hold, tree=folder / "tree",
+        seed=seed, run_folder="ray/run-000", checkpoint_every_s=60, hold=hold or {}, tree=folder / "tree",
         budget_bytes=0, trials=30, **{"allowed_drop": 0.01, **more},
     )  # fmt: skip
+    made = StudySearch(plan)
     if begin:
         made.begin()
         made.suggest("baseline")

@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from analysis.io.layout import STUDY_NAME, Layout, StudyInfo
 from trainables.config import TrialConfig
 from trainables.interventions import Intervention
-from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS, ROW, objective_keys
+from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS, OBJECTIVES, ROW, current_row
 from trainables.stage_tree.store import Chunk, Stage, StageStore
 
 #: FLOPs of a dense run in these studies.
@@ -59,7 +59,7 @@ def write_study(
         study.add_trial(
             optuna.trial.create_trial(
                 state=TrialState.COMPLETE if done else TrialState.FAIL,
-                values=[attrs["row"][name] for name in objective_keys()] if done else None,
+                values=[current_row(attrs["row"])[name] for name in OBJECTIVES] if done else None,
                 user_attrs=given,
             )
         )

@@ -527,7 +527,7 @@ class ScriptRun:
         if self._length is not None and (fault := self._length.fault(last, **self._where())):
             raise ScriptFailed(fault)
         self.close()
-        value = held[self.config.quality.key]
+        value = held["quality"]
         if not math.isfinite(value):
             raise TrainingDiverged(f"the {name} is {value} in the last report")
         self.finished = True
@@ -573,8 +573,8 @@ class ScriptRun:
             "epoch": int(told.get("epoch", count)),
             "step": None if step is None else int(step),
             "train_loss": told.get("train_loss", told.get("loss")),
-            quality.key: float(value),
-            quality.test_key: measured[quality.test],
+            "quality": float(value),
+            "test_quality": measured[quality.test],
             **further_columns(_numbers(further)),
             **costs,
             "search_flops": costs["executed_flops"],

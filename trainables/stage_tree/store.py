@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.interventions import Intervention, MissingSignal, child_id
+from trainables.metrics import current_row
 from trainables.storage import Files, files_of
 
 # --- Checksummed files, written atomically ----------------------------------------------------------------------------
@@ -164,7 +165,7 @@ class Stage:
 
     def add(self, chunk: Chunk) -> None:
         """Add a chunk to the stage."""
-        self.rows.update(chunk.rows)
+        self.rows.update({step: current_row(row) for step, row in chunk.rows.items()})
         for column, name in enumerate(chunk.names):
             self._dense.setdefault(name, []).append((chunk.begin, chunk.end, chunk.values[:, column]))
         for name, pairs in chunk.sparse.items():

@@ -562,7 +562,7 @@ class TrainingRun:
             raise TrainingDiverged(f"the training loss is {train_loss} in epoch {self.epoch}")
         self.row = self._row(train_loss)
         quality = self.quality
-        value = self.row[quality.key]
+        value = self.row["quality"]
         # Of another metric one epoch's value may be undefined, such as an F1 without a hit; the last one counts.
         if not math.isfinite(value) and (quality.is_accuracy or self.finished):
             raise TrainingDiverged(f"the {quality.name} is {value} in epoch {self.epoch}")
@@ -625,8 +625,8 @@ class TrainingRun:
             "epoch": self.epoch,
             "step": self.step,
             "train_loss": train_loss,
-            quality.key: found[quality.name],
-            quality.test_key: tested.get(quality.name),
+            "quality": found[quality.name],
+            "test_quality": tested.get(quality.name),
             **further_columns(further),
             **self.cost.columns(self.epoch, self.config.epochs),
             **self.resources.state_dict(),

@@ -136,7 +136,7 @@ def _train(run: TrainingRun) -> None:
         row = run.train_epoch()
         say(
             f"epoch {row['epoch']} of {run.config.epochs}: loss {row['train_loss']:.4f}, "
-            f"{run.quality.name} {value_text(row[run.quality.key], run.quality)}"
+            f"{run.quality.name} {value_text(row['quality'], run.quality)}"
         )
 
 

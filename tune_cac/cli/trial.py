@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
             while not run.finished:
                 row = run.train_epoch()
                 print(
-                    f"{row['epoch']:>6} {row['train_loss']:>9.4f} {value_text(row[quality.key], quality):>{width}} "
+                    f"{row['epoch']:>6} {row['train_loss']:>9.4f} {value_text(row['quality'], quality):>{width}} "
                     f"{percent(row['compute_saved']):>8} {row['stopped_through']:>8} {row['train_time_s']:>8.2f}"
                     + (f" {percent(row['sparsity']):>9}" if config.compresses else "")
                 )
@@ -84,9 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
             return 1
         if arguments.save is not None:
             _save_weights(run, Path(arguments.save))
-    tested = row[quality.test_key]
+    tested = row["test_quality"]
     print(
-        f"\n{metric_words(quality)} {value_text(row[quality.key], quality)}"
+        f"\n{metric_words(quality)} {value_text(row['quality'], quality)}"
         + ("\n" if tested is None else f", test {quality.name} {value_text(tested, quality)}\n")
         + f"compute saved {percent(row['compute_saved'])} (backward {percent(row['backward_saved'])}): "
         f"{row['executed_flops'] / 1e9:.2f} of {row['dense_flops'] / 1e9:.2f} GFLOPs executed"

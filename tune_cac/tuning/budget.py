@@ -50,7 +50,7 @@ class Budget(tune.Stopper):
     def stop_all(self) -> bool:
         """Return whether to stop every trial; Ray asks after each event."""
         if self._cost_is_used_up():
-            self._searcher.plan(0)
+            self._searcher.ask_for(0)
         self._time_is_up = self._time_s is not None and time.monotonic() - self._begun >= self._time_s
         return self._time_is_up
 

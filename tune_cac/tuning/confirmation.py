@@ -33,6 +33,7 @@ from tune_cac.study.script_files import check_unchanged
 from tune_cac.study.study_result import answer, write_answer
 from tune_cac.tuning.outcomes.run_lengths import OF_EPOCHS
 from tune_cac.tuning.progress import SearchProgress
+from tune_cac.tuning.search_plan import SearchPlan
 from tune_cac.tuning.study_searcher import FINISHED, StudySearch
 from tune_cac.tuning.study_trials import EndedTrials, PredefinedTrial, as_key
 
@@ -43,17 +44,17 @@ class FixedListSearch(StudySearch):
     """Train a list of runs in order, without those that the study already has.
 
     Args:
+        plan: the study's search.
         wanted: the runs.
-        how: arguments of `StudySearch`.
     """
 
-    def __init__(self, *, wanted: Sequence[PredefinedTrial], **how: Any) -> None:
-        super().__init__(**how)
+    def __init__(self, plan: SearchPlan, wanted: Sequence[PredefinedTrial]) -> None:
+        super().__init__(plan)
         self.outcomes = None  # none is chosen, and runs of several seeds say nothing of other seeds to it
         self._wanted = list(wanted)
         self._again = self._failed_before()
         # There are several baselines, and no sampler uses the constraint.
-        self._ended = EndedTrials(self.study, None, self.quality, how["allowed_drop"])
+        self._ended = EndedTrials(self.study, None, self.quality, plan.allowed_drop)
 
     def _failed_before(self) -> set[str]:
         """Return the keys of runs that failed in an earlier call, as when memory ran out, unless they diverged."""
@@ -296,15 +297,14 @@ def _check_device(base: TrialConfig, layout: Layout, address: str | None) -> Non
 def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[PredefinedTrial]) -> bool:
     """Train the missing runs; return whether they were interrupted before all of them ended."""
     from tune_cac.tuning.run_context import check_gpus, context_of
-    from tune_cac.tuning.study_search import make_searcher
+    from tune_cac.tuning.study_search import plan_of
     from tune_cac.tuning.tune_run import train
 
     check_gpus(options)
     if options.is_script:
         check_unchanged(options.workload_options)
-    searcher, run_name = make_searcher(
-        FixedListSearch, child, options, context_of(base), base, wanted=wanted, trials=len(wanted)
-    )
+    plan, run_name = plan_of(child, options, context_of(base), base, trials=len(wanted))
+    searcher = FixedListSearch(plan, wanted)
     searcher.adopt_unfinished()
     missing = len(searcher.missing())
     if missing:

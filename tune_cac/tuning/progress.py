@@ -170,10 +170,10 @@ class SearchProgress(tune.Callback):
             self._baselines.setdefault(options, row)
         if (baseline := self._baselines.get(options)) is None:
             return
-        reference = baseline[self._quality.key]
+        reference = baseline["quality"]
         most = allowed_amount(self._allowed_drop, reference) + ROUNDING
         for judged, its_row in waiting:
-            lost = self._quality.lost(its_row[self._quality.key], reference)
+            lost = self._quality.lost(its_row["quality"], reference)
             if lost <= most:
                 self._within.setdefault(options, []).append((self._saved(its_row, baseline), -lost, -judged))
         waiting.clear()
@@ -245,7 +245,7 @@ class SearchProgress(tune.Callback):
         return float(flops / self._dense_flops)
 
     def _measured(self, row: Mapping[str, Any]) -> str:
-        return f"{self._quality.name} {value_text(row[self._quality.key], self._quality)}"
+        return f"{self._quality.name} {value_text(row['quality'], self._quality)}"
 
     def _saved(self, row: Mapping[str, Any], baseline: Mapping[str, Any] | None = None) -> float:
         if baseline is None and len(self._baselines) == 1:

@@ -31,6 +31,7 @@ from trainables.storage import files_of
 from trainables.workload_options import read_options
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import with_watch
+from tune_cac.tuning.search_plan import SearchPlan
 from tune_cac.tuning.study_searcher import StudySearch
 from tune_cac.tuning.study_trials import PredefinedTrial
 from tune_cac.tuning.trial_config import config_of_trial
@@ -110,16 +111,12 @@ class ScriptSearch(StudySearch):
 
     The training of a command cannot be inspected, so trials share nothing, and the only controls are shorter runs, if
     the command takes ``{epochs}``; then its length is searched, too.
-
-    Args:
-        arguments: those of `StudySearch`; ``context`` and ``sharing`` are ignored.
     """
 
-    def __init__(self, **arguments: Any) -> None:
-        run = replace(UNKNOWN_RUN, workload_options=arguments["context"].workload_options)
-        if "epochs" not in _placeholders(arguments["base"]):
-            arguments["lengths"] = ""
-        super().__init__(**{**arguments, "context": run, "sharing": False})
+    def __init__(self, plan: SearchPlan) -> None:
+        run = replace(UNKNOWN_RUN, workload_options=plan.context.workload_options)
+        lengths = plan.lengths if "epochs" in _placeholders(plan.base) else ""
+        super().__init__(replace(plan, context=run, sharing=False, lengths=lengths))
 
     def begin(self) -> None:
         """Queue the baseline; the space's starting point depends on the run that it reports."""
@@ -131,7 +128,7 @@ class ScriptSearch(StudySearch):
         steps = self._facts().get("steps")
         if isinstance(config, dict) and self._running[trial_id].user_attrs.get("role") != "baseline" and steps:
             begun = min(t.datetime_start for t in self.trials.all() if t.datetime_start is not None)
-            share = config["config"]["epochs"] / self._base.epochs
+            share = config["config"]["epochs"] / self.plan.base.epochs
             config["length"] = asdict(OwnLength(steps=round(steps * share), since_s=begun.timestamp()))
         return config
 
@@ -148,7 +145,7 @@ class ScriptSearch(StudySearch):
         if self._total_steps() is None:
             return "the baseline reported no step"
         layers = self._facts()["layer_names"]
-        if not layers and not _placeholders(self._base) - {"seed", "epochs", "trial_dir"}:
+        if not layers and not _placeholders(self.plan.base) - {"seed", "epochs", "trial_dir"}:
             return "the baseline has no optimizer of tune_cac.gradskip and the command no placeholder"
         if not layers and self._search_space.name == "manual_layers":
             return "the baseline reported no layers that could stop"
@@ -169,14 +166,14 @@ class ScriptSearch(StudySearch):
         if self._warm_start is None:
             facts = self._facts()
             self._context = self._context_told(facts)
-            self._hold = with_watch(self._hold, self._context)
-            self._warm_start = self._acting(self._known(self._base, self._context, facts, self.trials.root()))
+            self.plan = replace(self.plan, hold=with_watch(self.plan.hold, self._context))
+            self._warm_start = self._acting(self._known(self.plan.base, self._context, facts, self.trials.root()))
         return self._warm_start
 
     def _learned(self, epochs: int, root: str | None) -> WarmStart:
         """Return what a cut run told of itself."""
         facts = next(json.loads(t.user_attrs[RUN_FACTS]) for t in self.trials.all() if t.user_attrs.get("root") == root)
-        return self._known(replace(self._base, epochs=epochs), self._context_told(facts), facts, root)
+        return self._known(replace(self.plan.base, epochs=epochs), self._context_told(facts), facts, root)
 
     def _context_told(self, facts: Mapping[str, Any]) -> SpaceContext:
         return SpaceContext(
@@ -190,10 +187,10 @@ class ScriptSearch(StudySearch):
     def _known(self, base: TrialConfig, context: SpaceContext, facts: Mapping[str, Any], root: str | None) -> WarmStart:
         trace = self._trace(root)
         if trace is not None:
-            typical = typical_configs(self._search_space, context, base, self._hold)
+            typical = typical_configs(self._search_space, context, base, self.plan.hold)
             context = with_learned_ranges(context, trace, [one for one in typical if one.method == "gradskip"])
         return WarmStart(
-            space=self._search_space, context=context, base=base, hold=self._hold, trace=trace,
+            space=self._search_space, context=context, base=base, hold=self.plan.hold, trace=trace,
             weight_decays=facts.get("weight_decays"),
         )  # fmt: skip
 
@@ -222,7 +219,7 @@ class ScriptSearch(StudySearch):
             return False
         start = FixedTrial(dict(self._search_space.start(self.learn().context)))
         try:
-            config = config_of_trial(start, self._search_space, self._base, self._hold, self._context_of)
+            config = config_of_trial(start, self._search_space, self.plan.base, self.plan.hold, self._context_of)
         except (ValueError, UserError):  # a start of some parameters, of which Optuna draws the others
             return False
         return self.learn().does_nothing(TrialConfig.from_mapping(config))
@@ -256,7 +253,7 @@ class ScriptSearch(StudySearch):
 
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
         """Return the missing shorter runs; none if the command takes no ``{epochs}``."""
-        if "epochs" not in _placeholders(self._base):
+        if "epochs" not in _placeholders(self.plan.base):
             return []
         self._leave_out_lengths()
         missing = super().missing_controls(shorter_alone=True)

@@ -6,7 +6,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from analysis.formatting import plural
 from analysis.io.layout import Layout
@@ -40,13 +40,12 @@ from tune_cac.tuning.run_context import (
     settle_device,
     share_only_if_repeatable,
 )
+from tune_cac.tuning.search_plan import SearchPlan
 from tune_cac.tuning.tune_run import ray_needs, train
 
 if TYPE_CHECKING:
     from trainables.training.device_choice import DeviceChoice
     from tune_cac.tuning.study_searcher import StudySearch
-
-_Searcher = TypeVar("_Searcher", bound="StudySearch")
 
 
 @keeps_decoded_images
@@ -244,25 +243,24 @@ def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[N
     return early_session([TORCH] if options.is_script else [TORCH, COMPILER], **ray_needs(options))
 
 
-def make_searcher(
-    kind: type[_Searcher], layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig, **more: Any
-) -> tuple[_Searcher, str]:
-    """Return a searcher on a study, and the name of its Ray experiment.
+def plan_of(
+    layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig, **more: Any
+) -> tuple[SearchPlan, str]:
+    """Return the plan of a study's search, and the name of its Ray experiment.
 
     Args:
-        kind: `StudySearch` or a subclass.
         layout: of the study.
         options: what is searched, and with which resources.
         context: the run it is searched on.
         base: config of the baseline.
-        more: further arguments of ``kind``.
+        more: other fields of the plan.
     """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     run_name = f"run-{len(list(layout.ray.glob('run-*'))):03d}"
     gpus = {"GPU": options.gpus_per_trial} if options.gpus_per_trial else {}
-    searcher = kind(
+    plan = SearchPlan(
         **{
             "space": options.loaded_space,
             "context": _as_searched(context, options),
@@ -288,7 +286,7 @@ def make_searcher(
             **more,
         }
     )
-    return searcher, run_name
+    return plan, run_name
 
 
 def _searcher(
@@ -298,8 +296,7 @@ def _searcher(
     from tune_cac.tuning.study_searcher import StudySearch
 
     earlier = len(read_journal(layout.journal)) if layout.journal.exists() else 0
-    searcher, run_name = make_searcher(
-        ScriptSearch if options.is_script else StudySearch,
+    plan, run_name = plan_of(
         layout,
         options,
         context,
@@ -308,6 +305,7 @@ def _searcher(
         seed=wrapped_seed(options.seed + 7919 * earlier),
         grid=grid,
     )
+    searcher = ScriptSearch(plan) if options.is_script else StudySearch(plan)
     if len(searcher.study.get_trials(deepcopy=False)) == 0:
         searcher.begin()
     searcher.adopt_unfinished()
@@ -346,7 +344,7 @@ def _search(
         quality=searcher.quality, trial_timeout_s=options.trial_timeout_s,
     )  # fmt: skip
     budget = Budget(searcher, progress, time_s=options.time_budget_s, trainings=options.cost_budget, begun=begun)
-    searcher.plan(to_run, controls=options.controls)
+    searcher.ask_for(to_run, controls=options.controls)
     # The searcher ends the run earlier if fewer controls are needed.
     beside = (MOST_CONTROLS if options.controls else 0) + options.searched_lengths.count(",")
     if options.loaded_space.options:

@@ -17,16 +17,14 @@ from ray.tune.search import Searcher
 
 from analysis.formatting import plural
 from analysis.metrics.ranking import CUT
-from search_spaces import Space, SpaceContext
-from search_spaces.grid import GridPoints
+from search_spaces import SpaceContext
 from trainables.compression.schedule import ModelFacts, read_schedule, resolve
 from trainables.compression.scheduler import facts_of_run
 from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig, wrapped_seed
 from trainables.errors import TrainingDiverged, UserError
-from trainables.metrics import ROW_KEYS, objective_keys
+from trainables.metrics import OBJECTIVES, ROW_KEYS
 from trainables.storage import is_uri, joined, parent
-from tune_cac.study.fixed_params import AUTO
 from tune_cac.study.folder import SPENT, is_trial_folder, last_checkpoint, last_row, trial_folder_name
 from tune_cac.tuning.controls import RANDOM_RUNS, StudyControls
 from tune_cac.tuning.draft_study import draft_of
@@ -35,6 +33,7 @@ from tune_cac.tuning.journal_searcher import JournalSearcher, leases_of, release
 from tune_cac.tuning.memory_concurrency import MemoryConcurrency
 from tune_cac.tuning.outcomes.outcome_queue import OutcomeQueue, unsure_trials
 from tune_cac.tuning.outcomes.run_lengths import CHOSEN, RunLengths
+from tune_cac.tuning.search_plan import SearchPlan
 from tune_cac.tuning.study_trials import (
     BestSetting,
     EndedTrials,
@@ -401,106 +400,59 @@ class StudySearch(JournalSearcher):
     A new study begins with the baseline (no parameters) and the space's starting point. A drop of the metric above the
     allowed one makes a trial infeasible. Rows of trials that end before the baseline enter the journal at once and are
     reported after it. A trial that failed, or whose values are not finite, is reported as FAIL with its error.
-
-    Args:
-        space: what is searched.
-        context: the run it is searched on.
-        base: config of the baseline; spaces override its fields.
-        journal: the Optuna journal file.
-        allowed_drop: that may be lost of the metric (`trainables.quality`).
-        sure: probability of staying within it on another seed that the answer has; 0: its own seed is enough.
-        seed: of the sampler.
-        run_folder: folder of the Ray experiment, relative to the study, for the record.
-        checkpoint_every_s: seconds between checkpoints of a trial.
-        trial_timeout_s: seconds without a row after which a trial's process is ended; None for no limit.
-        hold: fields of the config that have this value in every trial but the baseline, whatever the space returns.
-        tree: the study's ``tree`` folder, or its URI where the study is in object storage.
-        sharing: whether trials share training; signals of dense runs are recorded either way.
-        budget_bytes: most bytes of checkpoints.
-        trials: number of trials planned for the study.
-        worker_resources: Ray's resources of each worker of a trial; None for trials of one process.
-        retries: most restarts of a trial whose worker died, and of a failed baseline; >= 0.
-        repeats: whether training repeats bit for bit, so that the baseline's run predicts other trials exactly.
-        sampler: name of the sampler (`make_sampler`); with ``auto`` outcomes are chosen where they are known before.
-        lengths: dense runs that are cut and searched, too: ``auto`` or shares (`RunLengths`); empty for none.
-        holds: probabilities that a search before wrote (`StudyInfo.holds`).
-        grid: points to train instead of sampled settings.
     """
 
-    def __init__(
-        self,
-        *,
-        space: Space,
-        context: SpaceContext,
-        base: TrialConfig,
-        journal: Path,
-        allowed_drop: float | str,
-        sure: float = 0.0,
-        seed: int,
-        run_folder: str,
-        checkpoint_every_s: float,
-        trial_timeout_s: float | None = None,
-        hold: Mapping[str, Any] | None = None,
-        tree: Path | str,
-        sharing: bool = True,
-        budget_bytes: int,
-        trials: int,
-        worker_resources: Mapping[str, float] | None = None,
-        retries: int = 1,
-        repeats: bool = True,
-        sampler: str = AUTO,
-        lengths: str = "",
-        holds: Mapping[int, float] | None = None,
-        grid: GridPoints | None = None,
-    ) -> None:
-        self._search_space = self._asked_space = space
-        self._context, self._base = context, base
-        self._learns, self._repeats, self._hold, self._tree = sampler == AUTO, repeats, dict(hold or {}), tree
+    def __init__(self, plan: SearchPlan) -> None:
+        self.plan = plan
+        """What is searched, on which run, within which limits."""
+        base, tree, allowed_drop = plan.base, plan.tree, plan.allowed_drop
         self.saving, self.quality = base.saving, base.quality
         """The compute that trials are ranked by (None: that of training), and the metric by which they are compared."""
-        self._allowed_drop, self._run_folder, self._sharing, self._planned = allowed_drop, run_folder, sharing, trials
+        self._search_space, self._context = plan.space, plan.context  # until the baseline's run is known
         self._fields = TrialFields(
-            tree=tree, budget_bytes=budget_bytes, trials=trials if sharing else 1, watch=self._hold.get("CAC_WATCH"),
-            checkpoint_every_s=checkpoint_every_s, trial_timeout_s=trial_timeout_s, worker_resources=worker_resources,
+            tree=tree, budget_bytes=plan.budget_bytes, trials=plan.trials if plan.sharing else 1,
+            watch=plan.hold.get("CAC_WATCH"), checkpoint_every_s=plan.checkpoint_every_s,
+            trial_timeout_s=plan.trial_timeout_s, worker_resources=plan.worker_resources,
         )  # fmt: skip
         self._warm_start: WarmStart | None = None
         self._claims_name: str | None = None
         self._to_ask: int | None = None
         self._rows_so_far: dict[str, dict[str, Any]] = {}
-        self._nothing_can_be, self._start_seed, self._with_controls = "", seed, False
+        self._nothing_can_be, self._start_seed, self._with_controls = "", plan.seed, False
         self._running: dict[str, optuna.Trial] = {}  # those that have not ended, by Ray's id
-        super().__init__(metric=list(objective_keys(base.quality)), mode=["max", "max"])  # Optuna's are the study's own
-        self.study = open_study(journal, make_sampler(seed, sampler), base.quality)
+        super().__init__(metric=list(OBJECTIVES), mode=["max", "max"])  # Optuna's are the study's own
+        self.study = open_study(plan.journal, make_sampler(plan.seed, plan.sampler), base.quality)
         """The Optuna study."""
         self.trials = StudyTrials(self.study, base.quality)
         """Queries on the study's trials."""
         self._place = parent(tree)
-        self.restarts = Restarts(self.trials, journal.parent, self._place, retries)
+        self.restarts = Restarts(self.trials, plan.journal.parent, self._place, plan.retries)
         """Trials that are begun again."""
         self.candidates = Candidates(
-            trials=self.trials, base=base, allowed_drop=allowed_drop, sampler=make_sampler(seed),
-            fresh_sampler=lambda number: make_sampler(wrapped_seed(seed + number), sampler),
+            trials=self.trials, base=base, allowed_drop=allowed_drop, sampler=make_sampler(plan.seed),
+            fresh_sampler=lambda number: make_sampler(wrapped_seed(plan.seed + number), plan.sampler),
             config_of=self._config, changes_nothing=lambda config: self.learn().does_nothing(config),
         )  # fmt: skip
         """Draws settings and checks them before training."""
-        self._start_role = "published" if space.start_is_published and not hold else "search"  # held: not as published
-        self._grid = None if grid is None else GridWalk(self.trials, grid, self._start_role)
+        is_published = plan.space.start_is_published and not plan.hold  # held: not as published
+        self._start_role = "published" if is_published else "search"
+        self._grid = None if plan.grid is None else GridWalk(self.trials, plan.grid, self._start_role)
         self.outcomes: OutcomeQueue | None = None
         """Chooses settings in place of a sampler."""
         # Those that the study has are known where no further ones are searched, too.
-        self._cut_runs = RunLengths(self.trials, base, lengths or "1.0", allowed_drop, self._learned)
+        self._cut_runs = RunLengths(self.trials, base, plan.lengths or "1.0", allowed_drop, self._learned)
         self.lengths: RunLengths | None = None
         """Chooses the lengths of cut dense runs on which stops are searched, too."""
-        if self._learns and repeats and grid is None:
+        if plan.learns and plan.repeats and plan.grid is None:
             self.outcomes = OutcomeQueue(
                 self.trials, lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots(), tree, base,
-                allowed_drop, sure=sure, sharing=sharing, holds=holds,
+                allowed_drop, sure=plan.sure, sharing=plan.sharing, holds=plan.holds,
             )  # fmt: skip
-            if space.method == "gradskip" and not space.options and base.saving is None:
-                self.lengths = self._cut_runs if lengths else None
+            if plan.space.method == "gradskip" and not plan.space.options and base.saving is None:
+                self.lengths = self._cut_runs if plan.lengths else None
         self._controls = StudyControls(base, tree)
         self._concurrency = MemoryConcurrency()
-        self.baselines = OptionBaselines(self.trials, space, base)
+        self.baselines = OptionBaselines(self.trials, plan.space, base)
         """Baselines, of which there are several if the space varies options of the workload."""
         self._ended = EndedTrials(self.study, self.baselines, base.quality, allowed_drop)
 
@@ -521,12 +473,12 @@ class StudySearch(JournalSearcher):
     @contextmanager
     def coordinated(self) -> Iterator[None]:
         """Run the coordinator of the stage tree's leases, within a Ray session."""
-        with leases_of(self._tree) if self._sharing else nullcontext() as self._claims_name:
+        with leases_of(self.plan.tree) if self.plan.sharing else nullcontext() as self._claims_name:
             yield
         self._claims_name = None
 
-    def plan(self, trials: int, *, controls: bool = False) -> None:
-        """Set the number of trials to suggest, and whether missing controls follow; without a plan there is no end."""
+    def ask_for(self, trials: int, *, controls: bool = False) -> None:
+        """Set the number of trials to suggest, and whether missing controls follow; without it there is no end."""
         self._to_ask, self._with_controls = trials, controls
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
@@ -541,8 +493,8 @@ class StudySearch(JournalSearcher):
             return trial
         self._running[trial_id] = trial
         attrs, config = trial.user_attrs, self._config(trial)
-        shares = self._sharing or attrs.get("role") in ("baseline", CUT)
-        folder = f"{self._run_folder}/{trial_folder_name(trial.number)}"
+        shares = self.plan.sharing or attrs.get("role") in ("baseline", CUT)
+        folder = f"{self.plan.run_folder}/{trial_folder_name(trial.number)}"
         trial.set_user_attr("config", config)
         if options := self.baselines.combination(config):
             trial.set_user_attr("options", options)
@@ -554,11 +506,11 @@ class StudySearch(JournalSearcher):
 
     def _config(self, trial: optuna.Trial) -> dict[str, Any]:
         # The published defaults wait since before the baseline's run was known.
-        space = self._asked_space if trial.user_attrs.get("role") == "published" else self._search_space
-        return config_of_trial(trial, space, self._base, self._hold, self._context_of)
+        space = self.plan.space if trial.user_attrs.get("role") == "published" else self._search_space
+        return config_of_trial(trial, space, self.plan.base, self.plan.hold, self._context_of)
 
     def _context_of(self, epochs: int) -> SpaceContext:
-        return (self.learn() if epochs == self._base.epochs else self._cut_runs.learned()[epochs]).context
+        return (self.learn() if epochs == self.plan.base.epochs else self._cut_runs.learned()[epochs]).context
 
     def _next(self) -> optuna.Trial | str | None:
         if self.gave_up:
@@ -604,7 +556,7 @@ class StudySearch(JournalSearcher):
     @property
     def shares(self) -> bool:
         """Return whether trials share training."""
-        return self._sharing
+        return self.plan.sharing
 
     def about_left(self) -> tuple[int, int]:
         """Return about how many trials and controls are still to end, running ones too, once the baseline has ended."""
@@ -623,7 +575,7 @@ class StudySearch(JournalSearcher):
 
     def best(self) -> BestSetting | None:
         """Return the setting that is the answer so far; None if none saves anything."""
-        return self.trials.best(self._allowed_drop, unsure_trials(self))
+        return self.trials.best(self.plan.allowed_drop, unsure_trials(self))
 
     @property
     def gave_up(self) -> str:
@@ -651,23 +603,23 @@ class StudySearch(JournalSearcher):
         self._enqueue_spread()
         if self.trials.wait():
             return self.study.ask()
-        if not self._learns:
+        if not self.plan.learns:
             return self.candidates.start_plain()
         if self.outcomes is not None and self.outcomes.predicts:
             return self.outcomes.start_next(baseline)
-        return self.candidates.start_next(baseline, knows=self._repeats and self.learn().knows_what_acts)
+        return self.candidates.start_next(baseline, knows=self.plan.repeats and self.learn().knows_what_acts)
 
     def learn(self) -> WarmStart:
         """Return what the baseline's run shows about this space; nothing is known if it failed."""
         if self._warm_start is None:
-            self._warm_start = self._acting(self._learned(self._base.epochs, self.trials.root()))
+            self._warm_start = self._acting(self._learned(self.plan.base.epochs, self.trials.root()))
             if self._grid is not None:  # its points were counted on the run as it was known before
                 self._warm_start = replace(self._warm_start, context=self._context)
         return self._warm_start
 
     def _acting(self, known: WarmStart) -> WarmStart:
         """Return what is known, and search explicit stops where the space's thresholds stop nothing on this run."""
-        found = known.with_explicit_stops(self._start_seed) if self._learns and self._grid is None else None
+        found = known.with_explicit_stops(self._start_seed) if self.plan.learns and self._grid is None else None
         if found is None:
             return known
         if self.trials.why_little != found[1]:  # else an earlier session has said so
@@ -676,18 +628,18 @@ class StudySearch(JournalSearcher):
         return found[0]
 
     def _learned(self, epochs: int, root: str | None) -> WarmStart:
-        context, full = self._context, self._base.epochs
-        if epochs != full:
-            context = replace(context, epochs=epochs, total_steps=context.total_steps // full * epochs)
+        plan, context = self.plan, self._context
+        if epochs != plan.base.epochs:
+            context = replace(context, epochs=epochs, total_steps=context.total_steps // plan.base.epochs * epochs)
         return learn(
-            self._search_space, context, self._tree, base=replace(self._base, epochs=epochs), hold=self._hold,
-            root=root, allowed_drop=self._allowed_drop,
+            self._search_space, context, plan.tree, base=replace(plan.base, epochs=epochs), hold=plan.hold,
+            root=root, allowed_drop=plan.allowed_drop,
         )  # fmt: skip
 
     def _roots(self) -> dict[int, WarmStart]:
         """Return what the recorded dense runs show, by epochs, the full run first; it alone if it was not recorded."""
         full = self.learn()
-        return {self._base.epochs: full, **({} if full.trace is None else self._cut_runs.learned())}
+        return {self.plan.base.epochs: full, **({} if full.trace is None else self._cut_runs.learned())}
 
     def _enqueue_spread(self) -> None:
         """Queue the first settings once the baseline's run is known, once per study, instead of random ones.
@@ -699,9 +651,9 @@ class StudySearch(JournalSearcher):
         if self.study.user_attrs.get(_WAITS):
             self._enqueue_start(self.learn().context)
             self.study.set_user_attr(_WAITS, False)
-        queue_further(self.study, self._search_space.further_starts(self.learn().context), self._planned)
-        spreads = self._learns and not (self.outcomes is not None and self.outcomes.predicts)
-        starts = queue_spread(self.trials, self.learn(), self._planned, self._start_seed) if spreads else []
+        queue_further(self.study, self._search_space.further_starts(self.learn().context), self.plan.trials)
+        spreads = self.plan.learns and not (self.outcomes is not None and self.outcomes.predicts)
+        starts = queue_spread(self.trials, self.learn(), self.plan.trials, self._start_seed) if spreads else []
         self.trials.tell_why_little(self.learn().why_little(self._start_seed, acts=bool(starts)))
         self.study.set_user_attr("spread", True)
 
@@ -718,7 +670,7 @@ class StudySearch(JournalSearcher):
         row = {name: result[name] for name in ROW_KEYS if name in result} if result else {}
         if trial.user_attrs.get("role") in ("baseline", CUT) and row.get("stage"):
             trial.set_user_attr("root", row["stage"])  # a run without interventions ends in its root
-        if not self._sharing and row:
+        if not self.plan.sharing and row:
             row["stage"] = ""  # only the baseline was recorded, so there is no tree
         with self.telling():
             self._ended.tell(trial, row)

@@ -19,7 +19,7 @@ from analysis.io.layout import STUDY_NAME
 from analysis.metrics.ranking import CUT
 from search_spaces import Space
 from trainables.config import TrialConfig
-from trainables.metrics import objective_keys
+from trainables.metrics import OBJECTIVES, current_row
 from trainables.quality import ACCURACY, Quality, allowed_amount
 from trainables.savings import TIME, ranked_saving, share_saved
 from tune_cac.messages import say
@@ -106,12 +106,12 @@ def tell_complete(
         row = {**row, "compute_saved": saved_of_baseline(row, baseline)}
     row = {**row, "compute_saved": saved_of_row(row, trial.user_attrs.get("config", {}).get("saving"), baseline)}
     if baseline is not None:
-        drop = quality.lost(row[quality.key], baseline[quality.key])
-        excess = drop - allowed_amount(allowed_drop, baseline[quality.key])
+        drop = quality.lost(row["quality"], baseline["quality"])
+        excess = drop - allowed_amount(allowed_drop, baseline["quality"])
         trial.set_constraint(quality.drop, excess if excess > 1e-9 else min(excess, 0.0))
     if trial.user_attrs.get("role") == "control":
         trial.set_constraint("control", _NEVER)
-    study.tell(trial, [row[name] for name in objective_keys(quality)])
+    study.tell(trial, [row[name] for name in OBJECTIVES])
 
 
 def saved_of_baseline(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> float:
@@ -131,8 +131,8 @@ def saved_of_row(row: Mapping[str, Any], saving: str | None, baseline: Mapping[s
 
 def missing_objectives(row: Mapping[str, Any], quality: Quality) -> list[str]:
     """Return the objectives that are missing from a result row or not finite."""
-    missing = [name for name in objective_keys(quality) if not _finite(row.get(name))]
-    return [quality.name if name == quality.key else name for name in missing]
+    missing = [name for name in OBJECTIVES if not _finite(row.get(name))]
+    return [quality.name if name == "quality" else name for name in missing]
 
 
 def _finite(value: Any) -> bool:
@@ -345,6 +345,9 @@ class StudyTrials:
         self._baselines: list[int] = []
         self._baseline_row: dict[str, Any] | None = None
         self._first_waiting = 0  # number of the first trial that may wait in the queue
+        for trial in self.all():
+            if "row" in trial.user_attrs:  # perhaps of an earlier version
+                trial.user_attrs["row"] = current_row(trial.user_attrs["row"])
 
     def all(self) -> list[FrozenTrial]:
         """Return all trials, in their order."""
@@ -445,7 +448,7 @@ class StudyTrials:
         baseline = self.baseline_row()
         if baseline is None:
             return None
-        quality, reference = self._quality, baseline[self._quality.key]
+        quality, reference = self._quality, baseline["quality"]
         most = allowed_amount(allowed_drop, reference) + ROUNDING
         found = [
             BestSetting(
@@ -455,7 +458,7 @@ class StudyTrials:
             if (row := t.user_attrs.get("row")) is not None
             and t.user_attrs.get("role") != "control"
             and t.number not in without
-            and quality.lost(row[quality.key], reference) <= most
+            and quality.lost(row["quality"], reference) <= most
         ]
         best = max(found, key=lambda one: one.saved, default=None)
         return best if best is not None and best.saved > 0 else None

@@ -129,7 +129,7 @@ def test_exact_means_what_was_trained(seed: int) -> None:
         assert not found.loc[number, "exact"] or row is not None
         assert found.loc[number, "exact_until"] >= min(stage.known_until, 40)
         if found.loc[number, "exact"]:
-            assert found.loc[number, "accuracy"] == row["accuracy"]  # type: ignore[index]
+            assert found.loc[number, "accuracy"] == row["quality"]  # type: ignore[index]
             assert found.loc[number, "exact_until"] == 40
         else:
             assert np.isnan(found.loc[number, "accuracy"])

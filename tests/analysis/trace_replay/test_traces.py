@@ -31,7 +31,7 @@ STOP_LATER = Intervention(iteration=6, action='{"stop":[0,1]}')
 
 def chunk(begin: int, end: int, *, level: float = 1.0, ends: bool = False) -> Chunk:
     values = level * np.arange(begin, end, dtype=np.float64).reshape(-1, 1)
-    rows = {end: {"accuracy": 0.5 + level}} if ends else {}
+    rows = {end: {"quality": 0.5 + level}} if ends else {}
     return Chunk(begin=begin, end=end, names=("variance:0",), values=values, rows=rows)
 
 
@@ -60,7 +60,7 @@ def test_a_tree_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [stage.known_until for stage in trace.stages] == [10, 8, 10]
     assert trace.dense.children == {3: {STOP.action: 1}}
     assert trace.stages[1].children == {6: {STOP_LATER.action: 2}}
-    assert [stage.result(10) for stage in trace.stages] == [{"accuracy": 1.5}, None, {"accuracy": 3.5}]
+    assert [stage.result(10) for stage in trace.stages] == [{"quality": 1.5}, None, {"quality": 3.5}]
     values, there = trace.stages[2].signal("variance:0")
     assert list(values) == [21.0, 24.0, 27.0]
     assert there.all()

@@ -139,7 +139,7 @@ def test_a_measured_trial_is_the_trial_bit_for_bit_and_its_cost_is_counted(
     rows, same = trained(**fields, **MEASURED)
     assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
     for row, alone in zip(rows, plain, strict=True):
-        assert (row["train_loss"], row["accuracy"]) == (alone["train_loss"], alone["accuracy"])
+        assert (row["train_loss"], row["quality"]) == (alone["train_loss"], alone["quality"])
         (sgd, *others) = json.loads(row["gradient_statistics"])
         assert (sgd["estimator"], sgd["step"]) == ("sgd", 10 * (row["epoch"] - 1))
         # A method is measured once it has stepped.

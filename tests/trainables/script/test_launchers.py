@@ -88,7 +88,7 @@ def test_the_first_process_reports_the_flops_of_all(
 ) -> None:
     monkeypatch.setenv("PET_REDIRECTS", "0")  # the user's own: what every process prints arrives
     [row] = rows_of(LAUNCHERS[launcher], TRAIN, tmp_path)
-    assert row["accuracy"] == 0.5
+    assert row["quality"] == 0.5
     assert row["step"] == 3
     # 60 rows, once each, whoever trains on them; the first layer's input needs no gradient.
     weights = (8 * 16, 16 * 16, 16 * 3)
@@ -99,7 +99,7 @@ def test_the_first_process_reports_the_flops_of_all(
 
 def test_lines_that_every_process_prints_count_once(tmp_path: Path) -> None:
     rows = rows_of(LAUNCHERS["torchrun"], LINES, tmp_path)
-    assert [(row["epoch"], row["accuracy"]) for row in rows] == [(1, 0.1), (2, 0.2)]
+    assert [(row["epoch"], row["quality"]) for row in rows] == [(1, 0.1), (2, 0.2)]
     log = (tmp_path / LOG_FILE).read_text()
     assert "told by 0" in log
     assert "told by 1" in log  # what goes wrong in any process is shown

@@ -33,12 +33,12 @@ def test_lines_of_a_shell_script_become_rows(tmp_path: Path) -> None:
         """echo '{"accuracy": 0.75, "step": 20, "test_accuracy": 0.7, "compute_saved": 0.5}'"""
     )
     rows = rows_of(command, tmp_path)
-    assert [row["accuracy"] for row in rows] == [0.5, 0.75]
+    assert [row["quality"] for row in rows] == [0.5, 0.75]
     assert [row["epoch"] for row in rows] == [1, 2]
     assert [row["step"] for row in rows] == [10, 20]
     assert [row["compute_saved"] for row in rows] == [0.25, 0.5]
     assert rows[0]["train_loss"] == 2
-    assert rows[1]["test_accuracy"] == 0.7
+    assert rows[1]["test_quality"] == 0.7
     assert rows[1]["executed_flops"] is None
     assert {metric.name for metric in ROW} | {RUN_FACTS} == set(rows[0])
     assert json.loads(rows[1][RUN_FACTS])["total_steps"] == 20
@@ -96,7 +96,7 @@ def test_a_script_with_our_optimizer_reports_what_it_saved(tmp_path: Path) -> No
     forward = 2 * 5 * (32 + 24)
     dense = forward + forward + 2 * 5 * 24  # the first layer's input needs no gradient
     stopped = forward + 2 * 5 * 24
-    assert [row["accuracy"] for row in rows] == [0.05, 0.11]
+    assert [row["quality"] for row in rows] == [0.05, 0.11]
     assert rows[-1]["dense_flops"] == 12 * dense
     assert rows[-1]["executed_flops"] == 4 * dense + 8 * stopped
     assert rows[-1]["compute_saved"] == pytest.approx(1 - (4 * dense + 8 * stopped) / (12 * dense))
@@ -143,7 +143,7 @@ REPORT = "cac.report(accuracy=step / 10)"
 def test_an_evaluation_before_the_training_is_no_epoch(tmp_path: Path, where: str, environment: dict[str, str]) -> None:
     early = {where: "cac.report(accuracy=0.05)"}
     rows = trained(tmp_path, **early, within=REPORT, **environment)  # type: ignore[arg-type]
-    assert [(row["epoch"], row["step"], row["accuracy"]) for row in rows] == [(1, 3, 0.2), (2, 6, 0.5)]
+    assert [(row["epoch"], row["step"], row["quality"]) for row in rows] == [(1, 3, 0.2), (2, 6, 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_an_evaluation_before_the_training_is_no_epoch(tmp_path: Path, where: st
     ],
 )
 def test_a_report_is_read_whatever_stands_on_its_line(tmp_path: Path, within: str) -> None:
-    assert [row["accuracy"] for row in trained(tmp_path, within=within)] == [0.2, 0.5]
+    assert [row["quality"] for row in trained(tmp_path, within=within)] == [0.2, 0.5]
     assert 'tune_cac.report: {"accuracy": 0.2, ' in (tmp_path / LOG_FILE).read_text()
 
 

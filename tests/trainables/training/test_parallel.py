@@ -59,7 +59,7 @@ def test_two_processes_train_what_one_does(
     for row, one in zip(first["through"], alone, strict=True):
         assert row["train_loss"] == pytest.approx(one["train_loss"], rel=1e-4)
         assert row["step"] == one["step"]
-        assert row["accuracy"] == pytest.approx(one["accuracy"], abs=0.02)
+        assert row["quality"] == pytest.approx(one["quality"], abs=0.02)
         assert row["stopped_through"] == one["stopped_through"]
     # The last batch of an epoch has one row; the process without one computes it too, and that is executed as well.
     spare = 3 * one_row_flops(config) if method == {"method": "none"} else 0

@@ -24,8 +24,8 @@ def test_the_least_that_a_factory_returns_trains_with_the_defaults(write: Write)
     rows = train(name)
     assert rows[-1]["step"] == 2 * 7  # 50 samples in batches of 8
     assert rows[-1]["learning_rate"] == pytest.approx(0, abs=1e-9)  # cosine, to its end
-    assert 0 <= rows[-1]["accuracy"] <= 1
-    assert rows[-1]["test_accuracy"] is None
+    assert 0 <= rows[-1]["quality"] <= 1
+    assert rows[-1]["test_quality"] is None
     # 2 * (4*8 + 8*3) FLOPs a sample forward; backward the same for weights, and once more for the second layer's input
     assert rows[-1]["executed_flops"] == 2 * 50 * (2 * 56 + 2 * 56 + 2 * 24)
 
@@ -67,8 +67,8 @@ def make(width: int = 4, rate: float = 0.5):
     assert isinstance(optimizer, torch.optim.AdamW)
     assert optimizer.param_groups[0]["lr"] == 0.25
     rows = train(name)
-    assert rows[-1]["accuracy"] == 0.03
-    assert rows[-1]["test_accuracy"] == 0.02
+    assert rows[-1]["quality"] == 0.03
+    assert rows[-1]["test_quality"] == 0.02
 
 
 def test_an_object_with_attributes_or_a_workload_will_do(write: Write) -> None:
@@ -200,7 +200,7 @@ def test_the_example_of_the_docs_trains(write: Write) -> None:
     assert default_epochs(name) == 10
     rows = train(name, workload_options=("width=4", "batch_size=250"))
     assert rows[-1]["step"] == 8
-    assert 0 <= rows[-1]["test_accuracy"] <= 1
+    assert 0 <= rows[-1]["test_quality"] <= 1
 
 
 def test_options_of_any_name_tell_trainings_apart(write: Write) -> None:

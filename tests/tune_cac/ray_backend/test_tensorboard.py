@@ -56,8 +56,8 @@ def test_a_row_is_one_event_and_hyperparameters_come_last(tmp_path: Path) -> Non
         logger.log_trial_result(
             number,
             trial,
-            {"accuracy": number / 4, "step": 10 * number, "stop_events": "[]", "learning_rate": float("nan"),
-             "test_accuracy": None, "training_iteration": number},
+            {"quality": number / 4, "step": 10 * number, "stop_events": "[]", "learning_rate": float("nan"),
+             "test_quality": None, "training_iteration": number},
         )  # fmt: skip
     version, *rows = events_in(tmp_path / "trial")  # readable while the trial runs
     assert version.file_version == "brain.Event:2"

@@ -41,7 +41,7 @@ def complete(search: Any, name: str, **columns: Any) -> None:
 @pytest.mark.usefixtures("tiny")
 def test_random_stops_save_what_the_best_setting_saves(tmp_path: Path) -> None:
     search = learning(tmp_path)
-    search.plan(1, controls=True)
+    search.ask_for(1, controls=True)
     baseline = told(tmp_path)[0].user_attrs["row"]
     setting = search.suggest("setting")
     assert [a["config"]["epochs"] for a in asked(search, "a", "b")] == [3, 2]
@@ -67,10 +67,10 @@ def test_random_stops_save_what_the_best_setting_saves(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("tiny")
 def test_without_savings_there_are_no_random_stops(tmp_path: Path) -> None:
     search = learning(tmp_path)
-    search.plan(1, controls=True)
+    search.ask_for(1, controls=True)
     baseline = told(tmp_path)[0].user_attrs["row"]
     search.suggest("setting")
-    search.on_trial_complete("setting", {**baseline, "compute_saved": 0.5, "accuracy": baseline["accuracy"] - 0.1})
+    search.on_trial_complete("setting", {**baseline, "compute_saved": 0.5, "quality": baseline["quality"] - 0.1})
     assert [a["config"]["epochs"] for a in asked(search, "a", "b")] == [3, 2]
     for name in "ab":
         complete(search, name)
@@ -79,7 +79,7 @@ def test_without_savings_there_are_no_random_stops(tmp_path: Path) -> None:
 
 def test_a_control_is_told_against_the_baselines_budget_and_not_counted(tmp_path: Path) -> None:
     search = searcher(tmp_path, baseline=False)
-    search.plan(1, controls=True)
+    search.ask_for(1, controls=True)
     search.suggest("a")
     complete(search, "a")
     control = search.suggest("b")
@@ -91,7 +91,7 @@ def test_a_control_is_told_against_the_baselines_budget_and_not_counted(tmp_path
 
 def test_an_interrupted_control_is_begun_again_where_it_was(tmp_path: Path) -> None:
     first = searcher(tmp_path, baseline=False)
-    first.plan(1, controls=True)
+    first.ask_for(1, controls=True)
     first.suggest("a")
     complete(first, "a")
     number = first.suggest("b")["trial"]  # type: ignore[index]
@@ -103,7 +103,7 @@ def test_an_interrupted_control_is_begun_again_where_it_was(tmp_path: Path) -> N
     second = searcher(tmp_path, begin=False)
     second.adopt_unfinished()
     assert not second.trials.runs_on()
-    second.plan(2, controls=True)
+    second.ask_for(2, controls=True)
     for name in "cd":
         assert second.suggest(name)["role"] != "control"  # type: ignore[index]
         complete(second, name)
@@ -120,7 +120,7 @@ def test_an_interrupted_control_is_begun_again_where_it_was(tmp_path: Path) -> N
 
 def test_shorter_runs_fill_the_time_in_which_others_wait_for_the_baseline(tmp_path: Path) -> None:
     search = searcher(tmp_path, baseline=False)
-    search.plan(2, controls=True)
+    search.ask_for(2, controls=True)
     roles = [search.suggest(name)["role"] for name in "abc"]  # type: ignore[index]
     assert roles == ["baseline", "control", "control"]
     complete(search, "a")
@@ -137,14 +137,14 @@ def test_a_sampler_learns_from_settings_as_if_there_were_no_controls(tmp_path: P
         folder = tmp_path / str(controls)
         folder.mkdir()
         search = searcher(folder, baseline=False)
-        search.plan(1, controls=controls)
+        search.ask_for(1, controls=controls)
         search.suggest("baseline")
         complete(search, "baseline")
         for number in range(5 if controls else 0):
             assert search.suggest(f"c{number}")["role"] == "control"  # type: ignore[index]
             # Better than every setting in both.
             complete(search, f"c{number}", accuracy=0.99, dense_flops=500, executed_flops=100)
-        search.plan(60)
+        search.ask_for(60)
         for number in range(60):
             suggested = search.suggest(str(number))["config"]["CAC_VAR_START_THR"]  # type: ignore[index]
             complete(search, str(number), compute_saved=1 - 9 * (1 - suggested))
@@ -156,14 +156,14 @@ def test_a_sampler_learns_from_settings_as_if_there_were_no_controls(tmp_path: P
 
 def test_controls_are_trained_once_a_study(tmp_path: Path) -> None:
     first = searcher(tmp_path, baseline=False)
-    first.plan(1, controls=True)
+    first.ask_for(1, controls=True)
     for name in "abcdef":
         first.suggest(name)
         complete(first, name)
     assert first.suggest("g") == FINISHED
     second = searcher(tmp_path, begin=False)
     second.adopt_unfinished()
-    second.plan(1, controls=True)
+    second.ask_for(1, controls=True)
     second.suggest("h")
     complete(second, "h")
     assert second.suggest("i") == FINISHED

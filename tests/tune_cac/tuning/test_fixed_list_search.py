@@ -17,6 +17,7 @@ from tune_cac.cli.main import main
 from tune_cac.study.folder import is_locked, locked
 from tune_cac.tuning.confirmation import FixedListSearch
 from tune_cac.tuning.outcomes.outcome_queue import unsure_trials, write_holds
+from tune_cac.tuning.search_plan import SearchPlan
 from tune_cac.tuning.study_searcher import FINISHED
 from tune_cac.tuning.study_trials import PredefinedTrial
 
@@ -24,11 +25,12 @@ RUNS = [PredefinedTrial(attrs={"role": "baseline"}, values={"method": "none", "s
 
 
 def given(folder: Path) -> FixedListSearch:
-    return FixedListSearch(
-        wanted=RUNS, space=search_spaces.load("auto_thresholds"), context=CONTEXT, base=TrialConfig(method="none"),
+    plan = SearchPlan(
+        space=search_spaces.load("auto_thresholds"), context=CONTEXT, base=TrialConfig(method="none"),
         journal=folder / "optuna.journal", allowed_drop=0.01, seed=0, run_folder="ray/run-000", checkpoint_every_s=60,
         tree=folder / "tree", budget_bytes=0, trials=3,
     )  # fmt: skip
+    return FixedListSearch(plan, RUNS)
 
 
 def seeds(*suggested: Any) -> list[int]:

@@ -11,6 +11,7 @@ from searchers import CONTEXT, row, told
 
 import search_spaces
 from trainables.config import TrialConfig
+from tune_cac.tuning.search_plan import SearchPlan
 from tune_cac.tuning.study_searcher import FINISHED, StudySearch
 
 FILE = "CAC_VAR_START_THR: {low: 0.9, high: 0.99}\nlr: {choices: [0.1, 0.5]}"
@@ -19,13 +20,13 @@ FIRST = ["lr=0.1", "width=8"]
 
 def searching(folder: Path, begin: bool = True) -> StudySearch:
     """A searcher over a threshold and a learning rate; a width is the same in all trials."""
-    made = StudySearch(
+    made = StudySearch(SearchPlan(
         space=search_spaces.load("my.yaml", {"my.yaml": FILE}),
         context=search_spaces.SpaceContext(total_steps=CONTEXT.total_steps, workload_options=("width=8",)),
         base=TrialConfig(workload="a.b:c", workload_options=tuple(FIRST), method="none"),
         journal=folder / "optuna.journal", allowed_drop=0.01, seed=0, run_folder="ray/run-000", checkpoint_every_s=60,
         tree=folder / "tree", budget_bytes=0, trials=1, sharing=False,
-    )  # fmt: skip
+    ))  # fmt: skip
     if begin:
         made.begin()
     return made

@@ -11,12 +11,12 @@ import pytest
 from analysis.metrics.saving import saved_of
 from tune_cac.tuning.study_trials import saved_of_baseline, tell_complete
 
-BASELINE = {"accuracy": 0.9, "compute_saved": 0.0, "executed_flops": 1000, "dense_flops": 1000, "inference_saved": 0.0}
+BASELINE = {"quality": 0.9, "compute_saved": 0.0, "executed_flops": 1000, "dense_flops": 1000, "inference_saved": 0.0}
 
 
 def row(accuracy: float, executed: int = 800, inference: float | None = 0.5, dense: int = 1000) -> dict[str, Any]:
     return {
-        "accuracy": accuracy, "compute_saved": 1 - executed / dense, "executed_flops": executed, "dense_flops": dense,
+        "quality": accuracy, "compute_saved": 1 - executed / dense, "executed_flops": executed, "dense_flops": dense,
         "inference_saved": inference,
     }  # fmt: skip
 

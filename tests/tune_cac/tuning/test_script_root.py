@@ -21,7 +21,7 @@ FACTS = ScriptFacts(
     forward_flops=100, backward_flops={"11": 200, "01": 90},
 )  # fmt: skip
 TOLD = {"total_steps": 6, "layer_names": ["conv.weight", "fc.weight"]}
-ROW: dict[str, Any] = {"accuracy": 0.5, "epoch": 1}
+ROW: dict[str, Any] = {"quality": 0.5, "epoch": 1}
 
 
 def test_the_root_is_read_as_a_recorded_run(tmp_path: Path) -> None:

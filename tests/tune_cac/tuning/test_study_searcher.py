@@ -96,7 +96,7 @@ def fail(search: StudySearch, trial_id: str, message: str, *, died: bool = False
 @pytest.mark.parametrize("died", [True, False])
 def test_a_baseline_that_fails_is_tried_once_more_before_anything_else(died: bool, tmp_path: Path) -> None:
     search = searcher(tmp_path, baseline=False)
-    search.plan(3)
+    search.ask_for(3)
     search.suggest("a")
     assert fail(search, "a", "OutOfMemoryError: no memory", died=died)
     again = search.suggest("b")
@@ -117,7 +117,7 @@ def test_a_baseline_that_fails_is_tried_once_more_before_anything_else(died: boo
 
 def test_a_baseline_that_fails_twice_ends_the_search_with_its_error_until_it_is_resumed(tmp_path: Path) -> None:
     search = searcher(tmp_path, baseline=False)
-    search.plan(3)
+    search.ask_for(3)
     for name, began_again in (("a", True), ("b", False)):
         search.suggest(name)
         assert fail(search, name, "ValueError: no") == began_again
@@ -147,7 +147,7 @@ def test_a_baseline_that_fails_twice_ends_the_search_with_its_error_until_it_is_
 
 def test_a_trial_whose_worker_died_goes_on_from_its_checkpoint_once(tmp_path: Path) -> None:
     search = searcher(tmp_path)
-    search.plan(1)
+    search.ask_for(1)
     first = search.suggest("b")
     checkpoint = Path(first["folder"]) / "checkpoint_000003"
     checkpoint.mkdir(parents=True)
@@ -190,7 +190,7 @@ def test_an_interrupted_baseline_comes_before_what_was_queued(tmp_path: Path) ->
 def test_a_failed_trial_keeps_what_it_had_executed(tmp_path: Path) -> None:
     search = searcher(tmp_path)
     search.suggest("b")
-    search.on_trial_result("b", {"search_flops": 7, "dense_flops": 10, "accuracy": 0.5})
+    search.on_trial_result("b", {"search_flops": 7, "dense_flops": 10, "quality": 0.5})
     search.on_trial_complete("b", error=True)
     search.tell_failure("b", "ValueError: no")
     assert told(tmp_path)[1].user_attrs["row_so_far"] == {"search_flops": 7, "dense_flops": 10}

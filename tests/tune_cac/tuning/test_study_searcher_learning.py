@@ -209,7 +209,7 @@ policies:
 def test_combinations_that_only_the_model_refuses_are_pruned_too(tmp_path: Path) -> None:
     """Rows want a matrix, filters a convolution: such a trial failed, and with it the search's exit code."""
     search = compressing(tmp_path, ROWS)
-    search.plan(8)
+    search.ask_for(8)
     suggested = [one["config"] for n in range(8) if isinstance(one := search.suggest(str(n)), dict)]
     assert len(suggested) == 2  # all that can be
     pruned = [schedule_of(TrialConfig.from_mapping(config)) for config in suggested]
@@ -220,7 +220,7 @@ def test_combinations_that_only_the_model_refuses_are_pruned_too(tmp_path: Path)
 
 def test_combinations_of_marks_that_cannot_be_are_pruned_and_others_asked_for(tmp_path: Path) -> None:
     search = compressing(tmp_path, MARKED % 2)
-    search.plan(12)
+    search.ask_for(12)
     configs = [search.suggest(str(n))["config"] for n in range(12)]  # type: ignore[index]
     for config in configs:
         assert schedule_of(TrialConfig.from_mapping(config))["policies"]
@@ -241,6 +241,6 @@ def test_combinations_of_marks_that_cannot_be_are_pruned_and_others_asked_for(tm
 @pytest.mark.slow
 def test_marks_of_which_no_combination_can_be_end_the_search(tmp_path: Path) -> None:
     search = compressing(tmp_path, MARKED.replace("high: 8", "high: 9").replace("low: 0", "low: 8") % 2)
-    search.plan(3)
+    search.ask_for(3)
     assert search.suggest("x") == FINISHED
     assert re.match("of [0-9]+ combinations of the marked values none can be, such as: ", search.gave_up)

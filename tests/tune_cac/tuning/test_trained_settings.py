@@ -44,7 +44,7 @@ def trained(made: StudySearch, failing: Collection[int] = ()) -> list[str]:
 @pytest.mark.parametrize("seed", range(3))
 def test_each_of_a_few_settings_is_trained_once_and_the_search_ends(seed: int, tmp_path: Path) -> None:
     made = searcher(tmp_path, seed=seed, own=SPACE)
-    made.plan(30)
+    made.ask_for(30)
     found = trained(made)
     assert (len(found), made.gave_up) == (6, "")
     assert len(set(found)) == 6
@@ -62,13 +62,13 @@ def test_a_hundred_settings_are_all_found(tmp_path: Path) -> None:
 
     own = Space(name="many", method="svrg", suggest=suggest, start=lambda context: {"tenth": 1})
     made = searcher(tmp_path, own=own)
-    made.plan(300)
+    made.ask_for(300)
     assert 98 <= len(set(found := trained(made))) == len(found) <= 100
 
 
 def test_the_search_goes_on_while_one_runs_that_may_begin_again(tmp_path: Path) -> None:
     made = searcher(tmp_path, own=SPACE)
-    made.plan(30)
+    made.ask_for(30)
     running = [made.suggest(str(number)) for number in range(6)]
     assert len({json.dumps(one["config"], sort_keys=True) for one in running if isinstance(one, dict)}) == 6
     assert made.suggest("6") is None
@@ -88,7 +88,7 @@ def test_the_search_goes_on_while_one_runs_that_may_begin_again(tmp_path: Path) 
 
 def test_what_cannot_be_is_drawn_once(tmp_path: Path) -> None:
     made = searcher(tmp_path, own=SPACE)
-    made.plan(30)
+    made.ask_for(30)
     made.baselines.why_useless = lambda config: "no" if config["zero_unbiased"] else ""  # type: ignore[method-assign]
     assert len(trained(made)) == 3
     assert made.gave_up == ""  # what could be was trained

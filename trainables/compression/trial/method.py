@@ -19,7 +19,6 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip import controller as gradskip
 from trainables.gradskip.controller import WEIGHT_RULES, GradskipBeside
-from trainables.metrics import value_in
 from trainables.runtime.isolation import kept_generators
 
 
@@ -79,7 +78,7 @@ class AttachedCompression(Attached):
 
     def end_epoch(self, metrics: Mapping[str, Any]) -> None:
         epoch = int(metrics["epoch"]) - 1
-        value = value_in(metrics)
+        value = metrics.get("quality")
         known = {"max": value if self._run.quality.direction == "max" else None}
         if self._follows_loss(epoch):
             assert self._run.validation_loss is not None

@@ -258,7 +258,7 @@ def tried_in(
             "trial": trial.number, "epochs": own_epochs, "chosen": OUTCOME in attrs, "config": config,
         }  # fmt: skip
         if row is not None and not missing_objectives(row, quality):
-            loss = quality.lost(row[quality.key], baseline[quality.key])
+            loss = quality.lost(row["quality"], baseline["quality"])
             stops, saved = stops_in(row), saved_of_baseline(row, baseline)
             found.append(Tried(**known, stops=stops, saved=saved, loss=loss, identity=identity_in(row, config)))
             continue
@@ -560,9 +560,9 @@ class OutcomeQueue:
         return [trial for trial, share in self.holds().items() if is_less(share, self._sure)]
 
     def _scale(self, baseline: Mapping[str, Any]) -> LossScale:
-        rows = [trial.user_attrs.get("row", {}).get(self._quality.key) for trial in self._trials.all()]
+        rows = [trial.user_attrs.get("row", {}).get("quality") for trial in self._trials.all()]
         values = [float(value) for value in rows if value is not None]
-        return loss_scale(baseline[self._quality.key], values, self._quality, self._allowed_drop)
+        return loss_scale(baseline["quality"], values, self._quality, self._allowed_drop)
 
     def _chosen(self, left: Sequence[Outcome], tried: Sequence[Tried], baseline: Mapping[str, Any]) -> Outcome | None:
         new = are_new(self._features(left), self._features(tried))

@@ -93,8 +93,8 @@ class RunLengths:
         quality, row = self._base.quality, trial.user_attrs.get("row")
         if row is None or missing_objectives(row, quality):
             return bool(trial.state.is_finished())
-        allowed = allowed_amount(self._allowed_drop, baseline[quality.key])
-        return bool(quality.lost(row[quality.key], baseline[quality.key]) > allowed + 1e-9)
+        allowed = allowed_amount(self._allowed_drop, baseline["quality"])
+        return bool(quality.lost(row["quality"], baseline["quality"]) > allowed + 1e-9)
 
     def beside(self, saved: float) -> PredefinedTrial | None:
         """Return a cut dense run that saves as much as a setting which saves more than all cut dense runs so far.

@@ -275,7 +275,7 @@ def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_is_the_same_run(
     def trained(run: TrainingRun) -> tuple[list[Tensor], float]:
         while not run.finished:
             row = run.train_epoch()
-        assert row["test_accuracy"] is not None
+        assert row["test_quality"] is not None
         return list(run.model.state_dict().values()), row["train_loss"]
 
     with TrainingRun(config) as run:

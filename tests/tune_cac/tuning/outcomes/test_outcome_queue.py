@@ -90,7 +90,7 @@ def test_once_what_saves_most_has_lost_nothing_nothing_else_is_trained(tmp_path:
         assert isinstance(suggested, dict)
         row = train(tmp_path, suggested)
         if number:
-            row |= {"accuracy": 1.0, "executed_flops": row["dense_flops"] // 20, "compute_saved": 0.95}
+            row |= {"quality": 1.0, "executed_flops": row["dense_flops"] // 20, "compute_saved": 0.95}
         made.on_trial_complete(f"t{number}", row)
     assert made.suggest("more") is None
     assert made.suggest("more") == FINISHED

@@ -84,7 +84,7 @@ def test_shares_are_given_as_text() -> None:
 @pytest.mark.usefixtures("tiny")
 def test_stops_are_searched_on_cut_runs_and_are_those_of_runs_trained_alone(tmp_path: Path) -> None:
     search = learning(tmp_path, lengths="1.0,0.5", allowed_drop=0.9)
-    search.plan(14)
+    search.ask_for(14)
     rows, suggested_once = [], []
     for number in range(40):
         suggested = search.suggest(str(number)) or search.suggest(str(number))
@@ -126,7 +126,7 @@ def test_stops_are_searched_on_cut_runs_and_are_those_of_runs_trained_alone(tmp_
 @pytest.mark.usefixtures("tiny")
 def test_random_stops_are_as_long_as_the_best_setting(tmp_path: Path) -> None:
     search = learning(tmp_path, lengths="0.5")
-    search.plan(2, controls=True)
+    search.ask_for(2, controls=True)
     cut = search.suggest("cut")
     assert isinstance(cut, dict)
     with SharedRun(TrialConfig(**cut["config"]), Sharing(tree=tmp_path / "tree", budget_bytes=0)) as run:
@@ -137,8 +137,8 @@ def test_random_stops_are_as_long_as_the_best_setting(tmp_path: Path) -> None:
     assert isinstance(first, dict)
     assert isinstance(second, dict)
     baseline = told(tmp_path)[0].user_attrs["row"]
-    search.on_trial_complete("first", {**baseline, "compute_saved": 0.1, "accuracy": 0.0})
-    half = {**last, "accuracy": baseline["accuracy"], "compute_saved": 0.2, "executed_flops": 400, "dense_flops": 500}
+    search.on_trial_complete("first", {**baseline, "compute_saved": 0.1, "quality": 0.0})
+    half = {**last, "quality": baseline["quality"], "compute_saved": 0.2, "executed_flops": 400, "dense_flops": 500}
     trial = search._running["second"]
     trial.set_user_attr("config", {**trial.user_attrs["config"], "epochs": 2})
     search.on_trial_complete("second", {**half, "executed_flops": int(0.4 * baseline["dense_flops"])})
@@ -146,7 +146,7 @@ def test_random_stops_are_as_long_as_the_best_setting(tmp_path: Path) -> None:
     while isinstance(suggested := search.suggest(f"control {len(stops) + len(beside)}"), dict):
         (beside if suggested["role"] == CUT else stops).append(suggested["config"])
         if suggested["role"] == CUT:  # it may be the best, so random stops wait for it
-            search.on_trial_complete(f"control {len(stops) + len(beside) - 1}", {**last, "accuracy": 0.0})
+            search.on_trial_complete(f"control {len(stops) + len(beside) - 1}", {**last, "quality": 0.0})
     assert len(stops) == 3
     assert {config["epochs"] for config in stops} == {2}
     assert [(config["method"], config["epochs"]) for config in beside] == [("none", 1)]  # saves 60 % or more

@@ -20,6 +20,7 @@ from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.stage_tree.store import StageStore
 from trainables.training.run import TrainingRun
 from tune_cac.tuning.run_context import run_context
+from tune_cac.tuning.search_plan import SearchPlan
 from tune_cac.tuning.study_searcher import StudySearch
 from tune_cac.tuning.warm_start.baseline import (
     LEAST_DROP,
@@ -133,11 +134,11 @@ def test_a_search_begins_with_half_of_what_was_found(base: TrialConfig, tmp_path
     """The starting point waits for the baseline, also in a search that goes on, and is queued once."""
 
     def searcher() -> StudySearch:
-        return StudySearch(
+        return StudySearch(SearchPlan(
             space=load("pruning_sensitivities"), context=run_context(base), base=base,
             journal=tmp_path / "optuna.journal", allowed_drop=0.02, seed=0, run_folder="ray/run-000",
             checkpoint_every_s=60, tree=tmp_path / "tree", budget_bytes=10**9, trials=4,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     search = searcher()
     search.begin()
