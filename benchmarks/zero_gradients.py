@@ -25,7 +25,7 @@ def compared(plain: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
     return (
         f"saved {spread([100 * r['compute_saved'] for r in rows])} %, "
         f"of the backward pass {spread([100 * r['backward_saved'] for r in rows])} %, "
-        f"accuracy {spread([100 * (r['accuracy'] - p['accuracy']) for p, r in pairs])} points, "
+        f"accuracy {spread([100 * (r['quality'] - p['quality']) for p, r in pairs])} points, "
         f"time {spread([r['train_time_s'] / p['train_time_s'] for p, r in pairs])} of plain"
     )
 
@@ -47,7 +47,7 @@ def main() -> None:
     }
     last_row(TrialConfig(**{**common, "epochs": 1}))  # what the first training of a process does once
     plain = [last_row(TrialConfig(**common, method="none", seed=seed)) for seed in range(arguments.seeds)]
-    print(f"plain: accuracy {spread([100 * row['accuracy'] for row in plain])} %")
+    print(f"plain: accuracy {spread([100 * row['quality'] for row in plain])} %")
     for threshold in map(float, arguments.thresholds.split(",")):
         for unbiased in (False, True):
             rows = [

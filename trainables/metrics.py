@@ -156,6 +156,7 @@ def named_row(row: Mapping[str, Any], quality: Quality = ACCURACY) -> dict[str, 
         further = json.loads(row.get("further_metrics") or "{}")
     except ValueError:  # of a damaged file
         further = {}
+    further = further if isinstance(further, dict) else {}
     accuracies = set() if quality.is_accuracy else {ACCURACY.name, ACCURACY.test}  # further metrics then
     known = ({*METRICS, *ROW_KEYS, *TABLE_COLUMNS} - accuracies) | set(named)
     return named | {str(name): value for name, value in further.items() if name not in known}

@@ -97,7 +97,7 @@ def _record(number: int, rng: np.random.Generator) -> dict[str, Any]:
     executed = round(DENSE_FLOPS * (1 - saved))
     row = result_row(accuracy, saved, epoch=EPOCHS, step=STEPS, train_time_s=2.0 * (1 - 0.9 * saved))
     row |= {"backward_saved": saved * 1.45, "dense_flops": DENSE_FLOPS, "executed_flops": executed}
-    row |= {"search_flops": round(executed * 0.3), "test_accuracy": accuracy - 0.004}
+    row |= {"search_flops": round(executed * 0.3), "test_quality": accuracy - 0.004}
     row |= {"gradient_bytes": round(10**6 * (1 - 1.2 * saved)), "peak_memory_bytes": round(10**8 * (1 - 0.2 * saved))}
     row |= {"stopped_through": 3 * (stops - 1) if stops else -1, "stop_events": json.dumps(events)}
     return record | {"role": "published" if number == 1 else "search", "row": row, "config": config}

@@ -26,7 +26,7 @@ def result_row(accuracy: float = 0.97, saved: float = 0.0, **columns: Any) -> di
     kinds = {"int64": 1, "Int64": 1, "float64": 1.0, "string": ""}
     row = {m.name: kinds[m.dtype] for m in ROW} | MODEL_DEFAULTS | METHOD_DEFAULTS
     executed = round(DENSE_FLOPS * (1 - saved))
-    row |= {"accuracy": accuracy, "test_accuracy": accuracy, "compute_saved": saved, "train_time_s": 1 - saved}
+    row |= {"quality": accuracy, "test_quality": accuracy, "compute_saved": saved, "train_time_s": 1 - saved}
     row["train_loss"] = 2 - accuracy - saved / 7 - columns.get("inference_saved", 0.0) / 11  # another for another row
     return row | {"dense_flops": DENSE_FLOPS, "executed_flops": executed, "search_flops": executed} | columns
 

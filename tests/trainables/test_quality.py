@@ -96,7 +96,7 @@ def test_columns_are_named_like_the_metric() -> None:
     assert {"val_loss", "test_val_loss", "val_loss_drop", "test_val_loss_drop"} <= set(names)
     assert not any("accuracy" in name for name in names)
     assert metrics_of(LOSS)["val_loss"].direction == "min" == metrics_of(LOSS)["val_loss_drop"].direction
-    assert metrics_of() is METRICS
+    assert metrics_of() == METRICS
 
 
 def test_a_row_gets_the_metrics_names_and_no_further_metric_hides_a_column() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -82,3 +83,19 @@ def test_without_a_signal_nothing_is_raised() -> None:
     with importing_beside(lambda: loaded.append(1)):
         pass
     assert loaded == [1]
+
+
+@NUMBERS
+def test_an_interrupt_where_python_ignores_exceptions_comes_again(number: signal.Signals) -> None:
+    def interrupted() -> None:
+        with sigterm_is_an_interrupt():
+            target = threading.Event()
+            callback = weakref.ref(target, lambda _: os.kill(os.getpid(), number))
+            del target
+            assert callback() is None
+            time.sleep(10)
+
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert time.monotonic() - begun < 10

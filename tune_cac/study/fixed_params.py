@@ -58,8 +58,8 @@ def read_value(name: str, value: Any) -> Any:
         raise UserError(f"{name} has an option of its own, so it can't be set by name: use {_OPTIONS[name]}")
     if name in BY_NAME or name.startswith("CAC"):
         variable = variable_named(name)
-        if isinstance(value, str):
-            return variable.read(value)
+        if isinstance(value, str) or (variable.kind is bool and value in (0, 1)):  # as YAML and Python write it
+            return variable.read(str(int(value)) if isinstance(value, int) else value)
         value = tuple(value) if isinstance(value, list) else value
         variable.check(value)
         return value

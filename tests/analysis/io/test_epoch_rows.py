@@ -16,9 +16,9 @@ from analysis.io.layout import Layout
 from analysis.io.studies import history
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.metrics import ROW
+from trainables.metrics import row_metrics
 
-NAMES = [metric.name for metric in ROW]
+NAMES = list(row_metrics())
 DENSE = TrialConfig(method="none", epochs=4).to_dict()
 SKIPS = TrialConfig(method="gradskip", epochs=4).to_dict()
 
@@ -74,7 +74,7 @@ def test_one_row_an_epoch_and_trial(study: Layout) -> None:
         [(0, 1), (0, 2), (0, 3), (0, 4), (1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (4, 1), (4, 2), (4, 3), (4, 4)]
     )
     assert frame.groupby("trial")["role"].first().tolist() == ["baseline", "search", "search", "search"]
-    for metric in ROW:
+    for metric in row_metrics().values():
         assert str(frame[metric.name].dtype) == metric.dtype
     assert set(frame.attrs["columns"]) == set(NAMES)
     assert epochs(frame, 0) == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}

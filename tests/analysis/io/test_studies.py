@@ -18,7 +18,7 @@ from analysis.io.foreign import trial_dtypes
 from analysis.io.layout import STUDY_NAME, Layout
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
-from trainables.metrics import METRICS, RELATIVE, ROW
+from trainables.metrics import METRICS
 
 ALL = {"trial", "role", "status", "error", "control", "candidate", "options", "of_epochs", *METRICS, *field_names()}
 CONFIG = TrialConfig(method="gradskip", CAC_VAR_START_THR=0.97, CAC_WATCH=("conv",)).to_dict()
@@ -65,7 +65,7 @@ def test_a_study_has_every_column_with_its_type_and_description(study: Layout) -
     for name, dtype in trial_dtypes().items():
         assert str(trials[name].dtype) in (dtype, "Int64" if dtype == "int64" else dtype, "int64"), name
     assert set(trials.attrs["columns"]) == set(METRICS)
-    for metric in (*ROW, *RELATIVE):
+    for metric in METRICS.values():
         described = {"unit": metric.unit, "direction": metric.direction, "meaning": metric.meaning}
         assert trials.attrs["columns"][metric.name] == described
 

@@ -97,7 +97,7 @@ def test_training_shorter_is_not_mentioned_where_it_is_no_rival() -> None:
     of_training = frame_of(pruned(0.967, 0.62, 0.1, saving="training"), shorter, saving="training")
     assert "It is about equal to a dense run cut to the same compute" in said(of_training, line=line)
     better = pruned(0.97, 0.0, 0.9) | {"role": "control", "control": "shorter"}
-    better["row"]["accuracy"] = 0.99
+    better["row"]["quality"] = 0.99
     of_training = frame_of(pruned(0.967, 0.62, 0.1, saving="training"), better, saving="training")
     assert "It does not beat a dense run cut to the same compute" in said(of_training, line=control_line(of_training))
 

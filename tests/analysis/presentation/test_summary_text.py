@@ -40,7 +40,7 @@ LINEAR = {
 def record(number: int, accuracy: float, saved: float, role: str = "search", **config: Any) -> dict[str, Any]:
     kinds = {"int64": 1, "Int64": 1, "float64": 1.0, "string": "[]"}
     row = {m.name: kinds[m.dtype] for m in ROW} | MODEL_DEFAULTS | METHOD_DEFAULTS
-    row |= {"accuracy": accuracy, "test_accuracy": accuracy, "compute_saved": saved, "train_time_s": 1 - saved}
+    row |= {"quality": accuracy, "test_quality": accuracy, "compute_saved": saved, "train_time_s": 1 - saved}
     method = "none" if role == "baseline" else "gradskip"
     return {
         "trial": number, "role": role, "status": "completed", "error": None, "row": row,

@@ -40,7 +40,7 @@ def test_lines_of_a_shell_script_become_rows(tmp_path: Path) -> None:
     assert rows[0]["train_loss"] == 2
     assert rows[1]["test_quality"] == 0.7
     assert rows[1]["executed_flops"] is None
-    assert {metric.name for metric in ROW} | {RUN_FACTS} == set(rows[0])
+    assert {metric.name for metric in ROW} | {RUN_FACTS} == {*rows[0], "further_metrics"}
     assert json.loads(rows[1][RUN_FACTS])["total_steps"] == 20
     log = (tmp_path / LOG_FILE).read_text()
     assert "training" in log

@@ -62,7 +62,7 @@ def test_a_trained_setting_is_told_as_it_was(study: Any, capsys: pytest.CaptureF
         "iteration 20: stops through 6 (conv3.weight), manual",
     ]
     assert said[4].startswith(f"compute saved {100 * row['compute_saved']:.1f} % (backward ")
-    assert said[5] == f"exact: trained before as trial 1, accuracy {row['accuracy']:.4f}"
+    assert said[5] == f"exact: trained before as trial 1, accuracy {row['quality']:.4f}"
 
 
 def test_what_the_study_lacks_is_counted_and_kept(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +80,7 @@ def test_what_the_study_lacks_is_counted_and_kept(study: Any, capsys: pytest.Cap
     assert main(["replay", str(folder), *sets(CAC_VAR_START_THR=-1)]) == 0
     said = capsys.readouterr().out
     assert "stops nothing: CAC_VAR_START_THR is -1 (off)\ncompute saved 0.0 % (" in said
-    assert said.endswith(f"exact: trained before as trial 0, accuracy {dense['accuracy']:.4f}\n")
+    assert said.endswith(f"exact: trained before as trial 0, accuracy {dense['quality']:.4f}\n")
 
 
 def test_variables_of_the_environment_count(

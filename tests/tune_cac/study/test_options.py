@@ -129,6 +129,7 @@ def test_a_study_file_has_the_options_that_the_command_line_does_not(tmp_path: P
     file.write_text("trials: 9\nsampler: tpe\nhold: {CAC_WATCH: linear}\nworkload_options: [width=8]\n")
     parser = build_parser()
     given = options_given(parser.parse_args(["search", "--study", str(file), "--trials", "5"]))
+    assert SearchOptions(hold={"CAC_WHOLE_UNITS": 1}).fixed == {"CAC_WHOLE_UNITS": True}
     assert given == {
         "trials": 5, "sampler": "tpe", "hold": {"CAC_WATCH": "linear"}, "workload_options": ["width=8"],
     }  # fmt: skip

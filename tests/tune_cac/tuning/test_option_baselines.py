@@ -87,7 +87,7 @@ def test_an_interrupted_baseline_is_trained_when_the_search_goes_on(tmp_path: Pa
     search.on_trial_complete(number, row(0.7, 0.2))
     again = searching(tmp_path, begin=False)  # the process was killed; the trial had ended, its baseline had not
     again.adopt_unfinished()
-    again.plan(0)
+    again.ask_for(0)
     [missing] = again.baselines.missing()
     assert missing.values == {"method": "none", "workload_options": ["lr=0.5", "width=8"]}
     repeated = asked(again, "b")

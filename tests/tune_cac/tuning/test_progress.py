@@ -92,7 +92,7 @@ def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
 def test_a_cost_budget_is_not_used_up_before_the_baseline_says_what_a_training_costs() -> None:
     """A script's rows tell the dense FLOPs of the steps so far, and cut runs those of their own length."""
     planned: list[int] = []
-    searcher: Any = quiet_searcher(plan=planned.append)
+    searcher: Any = quiet_searcher(ask_for=planned.append)
     progress = SearchProgress(searcher, finished_before=[], to_run=4, allowed_drop=0.005)
     budget = Budget(searcher, progress, time_s=None, trainings=2.0, begun=0.0)
     tenth = DENSE_FLOPS // 10
