@@ -52,6 +52,7 @@ def test_two_processes_stop_layers(tmp_path: Path) -> None:
     assert re.fullmatch(r"step \d+: stopped through 0\.weight", lines[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_scaled_loop_stops_layers(tmp_path: Path) -> None:
     lines = run(tmp_path, sys.executable, example("scaler.py"))
@@ -69,12 +70,14 @@ def test_a_plain_loop_prunes(tmp_path: Path) -> None:
     assert lines[1:] == [f"epoch {epoch}: zeros {pruned}" for epoch in (1, 2, 3)]  # masks outlive their policy
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_plain_loop_distils(tmp_path: Path) -> None:
     lines = run(tmp_path, sys.executable, example("distill.py"))
     assert [line.split(": ")[0] for line in lines] == ["epoch 0", "epoch 1", "epoch 2"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_schedule_built_of_objects_prunes(tmp_path: Path) -> None:
     (line,) = run(tmp_path, sys.executable, example("objects.py"))
@@ -159,6 +162,7 @@ def test_the_shell_script_sets_the_published_variables() -> None:
     assert set_here == {name: BY_NAME[name].default_text for name in auto}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_each_network_of_the_gan_stops_by_its_own_settings(tmp_path: Path) -> None:
     variables = {"CAC_VAR_START_THR": "-1", "CAC_STOP_LAYER_NUM": "3", "CAC_STOP_LAYER_ITR": "15"}

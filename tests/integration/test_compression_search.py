@@ -226,6 +226,7 @@ def test_gradual_pruning_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert_equals_alone(completed.iloc[-1])
 
 
+@pytest.mark.thorough
 @slow
 def test_a_teacher_is_searched_for_its_temperature(tmp_path: Path) -> None:
     torch.manual_seed(0)

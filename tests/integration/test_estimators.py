@@ -65,6 +65,7 @@ def test_what_cannot_be_searched_is_one_line_before_anything_begins(tmp_path: Pa
         assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.thorough
 def test_replay_claims_no_saving_of_an_estimator(one_ray: None, tmp_path: Path) -> None:
     search = ("search", "--space", "central_difference", "--trials", "2", "--epochs", "2", "--name", "s")
     done = run_here(tmp_path, *search, "--no-controls")

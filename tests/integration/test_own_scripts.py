@@ -208,8 +208,9 @@ RESUMING = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
-@pytest.mark.parametrize("saved", [2, pytest.param(4, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("saved", [2, 4])
 def test_a_script_that_resumes_from_another_trials_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: int
 ) -> None:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import two_nodes as two_nodes_script
 from commands_run import Run
+from thorough import rest_thorough
 
 import analysis
 from tune_cac.cli.main import main
@@ -32,7 +33,7 @@ def said_first(process: subprocess.Popen[str]) -> None:
     assert "3 trials of 200 epochs" in process.stderr.readline()
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 2.0, 5.0])
+@pytest.mark.parametrize("delay_s", rest_thorough([2.0, 0.0, 5.0]))
 def test_sigterm_ends_a_search_as_ctrl_c_does_whenever_it_comes(delay_s: float, tmp_path: Path) -> None:
     """Before Ray is up, while it starts, while it trains: 130, which before was 143 or 15."""
     arguments = [*SEARCH, "--epochs", "200", "--no-sharing"]
@@ -48,7 +49,7 @@ def test_sigterm_ends_a_search_as_ctrl_c_does_whenever_it_comes(delay_s: float, 
     assert "best.env" not in out
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", rest_thorough([signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_to_the_whole_group_is_an_interrupt_and_leaves_no_process(number: int, tmp_path: Path) -> None:
     """As of `timeout`, a terminal or a batch system, which signal Ray's processes, too."""
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as place:  # short, for sockets
@@ -77,6 +78,7 @@ def test_a_signal_to_the_whole_group_is_an_interrupt_and_leaves_no_process(numbe
         assert of_ray() == []
 
 
+@pytest.mark.thorough
 def test_sigterm_in_the_moment_of_a_fork_is_not_lost(tmp_path: Path) -> None:
     """Ray forks while it starts. Its own handler exits right there: that was dropped, and `logging` stayed locked."""
     hook = (
@@ -142,6 +144,7 @@ def test_an_address_where_nobody_answers_is_one_line(
     ) in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_something_else_that_listens_there_does_not_hold_the_search(tmp_path: Path) -> None:
     """It is interrupted at once; Ray in its own thread would not be."""
     with socket.create_server(("127.0.0.1", 0)) as server:

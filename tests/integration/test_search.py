@@ -165,6 +165,7 @@ def test_report_and_rank_read_it(
     assert f"{100 * most:.1f} %" in out[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
 def test_the_same_name_adds_trials(
     finished: tuple[Path, subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch

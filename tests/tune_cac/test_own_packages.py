@@ -122,6 +122,7 @@ def test_ours_through_a_link_is_ours(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_command_of_a_script_search_keeps_its_own_module(folder: Path) -> None:
     (folder / "train.py").write_text(

@@ -16,6 +16,7 @@ from trainables.config import TrialConfig
 from trainables.training.run import TrainingRun
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_four_fifths_of_digits_go_for_a_few_points_of_accuracy() -> None:
     """Ten epochs, pruned gradually from the third to the sixth and retrained.

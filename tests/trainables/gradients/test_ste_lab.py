@@ -46,6 +46,7 @@ def test_losses_along_a_line_are_those_of_forward_passes(lab: ModuleType) -> Non
     torch.testing.assert_close(lab.line_losses(model, direction, (inputs, targets), rates[7:8]), found[7:8])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_short_run(lab: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(lab, "BATCHES", 3)

@@ -10,6 +10,7 @@ import torch
 from conv_models import conv_batches, conv_model
 from functorch.compile import make_boxed_func
 from loops import OpCounter, equal, train, weights
+from thorough import rest_thorough
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.amp import GradScaler
@@ -209,7 +210,7 @@ class TestCompile:
     @pytest.mark.parametrize("evaluate", [False, True])
     @pytest.mark.parametrize(
         "more",
-        [{}, {"whole_units": True}, {"norm_statistics": "hold"}, {"prefix_autograd": False}],
+        rest_thorough([{}, {"whole_units": True}, {"norm_statistics": "hold"}, {"prefix_autograd": False}]),
         ids=lambda more: next(iter(more), "default"),
     )
     def test_each_new_set_of_stopped_layers_costs_one_recompilation(self, more: dict[str, Any], evaluate: bool) -> None:

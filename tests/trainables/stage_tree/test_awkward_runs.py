@@ -16,6 +16,7 @@ import pytest
 import torch
 from lease_holders import holder_of
 from runs import facts, finish
+from thorough import rest_thorough
 from tiny_workload import STEPS_PER_EPOCH, Tiny, tiny  # noqa: F401 - a fixture
 from torch import Tensor, nn
 
@@ -132,7 +133,7 @@ def configs(rng: random.Random, workload: str) -> Iterator[TrialConfig]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", ["tiny", "twisted"])
+@pytest.mark.parametrize("workload", rest_thorough(["twisted", "tiny"]))
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 4))])
 def test_odd_settings_in_random_order(workload: str, seed: int, tmp_path: Path) -> None:
     """Settings that look at the model in different ways, stop everything, brake past the end, act at epochs' ends."""

@@ -185,6 +185,7 @@ def test_two_processes_without_a_word_between_them(tmp_path: Path) -> None:
     assert [over(tree, config) for config in configs] == [0] * 5
 
 
+@pytest.mark.thorough
 def test_what_two_processes_trained_twice_is_equal(tmp_path: Path) -> None:
     trees = [tmp_path / "a", tmp_path / "b"]
     for process in [start(tree, "none", DENSE, *STOPS[:2]) for tree in trees]:

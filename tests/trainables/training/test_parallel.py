@@ -25,7 +25,9 @@ RECIPE = {"clip_grad_norm": 0.2, "activation_checkpointing": "blocks", "channels
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [{"method": "none"}, STOPS, {**STOPS, **RECIPE}], ids=["dense", "stops", "recipe"])
+@pytest.mark.parametrize(
+    "method", [{**STOPS, **RECIPE}, *(pytest.param(m, marks=pytest.mark.thorough) for m in ({"method": "none"}, STOPS))]
+)
 def test_two_processes_train_what_one_does(
     method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

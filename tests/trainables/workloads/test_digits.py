@@ -47,6 +47,7 @@ def accuracies(seed: int, **variables: object) -> tuple[float, float]:
     return row["quality"], row["test_quality"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_baseline_is_good_and_reckless_settings_lose_two_points() -> None:
     """Reckless: every convolution stopped in the first twentieth of the run (15 of 300 steps)."""

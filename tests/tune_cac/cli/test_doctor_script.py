@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from thorough import rest_thorough
 
 from tune_cac.cli.main import main
 
@@ -48,7 +49,9 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["python train.py 0.1", "python3 -u train.py 0.1", "python -m train 0.1"])
+@pytest.mark.parametrize(
+    "command", rest_thorough(["python train.py 0.1", "python3 -u train.py 0.1", "python -m train 0.1"])
+)
 def test_a_script_is_observed_and_ended(command: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     done = run(tmp_path, command)

@@ -36,7 +36,10 @@ def test_a_plain_sampler_begins_with_the_start_and_repeats(tmp_path: Path, name:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "count"), [("gp", 16), ("nsga2", 120), ("tpe", 30)])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("tpe", 30), *(pytest.param(*c, marks=pytest.mark.thorough) for c in (("gp", 16), ("nsga2", 120)))],
+)
 def test_what_learns_learns_in_spite_of_a_baseline_without_parameters(tmp_path: Path, name: str, count: int) -> None:
     # With a trial without parameters in sight, Optuna's GP and NSGA-II draw what its random sampler draws.
     late = fmean(drawn(tmp_path / "it", name, count)[-count // 3 :])

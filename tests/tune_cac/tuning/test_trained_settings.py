@@ -55,6 +55,7 @@ def test_each_of_a_few_settings_is_trained_once_and_the_search_ends(seed: int, t
     assert len(told(tmp_path)) == 7  # with the baseline: nothing is padded into the study
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_hundred_settings_are_all_found(tmp_path: Path) -> None:
     def suggest(trial: Any, context: Any) -> dict[str, Any]:

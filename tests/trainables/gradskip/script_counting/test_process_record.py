@@ -103,7 +103,13 @@ class Padded(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stops", "lengths", "accumulated"), [((), "all", 1), (((13, 40),), "all", 2), ((), "two", 2)])
+@pytest.mark.parametrize(
+    ("stops", "lengths", "accumulated"),
+    [
+        ((), "all", 1),
+        *(pytest.param(*c, marks=pytest.mark.thorough) for c in ((((13, 40),), "all", 2), ((), "two", 2))),
+    ],
+)
 def test_inputs_of_varying_length_are_counted_within_2_percent(
     stops: tuple[tuple[int, int], ...], lengths: str, accumulated: int
 ) -> None:

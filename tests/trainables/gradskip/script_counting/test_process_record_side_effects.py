@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from counted_loops import batch, counted_step, end_counting, model, record_of, settings, summary_of, train
+from thorough import rest_thorough
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
@@ -137,7 +138,7 @@ def test_an_optimizer_that_steps_no_more_is_not_waited_for() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("backend", rest_thorough(["aot_eager", "inductor"]))
 def test_a_compiled_model_stays_compiled_and_is_counted(backend: str) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 

@@ -133,6 +133,7 @@ def test_without_a_compiler_the_model_trains_as_it_is(monkeypatch: pytest.Monkey
     assert model._compiled_call_impl is None
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_missing_compiler_is_noticed(tmp_path: object) -> None:
     """In a process whose PATH has no compiler, with a cache of its own."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from image_files import noise, write_folder
+from thorough import rest_thorough
 
 SCRIPT = """
 import sys
@@ -33,7 +34,7 @@ print("equal")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit_gb", ["20", "0"])
+@pytest.mark.parametrize("limit_gb", rest_thorough(["0", "20"]))
 def test_images_labels_and_order_are_those_of_image_folder(limit_gb: str, tmp_path: Path) -> None:
     write_folder(tmp_path / "data", list(noise(40, 12)), [f"class {'badc'[number % 4]}" for number in range(40)])
     done = subprocess.run(
