@@ -10,6 +10,7 @@ import pytest
 import torch
 from conv_models import conv_model
 from loops import SHRINKING, DecayInside, equal, train, weights
+from thorough import rest_thorough
 from torch import nn
 
 from trainables.gradskip import SGD, AdamW, Settings, wrap
@@ -42,12 +43,14 @@ class TestCompiledStep:
     @pytest.mark.slow
     @pytest.mark.parametrize(
         "settings",
-        [
-            BRAKING,
-            Settings(rule="freezeout", rule_end_itr=12),
-            Settings(start_itr=0, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0),
-            Settings(rule="gradient_norm", rule_interval=3, rule_percentile=80),
-        ],
+        rest_thorough(
+            [
+                BRAKING,
+                Settings(rule="freezeout", rule_end_itr=12),
+                Settings(start_itr=0, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0),
+                Settings(rule="gradient_norm", rule_interval=3, rule_percentile=80),
+            ]
+        ),
         ids=lambda settings: settings.mode,
     )
     @pytest.mark.parametrize(
