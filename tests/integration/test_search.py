@@ -146,7 +146,7 @@ def test_it_is_an_ordinary_ray_experiment(finished: tuple[Path, subprocess.Compl
     for folder in folders:
         rows = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
         assert [row["epoch"] for row in rows] == list(range(1, 13))
-        assert {metric.name for metric in ROW} <= set(rows[-1])
+        assert {metric.name for metric in ROW} <= {*rows[-1], "further_metrics"}
         assert list(folder.glob("events.out.tfevents.*"))
 
 

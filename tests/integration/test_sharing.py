@@ -22,7 +22,7 @@ from analysis.io.studies import read_journal
 from analysis.presentation.summary_text import config_of
 from trainables.config import field_names
 from trainables.errors import UserError
-from trainables.metrics import METRICS
+from trainables.metrics import ROW_KEYS
 from trainables.stage_tree.store import StageStore, roots
 
 pytestmark = pytest.mark.slow
@@ -133,7 +133,7 @@ def test_the_tree_of_a_study_describes_its_run(both: Path) -> None:
     first.refresh()
     assert first.known_until == 120
     assert first.rows[120]["quality"] == analysis.load(both / "results" / "shared").loc[0, "accuracy"]
-    assert set(METRICS) > set(first.rows[120])
+    assert set(ROW_KEYS) > set(first.rows[120])
     assert {"search_flops", *field_names()} & set(first.rows[120]) == set()
 
 

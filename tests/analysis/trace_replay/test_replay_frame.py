@@ -306,7 +306,7 @@ def test_where_the_tree_has_been_replay_is_the_trial(studies: Any) -> None:
     for name in ("stopped_through", "stop_events", "compute_saved", "backward_saved", "accuracy"):
         assert list(found[name]) == [row[name] for row in rows], name
     assert found["stops"].min() >= 1
-    assert {"stopped_through", "stop_events", "compute_saved", "backward_saved", "accuracy"} <= {m.name for m in ROW}
+    assert {"stopped_through", "stop_events", "compute_saved", "backward_saved", "quality"} <= {m.name for m in ROW}
 
 
 @pytest.mark.slow
