@@ -198,7 +198,7 @@ class ScriptSearch(StudySearch):
         if root is None:
             return None
         try:
-            return complete(read_trace(StageStore(self._tree, root)), self._tree)
+            return complete(read_trace(StageStore(self.plan.tree, root)), self.plan.tree)
         except (UserError, OSError) as error:
             warn_of_nothing_learned(error)
             return None
@@ -243,7 +243,7 @@ class ScriptSearch(StudySearch):
         try:
             content = files_of(self._place).read(f"{trial.user_attrs['folder']}/{TRACE_FILE}")
             config = TrialConfig.from_mapping(trial.user_attrs["config"])
-            trial.set_user_attr("root", write_root(self._tree, config, row, json.loads(result[RUN_FACTS]), content))
+            trial.set_user_attr("root", write_root(self.plan.tree, config, row, json.loads(result[RUN_FACTS]), content))
         except FileNotFoundError:
             ours = bool(json.loads(result[RUN_FACTS])["layer_names"])
             if self.outcomes is not None and ours and trial.user_attrs["role"] == "baseline":
