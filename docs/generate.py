@@ -5,29 +5,14 @@ A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`; a
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
 from collections.abc import Callable, Iterable
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import search_spaces
 from search_spaces import SPACES
-from trainables.gradients import fields as estimator_settings
-from trainables.gradients.fields import (
-    DEFAULTS,
-    ESTIMATORS,
-    FIELD_NAMES,
-    GradientFields,
-    VarianceFields,
-    readable_fields,
-)
 from trainables.gradskip.variables import VARIABLES
 from trainables.savings import saved_words
-from trainables.training.recipe import fields as recipe
-from trainables.training.recipe.fields import RecipeFields
 
 DOCS = Path(__file__).parent
 _PART = re.compile(r"(<!-- generated: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -65,64 +50,10 @@ def spaces() -> str:
     )
 
 
-def estimator_fields() -> str:
-    """Return the table of the estimators' fields, with the methods that read them and their defaults there."""
-    described = attribute_docstrings(GradientFields) | attribute_docstrings(VarianceFields)
-    readers = {name: [m for m in ESTIMATORS if name in readable_fields(m)] for name in FIELD_NAMES}
-    return table(
-        ("field", "default", "meaning"),
-        (
-            (
-                f"`{name}`",
-                ", ".join(dict.fromkeys(_plain(DEFAULTS[method].get(name, "all")) for method in readers[name])),
-                re.sub("`([A-Z_]+)`", lambda found: ", ".join(_choices(found[1])), described[name]),
-            )
-            for name in FIELD_NAMES
-        ),
-    )
-
-
-def recipe_fields() -> str:
-    """Return the table of the training recipe's fields."""
-    described = attribute_docstrings(RecipeFields)
-    return table(
-        ("field", "meaning"),
-        (
-            (f"`{name}`", re.sub("`([A-Z_]+)`", lambda found: ", ".join(getattr(recipe, found[1])), described[name]))
-            for name in recipe.RECIPE_FIELDS
-        ),
-    )
-
-
-def _choices(name: str) -> Iterable[str]:
-    found: Iterable[str] = getattr(estimator_settings, name)
-    return found
-
-
-def _plain(value: Any) -> str:
-    if value is None:
-        return "auto"
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-
-
-def attribute_docstrings(described: type) -> dict[str, str]:
-    """Return the texts below the fields of a class, on one line each."""
-    (body,) = (node for node in ast.walk(ast.parse(inspect.getsource(described))) if isinstance(node, ast.ClassDef))
-    pairs = pairwise(body.body)
-    return {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in pairs
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-    }  # fmt: skip
-
-
 PARTS: dict[str, Callable[[], str]] = {
     "published_variables": lambda: variables(published=True),
     "other_variables": lambda: variables(published=False),
     "spaces": spaces,
-    "estimator_fields": estimator_fields,
-    "recipe_fields": recipe_fields,
 }
 
 
