@@ -16,7 +16,6 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-import search_spaces
 from trainables.compression.lr_schedulers import check_lr_scheduler
 from trainables.compression.schedule import (
     PrunerPolicyConfig,
@@ -107,11 +106,6 @@ def test_sections_policy_arguments_marks_and_columns_are_all_there() -> None:
         for name in MODEL_DEFAULTS
         if name not in ("effective_samples", "gradient_clusters", "gradient_statistics", "sample_picture")
     }
-
-
-def test_spaces_of_compression_are_all_there() -> None:
-    there = {name for name in search_spaces.SPACES if search_spaces.load(name).method == "compression"}
-    assert {name for cells in rows("space") for name in quoted(cells[0])} == there
 
 
 def test_schedules_can_be_read() -> None:
