@@ -16,6 +16,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+import search_spaces
 from trainables.compression.lr_schedulers import check_lr_scheduler
 from trainables.compression.schedule import (
     PrunerPolicyConfig,
