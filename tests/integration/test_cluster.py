@@ -62,6 +62,7 @@ with ray_session(cpus=1, modules=[pathlib.Path(path) for path in sys.argv[1:]]):
 """
 
 
+@pytest.mark.thorough
 def test_modules_of_ones_own_are_sent_to_the_nodes(two_nodes: str, tmp_path: Path) -> None:
     """They lie where no process of the cluster looks."""
     (tmp_path / "sent_module.py").write_text("")

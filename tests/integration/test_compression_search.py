@@ -61,6 +61,7 @@ def suggested(folder: Path) -> list[dict[str, object]]:
     return [dict(trial.params) for trial in study_of(folder).trials]
 
 
+@pytest.mark.thorough
 @slow
 def test_a_published_schedule_is_searched_as_distiller_read_it(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(
@@ -83,25 +84,28 @@ def test_a_published_schedule_is_searched_as_distiller_read_it(tmp_path: Path) -
 # --- sensitivities, with and without sharing ------------------------------------------------------------------------
 
 
+SENSITIVITIES = (
+    "--space", "pruning_sensitivities", "--saving", "both", "--trials", "5", "--epochs", "5", "--concurrency", "1",
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def both(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One search twice: over a tree, and each trial alone."""
-    folder = tmp_path_factory.mktemp("both")
-    for name, flags in (("shared", ()), ("alone", ("--no-sharing",))):
-        said = search(
-            folder, "--space", "pruning_sensitivities", "--saving", "both", "--trials", "5", "--epochs", "5",
-            "--concurrency", "1", "--name", name, *flags,
-        )  # fmt: skip
-        (folder / f"{name}.txt").write_text(said)
-    return folder / "results"
+def study(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A search over a tree."""
+    folder = tmp_path_factory.mktemp("sensitivities")
+    search(folder, *SENSITIVITIES, "--name", "shared")
+    return folder / "results" / "shared"
 
 
 @pytest.mark.thorough
 @slow
-def test_sensitivities_are_searched_alike_with_and_without_sharing(both: Path) -> None:
-    shared, alone = (analysis.load(both / name) for name in ("shared", "alone"))
-    assert suggested(both / "shared") == suggested(both / "alone")
-    assert len({json.dumps(params) for params in suggested(both / "shared")}) == 5
+def test_sensitivities_are_searched_alike_with_and_without_sharing(study: Path, tmp_path: Path) -> None:
+    search(tmp_path, *SENSITIVITIES, "--name", "alone", "--no-sharing")
+    unshared = tmp_path / "results" / "alone"
+    shared, alone = analysis.load(study), analysis.load(unshared)
+    assert suggested(study) == suggested(unshared)
+    assert len({json.dumps(params) for params in suggested(study)}) == 5
+    assert learned(study) == learned(unshared)
     pd.testing.assert_frame_equal(comparable(shared), comparable(alone))
     assert set(shared["status"]) == {"completed"}
     assert (alone["search_flops"] == alone["executed_flops"]).all()
@@ -111,34 +115,37 @@ def test_sensitivities_are_searched_alike_with_and_without_sharing(both: Path) -
         assert_equals_alone(trial)
 
 
+def learned(study: Path) -> dict[str, float]:
+    """Return how much each weight of the trained baseline bears."""
+    tree = Layout(study).tree
+    (root,) = roots(tree)
+    found: dict[str, float] = StageStore(tree, root).read("sensitivities-0.005.json")
+    return found
+
+
 @slow
-def test_ranges_were_seeded_by_the_trained_baseline(both: Path) -> None:
-    found = []
-    for name in ("shared", "alone"):
-        tree = Layout(both / name).tree
-        (root,) = roots(tree)
-        found.append(StageStore(tree, root).read("sensitivities-0.005.json"))
-    assert found[0] == found[1]
-    assert set(found[0]) == {*(f"conv{n}.weight" for n in range(1, 7)), "classifier.weight"}
-    assert len(set(found[0].values())) > 3
-    config = config_of(analysis.load(both / "shared").iloc[1])
+def test_ranges_were_seeded_by_the_trained_baseline(study: Path) -> None:
+    found = learned(study)
+    assert set(found) == {*(f"conv{n}.weight" for n in range(1, 7)), "classifier.weight"}
+    assert len(set(found.values())) > 3
+    config = config_of(analysis.load(study).iloc[1])
     assert config.pruning_sensitivities is not None
     start = {text.partition("=")[0]: float(text.partition("=")[2]) for text in config.pruning_sensitivities}
-    for name, bears in found[0].items():
+    for name, bears in found.items():
         assert start[name] == pytest.approx(0.5 * max(0.2, bears), rel=0.2)
 
 
 @slow
-def test_both_means_the_mean_of_both(both: Path) -> None:
-    trials = analysis.load(both / "shared")
+def test_both_means_the_mean_of_both(study: Path) -> None:
+    trials = analysis.load(study)
     ranking = analysis.rank(trials, allowed_drop=0.005)
     expected = (trials["compute_saved"] + trials["inference_saved"]) / 2
     assert ranking.set_index("trial")["saved"].to_dict() == pytest.approx(
         dict(zip(trials["trial"], expected, strict=True))
     )
-    told = [trial.values[1] for trial in study_of(both / "shared").trials]
+    told = [trial.values[1] for trial in study_of(study).trials]
     assert told == pytest.approx(expected.tolist())
-    assert Layout(both / "shared").read_info().saving == "both"
+    assert Layout(study).read_info().saving == "both"
 
 
 # --- a schedule with marks ------------------------------------------------------------------------------------------

@@ -18,23 +18,23 @@ from analysis.presentation.summary_text import config_of
 from trainables.training.run import TrainingRun
 from tune_cac.cli.main import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_ray")]
 
 
-@pytest.fixture(scope="module")
-def study(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A search with controls whose settings save something at any price in accuracy."""
-    folder = tmp_path_factory.mktemp("confirming")
+def searched(folder: Path, *arguments: str) -> str:
+    """A search, named ``s``, whose settings save something at any price in accuracy; what it printed."""
     done = run_here(
-        folder, "search", "--space", "manual_layers", "--trials", "4", "--epochs", "10", "--allowed-drop", "0.9",
-        "--name", "s", "--lengths", "1.0",
+        folder, "search", "--space", "manual_layers", "--allowed-drop", "0.9", "--name", "s", "--lengths", "1.0",
+        *arguments,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (folder / "printed.txt").write_text(done.stdout)
-    return folder / "results" / "s"
+    return done.stdout
 
 
-def test_controls_are_trained_beside_the_trials(study: Path) -> None:
+@pytest.mark.thorough
+def test_controls_are_trained_beside_the_trials(tmp_path: Path) -> None:
+    printed = searched(tmp_path, "--trials", "4", "--epochs", "10")
+    study = tmp_path / "results" / "s"
     trials = analysis.load(study)
     controls = trials[trials["role"] == "control"]
     assert (trials["role"] != "control").sum() == 4
@@ -55,7 +55,7 @@ def test_controls_are_trained_beside_the_trials(study: Path) -> None:
     for _, row in stops.iterrows():
         assert_equals_alone(row)
     assert len(control_line(trials)) == 6
-    assert "beats cut dense run" in (study.parents[1] / "printed.txt").read_text()
+    assert "beats cut dense run" in printed
     assert "## Controls" in Layout(study).report.read_text()
 
 
@@ -75,14 +75,18 @@ def killed_after(ended: int, folder: Path, *arguments: str) -> None:
     assert process.wait(timeout=60) == -signal.SIGKILL, said
 
 
-def test_confirm_trains_fresh_seeds_and_goes_on_after_a_crash(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_confirm_trains_fresh_seeds_and_goes_on_after_a_crash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    searched(tmp_path, "--trials", "3", "--epochs", "4", "--no-controls")
+    study = tmp_path / "results" / "s"
     arguments = ("confirm", "s", "--top", "1", "--seeds", "3")
-    killed_after(3, study.parents[1], *arguments)
+    killed_after(3, tmp_path, *arguments)
     child = Layout(study).confirmation
     before = analysis.load(child.root)
     kept = before[before["status"] == "completed"]
     assert 3 <= len(kept) < 6
-    done = run_here(study.parents[1], *arguments)
+    done = run_here(tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     trials = analysis.load(child.root)
     ended = trials[trials["status"] == "completed"]
