@@ -7,34 +7,67 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 from browser import LACKING
 from browser import chromium as chromium  # once: a second import would be a second browser, which playwright refuses
 from commands_run import Run
+from one_ray import RAY
+from xdist.scheduler import LoadFileScheduling
 
 # Timing never decides a test.
 hypothesis.settings.register_profile("tune_cac", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("tune_cac")
 
 
-#: Files that start Ray again and again: they take longest.
-_START_RAY = ("integration/", "e2e/test_commands_page.py", "trainables/stage_tree/test_coordinator.py")
+_TESTS = Path(__file__).parent
+#: What takes longest, and so begins first; all cases of a file, as the contract, run one after the other.
+_FIRST = ("trainables/test_contract.py", "integration/", "e2e/", "trainables/stage_tree/test_coordinator.py")
+#: Files whose searches use one Ray. Every second one shares it.
+_WITH_RAY = sorted(
+    file.relative_to(_TESTS).as_posix()
+    for file in (*_TESTS.glob("integration/test_*.py"), *_TESTS.glob("e2e/test_*.py"))
+    if "one_ray" in file.read_text("utf-8")
+)
 
 
-#: The file that takes longest, as all cases of a file run one after the other.
-_LONGEST = "trainables/test_contract.py"
+def _group(file: str) -> str:
+    """Return which tests one process runs, one after the other: those of a file, or of several with one Ray."""
+    return f"one Ray, {_WITH_RAY.index(file) % 2}" if file in _WITH_RAY else file
+
+
+def _file(item: pytest.Item) -> str:
+    return item.path.relative_to(_TESTS).as_posix()
+
+
+def _place(file: str) -> int:
+    return next((place for place, first in enumerate(_FIRST) if file.startswith(first)), len(_FIRST))
+
+
+class _GroupScheduling(LoadFileScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(nodeid.partition("::")[0].removeprefix("tests/"))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _GroupScheduling:
+    """Give a process whole groups of tests."""
+    return _GroupScheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several processes (pytest-xdist) begin with the longest file, then those with Ray: none is left over."""
+    """With several processes (pytest-xdist) begin with what takes longest, and run groups in one piece."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: _place(item.nodeid.removeprefix("tests/")))
+        groups = {group: place for place, group in enumerate(dict.fromkeys(_group(_file(item)) for item in items))}
+        items.sort(key=lambda item: (_place(_file(item)), groups[_group(_file(item))]))
 
 
-def _place(name: str) -> int:
-    return 0 if name.startswith(_LONGEST) else 1 if name.startswith(_START_RAY) else 2
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the Ray of `one_ray` with the last test of its group."""
+    if nextitem is None or _group(_file(nextitem)) != _group(_file(item)):
+        RAY.close()
 
 
 #: Most seconds of CPU that a test without the mark ``slow`` may take: twice what CONTRIBUTING.md asks for, since the

@@ -18,7 +18,7 @@ from trainables.errors import UserError
 from tune_cac.cli.main import main
 from tune_cac.tuning.study_search import resume
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_ray")]
+pytestmark = pytest.mark.slow
 
 #: Every process of it reports; it tells no FLOPs, and trains for ever while there is a file of that name.
 TRAIN = """
@@ -34,6 +34,7 @@ print(json.dumps({"accuracy": nets.ACCURACY + rank / 10, "step": 40, "compute_sa
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("one_ray")
 def test_a_cost_budget_lets_the_running_trial_finish_and_begins_no_other(tmp_path: Path) -> None:
     """Without shared training every trial costs nearly a full training, and the third one uses the budget up."""
     search = (
@@ -67,6 +68,7 @@ def trains(pid: int) -> bool:
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("one_ray")
 def test_budgets_of_a_package_that_torchrun_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     package = tmp_path / "project"

@@ -1,16 +1,20 @@
-"""One Ray for the searches of a file."""
+"""One Ray for the searches of a group of files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
+import ray
 
 from tune_cac.ray_backend.session import ray_session
 
+#: What `one_ray` has started; tests/conftest.py closes it behind the last test of a group.
+RAY = ExitStack()
+
 
 @pytest.fixture(scope="module")
-def one_ray() -> Iterator[None]:
+def one_ray() -> None:
     """One cluster for all searches in this process. Commands that are processes of their own start their own."""
-    with ray_session(cpus=2):
-        yield
+    if not ray.is_initialized():
+        RAY.enter_context(ray_session(cpus=2))
