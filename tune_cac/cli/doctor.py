@@ -6,15 +6,16 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.formatting import percent, plural
 from analysis.io.study_options import TRIALS
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.runtime.processors import processors
+from tune_cac.cli.arguments import config_from_arguments, run_arguments
+from tune_cac.cli.command import argument, command
 from tune_cac.cli.console import print_table
-from tune_cac.cli.workload_arguments import add_run, config_from_arguments
 
 if TYPE_CHECKING:
     from trainables.training.doctor.dry_run import DryRun, ParameterFacts
@@ -23,35 +24,23 @@ if TYPE_CHECKING:
 MOST_ROWS = 60
 
 
-def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "doctor", parents=[debug], help="a short dry run: layers, FLOPs, memory, times, and whether it repeats exactly",
-        description="A short dry run of a training: layers with numbers, names and FLOPs, memory, time of a step, how "
-        "long a search would take, and whether training repeats bit for bit on this machine.",
-    )  # fmt: skip
-    add_run(parser, epochs="epochs of a run", seed="seed of the run")
-    parser.add_argument(
-        "--trials",
-        type=int,
-        default=TRIALS,
-        help=f"trials of the search that is estimated (default: {TRIALS})",
-    )
-    parser.add_argument(
+@command(
+    *run_arguments(epochs="epochs of a run", seed="seed of the run"),
+    argument("--trials", default=TRIALS, at_least=1, help="trials of the search that is estimated"),
+    argument(
         "--script", metavar="COMMAND", help="look at your own training instead, 'python train.py ...': it is run for "
         "some steps and ended",
-    )  # fmt: skip
-    parser.add_argument("--all-layers", action="store_true", help="show every parameter of a large model")
-    parser.set_defaults(run=run)
-
-
+    ),
+    argument("--all-layers", action="store_true", help="show every parameter of a large model"),
+    help="a short dry run: layers, FLOPs, memory, times, and whether it repeats exactly",
+    description="A short dry run of a training: layers with numbers, names and FLOPs, memory, time of a step, how long "
+    "a search would take, and whether training repeats bit for bit on this machine.",
+)  # fmt: skip
 def run(arguments: argparse.Namespace) -> int:
     """Train and evaluate briefly; print what a run costs, and whether it repeats bit for bit."""
     if arguments.script is not None:
         return _look_at_script(arguments.script)
     trials: int = arguments.trials
-    if trials < 1:
-        raise UserError(f"--trials must be an integer >= 1, got {trials}")
     config = config_from_arguments(arguments, method="none")
     from trainables.stage_tree.root import device_kind
     from trainables.training.doctor.determinism import why_not_repeatable

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import search_spaces
 from search_spaces import Space
-from trainables.config import check_integer
 from trainables.errors import UserError, cannot_write
 from trainables.gradients.fields import estimator_in, estimator_of
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES
 from trainables.quality import ACCURACY, Quality
-from tune_cac.cli.options import add_assignments, add_study
+from tune_cac.cli.arguments import ASSIGNMENTS, STUDY
+from tune_cac.cli.command import argument, command
 from tune_cac.study.fixed_params import read_assignments, shown_hold, with_watch
 
 if TYPE_CHECKING:
@@ -27,32 +27,24 @@ if TYPE_CHECKING:
     from analysis.trace_replay.traces import RunTrace
 
 
-def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "replay", parents=[debug], help="predict what settings stop and save, from a study's recorded training",
-        description="Predict what settings stop and save on a study's run without training: exact as far as trials "
-        "were trained so, an estimate from the run without a method after it. CAC_* variables of the environment "
-        "count; --set wins. With --random, the distinct outcomes of random settings of a space.",
-    )  # fmt: skip
-    add_assignments(parser)
-    parser.add_argument("--random", type=int, metavar="N", help="replay so many random settings of a space")
-    parser.add_argument("--space", help="that space (default: the study's)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random settings (default: 0)")
-    parser.add_argument("--top", type=int, default=20, help="outcomes to show, the most frequent (default: 20)")
-    parser.add_argument("--root", help="id of the recorded run, or how it begins, where the study has several")
-    add_study(parser)
-    parser.set_defaults(run=run)
-
-
+@command(
+    ASSIGNMENTS,
+    argument("--random", at_least=1, metavar="N", help="replay so many random settings of a space"),
+    argument("--space", help="that space (default: the study's)"),
+    argument("--seed", default=0, at_least=0, help="of the random settings"),
+    argument("--top", default=20, at_least=1, help="outcomes to show, the most frequent"),
+    argument("--root", help="id of the recorded run, or how it begins, where the study has several"),
+    *STUDY,
+    help="predict what settings stop and save, from a study's recorded training",
+    description="Predict what settings stop and save on a study's run without training: exact as far as trials "
+    "were trained so, an estimate from the run without a method after it. CAC_* variables of the environment "
+    "count; --set wins. With --random, the distinct outcomes of random settings of a space.",
+)
 def run(arguments: argparse.Namespace) -> int:
     """Print the prediction for one setting, or the outcomes of random settings of a space."""
     values = read_assignments(arguments.assignments)
     if arguments.random is None and arguments.space is not None:
         raise UserError(f"--space needs --random, the number of settings to draw, got --space {arguments.space} alone")
-    for name, low in (("random", 1), ("seed", 0), ("top", 1)):
-        if getattr(arguments, name) is not None:
-            check_integer(f"--{name}", getattr(arguments, name), low)
     space = None if arguments.space is None else search_spaces.load(arguments.space)
     _check_replayed(estimator_of(set(values)) if space is None else space.method)
 

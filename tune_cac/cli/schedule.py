@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.formatting import plural
-from trainables.config import check_integer
 from trainables.errors import UserError
-from tune_cac.cli.options import add_compatible
-from tune_cac.cli.workload_arguments import add_workload_options, workload_options
+from tune_cac.cli.arguments import COMPATIBLE, WORKLOAD_OPTIONS, workload_options
+from tune_cac.cli.command import argument, command
 from tune_cac.messages import say
 
 if TYPE_CHECKING:
@@ -33,27 +32,19 @@ _WITHOUT_EFFECT = {
 _BAIDU = dict.fromkeys(("initial_sparsity", "final_sparsity"), "the rule has no use for it")
 
 
-def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line."""
-    schedule = commands.add_parser("schedule", help="look at a compression schedule before training with it")
-    actions = schedule.add_subparsers(dest="action", metavar="ACTION", required=True)
-    check = actions.add_parser(
-        "check", parents=[debug], help="what a schedule prunes when, and all that is wrong with it",
-        description="Check a compression schedule: its language, strictly, and with --workload also the names of "
-        "layers; print what each policy acts on and when, and the planned sparsity epoch by epoch.",
-    )  # fmt: skip
-    check.add_argument("file", metavar="FILE", help="the schedule, YAML; ranges to search stand at their middle")
-    check.add_argument("--workload", help="whose model is compressed; images needs no --data for its own models")
-    add_workload_options(check)
-    check.add_argument("--epochs", type=int, help="epochs of the training (default: the workload's)")
-    add_compatible(check)
-    check.set_defaults(run=run)
-
-
+@command(
+    argument("action", choices=["check"], help="what is done: say what the schedule prunes when, and what is wrong"),
+    argument("file", metavar="FILE", help="the schedule, YAML; ranges to search stand at their middle"),
+    argument("--workload", help="whose model is compressed; images needs no --data for its own models"),
+    *WORKLOAD_OPTIONS,
+    argument("--epochs", at_least=1, help="epochs of the training (default: the workload's)"),
+    COMPATIBLE,
+    help="look at a compression schedule before training with it",
+    description="Check a compression schedule: its language, strictly, and with --workload also the names of "
+    "layers; print what each policy acts on and when, and the planned sparsity epoch by epoch.",
+)
 def run(arguments: argparse.Namespace) -> int:
     """Print what a schedule does and each error on its own line; return 2 if there are errors."""
-    if arguments.epochs is not None:
-        check_integer("--epochs", arguments.epochs, 1)
     options = workload_options(arguments) or ()
     if arguments.workload is None and options:
         raise UserError(f"{options[0]} needs --workload, whose option it is")

@@ -14,6 +14,7 @@ from typing import Any
 import tune_cac
 from trainables.errors import UserError, unknown_name
 from trainables.storage import is_uri
+from tune_cac.cli.command import argument, command
 from tune_cac.cli.search import options_given
 from tune_cac.messages import say
 from tune_cac.own_packages import NAMES
@@ -29,37 +30,30 @@ _NOT_PASSED = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_AD
 _SECRET = ("SECRET", "TOKEN", "PASSWORD", "ACCESS_KEY")
 
 
-def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "submit", parents=[debug], help="run a command, such as a search, as a job of a Ray cluster",
-        description="Ship the working directory to a Ray cluster, run `python -m tune_cac COMMAND` there as a job, and "
-        "follow its log. The exit code is the command's. What .gitignore names is not shipped, nor is results/.",
-    )  # fmt: skip
-    parser.add_argument(
+@command(
+    argument(
         "--address", metavar="URL",
         help="job server of the cluster, http://HEAD:8265 (default: RAY_API_SERVER_ADDRESS, else this machine's)",
-    )  # fmt: skip
-    parser.add_argument("--pip", metavar="FILE", help="requirements file to install for the job (default: nothing)")
-    parser.add_argument(
+    ),
+    argument("--pip", metavar="FILE", help="requirements file to install for the job (default: nothing)"),
+    argument(
         "--env", action="append", default=[], metavar="NAME[=VALUE]",
         help="variable for the job, with its value here unless given; may be repeated. Ray shows it with the job",
-    )  # fmt: skip
-    parser.add_argument(
+    ),
+    argument(
         "--exclude", action="append", default=[], metavar="PATTERN",
         help="files or folders of the working directory that are not shipped; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
+    ),
+    argument(
         "--no-ship-package", action="store_true",
         help="the cluster's environment has tune_cac; otherwise it is shipped as it runs here",
-    )  # fmt: skip
-    parser.add_argument("--no-wait", action="store_true", help="print the job's id and end")
-    parser.add_argument(
-        "job_command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="such as: -- search --name s"
-    )
-    parser.set_defaults(run=run, parsers=commands.choices)
-
-
+    ),
+    argument("--no-wait", action="store_true", help="print the job's id and end"),
+    argument("job_command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="such as: -- search --name s"),
+    help="run a command, such as a search, as a job of a Ray cluster",
+    description="Ship the working directory to a Ray cluster, run `python -m tune_cac COMMAND` there as a job, and "
+    "follow its log. The exit code is the command's. What .gitignore names is not shipped, nor is results/.",
+)  # fmt: skip
 def run(arguments: argparse.Namespace) -> int:
     """Check and submit the command; follow it."""
     given = list(arguments.job_command)

@@ -14,29 +14,22 @@ from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES, ratio_name
 from trainables.training.recipe.fields import RECIPE_FIELDS
-from tune_cac.cli.options import add_assignments, add_compatible
-from tune_cac.cli.workload_arguments import add_run, config_from_arguments
+from tune_cac.cli.arguments import ASSIGNMENTS, COMPATIBLE, config_from_arguments, run_arguments
+from tune_cac.cli.command import argument, command
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import read_assignments, with_schedule
 
 
-def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "trial", parents=[debug], help="train one configuration here, without Ray",
-        description="Train one configuration in this process. CAC_* variables of the environment count; --set wins.",
-    )  # fmt: skip
-    add_run(parser)
-    parser.add_argument(
-        "--method", help="method (default: gradskip, with --schedule compression); none is the baseline"
-    )
-    add_assignments(parser)
-    parser.add_argument("--schedule", metavar="FILE", help="a compression schedule to train with")
-    add_compatible(parser)
-    parser.add_argument("--save", metavar="FILE", help="write the trained weights, such as for a teacher")
-    parser.set_defaults(run=run)
-
-
+@command(
+    *run_arguments(),
+    argument("--method", help="method (default: gradskip, with --schedule compression); none is the baseline"),
+    ASSIGNMENTS,
+    argument("--schedule", metavar="FILE", help="a compression schedule to train with"),
+    COMPATIBLE,
+    argument("--save", metavar="FILE", help="write the trained weights, such as for a teacher"),
+    help="train one configuration here, without Ray",
+    description="Train one configuration in this process. CAC_* variables of the environment count; --set wins.",
+)
 def run(arguments: argparse.Namespace) -> int:
     """Train one configuration in this process and print one row per epoch."""
     values = read_assignments(arguments.assignments)

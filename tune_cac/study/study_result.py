@@ -38,14 +38,11 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
     # Settings must not be chosen by the test split, so it stays out of the ranked table.
     beats = beats_shorter(ranking, result.control_line)
     ranking.drop(columns=hidden_columns(ranking)).assign(beats_shorter=beats).to_csv(layout.ranking, index=False)
-    about: dict[str, Any] = {
-        "confirmation": result.confirmation, "line": result.control_line, "same_run": result.same_run
-    }  # fmt: skip
     if (ranking["role"] == "baseline").any():
-        layout.best.write_text(best_env(info, found, allowed_drop, **about))
+        layout.best.write_text(best_env(info, found, allowed_drop, **result.about))
     else:
         layout.best.unlink(missing_ok=True)
-    schedule = best_schedule(info, found, allowed_drop, **about)
+    schedule = best_schedule(info, found, allowed_drop, **result.about)
     if schedule is None:
         layout.best_schedule.unlink(missing_ok=True)
     else:
@@ -115,6 +112,11 @@ class SearchResult:
     def same_run(self) -> str:
         """Return in one line which values train as the best setting did, bit for bit; empty if that is not known."""
         return same_run_line(self.folder, self.best) if is_answer(self.best) else ""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Return what the comments of ``best.env`` and ``best.yaml`` tell beside the setting."""
+        return {"confirmation": self.confirmation, "line": self.control_line, "same_run": self.same_run}
 
     def table(self, top: int | None = None) -> list[list[str]]:
         """Return the ranked table as text cells, header first."""
