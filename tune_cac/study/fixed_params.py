@@ -58,7 +58,8 @@ def read_value(name: str, value: Any) -> Any:
         raise UserError(f"{name} has an option of its own, so it can't be set by name: use {_OPTIONS[name]}")
     if name in BY_NAME or name.startswith("CAC"):
         variable = variable_named(name)
-        if isinstance(value, str) or (variable.kind is bool and value in (0, 1)):  # as YAML and Python write it
+        # Truth values as YAML and Python write them, too.
+        if isinstance(value, str) or (variable.kind is bool and isinstance(value, int) and value in (0, 1)):
             return variable.read(str(int(value)) if isinstance(value, int) else value)
         value = tuple(value) if isinstance(value, list) else value
         variable.check(value)
@@ -190,7 +191,7 @@ def shown(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-# --- Options of a search about its sampler and its grid: checks, the grid file, the points to train -------------------
+# --- The sampler and the grid -----------------------------------------------------------------------------------------
 
 #: The sampler that trains distinct outcomes where their savings are known before, else learns from the baseline's run.
 AUTO = "auto"
@@ -230,12 +231,6 @@ def _read(name: str, given: Any) -> Any:
     # As --set reads it, but true and false are no numbers.
     value = read_value(name, given if isinstance(given, bool) and kind is not bool else shown(given))
     return float(value) if kind is float else value
-
-
-def check_sampler(sampler: str) -> None:
-    """Raise UserError for an unknown sampler."""
-    if sampler not in SAMPLERS:
-        raise unknown_name("sampler", str(sampler), SAMPLERS)
 
 
 def check_points(points: Mapping[str, Any], hold: Mapping[str, Any]) -> None:

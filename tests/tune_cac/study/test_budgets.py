@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainables.errors import UserError
-from tune_cac.study.options import SearchOptions, check_cost_budget, read_duration
+from tune_cac.study.options import SearchOptions, read_duration
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,6 @@ def test_what_is_no_duration(text: str | float) -> None:
 
 @pytest.mark.parametrize("value", [0, -1.5, float("nan"), float("inf"), True])
 def test_what_is_no_cost_budget(value: float) -> None:
-    check_cost_budget(0.5)
+    assert SearchOptions(cost_budget=0.5).cost_budget == 0.5
     with pytest.raises(UserError, match=r"^--cost-budget must be a positive number of full trainings, such as 12\.5"):
         SearchOptions(cost_budget=value)
