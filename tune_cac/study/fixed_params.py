@@ -66,22 +66,18 @@ def read_value(name: str, value: Any) -> Any:
         return value
     if name not in field_names():
         raise unknown_name("setting", name, [field for field in field_names() if field not in _OPTIONS])
-    if isinstance(value, str):
-        value = _read_field(name, field_kinds()[name], value)
+    kind = field_kinds()[name]
+    if isinstance(value, str) and kind is bool:
+        if value.lower() not in TRUTH:
+            raise UserError(f"{name} must be yes or no, got {value!r}")
+        value = TRUTH[value.lower()]
+    elif isinstance(value, str) and kind is tuple:
+        value = tuple(part.strip() for part in value.split(",") if part.strip())
+    elif isinstance(value, str):
+        with suppress(ValueError):  # TrialConfig reports what it must be
+            value = kind(value)
     TrialConfig(**{name: value})
     return value
-
-
-def _read_field(name: str, kind: type, text: str) -> Any:
-    if kind is bool:
-        if text.lower() not in TRUTH:
-            raise UserError(f"{name} must be yes or no, got {text!r}")
-        return TRUTH[text.lower()]
-    if kind is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-    with suppress(ValueError):  # TrialConfig reports what it must be
-        return kind(text)
-    return text
 
 
 def check_hold(
