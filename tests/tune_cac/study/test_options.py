@@ -44,14 +44,6 @@ def test_what_is_no_number_of_bytes(text: str) -> None:
         read_bytes(text)
 
 
-def test_a_wrong_budget_ends_the_command_before_anything_is_made(
-    capsys: pytest.CaptureFixture[str], tmp_path: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(str(tmp_path))
-    assert main(["search", "--checkpoint-budget", "much", "--name", "s"]) == 2
-    assert "such as 20GB, got 'much'" in capsys.readouterr().err
-
-
 def test_a_forward_cache_is_for_trials_of_one_process() -> None:
     SearchOptions(hold={"forward_cache_mb": 64})
     with pytest.raises(UserError, match=r"forward_cache_mb must be 0 with several workers a trial, .*, got 64"):
