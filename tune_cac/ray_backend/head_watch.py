@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import ray
 
-from tune_cac.interrupts import end_now
 from tune_cac.messages import say
 
 #: Seconds without an answer after which the head is gone. Ray itself ends the process after 60; a head whose state was
@@ -41,22 +42,17 @@ def ends_with_head(go_on: str) -> Iterator[None]:
 
 
 def _watch(address: str, go_on: str, done: threading.Event) -> None:
+    host, _, port = address.rpartition(":")
     answered = time.monotonic()
     while not done.wait(_LOOK_S):
-        if _answers(address):
+        with suppress(OSError):
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
             answered = time.monotonic()
-        elif time.monotonic() - answered > GONE_S and not done.is_set():
+        if time.monotonic() - answered > GONE_S and not done.is_set():
             say(
                 f"the Ray cluster at {address} does not answer any more: finished trials are kept; on this machine or "
                 f"another cluster go on with: {go_on}"
             )
-            end_now(EXIT_CODE)
-
-
-def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
-    except OSError:
-        return False
-    return True
+            with suppress(OSError, ValueError):
+                sys.stdout.flush()
+            os._exit(EXIT_CODE)

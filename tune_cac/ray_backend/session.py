@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import functools
+import importlib
 import logging
 import os
 import re
@@ -14,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,16 +117,24 @@ class _RayThread(threading.Thread):
             ray.shutdown()
 
     @contextmanager
-    def started(self, most_s: float) -> Iterator[None]:
+    def started(self, most_s: float, meanwhile: Sequence[str] = ()) -> Iterator[None]:
         """Start it, and end it with the block; an interrupt does not wait for a Ray that is not up yet.
 
+        Args:
+            most_s: seconds until Ray is up.
+            meanwhile: modules to import until then; not those that import Ray, which another thread would see half
+                initialized.
+
         Raises:
-            TimeoutError: Ray is not up within ``most_s`` seconds.
+            TimeoutError: Ray is not up by then.
             BaseException: what `ray.init` raised.
         """
         try:
             self.start()
             ends = time.monotonic() + most_s
+            for name in meanwhile:
+                with suppress(Exception):  # whoever needs it says what is wrong with it
+                    importlib.import_module(name)
             while not self._up.wait(0.1):
                 if time.monotonic() > ends:
                     raise TimeoutError(f"it did not answer as one within {most_s:g} s")
@@ -141,7 +150,9 @@ class _RayThread(threading.Thread):
 
 
 @contextmanager
-def ray_session(*, cpus: int, modules: Sequence[Path] = (), address: str | None = None) -> Iterator[None]:
+def ray_session(
+    *, cpus: int, modules: Sequence[Path] = (), address: str | None = None, meanwhile: Sequence[str] = ()
+) -> Iterator[None]:
     """Connect to Ray, and shut it down at the end if this call started it.
 
     The services of a cluster started here listen on the loopback interface alone, and ask every caller for a token that
@@ -151,6 +162,7 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = (), address: str | None 
         cpus: least number of processors of a cluster started here.
         modules: the user's files and package folders that workers import; sent to the nodes of a cluster.
         address: of a cluster that runs already; None for that in ``RAY_ADDRESS``, or one on this machine alone.
+        meanwhile: modules that this process needs later, imported while Ray's processes start here.
     """
     if _RayThread.last is not None:
         _RayThread.last.join(_START_S)
@@ -165,7 +177,7 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = (), address: str | None 
         elif address:
             cluster = _joined_cluster(address, modules)
         else:
-            cluster = _cluster_here(cpus)
+            cluster = _cluster_here(cpus, meanwhile)
         with cluster, sigterm_is_an_interrupt():
             yield
     finally:
@@ -191,7 +203,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _cluster_here(cpus: int) -> Iterator[None]:
+def _cluster_here(cpus: int, meanwhile: Sequence[str]) -> Iterator[None]:
     if other := running_here():
         say(
             f"a Ray cluster runs on this machine ({other}): it is left alone, and this search starts Ray of its own; "
@@ -209,7 +221,7 @@ def _cluster_here(cpus: int) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             with starting_alone():
-                stack.enter_context(here.started(_START_S))
+                stack.enter_context(here.started(_START_S, meanwhile))
         except Exception as error:
             if isinstance(error, TimeoutError) or re.search("timed ?out|deadline exceeded", str(error), re.IGNORECASE):
                 raise RayNotStarted from error
