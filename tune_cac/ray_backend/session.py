@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -354,6 +355,50 @@ def _no_cluster(address: str, reason: str) -> str:
         "one with `ray start --head`, give RAY_AUTH_MODE=token and RAY_AUTH_TOKEN if it asks for a token, or leave the "
         "address out to search on this machine alone"
     )
+
+
+# --- The end of a search whose Ray head is gone -----------------------------------------------------------------------
+
+#: Seconds without an answer after which the head is gone. Ray itself ends the process after 60; a head whose state was
+#: kept in Redis may be back before.
+GONE_S = 30.0
+_WATCH_S = 2.0
+
+
+@contextmanager
+def ends_with_head(go_on: str) -> Iterator[None]:
+    """End this process if Ray's head does not answer any more while the block runs.
+
+    Nothing can be asked of Ray then, and its calls wait in C where no exception reaches them, so the process ends at
+    once. Finished trials are in the journal; a line that was being written is mended when the search goes on.
+
+    Args:
+        go_on: the command that continues.
+    """
+    done = threading.Event()
+    address = ray.get_runtime_context().gcs_address
+    threading.Thread(target=_watch, args=(address, go_on, done), daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _watch(address: str, go_on: str, done: threading.Event) -> None:
+    host, _, port = address.rpartition(":")
+    answered = time.monotonic()
+    while not done.wait(_WATCH_S):
+        with suppress(OSError):
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_WATCH_S).close()
+            answered = time.monotonic()
+        if time.monotonic() - answered > GONE_S and not done.is_set():
+            say(
+                f"the Ray cluster at {address} does not answer any more: finished trials are kept; on this machine or "
+                f"another cluster go on with: {go_on}"
+            )
+            with suppress(OSError, ValueError):
+                sys.stdout.flush()
+            os._exit(1)
 
 
 # --- Nodes of a Ray cluster: whether each of them sees the study's place ----------------------------------------------

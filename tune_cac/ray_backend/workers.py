@@ -7,6 +7,8 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,36 @@ def worker_died(error: BaseException | None) -> bool:
     if isinstance(error, RayActorError):  # Ray also raises it for an error in the actor's constructor
         return not error.actor_init_failed
     return isinstance(error, DEATHS) or isinstance(getattr(error, "cause", None), WorkerDied)
+
+
+class ActorOutOfMemoryError(OutOfMemoryError, RayActorError):
+    """Ray's error for an actor that it ended because its node's memory was used up, as an error that ends one trial.
+
+    Ray raises `OutOfMemoryError`, which is no `RayActorError`. Ray Tune 2.56 to 2.60 expect nothing else and end the
+    whole search: "Caught unexpected exception".
+    """
+
+    def __init__(self, message: str) -> None:
+        RayActorError.__init__(self, error_msg=message)
+        OutOfMemoryError.__init__(self, message)
+
+    def __reduce__(self) -> tuple[type[ActorOutOfMemoryError], tuple[str]]:
+        return ActorOutOfMemoryError, (self.message,)
+
+
+@contextmanager
+def memory_ends_trials() -> Iterator[None]:
+    """Make Ray's memory errors `ActorOutOfMemoryError` in this process during the block."""
+
+    def make(kind: type[OutOfMemoryError], *_: Any, **__: Any) -> OutOfMemoryError:
+        found: OutOfMemoryError = Exception.__new__(ActorOutOfMemoryError if kind is OutOfMemoryError else kind)
+        return found
+
+    OutOfMemoryError.__new__ = make
+    try:
+        yield
+    finally:
+        del OutOfMemoryError.__new__
 
 
 # --- A trial that several processes train: Ray Train inside a Ray Tune trial ------------------------------------------
