@@ -105,10 +105,7 @@ def test_a_search_with_failed_trials_fails_and_a_stopped_one_ends(cluster: dict[
 
 def test_what_cannot_be_submitted_is_one_line(cluster: dict[str, str], tmp_path: Path) -> None:
     for environment, arguments, message in (
-        ({}, ["submit"], "submit needs a command after --"),
         ({}, ["submit", "--", "search", "--space", "auto_treshold"], "unknown space 'auto_treshold': did you mean"),
-        ({}, ["submit", "--", *SEARCH, "--results", "here"], "--results of a job must be an absolute folder"),
-        ({}, ["submit", "--env", "RAY_AUTH_TOKEN", "--", *SEARCH], "--env must not pass RAY_AUTH_TOKEN"),
         ({"RAY_AUTH_TOKEN": "d" * 64}, ["submit", "--", *SEARCH], "asks for a token, and the token given is not its"),
         ({"RAY_AUTH_MODE": "disabled"}, ["submit", "--", *SEARCH], "asks for a token, and none was given"),
     ):
@@ -120,7 +117,7 @@ def test_what_cannot_be_submitted_is_one_line(cluster: dict[str, str], tmp_path:
 
 def test_an_address_where_nothing_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", "--address", "http://127.0.0.1:1", "--", "search"]) == 2
-    assert "--address must be that of a cluster's job server, got http://127.0.0.1:1 (Connection refused)" in (
+    assert "job server, such as http://127.0.0.1:8265, got http://127.0.0.1:1 (Failed to connect to Ray at " in (
         capsys.readouterr().err
     )
     assert main(["submit", "--address", "127.0.0.1:8265", "--", "search"]) == 2

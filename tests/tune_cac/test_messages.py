@@ -19,9 +19,9 @@ def test_a_warning_is_one_line_without_a_place_in_the_code() -> None:
 
 def test_a_command_prints_its_warnings_so() -> None:
     code = """
-import warnings
+import dataclasses, warnings
 from tune_cac.cli import main, spaces
-spaces.run = lambda arguments: warnings.warn("of a space") or 0
+spaces.run = dataclasses.replace(spaces.run, function=lambda arguments: warnings.warn("of a space") or 0)
 main.main(["spaces"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -117,11 +117,10 @@ def test_the_journals_lock_has_this_name() -> None:
 
 
 def test_rays_logger_keeps_writers_and_results_under_these_names() -> None:
-    ours, rays = RowEvents(), TBXLoggerCallback()
-    assert vars(ours).keys() <= vars(rays).keys()
-    at_the_end = inspect.getsource(TBXLoggerCallback.log_trial_end)
-    for name in vars(ours):
-        assert f"self.{name}" in at_the_end
+    assert vars(RowEvents()).keys() == vars(TBXLoggerCallback()).keys()
+    assert "self._summary_writer_cls(" in inspect.getsource(TBXLoggerCallback.log_trial_start)
+    for name in ("_trial_writer", "_trial_result"):
+        assert f"self.{name}" in inspect.getsource(TBXLoggerCallback.log_trial_end)
 
 
 def test_the_searcher_stands_on_rays_public_one() -> None:

@@ -4,43 +4,34 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from trainables.errors import UserError
-from tune_cac.cli.options import add_results
+from tune_cac.cli.arguments import ALLOWED_DROP, HTML, RESULTS_FOLDER
+from tune_cac.cli.command import argument, command
 
 
-def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "compare", parents=[debug], help="several studies of the same training side by side",
-        description="Compare studies of one workload and length that searched different spaces: what each saves within "
-        "the allowed drop, Pareto front against Pareto front, hypervolume, and what the searches cost.",
-    )  # fmt: skip
-    parser.add_argument("studies", nargs="+", metavar="STUDY", help="folders of studies, or names under --results")
-    parser.add_argument(
-        "--allowed-drop", help="how much worse the metric may be, such as 0.005 or 2%% (default: the studies')"
-    )
-    parser.add_argument("--top", type=int, default=20, help="rows of the joint front to show (default: 20)")
-    parser.add_argument(
-        "--budgets", default=None, metavar="SHARES",
-        help="shares of the dense run's FLOPs at which the studies are compared, such as 0.5,1,4 (default: quarters)",
-    )  # fmt: skip
-    parser.add_argument("--html", metavar="FILE", help="write the picture as a page")
-    add_results(parser)
-    parser.set_defaults(run=run)
-
-
+@command(
+    argument("studies", nargs="+", metavar="STUDY", help="folders of studies, or names under --results"),
+    ALLOWED_DROP,
+    argument("--top", default=20, at_least=1, help="rows of the joint front to show"),
+    argument(
+        "--budgets", metavar="SHARES", help="shares of the dense run's FLOPs at which the studies are compared, such "
+        "as 0.5,1,4 (default: quarters)",
+    ),
+    HTML,
+    RESULTS_FOLDER,
+    help="several studies of the same training side by side",
+    description="Compare studies of one workload and length that searched different spaces: what each saves within "
+    "the allowed drop, Pareto front against Pareto front, hypervolume, and what the searches cost.",
+)  # fmt: skip
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison of two or more studies; write its picture to ``--html`` if given.
 
     Returns:
         0; 1 if no study has a trial that can be compared.
     """
-    if arguments.top < 1:
-        raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
     from analysis.formatting import drop_words, plotted, plural, unit_of_drop
-    from analysis.metrics.compute_budgets import BUDGETS, equal_compute
+    from analysis.metrics.compute_budgets import BUDGETS, check_budgets, equal_compute
     from analysis.presentation.figures.comparison import fronts
     from analysis.presentation.html import figure_html
     from analysis.presentation.study_comparison import compare as compare_studies
@@ -50,10 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
         equal_compute_table,
         joint_front_table,
     )
-    from tune_cac.cli.console import print_table, write_asked
+    from tune_cac.cli.console import print_table, read_numbers, write_asked
     from tune_cac.study.folder import find_study
 
-    budgets = BUDGETS if arguments.budgets is None else _read_budgets(arguments.budgets)
+    budgets = BUDGETS if arguments.budgets is None else read_numbers("--budgets", arguments.budgets, "0.5,1,4")
+    check_budgets(budgets)
     roots = [find_study(arguments.results, name).root for name in arguments.studies]
     found = compare_studies(roots, allowed_drop=arguments.allowed_drop)
     if arguments.html is not None:
@@ -62,8 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{found.workload}, {found.length}\n")
     print_table(comparison_table(found))
     front, quality = len(found.joint_front), found.quality
-    words = "an accuracy loss" if quality.is_accuracy else f"a {drop_words(quality)}"
-    reference = f"{words} of {float(plotted(found.reference_drop, quality)):g} {unit_of_drop(quality)}".rstrip()
     if front:
         shown = f", {arguments.top} of them" if front > arguments.top else ""
         print(f"\nJoint front, {plural(front, 'trial')}{shown}:\n")
@@ -74,25 +64,16 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"\nNo comparison at equal compute: {error}")
     else:
         print("\nAt equal compute, shares of the dense run's FLOPs; each trial as it was then, in its own schedule:\n")
-        print_table(equal_compute_table(reached, found.quality))
+        print_table(equal_compute_table(reached, quality))
+    words = "an accuracy loss" if quality.is_accuracy else f"a {drop_words(quality)}"
+    reference = f"{words} of {float(plotted(found.reference_drop, quality)):g} {unit_of_drop(quality)}".rstrip()
     print(f"\n{comparison_line(found)}")
     print(
         f"Hypervolume: above nothing saved at {reference}. One seed a trial: "
-        f"{'differences of a few tenths of a point' if found.quality.is_fraction else 'small differences'} are noise."
+        f"{'differences of a few tenths of a point' if quality.is_fraction else 'small differences'} are noise."
     )
     for note in found.notes:
         print(f"Note: {note}")
     if arguments.html is not None:
         print(f"Picture: {arguments.html}")
     return 0 if len(found.candidates) else 1
-
-
-def _read_budgets(text: str) -> list[float]:
-    try:
-        budgets = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--budgets must be numbers separated by commas, such as 0.5,1,4, got {text!r}") from None
-    from analysis.metrics.compute_budgets import check_budgets
-
-    check_budgets(budgets)
-    return budgets

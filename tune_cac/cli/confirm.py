@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.io.study_options import options_of
 from trainables.quality import Quality
+from tune_cac.cli.arguments import STUDY
+from tune_cac.cli.command import argument, argument_of, command
 from tune_cac.cli.console import print_table
-from tune_cac.cli.options import add_options, add_study
 from tune_cac.messages import say
 from tune_cac.study.options import SearchOptions
 
@@ -16,24 +17,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "confirm", parents=[debug], help="retrain a study's best settings and its baseline on fresh seeds",
-        description="Retrain the settings of a study that save most within the allowed drop, and its "
-        "baseline, on seeds that the search has not seen; say which of them are confirmed, on the test split, with "
-        "intervals. Run again, it continues where it was interrupted, or adds settings and seeds.",
-    )  # fmt: skip
-    parser.add_argument("--top", type=int, default=5, help="settings to retrain (default: 5)")
-    parser.add_argument("--seeds", type=int, default=5, help="fresh seeds (default: 5)")
-    parser.add_argument("--concurrency", type=int, help="runs at a time (default: what the assigned processors allow)")
-    add_options(
-        parser, (found for found in options_of(SearchOptions) if found.name in ("checkpoint_budget", "address"))
-    )
-    add_study(parser)
-    parser.set_defaults(run=run, checkpoint_budget=SearchOptions.checkpoint_budget)
-
-
+@command(
+    argument("--top", type=int, default=5, help="settings to retrain"),
+    argument("--seeds", type=int, default=5, help="fresh seeds"),
+    argument("--concurrency", type=int, help="runs at a time (default: what the assigned processors allow)"),
+    *(argument_of(one) for one in options_of(SearchOptions) if one.name in ("checkpoint_budget", "address")),
+    *STUDY,
+    help="retrain a study's best settings and its baseline on fresh seeds",
+    description="Retrain the settings of a study that save most within the allowed drop, and its "
+    "baseline, on seeds that the search has not seen; say which of them are confirmed, on the test split, with "
+    "intervals. Run again, it continues where it was interrupted, or adds settings and seeds.",
+)
 def run(arguments: argparse.Namespace) -> int:
     """Run the confirmation; print the table of candidates and the study's answer."""
     from analysis.metrics.accounting import search_cost
@@ -46,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         top=arguments.top,
         seeds=arguments.seeds,
         concurrency=arguments.concurrency,
-        checkpoint_budget=arguments.checkpoint_budget,
+        checkpoint_budget=arguments.checkpoint_budget or SearchOptions.checkpoint_budget,
         address=arguments.address,
     )
     if found.table is not None:

@@ -1,4 +1,4 @@
-"""Output shared by several commands: a study's answer by their arguments, files, and tables of text cells."""
+"""Input and output shared by several commands: a study's answer by their arguments, files, and tables of text cells."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainables.config import check_integer
 from trainables.errors import UserError, cannot_write
-from trainables.quality import read_drop
 from trainables.storage import atomic_write
+from tune_cac.cli.arguments import study_of
 
 if TYPE_CHECKING:
     from analysis.io.layout import Layout, StudyInfo
     from tune_cac.study.study_result import SearchResult
 
 
-def answer_of(arguments: argparse.Namespace) -> tuple[SearchResult, Layout, StudyInfo]:
-    """Return answer, layout and info of a study by ``study``, ``results``, ``allowed_drop``, ``price`` and ``top``."""
-    from tune_cac.study.folder import find_study
+def answer_of(arguments: argparse.Namespace) -> tuple[Layout, StudyInfo, SearchResult]:
+    """Return layout, settings and answer of the study that a command with `RANKING` asks for."""
     from tune_cac.study.study_result import answer
 
-    check_integer("--top", arguments.top, 1)
-    layout = find_study(arguments.results, arguments.study)
-    info = layout.read_info()
-    drop = info.allowed_drop if arguments.allowed_drop is None else read_drop(arguments.allowed_drop, info.quality)
-    return answer(layout, allowed_drop=drop, price=arguments.price), layout, info
+    layout, info, drop = study_of(arguments)
+    return layout, info, answer(layout, allowed_drop=drop, price=arguments.price)
+
+
+def read_numbers(flag: str, text: str, example: str) -> list[float]:
+    """Return the numbers between the commas of a flag's text; UserError if it has others."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{flag} must be numbers separated by commas, such as {example}, got {text!r}") from None
 
 
 def write_asked(path: Path, content: str | bytes, what: str, instead: str = "choose another file") -> None:
@@ -65,7 +68,7 @@ def print_table(cells: list[list[str]]) -> None:
             table.add_row(*(Text(cell) for cell in row))
         Console().print(table)
         return
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 

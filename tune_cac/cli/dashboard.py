@@ -5,27 +5,23 @@ from __future__ import annotations
 import argparse
 import socket
 import webbrowser
-from typing import Any
 
+from trainables.config import check_integer
 from trainables.errors import UserError
-from tune_cac.cli.options import add_study
+from tune_cac.cli.arguments import STUDY
+from tune_cac.cli.command import argument, command
 
 #: Address to serve on, which only programs on this machine can connect to.
 HOST = "127.0.0.1"
 
 
-def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "dashboard", parents=[debug], help="look at a study in optuna-dashboard, also while it is searched",
-        description="Serve optuna-dashboard on a study's journal, to this machine alone, until Ctrl-C.",
-    )  # fmt: skip
-    parser.add_argument("--port", type=int, default=8080, help="port (default: 8080)")
-    parser.add_argument("--no-browser", action="store_true", help="print the address only")
-    add_study(parser)
-    parser.set_defaults(run=run)
-
-
+@command(
+    argument("--port", type=int, default=8080, help="port"),
+    argument("--no-browser", action="store_true", help="print the address only"),
+    *STUDY,
+    help="look at a study in optuna-dashboard, also while it is searched",
+    description="Serve optuna-dashboard on a study's journal, to this machine alone, until Ctrl-C.",
+)
 def run(arguments: argparse.Namespace) -> int:
     """Serve optuna-dashboard until Ctrl-C; the study may be searched meanwhile."""
     from tune_cac.study.folder import find_study, written
@@ -33,8 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     layout = find_study(arguments.results, arguments.study)
     if not layout.journal.is_file():
         raise UserError(f"{layout.root} has no journal yet: its search has not begun")
-    if not 1 <= arguments.port <= 65535:
-        raise UserError(f"--port must be an integer from 1 to 65535, got {arguments.port}")
+    check_integer("--port", arguments.port, 1, 65535)
     try:
         from optuna_dashboard import run_server
     except ImportError:

@@ -6,15 +6,16 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.formatting import percent, plural
 from analysis.io.study_options import TRIALS
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.runtime.processors import processors
+from tune_cac.cli.arguments import config_from_arguments, run_arguments
+from tune_cac.cli.command import argument, command
 from tune_cac.cli.console import print_table
-from tune_cac.cli.workload_arguments import add_run, config_from_arguments
 
 if TYPE_CHECKING:
     from trainables.training.doctor.dry_run import DryRun, ParameterFacts
@@ -23,46 +24,34 @@ if TYPE_CHECKING:
 MOST_ROWS = 60
 
 
-def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "doctor", parents=[debug], help="a short dry run: layers, FLOPs, memory, times, and whether it repeats exactly",
-        description="A short dry run of a training: layers with numbers, names and FLOPs, memory, time of a step, how "
-        "long a search would take, and whether training repeats bit for bit on this machine.",
-    )  # fmt: skip
-    add_run(parser, epochs="epochs of a run", seed="seed of the run")
-    parser.add_argument(
-        "--trials",
-        type=int,
-        default=TRIALS,
-        help=f"trials of the search that is estimated (default: {TRIALS})",
-    )
-    parser.add_argument(
+@command(
+    *run_arguments(epochs="epochs of a run", seed="seed of the run"),
+    argument("--trials", default=TRIALS, at_least=1, help="trials of the search that is estimated"),
+    argument(
         "--script", metavar="COMMAND", help="look at your own training instead, 'python train.py ...': it is run for "
         "some steps and ended",
-    )  # fmt: skip
-    parser.add_argument("--all-layers", action="store_true", help="show every parameter of a large model")
-    parser.set_defaults(run=run)
-
-
+    ),
+    argument("--all-layers", action="store_true", help="show every parameter of a large model"),
+    help="a short dry run: layers, FLOPs, memory, times, and whether it repeats exactly",
+    description="A short dry run of a training: layers with numbers, names and FLOPs, memory, time of a step, how long "
+    "a search would take, and whether training repeats bit for bit on this machine.",
+)  # fmt: skip
 def run(arguments: argparse.Namespace) -> int:
     """Train and evaluate briefly; print what a run costs, and whether it repeats bit for bit."""
     if arguments.script is not None:
         return _look_at_script(arguments.script)
-    trials: int = arguments.trials
-    if trials < 1:
-        raise UserError(f"--trials must be an integer >= 1, got {trials}")
     config = config_from_arguments(arguments, method="none")
     from trainables.stage_tree.root import device_kind
+    from trainables.training.doctor.checks import report_text
     from trainables.training.doctor.determinism import why_not_repeatable
     from trainables.training.doctor.dry_run import MOST_UNITS, dry_run
+    from trainables.training.doctor.run_checkup import run_findings
     from trainables.workloads import build_for
     from tune_cac.study.folder import package_versions
 
     build_for(config).check(config.seed)
     found = dry_run(config, most_units=None if arguments.all_layers else MOST_UNITS)
-    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
-    print(f"versions: {versions}")
+    print("versions: " + ", ".join(f"{name} {version}" for name, version in package_versions().items()))
     print(f"device: {config.device} ({device_kind(config.device)}), {plural(config.threads, 'thread')} a trial")
     samples = "" if found.train_samples is None else f"{found.train_samples:,} samples, "
     shapes = ", ".join(f"{shape} {dtype}" for shape, dtype in found.batch_shapes)
@@ -72,16 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     _print_layers(found, arguments.all_layers)
     print()
-    _print_costs(found, config.device)
-    at_a_time = trials_at_a_time(config)
-    print(
-        f"search: {trials} trials, {at_a_time} at a time and each trained alone, would take "
-        f"{time_text(found.search_time_s(trials, at_a_time))} if they do not slow each other down (controls "
-        "come on top); trials share what they have in common, which makes a search several times shorter "
-        "(docs/stage-tree.md)"
-    )
-    reason = why_not_repeatable(config)
-    if reason:
+    _print_costs(found, config, arguments.trials)
+    if reason := why_not_repeatable(config):
         print(
             f"training {config.workload} does not repeat bit for bit here: {reason}. A search of one's own workload "
             "then trains every trial alone, in a process of its own. On a GPU, call "
@@ -91,16 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         trial = "a trial that is forked from another equals the trial alone"
         print(f"training {config.workload} repeats bit for bit: {trial}")
-    print(_recipe_report(config, found))
+    print(report_text(run_findings(config, found.loader_share)))
     return 0
-
-
-def _recipe_report(config: TrialConfig, found: DryRun) -> str:
-    """Return what makes this training slower than it has to be."""
-    from trainables.training.doctor.checks import report_text
-    from trainables.training.doctor.run_checkup import run_findings
-
-    return report_text(run_findings(config, found.loader_share))
 
 
 def _look_at_script(command: str) -> int:
@@ -108,14 +81,13 @@ def _look_at_script(command: str) -> int:
     import subprocess
     import sys
 
-    parts = shlex.split(command)
-    is_python = bool(parts) and Path(parts[0]).name.startswith("python")
-    rest = parts[1:]
+    program, *rest = shlex.split(command) or [""]
     while rest and rest[0] in ("-u", "-O", "-B"):
         rest = rest[1:]
-    if not is_python or not rest or (rest[0].startswith("-") and (rest[0] != "-m" or len(rest) < 2)):
+    is_module = rest[:1] == ["-m"] and len(rest) > 1
+    if not Path(program).name.startswith("python") or not rest or (rest[0].startswith("-") and not is_module):
         raise UserError(f"--script of doctor must be 'python FILE ...' or 'python -m MODULE ...', got {command!r}")
-    if rest[0] != "-m" and not Path(rest[0]).is_file():
+    if not is_module and not Path(rest[0]).is_file():
         raise UserError(f"--script of doctor must name a file that is there, got {rest[0]}")
     from trainables.training.doctor import script_probe
 
@@ -123,12 +95,19 @@ def _look_at_script(command: str) -> int:
 
 
 def _print_layers(found: DryRun, all_layers: bool) -> None:
-    """Print the table of parameters, or of units for a large model, and notes on how to read it."""
+    """Print one row a parameter, or for a large model one a unit, and notes on how to read them."""
     rows = found.parameters
-    units = _units(rows)
+    units: list[list[ParameterFacts]] = [[]]  # parameters after the last unit's end form one more group
+    for row in rows:
+        units[-1].append(row)
+        if row.unit_end:
+            units.append([])
+    units = [unit for unit in units if unit]
     by_units = len(rows) > MOST_ROWS and len(units) > 1 and not all_layers
     print(f"layers: {len(rows)} parameters in the model's order, {sum(row.elements for row in rows):,} elements")
-    print_table(_cells(units if by_units else [[row] for row in rows], by_units))
+    names = ["unit", "parameters"] if by_units else ["parameter", "shape"]
+    header = ["number", *names, "elements", "watched", "forward", "backward", "saved"]
+    print_table([header, *(_cells(group, by_units) for group in (units if by_units else [[row] for row in rows]))])
     outside = found.outside
     if outside.forward_flops or outside.backward_flops:
         forward, backward = (quantity_text(n, "FLOP") for n in (outside.forward_flops, outside.backward_flops))
@@ -138,8 +117,7 @@ def _print_layers(found: DryRun, all_layers: bool) -> None:
         "that is gone then, at the ends of units (a layer with its bias and norm)"
     )
     ends = [row for row in rows if row.unit_end]
-    uncounted = sum(row.saved is None for row in ends)
-    if uncounted:
+    if uncounted := sum(row.saved is None for row in ends):
         print(f"saved is not counted for {uncounted} of the {len(ends)} units: --all-layers counts each")
     if by_units:
         print(f"one row a unit, for the model has more than {MOST_ROWS} parameters: --all-layers shows each")
@@ -147,49 +125,32 @@ def _print_layers(found: DryRun, all_layers: bool) -> None:
         print("the rule watches nothing here by default (CAC_WATCH=conv): set CAC_WATCH=linear, or module classes")
 
 
-def _units(rows: Sequence[ParameterFacts]) -> list[list[ParameterFacts]]:
-    """Return parameters by unit; those after the last unit's end form one more group."""
-    groups: list[list[ParameterFacts]] = [[]]
-    for row in rows:
-        groups[-1].append(row)
-        if row.unit_end:
-            groups.append([])
-    return [group for group in groups if group]
+def _cells(group: Sequence[ParameterFacts], by_units: bool) -> list[str]:
+    """Return the row of a parameter, or of a unit, named by the parameter whose module computes most."""
+    leading = max(group, key=lambda row: row.forward_flops or 0)
+    last = group[-1]
+    listed = by_units or leading.forward_flops is not None  # else an earlier parameter of the module has them
+    flops = (sum(row.forward_flops or 0 for row in group), sum(row.backward_flops or 0 for row in group))
+    return [
+        str(last.number),
+        leading.name,
+        str(len(group)) if by_units else "x".join(map(str, leading.shape)) or "scalar",
+        f"{sum(row.elements for row in group):,}",
+        "yes" if any(row.watched for row in group) else "",
+        *(quantity_text(count, "FLOP") if listed else "" for count in flops),
+        "" if last.saved is None else percent(last.saved),
+    ]
 
 
-def _cells(groups: Sequence[Sequence[ParameterFacts]], by_units: bool) -> list[list[str]]:
-    """Return a table with one row per unit, named by the parameter whose module computes most, or per parameter."""
-    names = ["unit", "parameters"] if by_units else ["parameter", "shape"]
-    cells = [["number", *names, "elements", "watched", "forward", "backward", "saved"]]
-    for group in groups:
-        leading = max(group, key=lambda row: row.forward_flops or 0)
-        shape = "x".join(str(size) for size in leading.shape) or "scalar"
-        listed = by_units or leading.forward_flops is not None  # else an earlier parameter of the module has them
-        flops = (sum(row.forward_flops or 0 for row in group), sum(row.backward_flops or 0 for row in group))
-        saved = group[-1].saved
-        cells.append(
-            [
-                str(group[-1].number),
-                leading.name,
-                str(len(group)) if by_units else shape,
-                f"{sum(row.elements for row in group):,}",
-                "yes" if any(row.watched for row in group) else "",
-                *(quantity_text(count, "FLOP") if listed else "" for count in flops),
-                "" if saved is None else percent(saved),
-            ]
-        )
-    return cells
-
-
-def _print_costs(found: DryRun, device: str) -> None:
-    """Print lines with the FLOPs, the memory and the times of steps and runs."""
+def _print_costs(found: DryRun, config: TrialConfig, trials: int) -> None:
+    """Print lines with the FLOPs, the memory and the times of steps, runs and a search."""
     flops = (found.step_cost.forward_flops, found.step_cost.backward_flops, found.run_flops)
     forward, backward, of_run = (quantity_text(count, "FLOP") for count in flops)
     most = "at most " if found.train_samples is None else ""  # the last batch may be smaller
     print(f"compute: a step {forward} forward, {backward} backward; a run {most}{of_run}")
     memory = (found.parameter_bytes, found.gradient_bytes, found.optimizer_bytes, found.peak_bytes)
     parameters, gradients, optimizer, peak = (quantity_text(count, "B") for count in memory)
-    whose = "allocated on the device" if device == "cuda" else "of the process"
+    whose = "allocated on the device" if config.device == "cuda" else "of the process"
     print(f"memory: parameters {parameters}, gradients {gradients}, optimizer {optimizer}; peak {whose} {peak}")
     times = found.step_times_s
     print(
@@ -197,15 +158,17 @@ def _print_costs(found: DryRun, device: str) -> None:
         f"{time_text(max(times))}), {percent(found.loader_share)} of it waiting for the batch; an evaluation "
         f"{time_text(found.evaluation_time_s)}; a run {time_text(found.run_time_s)}"
     )
-
-
-def trials_at_a_time(config: TrialConfig) -> int:
-    """Return how many trials this machine trains at a time: one per GPU, or as many as the processors allow."""
+    at_a_time = max(1, processors() // config.threads)
     if config.device == "cuda":
         import torch
 
-        return max(1, torch.cuda.device_count())
-    return max(1, processors() // config.threads)
+        at_a_time = max(1, torch.cuda.device_count())
+    print(
+        f"search: {trials} trials, {at_a_time} at a time and each trained alone, would take "
+        f"{time_text(found.search_time_s(trials, at_a_time))} if they do not slow each other down (controls "
+        "come on top); trials share what they have in common, which makes a search several times shorter "
+        "(docs/stage-tree.md)"
+    )
 
 
 def quantity_text(count: float, unit: str) -> str:

@@ -31,7 +31,7 @@ from tune_cac.cli import (
     trial,
     workloads,
 )
-from tune_cac.cli.parser import Parser
+from tune_cac.cli.command import Parser
 from tune_cac.interrupts import sigterm_is_an_interrupt
 from tune_cac.messages import close_unread, say, warnings_as_messages
 
@@ -50,11 +50,10 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Start with: python -m tune_cac search --space auto_thresholds",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    debug = argparse.ArgumentParser(add_help=False)
-    debug.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(commands, debug)
+    for module in COMMANDS:
+        module.run.add_to(commands)
+    commands.choices["submit"].set_defaults(parsers=commands.choices)  # of the command that a job runs
     return parser
 
 

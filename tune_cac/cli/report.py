@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from trainables.errors import UserError
-from tune_cac.cli.options import add_ranking, add_study
+from tune_cac.cli.arguments import RANKING, STUDY
+from tune_cac.cli.command import argument, command
 from tune_cac.messages import say
 
 if TYPE_CHECKING:
@@ -21,34 +22,25 @@ if TYPE_CHECKING:
 _Found = TypeVar("_Found")
 
 
-def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "report",
-        parents=[debug],
-        help="print the answer of a study and write it as a page to look at, report.html",
-        description="Print the answer of a study and write it as a page to look at, report.html.",
-    )
-    add_ranking(parser)
-    parser.add_argument("--output", metavar="FILE", help="the page (default: report.html in the study)")
-    add_study(parser)
-    parser.set_defaults(run=run)
-
-
+@command(
+    *RANKING,
+    argument("--output", metavar="FILE", help="the page (default: report.html in the study)"),
+    *STUDY,
+    help="print the answer of a study and write it as a page to look at, report.html",
+)
 def run(arguments: argparse.Namespace) -> int:
     """Print a study's report and write its page; works while the study is searched."""
     from analysis.presentation.html import report_html
     from analysis.presentation.markdown_report import report_markdown
     from tune_cac.cli.console import answer_of, write_asked
 
-    found, layout, info = answer_of(arguments)
-    drop = found.allowed_drop
-    data = gather(layout, found)
+    layout, info, found = answer_of(arguments)
     page = Path(arguments.output) if arguments.output else layout.page
-    write_asked(page, report_html(data), "the page to", "choose another --output")
+    write_asked(page, report_html(gather(layout, found)), "the page to", "choose another --output")
     text = report_markdown(
-        info, found.trials, found.ranking, found.best, drop, top=arguments.top, confirmation=found.confirmation
-    )
+        info, found.trials, found.ranking, found.best, found.allowed_drop, top=arguments.top,
+        confirmation=found.confirmation,
+    )  # fmt: skip
     print(text)
     say(f"Page: {page}")
     return 0 if len(found.ranking) else 1
@@ -66,10 +58,8 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
     from analysis.trace_replay.traces import load_trace
     from tune_cac.study.folder import is_locked
 
-    info, trials = layout.read_info(), found.trials
-    best = found.best
-    epochs_of_best = None if best is None else int(best["epochs"])
-    trace = _or_none(lambda: load_trace(layout.root, epochs=epochs_of_best))
+    info, trials, best = layout.read_info(), found.trials, found.best
+    trace = _or_none(lambda: load_trace(layout.root, epochs=None if best is None else int(best["epochs"])))
     picture = _or_none(lambda: variance_frames(trace, best)) if trace is not None and best is not None else None
     controls = trials[(is_control(trials) | is_shorter(trials)) & (trials["status"] == "completed")]
     environment = dict(info.versions)
@@ -84,14 +74,7 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
         allowed_drop=found.allowed_drop,
         headline=found.headline,
         cost_line=found.cost_line,
-        best_env=best_env(
-            info,
-            best,
-            found.allowed_drop,
-            confirmation=found.confirmation,
-            line=found.control_line,
-            same_run=found.same_run,
-        ),
+        best_env=best_env(info, best, found.allowed_drop, **found.about),
         status="running" if is_locked(layout) else "finished",
         history=epochs,
         gradients=None if epochs is None else gradient_statistics(epochs),
@@ -111,15 +94,13 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
 def _cluster_images(data: ReportData) -> dict[int, SampleImage]:
     """Return pictures of the examples of the clusters that the report shows."""
     from analysis.presentation.figures.variance import shown_trial
+    from analysis.presentation.summary_text import config_of
+    from tune_cac.study.decoded_images import cluster_images
 
     trial = shown_trial(data, data.clusters)
     if trial is None or data.clusters is None:
         return {}
-    from analysis.presentation.summary_text import config_of
-    from tune_cac.study.decoded_images import cluster_images
-
-    row = data.trials[data.trials["trial"] == trial].iloc[0]
-    config = _or_none(lambda: config_of(row))
+    config = _or_none(lambda: config_of(data.trials[data.trials["trial"] == trial].iloc[0]))
     if config is None:
         return {}
     examples = data.clusters.loc[data.clusters["trial"] == trial, "examples"]

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.formatting import plural
-from trainables.config import check_integer
 from trainables.errors import UserError
-from tune_cac.cli.options import add_compatible
-from tune_cac.cli.workload_arguments import add_workload_options, workload_options
+from trainables.registry import WORKLOADS
+from trainables.workload_options import call_with_options, read_options
+from trainables.workloads import build, default_epochs
+from tune_cac.cli.arguments import COMPATIBLE, WORKLOAD_OPTIONS, workload_options
+from tune_cac.cli.command import argument, command
+from tune_cac.cli.console import print_table
 from tune_cac.messages import say
 
 if TYPE_CHECKING:
@@ -19,7 +22,6 @@ if TYPE_CHECKING:
 
     from trainables.compression.schedule.matching import ModelFacts, Resolved
     from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
-    from trainables.compression.schedule.policy_configs import Findings
     from trainables.compression.schedule.reading import MarkedSchedule
 
 #: Most names that are shown of a list.
@@ -33,29 +35,21 @@ _WITHOUT_EFFECT = {
 _BAIDU = dict.fromkeys(("initial_sparsity", "final_sparsity"), "the rule has no use for it")
 
 
-def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line."""
-    schedule = commands.add_parser("schedule", help="look at a compression schedule before training with it")
-    actions = schedule.add_subparsers(dest="action", metavar="ACTION", required=True)
-    check = actions.add_parser(
-        "check", parents=[debug], help="what a schedule prunes when, and all that is wrong with it",
-        description="Check a compression schedule: its language, strictly, and with --workload also the names of "
-        "layers; print what each policy acts on and when, and the planned sparsity epoch by epoch.",
-    )  # fmt: skip
-    check.add_argument("file", metavar="FILE", help="the schedule, YAML; ranges to search stand at their middle")
-    check.add_argument("--workload", help="whose model is compressed; images needs no --data for its own models")
-    add_workload_options(check)
-    check.add_argument("--epochs", type=int, help="epochs of the training (default: the workload's)")
-    add_compatible(check)
-    check.set_defaults(run=run)
-
-
+@command(
+    argument("action", choices=["check"], help="the only one so far"),
+    argument("file", metavar="FILE", help="the schedule, YAML; ranges to search stand at their middle"),
+    argument("--workload", help="whose model is compressed; images needs no --data for its own models"),
+    *WORKLOAD_OPTIONS,
+    argument("--epochs", at_least=1, help="epochs of the training (default: the workload's)"),
+    COMPATIBLE,
+    help="look at a compression schedule before training with it",
+    description="Check a compression schedule: its language, strictly, and with --workload also the names of "
+    "layers; print what each policy acts on and when, and the planned sparsity epoch by epoch.",
+)
 def run(arguments: argparse.Namespace) -> int:
     """Print what a schedule does and each error on its own line; return 2 if there are errors."""
-    if arguments.epochs is not None:
-        check_integer("--epochs", arguments.epochs, 1)
-    options = workload_options(arguments) or ()
-    if arguments.workload is None and options:
+    workload, options = arguments.workload, workload_options(arguments) or ()
+    if workload is None and options:
         raise UserError(f"{options[0]} needs --workload, whose option it is")
     from trainables.compression.lr_schedulers import check_lr_scheduler
     from trainables.compression.schedule.matching import match_schedule
@@ -68,16 +62,26 @@ def run(arguments: argparse.Namespace) -> int:
         return _refuse(error.errors)
     document = marked.filled(marked.middles())
     schedule, findings = examine(document, compatible=arguments.compatible, check_lr=check_lr_scheduler)
+    policies, epochs = schedule.policies, arguments.epochs
     resolved, on = None, "checked without names of layers: give --workload, too"
-    if arguments.workload is not None:
-        facts, what = facts_of_workload(arguments.workload, options)
-        resolved = match_schedule(schedule, facts, findings)
-        on = f"on {what}"
-    epochs = arguments.epochs or _epochs(arguments.workload, options, schedule)
-    _check_begins(schedule, epochs, findings)
+    if workload is not None:
+        facts, what = facts_of_workload(workload, options)
+        resolved, on = match_schedule(schedule, facts, findings), f"on {what}"
+    if epochs is None and workload is None:
+        epochs = max((policy.timing.last_epoch + 1 for policy in policies), default=1)
+    elif epochs is None:
+        own = WORKLOADS.get(workload)
+        epochs = default_epochs(workload, options) if own is None else own.default_epochs
+    for policy in policies:
+        if (begins := policy.timing.starting_epoch) >= epochs:
+            findings.error(
+                ("policies", policy.position),
+                f"never acts: it begins in epoch {begins}, and the training's last is {epochs - 1}; begin earlier, or "
+                "give --epochs",
+            )
     for text in findings.said(findings.warnings):
         say(f"warning: {text}")
-    if schedule.policies:
+    if policies:
         print(f"{document.source}: {_counted(schedule)}; {on}")
         _print_schedule(schedule, resolved, epochs)
         notes = notes_of(schedule, marked)
@@ -105,8 +109,6 @@ def facts_of_workload(name: str, options: Sequence[str]) -> tuple[ModelFacts, st
     """
     from trainables.compression.policies import model_facts
     from trainables.runtime.isolation import isolated
-    from trainables.workload_options import read_options
-    from trainables.workloads import build
 
     given = read_options(options)
     with isolated(seed=0, threads=1):
@@ -120,7 +122,6 @@ def facts_of_workload(name: str, options: Sequence[str]) -> tuple[ModelFacts, st
 def _without_data(given: Mapping[str, str]) -> tuple[nn.Module, str]:
     import torch
 
-    from trainables.workload_options import call_with_options
     from trainables.workloads.models import MODELS, build_model
 
     def of_images(model: str = "resnet20", classes: int | None = None) -> Any:
@@ -136,28 +137,7 @@ def _without_data(given: Mapping[str, str]) -> tuple[nn.Module, str]:
     return found
 
 
-def _epochs(workload: str | None, options: Sequence[str], schedule: Schedule) -> int:
-    """Return the workload's epochs; without a workload, the epochs up to the end of the last policy."""
-    from trainables.registry import WORKLOADS
-    from trainables.workloads import default_epochs
-
-    if workload is None:
-        return max((policy.timing.last_epoch + 1 for policy in schedule.policies), default=1)
-    return WORKLOADS[workload].default_epochs if workload in WORKLOADS else default_epochs(workload, options)
-
-
 # --- output ---------------------------------------------------------------------------------------------------------
-
-
-def _check_begins(schedule: Schedule, epochs: int, findings: Findings) -> None:
-    for policy in schedule.policies:
-        begins = policy.timing.starting_epoch
-        if begins >= epochs:
-            findings.error(
-                ("policies", policy.position),
-                f"never acts: it begins in epoch {begins}, and the training's last is {epochs - 1}; begin earlier, or "
-                "give --epochs",
-            )
 
 
 def _counted(schedule: Schedule) -> str:
@@ -170,17 +150,14 @@ def _counted(schedule: Schedule) -> str:
 
 def _print_schedule(schedule: Schedule, resolved: Resolved | None, epochs: int) -> None:
     from trainables.compression.schedule.epoch_table import epoch_table, table_cells
-    from tune_cac.cli.console import print_table
 
     shown = schedule if resolved is None else resolved.schedule
     for policy in shown.policies:
         component = shown.component(policy)
         print(f"\n{policy.kind} {component.name}, {component.class_name}: {_when(policy)}")
-        names = _names(component, resolved)
-        if names:
+        if names := _names(component, resolved):
             print(f"  {names}")
-    rows = epoch_table(schedule, epochs, resolved)
-    if rows:
+    if rows := epoch_table(schedule, epochs, resolved):
         print(f"\n{epochs} epochs; shares are planned ones, of elements or of structures")
         print_table(table_cells(rows, with_totals=resolved is not None))
 
@@ -210,8 +187,9 @@ def _names(component: Component, resolved: Resolved | None) -> str:
             f"{name} ({', '.join(map(str, shapes[name]))})" if name in shapes else name
             for name in resolved.of(component)
         ]
-    cut = names if len(names) <= MOST_NAMES else [*names[: MOST_NAMES - 2], f"... {len(names) - MOST_NAMES + 2} more"]
-    return ("overrides of " if argument == MODULES and names else "") + ", ".join(cut)
+    if len(names) > MOST_NAMES:
+        names[MOST_NAMES - 2 :] = [f"... {len(names) - MOST_NAMES + 2} more"]
+    return ("overrides of " if argument == MODULES and names else "") + ", ".join(names)
 
 
 def notes_of(schedule: Schedule, marked: MarkedSchedule) -> list[str]:
@@ -227,9 +205,7 @@ def notes_of(schedule: Schedule, marked: MarkedSchedule) -> list[str]:
                 notes.append(f"{component.section}.{component.name}.{name} has no effect here: {why}")
     for name, mark in marked.marks.items():
         among = ", ".join(map(str, mark.choices)) if mark.choices else f"{mark.low} to {mark.high}"
-        notes.append(f"{name} is searched ({among}); shown with {_short(mark.middle())}")
+        middle = mark.middle()
+        shown = f"{middle:.6g}" if isinstance(middle, float) else middle
+        notes.append(f"{name} is searched ({among}); shown with {shown}")
     return notes
-
-
-def _short(value: float | int | str) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -13,34 +13,32 @@ import yaml
 from analysis.io.layout import Layout
 from analysis.io.study_options import RESULTS, options_of
 from trainables.errors import UserError, unknown_name
+from tune_cac.cli.arguments import DATA_AND_MODEL, workload_options
+from tune_cac.cli.command import HelpAll, argument, argument_of, command
 from tune_cac.cli.console import print_table
-from tune_cac.cli.options import HelpAll, add_options
-from tune_cac.cli.workload_arguments import add_data_and_model, workload_options
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import read_assignments
 from tune_cac.study.options import SearchOptions
 
+OPTIONS = options_of(SearchOptions)
 
-def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "search", parents=[debug], usage="tune_cac search [OPTION ...]", help="search a space on a workload",
-        description="Search a space on a workload with Ray and Optuna. The first trial is the baseline (method off), "
-        "the next the space's starting point, as a rule the published defaults scaled to the run's length. Accuracies "
-        "and accuracy losses are fractions: 0.005 is half a point.",
-        epilog="--help-all lists samplers, controls, resources, budgets and more.",
-    )  # fmt: skip
-    parser.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options, the rare ones too")
-    add_options(parser, options_of(SearchOptions))
-    add_data_and_model(parser)
-    parser.add_argument("--resume", metavar="NAME", help="finish the remaining trials of a study")
-    parser.add_argument(
+
+@command(
+    argument("--help-all", action=HelpAll, nargs=0, help="show all options, the rare ones too"),
+    *map(argument_of, OPTIONS),
+    *DATA_AND_MODEL,
+    argument("--resume", metavar="NAME", help="finish the remaining trials of a study"),
+    argument(
         "--study", metavar="FILE", help="options in a YAML file, by their names in Python (trials: 12, hold: {...}); "
         "those on the command line win",
-    )  # fmt: skip
-    parser.set_defaults(run=run)
-
-
+    ),
+    usage="tune_cac search [OPTION ...]",
+    help="search a space on a workload",
+    description="Search a space on a workload with Ray and Optuna. The first trial is the baseline (method off), "
+    "the next the space's starting point, as a rule the published defaults scaled to the run's length. Accuracies "
+    "and accuracy losses are fractions: 0.005 is half a point.",
+    epilog="--help-all lists samplers, controls, resources, budgets and more.",
+)  # fmt: skip
 def run(arguments: argparse.Namespace) -> int:
     """Search a space or resume a study; print the ranked table."""
     given = options_given(arguments)
@@ -60,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         print()
     print(found.headline)
     print(found.cost_line)
-    kept = [file.name for file in (Layout(found.folder).best_schedule, Layout(found.folder).best) if file.exists()]
+    layout = Layout(found.folder)
+    kept = [file.name for file in (layout.best_schedule, layout.best) if file.exists()]
     report = f"python -m tune_cac report {shlex.quote(str(found.folder))}"
     # A file that switches everything off is no answer to paste.
     print(
@@ -86,28 +85,23 @@ def options_given(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.resume is not None:
         _refuse_settled(arguments)
     given = {} if arguments.study is None else _study_file(Path(arguments.study))
-    given |= {
-        option.name: value
-        for option in options_of(SearchOptions)
-        if (value := getattr(arguments, option.name)) is not None
-    }
+    given |= {one.name: value for one in OPTIONS if (value := getattr(arguments, one.name)) is not None}
     if (texts := workload_options(arguments)) is not None:
         given["workload_options"] = texts
     if arguments.hold is not None:
         given["hold"] = read_assignments(arguments.hold)
-    SearchOptions(**given)  # wrong arguments raise here, before torch or ray is loaded
+    SearchOptions(**given)
     return given
 
 
 def _study_file(file: Path) -> dict[str, Any]:
-    """Return the options in a YAML file; UserError if it cannot be read or has others."""
     try:
         given = yaml.safe_load(file.read_text("utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise UserError(f"--study must be a YAML file of options, {file} cannot be read: {error}") from None
     if not isinstance(given, dict):
         raise UserError(f"--study must be a YAML map of options, such as trials: 12, got {file} with {given!r}")
-    names = [option.name for option in options_of(SearchOptions)]
+    names = [one.name for one in OPTIONS]
     for name in given:
         if name not in names:
             raise unknown_name("option", str(name), names)
@@ -116,7 +110,7 @@ def _study_file(file: Path) -> dict[str, Any]:
 
 def _refuse_settled(arguments: argparse.Namespace) -> None:
     """Raise UserError where an option is given that the study to be resumed has settled."""
-    flags = {option.name: option.flag for option in options_of(SearchOptions) if not option.on_resume}
+    flags = {one.name: one.flag for one in OPTIONS if not one.on_resume}
     flags |= {"data": "--data", "model": "--model", "study": "--study"}
     given = [flag for name, flag in flags.items() if getattr(arguments, name) is not None]
     if given:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainables.errors import UserError
 from trainables.quality import DEFAULT_DROP, DEFAULT_RELATIVE_DROP, Quality, default_drop, read_drop
-from tune_cac.cli.options import add_compatible
-from tune_cac.cli.workload_arguments import add_run, config_from_arguments
+from tune_cac.cli.arguments import COMPATIBLE, config_from_arguments, run_arguments
+from tune_cac.cli.command import argument, command
+from tune_cac.cli.console import print_table, read_numbers, write_asked
 from tune_cac.messages import say
 
 if TYPE_CHECKING:
@@ -19,114 +20,91 @@ if TYPE_CHECKING:
     from trainables.compression.sensitivity import Proposal, Row
     from trainables.training.run import TrainingRun
 
-CSV_FILE, PICTURE_FILE, SCHEDULE_FILE = "sensitivity.csv", "sensitivity.html", "sensitivities.yaml"
 _KINDS = ("element", "filter", "channel")
 
 
-def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the parser's commands; load nothing heavy."""
-    parser = commands.add_parser(
-        "sensitivity", parents=[debug], help="prune each layer alone, and propose sensitivities for a schedule",
-        description="Prune one layer at a time at rising levels and evaluate on the validation split; say how much "
-        "each layer tolerates within the allowed drop of its metric. Writes sensitivity.csv, sensitivity.html and "
-        "sensitivities.yaml, a schedule's pruners. Without --checkpoint the workload is trained first.",
-    )  # fmt: skip
-    add_run(parser, epochs="epochs to train", seed="seed of the training")
-    parser.add_argument(
+@command(
+    *run_arguments(epochs="epochs to train", seed="seed of the training"),
+    argument(
         "--checkpoint", metavar="FILE", help="weights to analyse: a state_dict as torch.save writes it, or a trial's"
-    )
-    parser.add_argument("--kind", default="element", help="what is pruned: element (default), filter or channel")
-    parser.add_argument(
+    ),
+    argument("--kind", default="element", help="what is pruned: element, filter or channel"),
+    argument(
         "--levels", metavar="LIST", help="shares to prune, such as 0,0.5,0.9 (default: 0 to 0.95 in steps of 0.05)"
-    )
-    parser.add_argument(
-        "--layers", nargs="+", metavar="PATTERN", help="names or patterns of the weights (default: all)"
-    )
-    add_compatible(parser)
-    parser.add_argument(
-        "--allowed-drop",
-        help=f"how much worse the metric may be, in its own unit or such as 2%% (default: {DEFAULT_DROP}; of a metric "
-        f"that is no fraction {DEFAULT_RELATIVE_DROP}%)",
-    )
-    parser.add_argument("--output", default="sensitivity", metavar="DIR", help="folder to write (default: sensitivity)")
-    parser.set_defaults(run=run)
-
-
+    ),
+    argument("--layers", nargs="+", metavar="PATTERN", help="names or patterns of the weights (default: all)"),
+    COMPATIBLE,
+    argument(
+        "--allowed-drop", help="how much worse the metric may be, in its own unit or such as 2% (default: "
+        f"{DEFAULT_DROP}; of a metric that is no fraction {DEFAULT_RELATIVE_DROP})",
+    ),
+    argument("--output", default="sensitivity", metavar="DIR", help="folder to write"),
+    help="prune each layer alone, and propose sensitivities for a schedule",
+    description="Prune one layer at a time at rising levels and evaluate on the validation split; say how much "
+    "each layer tolerates within the allowed drop of its metric. Writes sensitivity.csv, sensitivity.html and "
+    "sensitivities.yaml, a schedule's pruners. Without --checkpoint the workload is trained first.",
+)  # fmt: skip
 def run(arguments: argparse.Namespace) -> int:
     """Train or load a model, analyse it, print the table and write the files."""
-    levels = _levels(arguments.levels)
-    if arguments.kind not in _KINDS:
-        raise UserError(f"--kind must be one of {', '.join(_KINDS)}, got {arguments.kind!r}")
+    levels = None if arguments.levels is None else read_numbers("--levels", arguments.levels, "0,0.5,0.9")
+    if levels is not None and not all(0 <= level <= 1 for level in levels):
+        raise UserError(f"--levels must be in [0, 1], got {arguments.levels}")
+    kind, folder = arguments.kind, Path(arguments.output)
+    if kind not in _KINDS:
+        raise UserError(f"--kind must be one of {', '.join(_KINDS)}, got {kind!r}")
     if arguments.checkpoint is not None and arguments.epochs is not None:
         raise UserError("--checkpoint is analysed as it is, so it takes no --epochs: leave one of them out")
     config = config_from_arguments(arguments, method="none")
-    folder = _made(Path(arguments.output))
-    from trainables.compression.schedule.names import listed
-    from trainables.compression.sensitivity import evaluate_workload as evaluate
-    from trainables.compression.sensitivity import proposed_sensitivities, prunable, sensitivity_analysis
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make --output {folder}: {error.strerror or error}; choose another folder") from None
+    from trainables.compression.sensitivity import (
+        evaluate_workload,
+        proposed_sensitivities,
+        prunable,
+        sensitivity_analysis,
+    )
     from trainables.training.run import TrainingRun
 
     with TrainingRun(config) as run:
         quality, given = run.quality, arguments.allowed_drop
         allowed = default_drop(quality) if given is None else read_drop(given, quality)
-        weights = prunable(run.model, arguments.kind)
-        layers = arguments.layers
-        if layers is not None:  # a name that matches nothing is reported before hours of training
-            layers = listed(layers if not arguments.compatible else _matching(layers, list(weights)), list(weights))
+        weights = prunable(run.model, kind)
+        layers = _layers(arguments, list(weights))  # a name that matches nothing is reported before hours of training
         if arguments.checkpoint is None:
             _train(run)
         else:
             _load(run, Path(arguments.checkpoint))
         rows = sensitivity_analysis(
             run.model,
-            lambda model: evaluate(run.workload, model, "validation", run.device, seed=config.seed),
+            lambda model: evaluate_workload(run.workload, model, "validation", run.device, seed=config.seed),
             layers=layers,
             levels=levels,
-            kind=arguments.kind,
-            on_row=_say_layer,
+            kind=kind,
+            on_row=lambda row: say(f"pruning {row.parameter}") if row.sparsity == 0 else None,
         )
         proposals = proposed_sensitivities(rows, weights, allowed, quality)
-    _show(rows, proposals, weights, arguments, allowed, quality)
+    _print(rows, proposals, weights, kind, allowed, quality)
     _write(folder, rows, proposals, arguments, allowed, quality)
     return 0
 
 
-def _matching(patterns: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return the patterns that match a weight, with a warning for each other one; UserError if none matches."""
+def _layers(arguments: argparse.Namespace, known: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the weights that ``--layers`` names; where Distiller would, warn of a pattern that matches nothing."""
     from trainables.compression.schedule.names import match_names
 
-    found = []
-    for pattern in patterns:
+    found: dict[str, None] = {}
+    for pattern in arguments.layers or ():
         try:
-            match_names(pattern, known)
+            found |= dict.fromkeys(match_names(pattern, known))
         except UserError as error:
+            if not arguments.compatible:
+                raise
             say(f"warning: {error}")
-            continue
-        found.append(pattern)
-    if not found:
+    if arguments.layers and not found:
         raise UserError("--layers must match at least one weight, and none of them does")
-    return found
-
-
-def _levels(text: str | None) -> list[float] | None:
-    """Return the numbers between commas; None if no text is given."""
-    if text is None:
-        return None
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--levels must be numbers between commas, such as 0,0.5,0.9, got {text!r}") from None
-    if not all(0 <= level <= 1 for level in found):
-        raise UserError(f"--levels must be in [0, 1], got {text}")
-    return found
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make --output {folder}: {error.strerror or error}; choose another folder") from None
-    return folder
+    return tuple(found) or None
 
 
 def _train(run: TrainingRun) -> None:
@@ -166,48 +144,33 @@ def _load(run: TrainingRun, file: Path) -> None:
         raise UserError(f"--checkpoint {file} does not fit the model of {run.config.workload}: {reason}") from None
 
 
-def _say_layer(row: Row) -> None:
-    if row.sparsity == 0:
-        say(f"pruning {row.parameter}")
-
-
-def _counted(shape: Sequence[int], level: float, kind: str) -> str:
-    """Return how many filters or channels of a weight a level prunes."""
+def _print(
+    rows: Sequence[Row], proposals: Sequence[Proposal], weights: Mapping[str, Tensor], kind: str, allowed: float | str,
+    quality: Quality,
+) -> None:  # fmt: skip
+    """Print by layer the level that costs at most the allowed drop; of few filters, small levels may prune none."""
+    from analysis.formatting import drop_text, value_text
     from trainables.compression.sensitivity import count_at
 
-    number = shape[0 if kind == "filter" else 1]
-    return f"{count_at(level, number)} of {number}"
-
-
-def _show(
-    rows: Sequence[Row], proposals: Sequence[Proposal], weights: Mapping[str, Tensor], arguments: argparse.Namespace,
-    allowed: float | str, quality: Quality,
-) -> None:  # fmt: skip
-    from analysis.formatting import drop_text, value_text
-    from tune_cac.cli.console import print_table
-
-    element = arguments.kind == "element"
-    amount = f"{allowed.removesuffix('%')} %" if isinstance(allowed, str) else drop_text(allowed, quality)
-    # A small level may prune none of a few filters, so their number is shown.
-    table = [["layer", "elements", "level", *([] if element else [f"{arguments.kind}s"]), quality.name,
-              *(["sensitivity"] if element else [])]]  # fmt: skip
-    for found in proposals:
-        table.append(
-            [
-                found.parameter,
-                f"{found.elements:,}",
-                f"{100 * found.level:g} %",
-                *([] if element else [_counted(weights[found.parameter].shape, found.level, arguments.kind)]),
-                value_text(found.top1, quality),
-                *([f"{found.sensitivity:.4f}"] if element else []),
-            ]
+    columns: dict[str, Callable[[Proposal], str]] = {
+        "layer": lambda found: found.parameter,
+        "elements": lambda found: f"{found.elements:,}",
+        "level": lambda found: f"{100 * found.level:g} %",
+    }
+    if kind != "element":
+        sizes = {name: weight.shape[0 if kind == "filter" else 1] for name, weight in weights.items()}
+        columns[f"{kind}s"] = lambda found: (
+            f"{count_at(found.level, sizes[found.parameter])} of {sizes[found.parameter]}"
         )
+    columns[quality.name] = lambda found: value_text(found.top1, quality)
+    if kind == "element":
+        columns["sensitivity"] = lambda found: f"{found.sensitivity:.4f}"
+    amount = f"{allowed.removesuffix('%')} %" if isinstance(allowed, str) else drop_text(allowed, quality)
     print(
         f"{quality.name.capitalize() if quality.is_accuracy else quality.name} {value_text(rows[0].top1, quality)} "
-        f"unpruned. Largest level of {arguments.kind}s that costs at most "
-        f"{amount}, each layer pruned alone:\n"
+        f"unpruned. Largest level of {kind}s that costs at most {amount}, each layer pruned alone:\n"
     )
-    print_table(table)
+    print_table([list(columns), *([cell(found) for cell in columns.values()] for found in proposals)])
 
 
 def _write(
@@ -219,7 +182,6 @@ def _write(
     from analysis.presentation.figures.sensitivity import sensitivity
     from analysis.presentation.html import figure_html
     from trainables.compression.sensitivity import pruners_section, to_csv
-    from tune_cac.cli.console import write_asked
 
     curves: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
@@ -238,9 +200,9 @@ def _write(
     )
     print()
     for name, content, what in (
-        (CSV_FILE, to_csv(rows), "Accuracies" if quality.is_accuracy else "Values"),
-        (PICTURE_FILE, picture, "Picture"),
-        (SCHEDULE_FILE, schedule, "Pruners for a schedule"),
+        ("sensitivity.csv", to_csv(rows), "Accuracies" if quality.is_accuracy else "Values"),
+        ("sensitivity.html", picture, "Picture"),
+        ("sensitivities.yaml", schedule, "Pruners for a schedule"),
     ):
         write_asked(folder / name, content, "--output", "choose another folder")
         print(f"{what}: {folder / name}")

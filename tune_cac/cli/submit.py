@@ -5,67 +5,60 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tune_cac
 from trainables.errors import UserError, unknown_name
 from trainables.storage import is_uri
+from tune_cac.cli.command import argument, command
 from tune_cac.cli.search import options_given
 from tune_cac.messages import say
 from tune_cac.own_packages import NAMES
 
-#: Folder of studies in the home folder of the job's user, for jobs whose command names none.
+#: Folder of studies in the home folder of the job's user, for a job's own folder is removed.
 HOME_RESULTS = "tune_cac_results"
 #: The Python of the environment in which Ray was started, for a shell. Ray runs a job by a login shell, whose profile
 #: may put another one first in PATH.
 PYTHON = '"${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/}python"'
 #: Variables that are not passed: Ray gives jobs its own, and shows what they were given.
 _NOT_PASSED = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_ADDRESS")
-#: Beginnings of words by which a variable's name says that it is secret.
+#: Parts of a variable's name by which it says that it is secret.
 _SECRET = ("SECRET", "TOKEN", "PASSWORD", "ACCESS_KEY")
 
 
-def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "submit", parents=[debug], help="run a command, such as a search, as a job of a Ray cluster",
-        description="Ship the working directory to a Ray cluster, run `python -m tune_cac COMMAND` there as a job, and "
-        "follow its log. The exit code is the command's. What .gitignore names is not shipped, nor is results/.",
-    )  # fmt: skip
-    parser.add_argument(
+@command(
+    argument(
         "--address", metavar="URL",
         help="job server of the cluster, http://HEAD:8265 (default: RAY_API_SERVER_ADDRESS, else this machine's)",
-    )  # fmt: skip
-    parser.add_argument("--pip", metavar="FILE", help="requirements file to install for the job (default: nothing)")
-    parser.add_argument(
+    ),
+    argument("--pip", metavar="FILE", help="requirements file to install for the job (default: nothing)"),
+    argument(
         "--env", action="append", default=[], metavar="NAME[=VALUE]",
         help="variable for the job, with its value here unless given; may be repeated. Ray shows it with the job",
-    )  # fmt: skip
-    parser.add_argument(
+    ),
+    argument(
         "--exclude", action="append", default=[], metavar="PATTERN",
         help="files or folders of the working directory that are not shipped; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
+    ),
+    argument(
         "--no-ship-package", action="store_true",
         help="the cluster's environment has tune_cac; otherwise it is shipped as it runs here",
-    )  # fmt: skip
-    parser.add_argument("--no-wait", action="store_true", help="print the job's id and end")
-    parser.add_argument(
-        "job_command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="such as: -- search --name s"
-    )
-    parser.set_defaults(run=run, parsers=commands.choices)
-
-
+    ),
+    argument("--no-wait", action="store_true", help="print the job's id and end"),
+    argument("job_command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="such as: -- search --name s"),
+    help="run a command, such as a search, as a job of a Ray cluster",
+    description="Ship the working directory to a Ray cluster, run `python -m tune_cac COMMAND` there as a job, and "
+    "follow its log. The exit code is the command's. What .gitignore names is not shipped, nor is results/.",
+)  # fmt: skip
 def run(arguments: argparse.Namespace) -> int:
     """Check and submit the command; follow it."""
-    given = list(arguments.job_command)
-    command = given[1:] if given[:1] == ["--"] else given
+    given = arguments.job_command
     job = f"tune-cac-{datetime.now():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
-    command, keeps_results = _checked(command, job, arguments.parsers)
+    line = _entrypoint_of(given[1:] if given[:1] == ["--"] else given, job, arguments.parsers)
     environment: dict[str, Any] = {"working_dir": str(Path.cwd()), "excludes": ["/results/", *arguments.exclude]}
     if arguments.pip is not None:
         if not Path(arguments.pip).is_file():
@@ -79,16 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
     from tune_cac.ray_backend import job as ray_job
 
     client = ray_job.connect(arguments.address)
-    line = entrypoint(command, home_results=not keeps_results)
-    metadata = {"tune_cac_command": " ".join(command)}
-    ray_job.submit(client, line, environment=environment, variables=variables, metadata=metadata, job=job)
+    ray_job.submit(client, line, job, environment=environment, variables=variables)
     say(f"job {job}: {line.removeprefix('exec ').replace(PYTHON, 'python')}")
     if arguments.no_wait:
         print(job)
         say(f"follow it with: ray job logs --follow {job}")
         return 0
     try:
-        code = ray_job.follow(client, job, _print)
+        code = ray_job.follow(client, job, partial(print, end="", flush=True))
     except KeyboardInterrupt:
         say(f"\njob {job} goes on: ray job logs --follow {job}   or: ray job stop {job}")
         return 130
@@ -96,29 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _print(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def entrypoint(command: Sequence[str], *, home_results: bool) -> str:
-    """Return a command of this package for a shell.
-
-    Args:
-        command: arguments after ``python -m tune_cac``.
-        home_results: whether its studies lie in the home folder of the job's user, for a job's own folder is removed.
-
-    >>> entrypoint(["search", "--name", "s"], home_results=True)
-    'exec "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/}python" -m tune_cac search --name s --results "$HOME"/tune_cac_results'
-    """
-    line = shlex.join(["-m", "tune_cac", *command])
-    return f"exec {PYTHON} {line}" + (f' --results "$HOME"/{HOME_RESULTS}' if home_results else "")
-
-
-def _checked(
-    command: Sequence[str], job: str, parsers: Mapping[str, argparse.ArgumentParser]
-) -> tuple[list[str], bool]:
-    """Return the command with a name for a new study, and whether it keeps no study in the job's folder.
+def _entrypoint_of(command: Sequence[str], job: str, parsers: dict[str, argparse.ArgumentParser]) -> str:
+    """Return a checked command for a shell; a new study has the job's name, unless it is given one.
 
     Raises:
         UserError: there is none, or it can't be run as a job.
@@ -129,18 +99,32 @@ def _checked(
     if command[0] not in known:
         raise unknown_name("command of a job", command[0], known)
     arguments = parsers[command[0]].parse_args(command[1:])
-    found = [*command]
-    named = any(word.partition("=")[0] == "--results" for word in command)
-    if named and not is_uri(arguments.results) and not Path(arguments.results).is_absolute():
+    results_given = any(word.partition("=")[0] == "--results" for word in command)
+    if results_given and not is_uri(arguments.results) and not Path(arguments.results).is_absolute():
         raise UserError(
             f"--results of a job must be an absolute folder of the cluster or a URI, got {arguments.results}: a job's "
             f"own folder is removed; without it studies lie in ~/{HOME_RESULTS} of the head node"
         )
+    named = [*command]
     if command[0] == "search":
         options_given(arguments)  # wrong ones are refused here
         if arguments.resume is None and arguments.name is None:
-            found += ["--name", job]
-    return found, named or not hasattr(arguments, "results")
+            named += ["--name", job]
+    return entrypoint(named, home_results=not results_given and hasattr(arguments, "results"))
+
+
+def entrypoint(command: Sequence[str], *, home_results: bool) -> str:
+    """Return a command of this package for a shell.
+
+    Args:
+        command: arguments after ``python -m tune_cac``.
+        home_results: whether its studies lie in the home folder of the job's user.
+
+    >>> entrypoint(["search", "--name", "s"], home_results=True)
+    'exec "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/}python" -m tune_cac search --name s --results "$HOME"/tune_cac_results'
+    """
+    line = shlex.join(["-m", "tune_cac", *command])
+    return f"exec {PYTHON} {line}" + (f' --results "$HOME"/{HOME_RESULTS}' if home_results else "")
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -5,33 +5,24 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from trainables.errors import UserError
 from trainables.registry import SCRIPT
-from tune_cac.cli.options import add_study
+from tune_cac.cli.arguments import HTML, STUDY
+from tune_cac.cli.command import argument, command
 
 
-def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "tree", parents=[debug], help="draw a study's stage tree: what its trials trained, shared stretches once",
-        description="Draw a study's stage tree, one line a stage: the iteration at which trials did something, what, "
-        "up to which iteration it was trained, how many trials go through, and the result of those that end there.",
-    )  # fmt: skip
-    parser.add_argument("--depth", type=int, help="interventions to go down to (default: all)")
-    parser.add_argument("--top", type=int, default=40, help="stages to show, the most visited (default: 40)")
-    parser.add_argument("--html", metavar="FILE", help="write it as a plot in a page, too")
-    add_study(parser)
-    parser.set_defaults(run=run)
-
-
+@command(
+    argument("--depth", at_least=0, help="interventions to go down to (default: all)"),
+    argument("--top", default=40, at_least=1, help="stages to show, the most visited"),
+    HTML,
+    *STUDY,
+    help="draw a study's stage tree: what its trials trained, shared stretches once",
+    description="Draw a study's stage tree, one line a stage: the iteration at which trials did something, what, up to "
+    "which iteration it was trained, how many trials go through, and the result of those that end there.",
+)
 def run(arguments: argparse.Namespace) -> int:
     """Print a study's stage tree; write its plot to ``--html`` if given."""
-    if arguments.depth is not None and arguments.depth < 0:
-        raise UserError(f"--depth must be an integer >= 0, got {arguments.depth}")
-    if arguments.top < 1:
-        raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
     from analysis.formatting import plural
     from analysis.io.studies import load
     from analysis.metrics.accounting import search_cost
@@ -43,19 +34,17 @@ def run(arguments: argparse.Namespace) -> int:
     from tune_cac.study.folder import find_study
 
     layout = find_study(arguments.results, arguments.study)
+    stages, reason = stage_frame(layout.root), ""
     if layout.read_info().workload == SCRIPT:
-        raise UserError(f"{layout.root} has no stage tree: trials of a script share no training")
-    stages = stage_frame(layout.root)
-    if len(stages) == 0:
-        raise UserError(
-            f"{layout.root} has no stage tree: it is of an earlier version, or its baseline has not begun; "
-            "search to get one"
+        reason = "trials of a script share no training"
+    elif len(stages) == 0:
+        reason = "it is of an earlier version, or its baseline has not begun; search to get one"
+    elif not stages["trials"].map(len).any():
+        reason = (
+            "its trials were trained alone (--no-sharing), or none has ended; search without --no-sharing to get one"
         )
-    if not stages["trials"].map(len).any():
-        raise UserError(
-            f"{layout.root} has no stage tree: its trials were trained alone (--no-sharing), or none has ended; "
-            "search without --no-sharing to get one"
-        )
+    if reason:
+        raise UserError(f"{layout.root} has no stage tree: {reason}")
     cost = search_cost(load(layout.root))
     if arguments.html is not None and (plot := stage_tree(stages)) is not None:
         title = f"{plural(cost.trials, 'trial')}, {full_trainings(cost.dense_equivalents)}"
@@ -63,16 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
     kept, megabytes = int(stages["checkpoints"].sum()), stages["checkpoint_bytes"].sum() / 1e6
     print(search_cost_line(cost))
     print(f"{plural(len(stages), 'stage')}, {plural(kept, 'checkpoint')} ({megabytes:.1f} MB)\n")
-    print(_printable(tree_text(stages, depth=arguments.depth, top=arguments.top)))
+    text = tree_text(stages, depth=arguments.depth, top=arguments.top)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # the terminal has no box characters
+        text = text.translate(str.maketrans("├└│─", "|`|-"))
+    print(text)
     if arguments.html is not None:
         print(f"\nPicture: {arguments.html}")
     return 0
-
-
-def _printable(text: str) -> str:
-    """Return the text, with ASCII lines if the terminal's encoding lacks box characters."""
-    try:
-        text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return text.translate(str.maketrans("├└│─", "|`|-"))
-    return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError, cannot_write
@@ -14,29 +14,25 @@ from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES, ratio_name
 from trainables.training.recipe.fields import RECIPE_FIELDS
-from tune_cac.cli.options import add_assignments, add_compatible
-from tune_cac.cli.workload_arguments import add_run, config_from_arguments
+from tune_cac.cli.arguments import ASSIGNMENTS, COMPATIBLE, config_from_arguments, run_arguments
+from tune_cac.cli.command import argument, command
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import read_assignments, with_schedule
 
-
-def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "trial", parents=[debug], help="train one configuration here, without Ray",
-        description="Train one configuration in this process. CAC_* variables of the environment count; --set wins.",
-    )  # fmt: skip
-    add_run(parser)
-    parser.add_argument(
-        "--method", help="method (default: gradskip, with --schedule compression); none is the baseline"
-    )
-    add_assignments(parser)
-    parser.add_argument("--schedule", metavar="FILE", help="a compression schedule to train with")
-    add_compatible(parser)
-    parser.add_argument("--save", metavar="FILE", help="write the trained weights, such as for a teacher")
-    parser.set_defaults(run=run)
+if TYPE_CHECKING:
+    from trainables.training.run import TrainingRun
 
 
+@command(
+    *run_arguments(),
+    argument("--method", help="method (default: gradskip, with --schedule compression); none is the baseline"),
+    ASSIGNMENTS,
+    argument("--schedule", metavar="FILE", help="a compression schedule to train with"),
+    COMPATIBLE,
+    argument("--save", metavar="FILE", help="write the trained weights, such as for a teacher"),
+    help="train one configuration here, without Ray",
+    description="Train one configuration in this process. CAC_* variables of the environment count; --set wins.",
+)
 def run(arguments: argparse.Namespace) -> int:
     """Train one configuration in this process and print one row per epoch."""
     values = read_assignments(arguments.assignments)
@@ -54,7 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
         settings = Settings.from_environment(**{name: value for name, value in values.items() if name in BY_NAME})
         values |= {v.name: getattr(settings, v.field) for v in VARIABLES}
     config = config_from_arguments(arguments, method=method, **values)
-    from analysis.formatting import metric_words, percent, value_text
     from trainables.gradients.method import check_run
     from trainables.training.run import TrainingRun
 
@@ -63,45 +58,71 @@ def run(arguments: argparse.Namespace) -> int:
     with TrainingRun(config) as run:
         if estimator := estimator_in(method):
             check_run(estimator, run.workload, run.model, config.gradient_layers)
-        quality = run.quality
-        width = max(9, len(quality.name))
-        if config.skips_gradients:
-            print("  ".join(f"{k}={v}" for k, v in config.gradskip_settings().to_environment().items()))
-            if reason := too_late(config.gradskip_settings(), run.total_steps):
-                say(f"warning: nothing will stop: {reason}")
-        pruned = f" {'sparsity':>9}" if config.compresses else ""
-        print(f"{'epoch':>6} {'loss':>9} {quality.name:>{width}} {'saved':>8} {'stopped':>8} {'time s':>8}{pruned}")
         try:
-            while not run.finished:
-                row = run.train_epoch()
-                print(
-                    f"{row['epoch']:>6} {row['train_loss']:>9.4f} {value_text(row['quality'], quality):>{width}} "
-                    f"{percent(row['compute_saved']):>8} {row['stopped_through']:>8} {row['train_time_s']:>8.2f}"
-                    + (f" {percent(row['sparsity']):>9}" if config.compresses else "")
-                )
+            row = _train(run, config)
         except TrainingDiverged as error:
             say(f"tune_cac: the trial failed: {error}")
             return 1
         if arguments.save is not None:
             _save_weights(run, Path(arguments.save))
-    tested = row["test_quality"]
-    print(
+    print("\n".join(_results(run, config, row)))
+    return 0
+
+
+def _train(run: TrainingRun, config: TrialConfig) -> dict[str, Any]:
+    """Train to the end, print one line an epoch, and return the last row."""
+    from analysis.formatting import percent, value_text
+
+    quality = run.quality
+    width = max(9, len(quality.name))
+    if config.skips_gradients:
+        print("  ".join(f"{k}={v}" for k, v in config.gradskip_settings().to_environment().items()))
+        if reason := too_late(config.gradskip_settings(), run.total_steps):
+            say(f"warning: nothing will stop: {reason}")
+    pruned = f" {'sparsity':>9}" if config.compresses else ""
+    print(f"{'epoch':>6} {'loss':>9} {quality.name:>{width}} {'saved':>8} {'stopped':>8} {'time s':>8}{pruned}")
+    row: dict[str, Any] = {}
+    while not run.finished:
+        row = run.train_epoch()
+        print(
+            f"{row['epoch']:>6} {row['train_loss']:>9.4f} {value_text(row['quality'], quality):>{width}} "
+            f"{percent(row['compute_saved']):>8} {row['stopped_through']:>8} {row['train_time_s']:>8.2f}"
+            + (f" {percent(row['sparsity']):>9}" if config.compresses else "")
+        )
+    return row
+
+
+def _results(run: TrainingRun, config: TrialConfig, row: Mapping[str, Any]) -> list[str]:
+    """Return the results of a trained run in words."""
+    from analysis.formatting import metric_words, percent, value_text
+
+    quality, tested = run.quality, row["test_quality"]
+    lines = [
         f"\n{metric_words(quality)} {value_text(row['quality'], quality)}"
-        + ("\n" if tested is None else f", test {quality.name} {value_text(tested, quality)}\n")
-        + f"compute saved {percent(row['compute_saved'])} (backward {percent(row['backward_saved'])}): "
-        f"{row['executed_flops'] / 1e9:.2f} of {row['dense_flops'] / 1e9:.2f} GFLOPs executed"
-    )
+        + ("" if tested is None else f", test {quality.name} {value_text(tested, quality)}"),
+        f"compute saved {percent(row['compute_saved'])} (backward {percent(row['backward_saved'])}): "
+        f"{row['executed_flops'] / 1e9:.2f} of {row['dense_flops'] / 1e9:.2f} GFLOPs executed",
+    ]
     if config.compresses:
-        for line in _compressed(row):
-            print(line)
+        lines.append(
+            f"sparsity {percent(row['sparsity'])} (in whole structures {percent(row['structured_sparsity'])}), "
+            f"inference compute saved {percent(row['inference_saved'])}"
+        )
+        if row["dense_macs"] is not None:
+            lines.append(
+                f"multiply-adds of a sample: {row['effective_macs'] / 1e6:.3f} of {row['dense_macs'] / 1e6:.3f} "
+                f"million with weights that are not zero; {row['parameters']} parameters"
+            )
+        if row["latency_s"] is not None:
+            lines.append(f"latency of a sample {1000 * row['latency_s']:.2f} ms")
     events = run.method.events()
     if config.skips_gradients and not events:
-        print(f"nothing stopped: {why_nothing_stopped(config.gradskip_settings(), run.total_steps)}")
+        lines.append(f"nothing stopped: {why_nothing_stopped(config.gradskip_settings(), run.total_steps)}")
     for event in events:
         ratio = "" if event["ratio"] is None else f" at {ratio_name(event['rule'])} {event['ratio']:.4f}"
         where = f"stopped through {event['layer']} ({event['name']})"
-        print(f"iteration {event['iteration']}: {where}, {event['rule']}{ratio}")
-    return 0
+        lines.append(f"iteration {event['iteration']}: {where}, {event['rule']}{ratio}")
+    return lines
 
 
 def _check_compression(config: TrialConfig, file: Path | None) -> None:
@@ -115,37 +136,17 @@ def _check_compression(config: TrialConfig, file: Path | None) -> None:
     if not schedule["policies"]:
         raise UserError(f"method {config.method} has nothing to compress with: give --schedule FILE")
     check_on_model(schedule, config, file, compatible=bool(config.schedule_compatible))
-    late = late_policies(schedule, config.epochs)
-    if late:
+    if late := late_policies(schedule, config.epochs):
         raise UserError(
             f"policies[{late[0]}] of the schedule never acts: the last epoch of the run is {config.epochs - 1}; begin "
             "earlier, or give more --epochs"
         )
-    marks = {} if file is None else read_marks(file).middles()
-    if marks:
+    if file is not None and (marks := read_marks(file).middles()):
         taken = ", ".join(f"{name} {value}" for name, value in marks.items())
         say(f"marked values take the middle of their ranges: {taken}")
 
 
-def _compressed(row: Mapping[str, Any]) -> list[str]:
-    """Return the results of compression in words."""
-    from analysis.formatting import percent
-
-    lines = [
-        f"sparsity {percent(row['sparsity'])} (in whole structures {percent(row['structured_sparsity'])}), inference "
-        f"compute saved {percent(row['inference_saved'])}"
-    ]
-    if row["dense_macs"] is not None:
-        lines.append(
-            f"multiply-adds of a sample: {row['effective_macs'] / 1e6:.3f} of {row['dense_macs'] / 1e6:.3f} million "
-            f"with weights that are not zero; {row['parameters']} parameters"
-        )
-    if row["latency_s"] is not None:
-        lines.append(f"latency of a sample {1000 * row['latency_s']:.2f} ms")
-    return lines
-
-
-def _save_weights(run: Any, file: Path) -> None:
+def _save_weights(run: TrainingRun, file: Path) -> None:
     import torch
 
     try:

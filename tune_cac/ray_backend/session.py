@@ -5,16 +5,18 @@ from __future__ import annotations
 import atexit
 import fcntl
 import functools
+import importlib
 import logging
 import os
 import re
 import secrets
 import socket
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,112 +68,166 @@ _ENVIRONMENT = {
 
 #: Ray keeps the first token that it sees in a process, so every search of this process uses the same.
 _TOKEN = secrets.token_hex(32)
-_token_given = False
-
-#: The thread of a start that was given up; the next start waits for its end.
-_given_up: threading.Thread | None = None
 
 
 class RayNotStarted(UserError):
-    """Ray, started on this machine, was not up in time.
-
-    Args:
-        how_long: for the message.
-    """
+    """Ray, started on this machine, was not up in time."""
 
     exit_code = 1
 
-    def __init__(self, how_long: str) -> None:
+    def __init__(self) -> None:
         super().__init__(
-            f"Ray did not start {how_long}: a process of it was stopped or killed meanwhile (another "
-            "user's `ray stop` ends every Ray on a machine), or the machine is too busy; run the command again"
+            "Ray did not start in time: a process of it was stopped or killed meanwhile (another user's `ray stop` "
+            "ends every Ray on a machine), or the machine is too busy; run the command again"
         )
 
 
+class _RayThread(threading.Thread):
+    """Thread that initialises Ray, lives as long as it, and shuts it down.
+
+    In the main thread Ray replaces the handler of SIGTERM by one that exits: in the middle of whatever runs. Ray forks,
+    and an exception right after a fork is dropped and leaves `logging` locked for ever. It ignores signals while it
+    tries to connect, for minutes. And the kernel ends Ray's processes with the thread that started them.
+
+    Args:
+        variables: environment variables while Ray is there, unless they are set.
+        patched: context of its initialisation.
+        how: keywords of `ray.init`.
+    """
+
+    #: The last one, whose end the next session waits for: where it was interrupted, Ray may still start.
+    last: _RayThread | None = None
+
+    def __init__(self, variables: Mapping[str, str], patched: AbstractContextManager[None], **how: Any) -> None:
+        super().__init__(name="Ray's parent", daemon=True)
+        self._variables, self._patched, self._how = variables, patched, how
+        self._up, self._done = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        _RayThread.last = self
+
+    def run(self) -> None:
+        """Hold Ray until the thread is told to end."""
+        with _environment(self._variables):
+            try:
+                with self._patched:
+                    ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **self._how)
+            except BaseException as error:  # noqa: BLE001 - raised by `started`
+                self._error = error
+            self._up.set()
+            self._done.wait()
+            ray.shutdown()
+
+    @contextmanager
+    def started(self, most_s: float, meanwhile: Sequence[str] = ()) -> Iterator[None]:
+        """Start it, and end it with the block; an interrupt does not wait for a Ray that is not up yet.
+
+        Args:
+            most_s: seconds until Ray is up.
+            meanwhile: modules to import until then; not those that import Ray, which another thread would see half
+                initialized.
+
+        Raises:
+            TimeoutError: Ray is not up by then.
+            BaseException: what `ray.init` raised.
+        """
+        try:
+            self.start()
+            ends = time.monotonic() + most_s
+            for name in meanwhile:
+                with suppress(Exception):  # whoever needs it says what is wrong with it
+                    importlib.import_module(name)
+            while not self._up.wait(0.1):
+                if time.monotonic() > ends:
+                    raise TimeoutError(f"it did not answer as one within {most_s:g} s")
+            if self._error is not None:
+                raise self._error
+            yield
+        finally:
+            self._done.set()
+            if self._up.is_set():
+                self.join()
+            else:  # it shuts Ray down when it is up, or the kernel ends Ray with this process
+                atexit.unregister(ray.shutdown)
+
+
 @contextmanager
-def ray_session(*, cpus: int, modules: Sequence[Path] = (), address: str | None = None) -> Iterator[None]:
+def ray_session(
+    *, cpus: int, modules: Sequence[Path] = (), address: str | None = None, meanwhile: Sequence[str] = ()
+) -> Iterator[None]:
     """Connect to Ray, and shut it down at the end if this call started it.
 
     The services of a cluster started here listen on the loopback interface alone, and ask every caller for a token that
-    only this process and its children know. A Ray that is already initialised
-    is used as it is.
+    only this process and its children know. A Ray that is already initialised is used as it is.
 
     Args:
         cpus: least number of processors of a cluster started here.
         modules: the user's files and package folders that workers import; sent to the nodes of a cluster.
         address: of a cluster that runs already; None for that in ``RAY_ADDRESS``, or one on this machine alone.
+        meanwhile: modules that this process needs later, imported while Ray's processes start here.
     """
-    global _given_up, _token_given
-    if _given_up is not None:
-        _given_up.join(_START_S)
-        _given_up = None
-    environment = dict(_ENVIRONMENT)
+    if _RayThread.last is not None:
+        _RayThread.last.join(_START_S)
     address = address or os.environ.get("RAY_ADDRESS")
-    if not address and (_token_given or not os.environ.get("RAY_AUTH_MODE")):
-        # With this token, Ray writes none of its own under the home folder, which may not be writable.
-        environment["RAY_AUTH_TOKEN"] = _TOKEN
-        _token_given = True
-    before = {name: os.environ.get(name) for name in (*environment, "RAY_AUTH_MODE")}  # which Ray sets
-    for name, value in environment.items():
-        os.environ.setdefault(name, value)
     logger = logging.getLogger("ray")
     level = logger.level
     # A failed trial is reported in one line; its traceback is in the trial's error.txt.
     logger.setLevel(logging.CRITICAL)
     try:
-        with _cluster(cpus, modules, address), sigterm_is_an_interrupt():
+        if ray.is_initialized():
+            cluster = _environment(_ENVIRONMENT)
+        elif address:
+            cluster = _joined_cluster(address, modules)
+        else:
+            cluster = _cluster_here(cpus, meanwhile)
+        with cluster, sigterm_is_an_interrupt():
             yield
     finally:
         logger.setLevel(level)
-        if _given_up is None:
-            _restore(before)
-        else:  # Ray still starts, with these variables
-            _given_up = threading.Thread(target=_restore, args=(before, _given_up), daemon=True)
-            _given_up.start()
-
-
-def _restore(variables: Mapping[str, str | None], after: threading.Thread | None = None) -> None:
-    """Set environment variables, or remove those that are None, after a thread has ended."""
-    if after is not None:
-        after.join()
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 @contextmanager
-def _cluster(cpus: int, modules: Sequence[Path], address: str | None) -> Iterator[None]:
-    if ray.is_initialized():
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables that are not set, for the block; restore them, and the one that Ray sets."""
+    before = {name: os.environ.get(name) for name in (*variables, "RAY_AUTH_MODE")}
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+    try:
         yield
-    elif address:
+    finally:
+        for name, earlier in before.items():
+            os.environ.pop(name, None)
+            if earlier is not None:
+                os.environ[name] = earlier
+
+
+# --- A cluster of this process's own ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _cluster_here(cpus: int, meanwhile: Sequence[str]) -> Iterator[None]:
+    if other := running_here():
+        say(
+            f"a Ray cluster runs on this machine ({other}): it is left alone, and this search starts Ray of its own; "
+            "--address auto searches on that cluster"
+        )
+    # With this token, Ray writes none of its own under the home folder, which may not be writable.
+    token = {} if os.environ.get("RAY_AUTH_MODE") else {"RAY_AUTH_TOKEN": _TOKEN}
+    here = _RayThread(
+        {**_ENVIRONMENT, **token},
+        _kept_to_itself(),
+        address="local",  # not a cluster whose address another process has left
+        num_cpus=max(cpus, processors()),
+        include_dashboard=False,
+    )
+    with ExitStack() as stack:
         try:
-            # Workers of a local cluster import from the same folders as this process; other machines cannot.
-            join_cluster(address, _runtime_environment(modules))
-            yield
-        finally:
-            ray.shutdown()
-    else:
-        if other := running_here():
-            say(
-                f"a Ray cluster runs on this machine ({other}): it is left alone, and this search starts Ray of its "
-                "own; --address auto searches on that cluster"
-            )
-        with _cluster_here(cpus):
-            yield
-
-
-def _runtime_environment(modules: Sequence[Path]) -> dict[str, Any] | None:
-    """Return what a cluster's workers get from here; no credentials, which Ray would show to whoever may ask it.
-
-    A job's workers have its working directory and variables already, and Ray refuses to set these twice.
-    """
-    if JOB_VARIABLE in os.environ:
-        return None
-    variables = {name: os.environ[name] for name in _SENT if name in os.environ}
-    sent: dict[str, Any] = {"env_vars": variables} if variables else {}
-    return {**sent, **({"py_modules": [str(path) for path in modules]} if modules else {})} or None
+            with starting_alone():
+                stack.enter_context(here.started(_START_S, meanwhile))
+        except Exception as error:
+            if isinstance(error, TimeoutError) or re.search("timed ?out|deadline exceeded", str(error), re.IGNORECASE):
+                raise RayNotStarted from error
+            raise
+        yield
 
 
 def running_here() -> str:
@@ -213,129 +269,56 @@ def starting_alone(*, most_s: float = 120.0) -> Iterator[None]:
 
 
 @contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Have Ray take 127.0.0.1 for this machine's address, on which its services listen then, and on no other one.
+def _kept_to_itself() -> Iterator[None]:
+    """Have Ray's services listen on 127.0.0.1 alone, and its processes run outside of this one's group.
 
-    It replaces a loopback address that `ray.init` is given by the machine's, unless clusters of several machines are
+    Ray replaces a loopback address that `ray.init` is given by the machine's, unless clusters of several machines are
     switched off; the variable for that, ``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER``, is read when Ray is imported.
-    """
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextmanager
-def _in_sessions_of_their_own() -> Iterator[None]:
-    """Have Ray start its processes outside of this one's group.
 
     `timeout`, a terminal or a batch system signals a whole group: Ray would end before this process, which then could
     neither close it nor tell an interrupt from a cluster that is gone.
     """
-    before = services.ConsolePopen
-    services.ConsolePopen = functools.partial(before, start_new_session=True)
+    several, popen = ray_constants.ENABLE_RAY_CLUSTER, services.ConsolePopen
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    services.ConsolePopen = functools.partial(popen, start_new_session=True)
     try:
         yield
     finally:
-        services.ConsolePopen = before
+        ray_constants.ENABLE_RAY_CLUSTER, services.ConsolePopen = several, popen
+
+
+# --- A cluster that runs already --------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _cluster_here(cpus: int) -> Iterator[None]:
-    """Start a cluster for the block; an interrupt meanwhile does not wait for it.
-
-    A thread starts it, because in the main thread Ray replaces the handler of SIGTERM by one that exits: in the middle
-    of whatever runs. Ray forks, and an exception right after a fork is dropped and leaves `logging` locked for ever.
-    The thread lives as long as the cluster, whose processes the kernel ends with the thread that started them.
-    """
-    global _given_up
-    failed: list[BaseException] = []
-    up, done, given_up = threading.Event(), threading.Event(), threading.Event()
-    deciding = threading.Lock()  # whether it is up or given up
-
-    def start() -> None:
-        try:
-            with _on_loopback(), _in_sessions_of_their_own():
-                ray.init(
-                    address="local",  # not a cluster whose address another process has left
-                    num_cpus=max(cpus, processors()),
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.CRITICAL,
-                )
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failed.append(error)
-        with deciding:
-            up.set()
-        if given_up.is_set():
-            ray.shutdown()
-        else:
-            done.wait()
-
-    starting = threading.Thread(target=start, name="Ray's parent", daemon=True)
-    try:
-        with starting_alone():
-            ends = time.monotonic() + _START_S
-            starting.start()
-            while not up.wait(0.1) and time.monotonic() < ends:
-                pass
-        # Ray holds the interpreter's lock in some of its waits, so they may be over when this thread goes on.
-        waited_in_vain = failed and re.search("timed ?out|deadline exceeded", str(failed[0]), re.IGNORECASE)
-        if not up.is_set() or (waited_in_vain and time.monotonic() >= ends):
-            raise RayNotStarted(f"within {_START_S:g} s")
-        if waited_in_vain:
-            raise RayNotStarted("in the time that it allows itself") from failed[0]
-        if failed:
-            raise failed[0]
-        yield
-    finally:
-        with deciding:
-            if starting.ident is not None and not up.is_set():
-                given_up.set()
-        if given_up.is_set():  # the thread shuts Ray down when it is up, or the kernel ends Ray with this process
-            atexit.unregister(ray.shutdown)
-            _given_up = starting
-        else:
-            ray.shutdown()
-        done.set()
-
-
-def join_cluster(address: str, runtime_env: dict[str, Any] | None = None) -> None:
-    """Connect to a running Ray cluster.
-
-    If there is no answer, Ray tries for minutes and ignores signals, so it connects in a thread of its own.
-
-    Args:
-        address: HOST:PORT, ``auto`` or ``ray://HOST:PORT``.
-        runtime_env: Ray's, for the workers.
+def _joined_cluster(address: str, modules: Sequence[Path]) -> Iterator[None]:
+    """Connect to HOST:PORT, ``auto`` or ``ray://HOST:PORT`` for the block.
 
     Raises:
         UserError: no cluster answers there, or it asks for a token that is not given.
     """
     _check_answers(address)
-    outcome: list[BaseException] = []
-
-    def connect() -> None:
+    there = _RayThread(_ENVIRONMENT, nullcontext(), address=address, runtime_env=_runtime_environment(modules))
+    with ExitStack() as stack:
         try:
-            ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, runtime_env=runtime_env)
-        except BaseException as error:  # noqa: BLE001  # told by the thread that waits
-            outcome.append(error)
+            with _no_standard_error():  # Ray writes a line there for each try
+                stack.enter_context(there.started(_JOIN_S))
+        except (ConnectionError, RuntimeError, TimeoutError, ValueError, RayError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
+            raise UserError(_no_cluster(address, reason)) from error
+        yield
 
-    thread = threading.Thread(target=connect, name="joining a Ray cluster", daemon=True)
-    with _no_standard_error():  # Ray writes a line there for each try
-        thread.start()
-        ends = time.monotonic() + _JOIN_S
-        while thread.is_alive() and time.monotonic() < ends:
-            thread.join(0.2)
-    if thread.is_alive():
-        raise UserError(_no_cluster(address, f"it did not answer as one within {_JOIN_S:g} s"))
-    if outcome:
-        reason = (str(outcome[0]).strip() or type(outcome[0]).__name__).splitlines()[0].partition(". ")[0]
-        if not isinstance(outcome[0], (ConnectionError, RuntimeError, ValueError, RayError)):
-            raise outcome[0]
-        raise UserError(_no_cluster(address, reason)) from outcome[0]
+
+def _runtime_environment(modules: Sequence[Path]) -> dict[str, Any] | None:
+    """Return what a cluster's workers get from here; no credentials, which Ray would show to whoever may ask it.
+
+    A job's workers have its working directory and variables already, and Ray refuses to set these twice.
+    """
+    if JOB_VARIABLE in os.environ:
+        return None
+    variables = {name: os.environ[name] for name in _SENT if name in os.environ}
+    sent: dict[str, Any] = {"env_vars": variables} if variables else {}
+    return {**sent, **({"py_modules": [str(path) for path in modules]} if modules else {})} or None
 
 
 @contextmanager
@@ -372,6 +355,50 @@ def _no_cluster(address: str, reason: str) -> str:
         "one with `ray start --head`, give RAY_AUTH_MODE=token and RAY_AUTH_TOKEN if it asks for a token, or leave the "
         "address out to search on this machine alone"
     )
+
+
+# --- The end of a search whose Ray head is gone -----------------------------------------------------------------------
+
+#: Seconds without an answer after which the head is gone. Ray itself ends the process after 60; a head whose state was
+#: kept in Redis may be back before.
+GONE_S = 30.0
+_WATCH_S = 2.0
+
+
+@contextmanager
+def ends_with_head(go_on: str) -> Iterator[None]:
+    """End this process if Ray's head does not answer any more while the block runs.
+
+    Nothing can be asked of Ray then, and its calls wait in C where no exception reaches them, so the process ends at
+    once. Finished trials are in the journal; a line that was being written is mended when the search goes on.
+
+    Args:
+        go_on: the command that continues.
+    """
+    done = threading.Event()
+    address = ray.get_runtime_context().gcs_address
+    threading.Thread(target=_watch, args=(address, go_on, done), daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _watch(address: str, go_on: str, done: threading.Event) -> None:
+    host, _, port = address.rpartition(":")
+    answered = time.monotonic()
+    while not done.wait(_WATCH_S):
+        with suppress(OSError):
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_WATCH_S).close()
+            answered = time.monotonic()
+        if time.monotonic() - answered > GONE_S and not done.is_set():
+            say(
+                f"the Ray cluster at {address} does not answer any more: finished trials are kept; on this machine or "
+                f"another cluster go on with: {go_on}"
+            )
+            with suppress(OSError, ValueError):
+                sys.stdout.flush()
+            os._exit(1)
 
 
 # --- Nodes of a Ray cluster: whether each of them sees the study's place ----------------------------------------------

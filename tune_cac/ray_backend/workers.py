@@ -7,6 +7,8 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,6 @@ _LESS_MEMORY = "with --concurrency fewer trials share the memory; or take a smal
 _LESS_GPU_MEMORY = "with a larger --gpus-per-trial fewer trials share a GPU; or take a smaller batch or model"
 #: Parts of the messages with which torch says that the host's memory does not suffice.
 _NO_MEMORY = ("can't allocate memory", "not enough memory")
-
 #: Memory used and there, in Ray's message.
 _USED = re.compile(r"was ([0-9.]+\wB) used / ([0-9.]+\wB) limit")
 
@@ -54,18 +55,22 @@ def failure_of(trial: Any, *, silent_s: float = 0.0, timeout_s: float | None = N
         silent_s: seconds since the trial began or reported its last row.
         timeout_s: seconds after which its process is ended (`trainables.runtime.watchdog`); None for no limit.
     """
-    died, message, error = worker_died(trial), failure_message(trial), _error_of(trial)
+    error = _error_of(trial)
     if isinstance(error, OutOfMemoryError):
         used = _USED.search(str(error))
         how = "memory was used up" if used is None else f"memory was used up, {used[1]} of {used[2]}"
         return Failure(message=f"out of memory: its node's {how}, so Ray ended it: {_LESS_MEMORY}", out_of_memory=True)
+    cause, died = getattr(error, "cause", None), worker_died(error)
     # The file may be on another node, and a trial that hangs while its model is built was never silent.
     if died and timeout_s is not None and (silent_s >= timeout_s or was_ended(Path(trial.config["folder"]))):
         return Failure(
             message=f"it reported nothing for {timeout_s:g} s (--trial-timeout), so its process was ended: it hangs, "
             "or an epoch takes longer"
         )
-    cause = getattr(error, "cause", None)
+    lines = [line.strip() for line in str(error or "unknown error").splitlines() if line.strip()]
+    if not isinstance(cause, BaseException):
+        return Failure(message=f"its worker died ({lines[-1]})" if died else lines[-1], died=died)
+    message = f"{type(cause).__name__}: {cause}".splitlines()[0]
     if type(cause).__name__ == "OutOfMemoryError":  # torch's, of a GPU
         return Failure(message=f"{message.rstrip('.')}: {_LESS_GPU_MEMORY}")
     if isinstance(cause, MemoryError) or any(part in str(cause) for part in _NO_MEMORY):
@@ -82,26 +87,41 @@ def _error_of(trial: Any) -> BaseException | None:
     return found if isinstance(found, BaseException) else None
 
 
-def worker_died(trial: Any) -> bool:
-    """Return whether a trial's process, its node or one of its workers died without raising."""
-    error = _error_of(trial)
-    if isinstance(getattr(error, "cause", None), WorkerDied):
-        return True
+def worker_died(error: BaseException | None) -> bool:
+    """Return whether a trial's process, its node or one of its workers died without raising, by its error in Ray."""
     if isinstance(error, RayActorError):  # Ray also raises it for an error in the actor's constructor
         return not error.actor_init_failed
-    return isinstance(error, DEATHS)
+    return isinstance(error, DEATHS) or isinstance(getattr(error, "cause", None), WorkerDied)
 
 
-def failure_message(trial: Any) -> str:
-    """Return a failed trial's own exception as one line, from what Ray stored on this machine."""
-    error = _error_of(trial)
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, BaseException):
-        return f"{type(cause).__name__}: {cause}".splitlines()[0]
-    if worker_died(trial):
-        return f"its worker died ({str(error).strip().splitlines()[-1].strip()})"
-    lines = [line for line in str(error or "unknown error").splitlines() if line.strip()]
-    return lines[-1].strip()
+class ActorOutOfMemoryError(OutOfMemoryError, RayActorError):
+    """Ray's error for an actor that it ended because its node's memory was used up, as an error that ends one trial.
+
+    Ray raises `OutOfMemoryError`, which is no `RayActorError`. Ray Tune 2.56 to 2.60 expect nothing else and end the
+    whole search: "Caught unexpected exception".
+    """
+
+    def __init__(self, message: str) -> None:
+        RayActorError.__init__(self, error_msg=message)
+        OutOfMemoryError.__init__(self, message)
+
+    def __reduce__(self) -> tuple[type[ActorOutOfMemoryError], tuple[str]]:
+        return ActorOutOfMemoryError, (self.message,)
+
+
+@contextmanager
+def memory_ends_trials() -> Iterator[None]:
+    """Make Ray's memory errors `ActorOutOfMemoryError` in this process during the block."""
+
+    def make(kind: type[OutOfMemoryError], *_: Any, **__: Any) -> OutOfMemoryError:
+        found: OutOfMemoryError = Exception.__new__(ActorOutOfMemoryError if kind is OutOfMemoryError else kind)
+        return found
+
+    OutOfMemoryError.__new__ = make
+    try:
+        yield
+    finally:
+        del OutOfMemoryError.__new__
 
 
 # --- A trial that several processes train: Ray Train inside a Ray Tune trial ------------------------------------------
@@ -131,31 +151,27 @@ class ParallelTrial(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Start the workers."""
-        TrialConfig.from_mapping(config["config"])  # a wrong one fails here, before any worker starts
-        self._rows: Queue | None = Queue(actor_options={"num_cpus": 0})
+        trial = TrialConfig.from_mapping(config["config"])  # a wrong one fails here, before any worker starts
+        self._rows = Queue(actor_options={"num_cpus": 0})
         self._failure: BaseException | None = None
         self._watchdog = Watchdog(config.get("trial_timeout_s"), Path(config["folder"]))
-        self._thread = threading.Thread(target=self._train, args=(config, self._rows), daemon=True)
+        self._thread = threading.Thread(target=self._train, args=(trial, {**config, "rows": self._rows}), daemon=True)
         self._thread.start()
 
-    def _train(self, config: dict[str, Any], rows: Queue) -> None:
+    def _train(self, trial: TrialConfig, config: dict[str, Any]) -> None:
         from ray.train import RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
 
-        trial = TrialConfig.from_mapping(config["config"])
-        resources = dict(config["worker_resources"])
-        storage = Path(config["folder"]) / "workers"
+        on_gpu = trial.device == "cuda"
         try:
             TorchTrainer(
                 train_worker,
-                train_loop_config={**config, "rows": rows},
-                torch_config=TorchConfig(backend="nccl" if trial.device == "cuda" else "gloo"),
+                train_loop_config=config,
+                torch_config=TorchConfig(backend="nccl" if on_gpu else "gloo"),
                 scaling_config=ScalingConfig(
-                    num_workers=trial.workers,
-                    use_gpu=trial.device == "cuda",
-                    resources_per_worker=resources,
+                    num_workers=trial.workers, use_gpu=on_gpu, resources_per_worker=dict(config["worker_resources"])
                 ),
-                run_config=RunConfig(name="train", storage_path=str(storage)),
+                run_config=RunConfig(name="train", storage_path=str(Path(config["folder"]) / "workers")),
             ).fit()
         except BaseException as error:  # noqa: BLE001  # told by the trial, in its own thread
             self._failure = error
@@ -165,36 +181,34 @@ class ParallelTrial(tune.Trainable):
         with self._watchdog.watch():
             row = self._next_row()
         if row[DONE]:
+            self._thread.join(timeout=_END_S)  # the workers end by themselves
             self._watchdog.close()  # Ray may end this process before it is asked to clean up
+        if "diverged" in row:
+            raise TrainingDiverged(row["diverged"])
         return row
 
     def _next_row(self) -> dict[str, Any]:
         while True:
             running = self._thread.is_alive()
             try:
-                assert self._rows is not None
                 found: dict[str, Any] = self._rows.get(timeout=_LOOK_S)
+                return found
             except Empty:
                 if not running:
                     raise self._how_it_failed() from self._failure
-                continue
-            if found[DONE]:
-                self._thread.join(timeout=_END_S)  # the workers end by themselves
-            if "diverged" in found:
-                raise TrainingDiverged(found["diverged"])
-            return found
 
     def _how_it_failed(self) -> Exception:
         if self._failure is None:
             return RuntimeError("the trial's workers ended without a result")
         failures = getattr(self._failure, "worker_failures", {})
-        if failures:
-            rank, error = min(failures.items())
-            cause = getattr(error, "cause", None) or error  # Ray wraps what a worker raised
-            if all(isinstance(error, (RayActorError, *DEATHS)) for error in failures.values()):
-                return WorkerDied(f"worker {rank}: {type(cause).__name__}: {cause}"[:_LONGEST_MESSAGE])
-            return RuntimeError(f"worker {rank} failed: {type(cause).__name__}: {cause}"[:_LONGEST_MESSAGE])
-        return RuntimeError(f"a worker failed: {self._failure}"[:_LONGEST_MESSAGE])
+        if not failures:
+            return RuntimeError(f"a worker failed: {self._failure}"[:_LONGEST_MESSAGE])
+        rank, error = min(failures.items())
+        cause = getattr(error, "cause", None) or error  # Ray wraps what a worker raised
+        said = f"{type(cause).__name__}: {cause}"
+        if all(isinstance(error, (RayActorError, *DEATHS)) for error in failures.values()):
+            return WorkerDied(f"worker {rank}: {said}"[:_LONGEST_MESSAGE])
+        return RuntimeError(f"worker {rank} failed: {said}"[:_LONGEST_MESSAGE])
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write only a marker file, because the workers keep their checkpoints in the trial's folder."""
@@ -211,10 +225,8 @@ class ParallelTrial(tune.Trainable):
 
     def cleanup(self) -> None:
         """End the workers; those that still train fail without their queue."""
-        if self._rows is not None:
-            self._rows.shutdown(force=True)
-            self._rows = None
-            self._thread.join(timeout=_END_S)  # the next trial needs their resources
+        self._rows.shutdown(force=True)
+        self._thread.join(timeout=_END_S)  # the next trial needs their resources
         self._watchdog.close()
 
 
@@ -225,25 +237,24 @@ def train_worker(config: dict[str, Any]) -> None:
     from trainables.training.parallel import ParallelRun
     from trainables.trial import continued, keep_decoded_data
 
-    trial = TrialConfig.from_mapping(config["config"])
-    rank = train.get_context().get_world_rank()
-    rows: Queue = config["rows"]
-    folder = Path(config["folder"])
-    checkpointed = time.monotonic()
+    is_first = train.get_context().get_world_rank() == 0
+    folder, checkpointed = Path(config["folder"]), time.monotonic()
+
+    def put(row: dict[str, Any], *, done: bool) -> None:
+        if is_first:
+            config["rows"].put({**row, DONE: done})
+
     keep_decoded_data(config)
-    run: Any = continued(ParallelRun, trial, config.get("resume_from"))
+    run: Any = continued(ParallelRun, TrialConfig.from_mapping(config["config"]), config.get("resume_from"))
     with run:
-        if run.finished and run.row is not None and rank == 0:
-            rows.put({**run.row, DONE: True})
+        if run.finished and run.row is not None:
+            put(run.row, done=True)
         while not run.finished:
             try:
-                row = run.train_epoch()
+                put(run.train_epoch(), done=run.finished)
             except TrainingDiverged as error:
-                if rank == 0:
-                    rows.put({"diverged": str(error), DONE: True})
+                put({"diverged": str(error)}, done=True)
                 return
-            if rank == 0:
-                rows.put({**row, DONE: run.finished})
             if not run.finished and all_agree(time.monotonic() - checkpointed >= config["checkpoint_every_s"]):
                 if all_agree(has_room(run.model, folder)):
                     save_checkpoint(run, folder)

@@ -25,13 +25,14 @@ R = TypeVar("R")
 @contextmanager
 def kept_beside(results: str | Path) -> Iterator[None]:
     """Keep decoded images under this folder of results, unless the environment names a folder."""
-    before = os.environ.get(CACHE_VARIABLE)
-    os.environ.setdefault(CACHE_VARIABLE, str(results_here(results).absolute() / ".images"))
+    if CACHE_VARIABLE in os.environ:
+        yield
+        return
+    os.environ[CACHE_VARIABLE] = str(results_here(results).absolute() / ".images")
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(CACHE_VARIABLE, None)
+        os.environ.pop(CACHE_VARIABLE, None)
 
 
 def keeps_decoded_images(function: Callable[P, R]) -> Callable[P, R]:
@@ -84,17 +85,13 @@ def _images(workload: str, options: tuple[str, ...], wanted: list[int]) -> dict[
     images, *more = samples.batch(torch.tensor(wanted, dtype=torch.int64), torch.Generator().manual_seed(0))
     if not wanted or images.ndim != 4 or images.shape[1] not in (1, 3):
         return {}
-    names = getattr(built, "class_names", None)
-    labels = _labels(more[0], names) if more and more[0].ndim == 1 else [""] * len(wanted)
-    return {n: _image(pixels, label) for n, pixels, label in zip(wanted, images, labels, strict=True)}
+    labels: list[Any] = more[0].tolist() if more and more[0].ndim == 1 else [""] * len(wanted)
+    if names := getattr(built, "class_names", None):
+        labels = [names[label] for label in labels]
+    return {n: _picture(pixels, str(label)) for n, pixels, label in zip(wanted, images, labels, strict=True)}
 
 
-def _labels(labels: Tensor, names: Any) -> list[str]:
-    found = labels.tolist()
-    return [str(names[label]) if names else str(label) for label in found]
-
-
-def _image(pixels: Tensor, label: str) -> SampleImage:
+def _picture(pixels: Tensor, label: str) -> SampleImage:
     """Return an image (C, H, W) as a picture, its darkest value black and its brightest white."""
     from PIL import Image
 

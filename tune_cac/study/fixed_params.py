@@ -58,29 +58,26 @@ def read_value(name: str, value: Any) -> Any:
         raise UserError(f"{name} has an option of its own, so it can't be set by name: use {_OPTIONS[name]}")
     if name in BY_NAME or name.startswith("CAC"):
         variable = variable_named(name)
-        if isinstance(value, str) or (variable.kind is bool and value in (0, 1)):  # as YAML and Python write it
+        # Truth values as YAML and Python write them, too.
+        if isinstance(value, str) or (variable.kind is bool and isinstance(value, int) and value in (0, 1)):
             return variable.read(str(int(value)) if isinstance(value, int) else value)
         value = tuple(value) if isinstance(value, list) else value
         variable.check(value)
         return value
     if name not in field_names():
         raise unknown_name("setting", name, [field for field in field_names() if field not in _OPTIONS])
-    if isinstance(value, str):
-        value = _read_field(name, field_kinds()[name], value)
+    kind = field_kinds()[name]
+    if isinstance(value, str) and kind is bool:
+        if value.lower() not in TRUTH:
+            raise UserError(f"{name} must be yes or no, got {value!r}")
+        value = TRUTH[value.lower()]
+    elif isinstance(value, str) and kind is tuple:
+        value = tuple(part.strip() for part in value.split(",") if part.strip())
+    elif isinstance(value, str):
+        with suppress(ValueError):  # TrialConfig reports what it must be
+            value = kind(value)
     TrialConfig(**{name: value})
     return value
-
-
-def _read_field(name: str, kind: type, text: str) -> Any:
-    if kind is bool:
-        if text.lower() not in TRUTH:
-            raise UserError(f"{name} must be yes or no, got {text!r}")
-        return TRUTH[text.lower()]
-    if kind is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-    with suppress(ValueError):  # TrialConfig reports what it must be
-        return kind(text)
-    return text
 
 
 def check_hold(
@@ -190,7 +187,7 @@ def shown(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-# --- Options of a search about its sampler and its grid: checks, the grid file, the points to train -------------------
+# --- The sampler and the grid -----------------------------------------------------------------------------------------
 
 #: The sampler that trains distinct outcomes where their savings are known before, else learns from the baseline's run.
 AUTO = "auto"
@@ -230,12 +227,6 @@ def _read(name: str, given: Any) -> Any:
     # As --set reads it, but true and false are no numbers.
     value = read_value(name, given if isinstance(given, bool) and kind is not bool else shown(given))
     return float(value) if kind is float else value
-
-
-def check_sampler(sampler: str) -> None:
-    """Raise UserError for an unknown sampler."""
-    if sampler not in SAMPLERS:
-        raise unknown_name("sampler", str(sampler), SAMPLERS)
 
 
 def check_points(points: Mapping[str, Any], hold: Mapping[str, Any]) -> None:

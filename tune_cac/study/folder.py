@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +19,7 @@ from analysis.io.layout import Layout, StudyInfo
 from analysis.io.studies import read_journal
 from analysis.io.study_options import StudyOptions, options_of, results_here
 from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
-from trainables.runtime.checkpoint_folder import CHECKPOINT
+from trainables.runtime.checkpoint_folder import CHECKPOINT, CHECKPOINT_FILE
 from trainables.storage import check_place, files_of, is_uri, joined
 from trainables.workload_options import what_is_trained
 from tune_cac.study.fixed_params import shown_hold
@@ -45,15 +44,10 @@ def is_trial_folder(name: Any) -> bool:
 
 def last_checkpoint(trial_folder: Path | str) -> Path | str | None:
     """Return the newest complete checkpoint in a trial's folder, which may be a URI; None if there is none."""
-    from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
-
     files = files_of(trial_folder)
     try:
-        found = [
-            name
-            for name in files.names("")
-            if name.startswith(CHECKPOINT) and files.size(f"{name}/{CHECKPOINT_FILE}") is not None
-        ]
+        names = [name for name in files.names("") if name.startswith(CHECKPOINT)]
+        found = [name for name in names if files.size(f"{name}/{CHECKPOINT_FILE}") is not None]
     except OSError:  # a failing storage: the trial begins anew
         return None
     return joined(trial_folder, max(found)) if found else None
@@ -84,14 +78,12 @@ _SAME = (
     "space", "workload", "workload_options", "epochs", "seed", "workers_per_trial", "saving", "metric", "direction",
     "sampler",
 )  # fmt: skip
-#: Packages whose versions a study records.
-_PACKAGES = ("torch", "ray", "optuna", "numpy", "pandas")
 
 
 def package_versions() -> dict[str, str]:
     """Return the versions of the packages that a study's results depend on."""
     found = {}
-    for package in _PACKAGES:
+    for package in ("torch", "ray", "optuna", "numpy", "pandas"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -105,52 +97,52 @@ def open_study(options: SearchOptions) -> Layout:
     Raises:
         UserError: the folder cannot be written, holds other files, or holds a study with other settings.
     """
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     workload = re.sub(r"[^A-Za-z0-9]+", "-", options.workload)
-    space = re.sub(r"[^A-Za-z0-9_+]+", "-", options.space)
-    name = options.name or f"{workload}-{space.strip('-')}-{stamp}"
-    layout = Layout(options.folder / name)
-    wanted = wanted_info(options, layout)
+    space = re.sub(r"[^A-Za-z0-9_+]+", "-", options.space).strip("-")
+    layout = Layout(options.folder / (options.name or f"{workload}-{space}-{datetime.now():%Y%m%d-%H%M%S}"))
+    wanted = _wanted_info(options, layout)
     if wanted.storage:
         fetch_study(wanted.storage, layout)
     check_links(layout.root)
-    if layout.info.exists():
-        check_same(layout, wanted)
-        check_writable(layout.root)
-        return layout
-    if layout.root.exists() and any(layout.root.iterdir()):
+    is_new = not layout.info.exists()
+    if not is_new:
+        _check_same(layout, wanted)
+    elif layout.root.exists() and any(layout.root.iterdir()):
         raise UserError(f"{layout.root} is not empty and holds no study: choose another --name")
     check_writable(layout.root)
-    layout.write_info(replace(wanted, trials=0))
+    if is_new:
+        layout.write_info(wanted)
     return layout
 
 
-def wanted_info(options: SearchOptions, layout: Layout) -> StudyInfo:
-    """Return what is kept of the options of a study in a folder."""
-    storage = str(joined(options.results, layout.root.name)) if is_uri(options.results) else ""
+def _wanted_info(options: SearchOptions, layout: Layout) -> StudyInfo:
+    """Return what is kept of the options of a study in a folder, before a trial was asked for."""
     kept: dict[str, Any] = {declared.name: getattr(options, declared.name) for declared in options_of(StudyOptions)}
     kept |= {
+        "trials": 0,
         "epochs": options.trial_epochs,
         "script_epochs": options.epochs if options.is_script else None,
         "saving": options.ranked_by,
         "hold": dict(options.fixed),
         "workload_options": list(options.workload_options),
         "space_files": dict(options.space_files),
-        "storage": storage,
+        "storage": str(joined(options.results, layout.root.name)) if is_uri(options.results) else "",
     }
     return StudyInfo(**kept, versions=package_versions(), method=options.loaded_space.method)
 
 
-def check_same(layout: Layout, wanted: StudyInfo) -> None:
+def _check_same(layout: Layout, wanted: StudyInfo) -> None:
     """Raise UserError if a folder holds a study of other settings than wanted."""
-    held = layout.read_info()
+    held, place = layout.read_info(), layout.root.parent
     if held.storage != wanted.storage:
         raise UserError(
-            f"{layout.root} holds a study whose results are in {held.storage or layout.root.parent}, not "
-            f"{wanted.storage or layout.root.parent}: choose another --name, or the same --results"
+            f"{layout.root} holds a study whose results are in {held.storage or place}, not {wanted.storage or place}: "
+            "choose another --name, or the same --results"
         )
     for field in _SAME:
-        there, asked = (_what_counts(info, field) for info in (held, wanted))
+        there, asked = getattr(held, field), getattr(wanted, field)
+        if field == "workload_options":
+            there, asked = (list(what_is_trained(wanted.workload, options)) for options in (there, asked))
         if there != asked:
             raise UserError(
                 f"{layout.root} holds a study with {field} {there!r}, not {asked!r}: choose another --name, or the "
@@ -185,13 +177,6 @@ def threads_in(journal: Path) -> dict[str, int]:
     return {}
 
 
-def _what_counts(info: StudyInfo, field: str) -> Any:
-    value = getattr(info, field)
-    if field == "workload_options":
-        return list(what_is_trained(info.workload, value))
-    return value
-
-
 def find_study(results: Path | str, name: str) -> Layout:
     """Return the folder of an existing study, by name under the results folder, by path or by URI.
 
@@ -209,11 +194,11 @@ def find_study(results: Path | str, name: str) -> Layout:
         if not fetch_study(name, layout):
             raise UserError(f"no study at {name}: give the URI of its folder, such as s3://bucket/studies/NAME")
         return layout
-    for candidate in (results / name, Path(name)):
-        if Layout(candidate).info.exists():
-            check_links(candidate)
-            return Layout(candidate)
-    there = sorted(p.parent.name for p in results.glob("*/" + Layout(results).info.name)) if results.is_dir() else []
+    for layout in (Layout(results / name), Layout(Path(name))):
+        if layout.info.exists():
+            check_links(layout.root)
+            return layout
+    there = sorted(info.parent.name for info in results.glob(f"*/{layout.info.name}"))
     known = f"studies there: {', '.join(there)}" if there else "there is no study there yet"
     raise UserError(f"no study {name!r} in {results}: {known}")
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from analysis.io.layout import Layout
 from trainables.errors import DiskError, UserError
@@ -30,7 +30,7 @@ _CHECK = (
 )
 
 
-class StudyCopy:
+class _StudyCopy:
     """Copy of a study's files in object storage.
 
     Args:
@@ -39,8 +39,8 @@ class StudyCopy:
     """
 
     def __init__(self, layout: Layout, storage: str) -> None:
-        self._layout = layout
-        self._files = files_of(storage)
+        self._layout, self._storage = layout, storage
+        self._here, self._there = DiskFiles(layout.root), files_of(storage)
         self._copied: dict[str, tuple[int, float]] = {}
 
     def claim(self) -> None:
@@ -49,48 +49,61 @@ class StudyCopy:
         Raises:
             UserError: a search on another machine runs on it, or the storage cannot be written.
         """
-        name = self._layout.lock.name
+        mark, ray = self._layout.lock.name, self._layout.ray.name
         try:
-            if self._files.size(name) is not None:
-                holder = json.loads(self._files.read(name))
+            if self._there.size(mark) is not None:
+                holder = json.loads(self._there.read(mark))
                 age_s = time.time() - float(holder["at"])
                 if holder["host"] != platform.node() and age_s < _ALIVE_S:
                     raise UserError(
-                        f"{self._files.place} is being searched on {holder['host']}, process {holder['process']}: wait "
+                        f"{self._storage} is being searched on {holder['host']}, process {holder['process']}: wait "
                         f"for it, or {_ALIVE_S - age_s:.0f} s if it has died, or choose another study"
                     )
             self._mark()
             # What Ray writes there only grows, so files of equal size are equal.
-            there = {file.name: file.bytes for file in self._files.scan(self._layout.ray.name)}
+            sizes = {file.name: file.bytes for file in self._there.scan(ray)}
         except OSError as error:
             raise UserError(
-                f"--results must be storage that can be written, got {self._files.place} ({_reason(error)}): {_CHECK}"
+                f"--results must be storage that can be written, got {self._storage} ({_reason(error)}): {_CHECK}"
             ) from None
-        for file in DiskFiles(self._layout.root).scan(self._layout.ray.name):
-            if there.get(file.name) == file.bytes:
-                self._copied[file.name] = (file.bytes, file.changed_s)
+        same = (file for file in self._here.scan(ray) if sizes.get(file.name) == file.bytes)
+        self._copied |= {file.name: (file.bytes, file.changed_s) for file in same}
 
     def _mark(self) -> None:
         holder = {"host": platform.node(), "process": os.getpid(), "at": time.time()}
-        self._files.write(self._layout.lock.name, (json.dumps(holder).encode(),))
+        self._there.write(self._layout.lock.name, (json.dumps(holder).encode(),))
 
     def copy(self) -> None:
         """Copy what has changed since the last call; raise OSError where the storage fails."""
-        for file in DiskFiles(self._layout.root).scan(""):
+        for file in self._here.scan(""):
             state = (file.bytes, file.changed_s)
-            if self._copied.get(file.name) == state or not _is_copied(self._layout, file):
-                continue
-            try:
-                data = (self._layout.root / file.name).read_bytes()
-            except FileNotFoundError:  # replaced meanwhile: the next call finds it
-                continue
-            self._files.write(file.name, (data,))
-            self._copied[file.name] = state
+            if self._copied.get(file.name) != state and _is_copied(self._layout, file):
+                with suppress(FileNotFoundError):  # replaced meanwhile: the next call finds it
+                    self._there.write(file.name, (self._here.read(file.name),))
+                    self._copied[file.name] = state
         self._mark()
+
+    def copy_until(self, done: threading.Event) -> None:
+        """Copy every `COPY_S` seconds until the event is set; say once where the storage fails."""
+        failed = False
+        while not done.wait(COPY_S):
+            try:
+                self.copy()
+            except OSError as error:
+                if not failed:
+                    say(
+                        f"warning: {self._storage} cannot be written ({_reason(error)}): the search goes on and tries "
+                        "again"
+                    )
+                failed = True
+                continue
+            if failed:
+                say(f"{self._storage} can be written again")
+            failed = False
 
     def release(self) -> None:
         """Remove the mark."""
-        self._files.remove(self._layout.lock.name)
+        self._there.remove(self._layout.lock.name)
 
 
 @contextmanager
@@ -105,12 +118,11 @@ def copied_to_storage(layout: Layout) -> Iterator[None]:
     if not storage:
         yield
         return
-    study = StudyCopy(layout, storage)
+    study, done = _StudyCopy(layout, storage), threading.Event()
     study.claim()
-    with suppress(OSError):  # as below
+    with suppress(OSError):  # the thread says so
         study.copy()
-    done = threading.Event()
-    thread = threading.Thread(target=_copy_until, args=(study, storage, done), daemon=True)
+    thread = threading.Thread(target=study.copy_until, args=(done,), daemon=True)
     thread.start()
     try:
         yield
@@ -128,27 +140,13 @@ def copied_to_storage(layout: Layout) -> Iterator[None]:
             study.release()
 
 
-def _copy_until(study: StudyCopy, storage: str, done: threading.Event) -> None:
-    failed = False
-    while not done.wait(COPY_S):
-        try:
-            study.copy()
-            if failed:
-                say(f"{storage} can be written again")
-            failed = False
-        except OSError as error:
-            if not failed:
-                say(f"warning: {storage} cannot be written ({_reason(error)}): the search goes on and tries again")
-            failed = True
-
-
 def fetch_study(storage: str, layout: Layout) -> bool:
     """Copy a study from object storage to this machine, unless the study here is further; return whether there is one.
 
     Raises:
         UserError: the storage cannot be read, the folder here is another study's, or both were searched on.
     """
-    files = files_of(storage)
+    files, here = files_of(storage), DiskFiles(layout.root)
     try:
         if files.size(layout.info.name) is None:
             return False
@@ -158,8 +156,11 @@ def fetch_study(storage: str, layout: Layout) -> bool:
         elif layout.root.exists() and any(layout.root.iterdir()):
             raise UserError(f"{layout.root} is not empty and holds no study: move it away to fetch {storage}")
         for file in list(files.scan("")):
-            if _is_copied(layout, file):
-                _write_below(layout.root, file.name, files.read(file.name))
+            if not _is_copied(layout, file):
+                continue
+            if PurePosixPath(file.name).is_absolute() or ".." in PurePosixPath(file.name).parts:
+                raise UserError(f"a file in storage must have a name below its study, got {file.name}: remove it")
+            here.write(file.name, (files.read(file.name),))
     except OSError as error:
         raise UserError(f"{storage} cannot be read ({_reason(error)}): {_CHECK}") from None
     return True
@@ -172,27 +173,18 @@ def _is_further(files: Files, layout: Layout, storage: str) -> bool:
     name = layout.journal.name
     there = files.read(name) if files.size(name) is not None else b""
     here = layout.journal.read_bytes() if layout.journal.exists() else b""
-    if here.startswith(there):
-        return False
-    if there.startswith(here):
-        return True
-    raise UserError(
-        f"{layout.root} and {storage} were both searched on: move {layout.root} away to go on with the other"
-    )
+    if not here.startswith(there) and not there.startswith(here):
+        raise UserError(
+            f"{layout.root} and {storage} were both searched on: move {layout.root} away to go on with the other"
+        )
+    return len(there) > len(here)
 
 
 def _is_copied(layout: Layout, file: FileState) -> bool:
     """Return whether a file of a study is copied: not what trials write themselves, and what belongs to a process."""
-    parts = PurePosixPath(file.name).parts
-    own = file.is_temporary or parts[-1].startswith((".write-", ".seen-")) or parts[-1].endswith(".lock")
-    return not (own or layout.tree.name in parts[:-1] or any(part.startswith(CHECKPOINT) for part in parts))
-
-
-def _write_below(folder: Path, name: str, data: bytes) -> None:
-    parts = PurePosixPath(name).parts
-    if not parts or PurePosixPath(name).is_absolute() or ".." in parts:
-        raise UserError(f"a file in storage must have a name below its study, got {name}: remove it")
-    DiskFiles(folder).write(name, (data,))
+    *folders, name = PurePosixPath(file.name).parts
+    own = file.is_temporary or name.startswith((".write-", ".seen-")) or name.endswith(".lock")
+    return not (own or layout.tree.name in folders or any(part.startswith(CHECKPOINT) for part in (*folders, name)))
 
 
 def _reason(error: OSError) -> str:

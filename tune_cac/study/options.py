@@ -15,8 +15,9 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 import search_spaces
 from analysis.io.layout import StudyInfo
 from analysis.io.study_options import RESULTS, TRIALS, Option, StudyOptions, option, options_of, results_here
-from search_spaces import Space, first_options
+from search_spaces import _FILES, Space, first_options
 from search_spaces.grid_file import COMBINATIONS, GRID
+from search_spaces.yaml_space import text_of
 from trainables.config import check_integer
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import estimator_in
@@ -30,10 +31,9 @@ from trainables.script.placeholders import names
 from trainables.storage import check_place, is_uri
 from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
-from tune_cac.study.fixed_params import check_hold, check_points, check_sampler, grid_of, has_marks, with_schedule
+from tune_cac.study.fixed_params import SAMPLERS, check_hold, check_points, grid_of, has_marks, with_schedule
 
 # --- Signature and documentation of a function whose keywords are declared options ------------------------------------
-
 
 _Result = TypeVar("_Result")
 _Keywords = ParamSpec("_Keywords")
@@ -63,45 +63,43 @@ def with_options(declared: Any, *, on_resume: bool = False) -> Any:
     """
     options = {found.name: found for found in options_of(declared) if found.on_resume or not on_resume}
     keywords = inspect.signature(declared).parameters
+    listed = "\n".join(
+        textwrap.fill(f"{name}: {found.text}.", 112, initial_indent=" " * 4, subsequent_indent=" " * 8)
+        for name, found in options.items()
+    )
 
     def decorate(function: Callable[..., _Result]) -> Callable[..., _Result]:
-        own = [
-            found for found in inspect.signature(function).parameters.values() if found.kind is not found.VAR_KEYWORD
-        ]
+        own = {
+            name: found
+            for name, found in inspect.signature(function).parameters.items()
+            if found.kind is not found.VAR_KEYWORD
+        }
 
         @functools.wraps(function)
         def checked(*args: Any, **given: Any) -> _Result:
             for name in given:
-                if name not in options and name not in [p.name for p in own]:
+                if name not in options and name not in own:
                     raise unknown_name("option", name, options)
             return function(*args, **given)
 
-        checked.__signature__ = inspect.Signature([*own, *(keywords[name] for name in options)])  # type: ignore[attr-defined]
-        listed = "\n".join(
-            textwrap.fill(f"{name}: {found.text}.", 112, initial_indent=" " * 4, subsequent_indent=" " * 8)
-            for name, found in options.items()
-        )
-        checked.__doc__ = _with_arguments(inspect.cleandoc(function.__doc__ or ""), listed)
+        checked.__signature__ = inspect.Signature([*own.values(), *map(keywords.get, options)])  # type: ignore
+        text = inspect.cleandoc(function.__doc__ or "")
+        checked.__doc__ = re.sub(r"^    given: .*$", lambda _: listed, text, count=1, flags=re.MULTILINE)
         return checked
 
     return decorate
 
 
-def _with_arguments(text: str, listed: str) -> str:
-    """Return a docstring with the options in place of its line ``    given: ...``."""
-    return re.sub(r"^    given: .*$", lambda _: listed, text, count=1, flags=re.MULTILINE)
-
-
-# --- Options of a search, checked before torch or ray is loaded -------------------------------------------------------
-
-
-# --- Budgets of a search as users write them: a duration, a number of bytes, and a number of full trainings -----------
-
+# --- Values of options as users write them ----------------------------------------------------------------------------
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
 _DURATION = re.compile(r"\s*".join(rf"(?:(?P<{unit}>\d+(?:\.\d+)?)\s*{unit})?" for unit in _SECONDS))
+#: The value of ``--lengths`` that lets the search choose the lengths by what they show.
+AUTO_LENGTHS = "auto"
+#: What trials train on.
+DEVICES = ("auto", "cpu", "cuda")
 
 
 def read_duration(value: float | str, flag: str = "--time-budget") -> float:
@@ -113,12 +111,11 @@ def read_duration(value: float | str, flag: str = "--time-budget") -> float:
     Raises:
         UserError: no duration, or not a positive one.
     """
-    text = str(value).strip().lower()
-    found = _DURATION.fullmatch(text)
+    text, seconds = str(value).strip().lower(), 0.0
     if is_number(value) or re.fullmatch(r"\d+(\.\d+)?", text):
         seconds = float(value)
-    else:
-        seconds = 0.0 if found is None else sum(_SECONDS[u] * float(n) for u, n in found.groupdict().items() if n)
+    elif found := _DURATION.fullmatch(text):
+        seconds = sum(_SECONDS[unit] * float(number) for unit, number in found.groupdict().items() if number)
     if not seconds > 0:
         raise UserError(
             f"{flag} must be a positive number of seconds, or a duration such as 90m or 1h30m, got {value!r}"
@@ -143,18 +140,6 @@ def read_bytes(value: int | str) -> int:
     return round(float(found[1]) * _UNITS[found[2].upper()])
 
 
-def check_cost_budget(value: float | None) -> None:
-    """Raise UserError unless a cost budget is a positive number, or none."""
-    if value is not None and not (is_number(value) and value > 0):
-        raise UserError(f"--cost-budget must be a positive number of full trainings, such as 12.5, got {value!r}")
-
-
-# --- The option ``--lengths``: shares of the full run that dense runs are cut to --------------------------------------
-
-#: The value that lets the search choose the lengths by what they show.
-AUTO_LENGTHS = "auto"
-
-
 def read_lengths(text: str) -> tuple[float, ...]:
     """Return the shares of a text such as ``1.0,0.8,0.6``.
 
@@ -173,10 +158,18 @@ def read_lengths(text: str) -> tuple[float, ...]:
     return found
 
 
-# --- Options of a search, checked before torch or ray is loaded -------------------------------------------------------
+def _check_number(declared: Option, value: Any) -> None:
+    """Raise UserError unless a number is in the declared range; None, and what has no range, is left alone."""
+    low = declared.at_least
+    if low is None or value is None:
+        return
+    if declared.type is int:
+        check_integer(declared.flag, value, low, declared.at_most)
+    elif not is_number(value) or value < low:
+        raise UserError(f"{declared.flag} must be a number >= {low}, got {value!r}")
 
-#: What trials train on.
-DEVICES = ("auto", "cpu", "cuda")
+
+# --- The options ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,89 +281,42 @@ class SearchOptions(StudyOptions):
         self._take_file()
         self._take_script()
         self._take_grid()
-        object.__setattr__(self, "space_files", search_spaces.read_files(self.space, self.space_files))
-        space = self.loaded_space
         options = read_options(self.workload_options)
-        object.__setattr__(self, "workload_options", canonical(options))
+        self._set(
+            space_files=search_spaces.read_files(self.space, self.space_files), workload_options=canonical(options)
+        )
+        space = self.loaded_space
         check_workload(self.workload, self.workload_options)
-        for declared in options_of(SearchOptions):
-            _check_number(declared, getattr(self, declared.name))
-        if self.device not in DEVICES:
-            raise unknown_name("--device", str(self.device), DEVICES)
-        check_sampler(self.sampler)
-        if self.lengths != AUTO_LENGTHS:
-            read_lengths(self.lengths)
-        # A factory's own metric, its direction and its unit are known only later (`with_metric`).
-        if self.allowed_drop is not None and not is_factory(self.workload):
-            own = WORKLOADS[self.workload].quality if self.workload in WORKLOADS else ACCURACY
-            quality = quality_named(self.metric, self.direction, self.metric_unit, own=own)
-            object.__setattr__(self, "allowed_drop", read_drop(self.allowed_drop, quality))
-        object.__setattr__(self, "checkpoint_budget", read_bytes(self.checkpoint_budget))
-        if self.time_budget is not None:
-            object.__setattr__(self, "time_budget", read_duration(self.time_budget))
-        if self.trial_timeout is not None:
-            object.__setattr__(self, "trial_timeout", read_duration(self.trial_timeout, "--trial-timeout"))
-        check_cost_budget(self.cost_budget)
-        if not (is_number(self.sure) and 0 <= self.sure < 1):
-            raise UserError(f"--sure must be a probability in [0, 1), such as 0.8 (0: off), got {self.sure!r}")
-        if self.is_script and self.epochs is None and "epochs" in names(options["command"]):
-            raise UserError("--epochs must be given where the command has {epochs}, got none")
-        if self.saving not in (None, *SAVINGS):
-            raise unknown_name("saving", str(self.saving), SAVINGS)
-        object.__setattr__(self, "hold", with_schedule(self.hold or {}, self.schedule, compatible=self.compatible))
+        self._check_values(options)
+        self._set(hold=with_schedule(self.hold or {}, self.schedule, compatible=self.compatible))
         self._check_space(space, options)
         self._check_compression(space)
-        if is_uri(self.results):
-            check_place(str(self.results), "--results")
-            if self.workers_per_trial > 1:
-                raise UserError(
-                    f"--workers-per-trial must be 1 with results in object storage, got {self.workers_per_trial}: give "
-                    "--results on a disk that all nodes see"
-                )
-        if self.workers_per_trial > 1 and self.fixed.get("forward_cache_mb"):
-            raise UserError(
-                "forward_cache_mb must be 0 with several workers a trial, for the rows that one has change from epoch "
-                f"to epoch, got {self.fixed['forward_cache_mb']}"
-            )
-        # Without shared processes there is no training state that trials could share.
+        self._check_workers()
         if self.ranked_by == TIME:  # times are those of a trial alone, on a machine that does nothing else
-            object.__setattr__(self, "fresh_processes", True)
-            object.__setattr__(self, "concurrency", self.concurrency or 1)
+            self._set(fresh_processes=True, concurrency=self.concurrency or 1)
+        # Without shared processes there is no training state that trials could share.
         alone = self.is_script or self.workers_per_trial > 1 or self.fresh_processes
-        object.__setattr__(self, "sharing", not alone and self.sharing is not False)
-        object.__setattr__(self, "hold", check_hold(self.space, self.fixed, self.space_files, self.points))
+        self._set(
+            sharing=not alone and self.sharing is not False,
+            hold=check_hold(self.space, self.fixed, self.space_files, self.points),
+        )
         if self.points is not None:
             check_points(self.points, self.fixed)
-        if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
-            raise UserError(
-                f"--name must be letters, digits, '.', '_' and '-', beginning with a letter or digit, got {self.name!r}"
-            )
 
-    @classmethod
-    def of_study(cls, info: StudyInfo, **how: Any) -> SearchOptions:
-        """Return the options with which a study was searched, and others of this call."""
-        kept = {declared.name: getattr(info, declared.name) for declared in options_of(StudyOptions)}
-        return cls(**{**kept, "space_files": info.space_files, **how})
-
-    @property
-    def searched_lengths(self) -> str:
-        """Return the shares of the run that dense runs are cut to, or ``auto``; empty for runs of full length alone."""
-        if self.lengths == AUTO_LENGTHS:
-            return self.lengths if self.controls else ""
-        return self.lengths if min(read_lengths(self.lengths)) < 1 else ""
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def _take_file(self) -> None:
         """Take a file given as the space for what it is: a schedule, a grid, or (as before) a space in YAML."""
-        path = Path(self.space)
-        if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        file = Path(self.space)
+        if file.suffix not in _FILES or not file.is_file():
             return
-        keys = set(re.findall(r"^([a-z]+):", path.read_text("utf-8"), re.MULTILINE))
+        keys = set(re.findall(r"^([a-z]+):", text_of(str(file)), re.MULTILINE))
         if "policies" in keys:
-            object.__setattr__(self, "schedule", path)
-            object.__setattr__(self, "space", "schedule")
+            self._set(schedule=file, space="schedule")
         elif keys & set(COMBINATIONS):
-            object.__setattr__(self, "grid", path)
-            object.__setattr__(self, "space", GRID)
+            self._set(grid=file, space=GRID)
 
     def _take_script(self) -> None:
         """Make a command of the user the workload; the options of a study have it as the workload already."""
@@ -383,8 +329,7 @@ class SearchOptions(StudyOptions):
             )
         if not self.script.strip():
             raise UserError("--script must be a command, such as 'python train.py', got an empty one")
-        object.__setattr__(self, "workload", SCRIPT)
-        object.__setattr__(self, "workload_options", (f"command={self.script}",))
+        self._set(workload=SCRIPT, workload_options=(f"command={self.script}",))
 
     def _take_grid(self) -> None:
         """Make a grid file's points the space; the options of a study have them as the space already."""
@@ -393,12 +338,45 @@ class SearchOptions(StudyOptions):
                 raise UserError(
                     f"--grid is searched in place of a space, so it takes no --space, got {self.space}: leave one out"
                 )
-            object.__setattr__(self, "grid", grid_of(self.grid))
-            object.__setattr__(self, "space", GRID)
-            if self.sampler == SearchOptions.sampler:
-                object.__setattr__(self, "sampler", "grid")
+            sampler = "grid" if self.sampler == SearchOptions.sampler else self.sampler
+            self._set(grid=grid_of(self.grid), space=GRID, sampler=sampler)
         if self.trials is None and self.sampler != "grid":  # a grid's number of points depends on the run
-            object.__setattr__(self, "trials", TRIALS)
+            self._set(trials=TRIALS)
+
+    def _check_values(self, options: Mapping[str, str]) -> None:
+        """Raise UserError for an option whose value is none by itself; make numbers of those that are text."""
+        for declared in options_of(SearchOptions):
+            _check_number(declared, getattr(self, declared.name))
+        for what, given, valid in (
+            ("--device", self.device, DEVICES),
+            ("sampler", self.sampler, SAMPLERS),
+            ("saving", self.saving, SAVINGS),
+        ):
+            if given is not None and given not in valid:
+                raise unknown_name(what, str(given), valid)
+        if self.lengths != AUTO_LENGTHS:
+            read_lengths(self.lengths)
+        # A factory's own metric, its direction and its unit are known only later (`with_metric`).
+        if self.allowed_drop is not None and not is_factory(self.workload):
+            own = WORKLOADS[self.workload].quality if self.workload in WORKLOADS else ACCURACY
+            quality = quality_named(self.metric, self.direction, self.metric_unit, own=own)
+            self._set(allowed_drop=read_drop(self.allowed_drop, quality))
+        self._set(checkpoint_budget=read_bytes(self.checkpoint_budget))
+        for name, flag in (("time_budget", "--time-budget"), ("trial_timeout", "--trial-timeout")):
+            if (given := getattr(self, name)) is not None:
+                self._set(**{name: read_duration(given, flag)})
+        if (cost := self.cost_budget) is not None and not (is_number(cost) and cost > 0):
+            raise UserError(f"--cost-budget must be a positive number of full trainings, such as 12.5, got {cost!r}")
+        if not (is_number(self.sure) and 0 <= self.sure < 1):
+            raise UserError(f"--sure must be a probability in [0, 1), such as 0.8 (0: off), got {self.sure!r}")
+        if self.is_script and self.epochs is None and "epochs" in names(options["command"]):
+            raise UserError("--epochs must be given where the command has {epochs}, got none")
+        if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            raise UserError(
+                f"--name must be letters, digits, '.', '_' and '-', beginning with a letter or digit, got {self.name!r}"
+            )
+        if is_uri(self.results):
+            check_place(str(self.results), "--results")
 
     def _check_space(self, space: Space, options: Mapping[str, str]) -> None:
         if space.method == "none" and self.points is None:
@@ -413,33 +391,51 @@ class SearchOptions(StudyOptions):
                     "leave it out"
                 )
         if space.options:  # they would be trained with the options of one combination alone
-            object.__setattr__(self, "controls", False)
+            self._set(controls=False)
 
     def _check_compression(self, space: Space) -> None:
         parts = search_spaces.parts_of(self.space)
-        if "schedule" in parts and not self.fixed.get("schedule"):
+        if "schedule" in parts and not self.schedule_text:
             raise UserError("space schedule searches a schedule of yours: give its file by --schedule FILE, got none")
-        if "schedule" in parts and not has_marks(str(self.fixed["schedule"])):
+        if "schedule" in parts and not has_marks(str(self.schedule_text)):
             raise UserError(
                 "space schedule searches marked values, and the schedule has none: mark some, such as "
                 "!search {low: 0.1, high: 0.9}, or search another space"
             )
-        if self.fixed.get("schedule") and not self.compresses:
+        if self.schedule_text and not self.compresses:
             raise UserError(f"--schedule needs a space of compression, such as schedule, got --space {self.space}")
         if "distillation" in parts and not (self.fixed.get("distill_teacher") or self.fixed.get("distill_checkpoint")):
             raise UserError(
                 "space distillation needs a teacher: --set distill_teacher=NAME, --set distill_checkpoint=FILE, or "
                 "both, got neither"
             )
-        if not self.compresses and not self.estimates:
-            return
-        if self.is_script:
+        if self.is_script and (self.compresses or self.estimates):
             does = "compresses" if self.compresses else "estimates its gradients"
             raise UserError(f"a script {does} by itself: space {self.space} needs a workload, got --script")
-        if self.workers_per_trial > 1:
+
+    def _check_workers(self) -> None:
+        if self.workers_per_trial == 1:
+            return
+        if self.compresses or self.estimates:
             raise UserError(
                 f"space {self.space} trains in one process, got --workers-per-trial {self.workers_per_trial}"
             )
+        if is_uri(self.results):
+            raise UserError(
+                f"--workers-per-trial must be 1 with results in object storage, got {self.workers_per_trial}: give "
+                "--results on a disk that all nodes see"
+            )
+        if megabytes := self.fixed.get("forward_cache_mb"):
+            raise UserError(
+                "forward_cache_mb must be 0 with several workers a trial, for the rows that one has change from epoch "
+                f"to epoch, got {megabytes}"
+            )
+
+    @classmethod
+    def of_study(cls, info: StudyInfo, **how: Any) -> SearchOptions:
+        """Return the options with which a study was searched, and others of this call."""
+        kept = {declared.name: getattr(info, declared.name) for declared in options_of(StudyOptions)}
+        return cls(**{**kept, "space_files": info.space_files, **how})
 
     def with_metric(self, own: Quality) -> SearchOptions:
         """Return these options with the metric, its direction, its unit and the allowed drop settled.
@@ -456,6 +452,15 @@ class SearchOptions(StudyOptions):
         named = quality.fields() if quality == own == ACCURACY else quality.all_fields()
         settled = {"metric": None, "direction": None, "metric_unit": None, **named}
         return replace(self, script=None, allowed_drop=drop, **settled)  # type: ignore[arg-type]
+
+    # --- What follows from them ---------------------------------------------------------------------------------------
+
+    @property
+    def searched_lengths(self) -> str:
+        """Return the shares of the run that dense runs are cut to, or ``auto``; empty for runs of full length alone."""
+        if self.lengths == AUTO_LENGTHS:
+            return self.lengths if self.controls else ""
+        return self.lengths if min(read_lengths(self.lengths)) < 1 else ""
 
     @property
     def drop(self) -> float | str:
@@ -515,8 +520,7 @@ class SearchOptions(StudyOptions):
     @property
     def schedule_text(self) -> str | None:
         """Return the text of the schedule that is searched or fixed; None if there is none."""
-        found = self.fixed.get("schedule")
-        return None if found is None else str(found)
+        return self.fixed.get("schedule")
 
     @property
     def budget_bytes(self) -> int:
@@ -526,12 +530,12 @@ class SearchOptions(StudyOptions):
     @property
     def time_budget_s(self) -> float | None:
         """Return `time_budget` in seconds; None for no limit."""
-        return None if self.time_budget is None else read_duration(self.time_budget)
+        return None if self.time_budget is None else float(self.time_budget)
 
     @property
     def trial_timeout_s(self) -> float | None:
         """Return `trial_timeout` in seconds; None for no limit."""
-        return None if self.trial_timeout is None else read_duration(self.trial_timeout)
+        return None if self.trial_timeout is None else float(self.trial_timeout)
 
     @property
     def trial_epochs(self) -> int:
@@ -552,14 +556,3 @@ class SearchOptions(StudyOptions):
     def trials_at_a_time(self) -> int:
         """Return how many trials train at a time on this machine; `tune_run.trials_at_a_time` counts a cluster's."""
         return self.concurrency or max(1, processors() // self.processors_per_trial)
-
-
-def _check_number(declared: Option, value: Any) -> None:
-    """Raise UserError unless a number is in the declared range; None, and what has no range, is left alone."""
-    low = declared.at_least
-    if low is None or value is None:
-        return
-    if declared.type is int:
-        check_integer(declared.flag, value, low, declared.at_most)
-    elif not is_number(value) or value < low:
-        raise UserError(f"{declared.flag} must be a number >= {low}, got {value!r}")

@@ -55,12 +55,12 @@ def named_modules(command: str, cwd: Path) -> list[str]:
     """
     words = _words(command)
     flags = [number for number, word in enumerate(words) if word in ("-m", "--module")]
-    found = [word for word in words[flags[0] + 1 :] if _MODULE.fullmatch(word)] if flags else []
-    return [name for name in found if any(map(Path.is_file, _places(cwd.joinpath(*name.split(".")))))]
+    names = [word for word in words[flags[0] + 1 :] if _MODULE.fullmatch(word)] if flags else []
+    return [name for name in names if _is_module(cwd.joinpath(*name.split(".")))]
 
 
-def _places(module: Path) -> tuple[Path, Path]:
-    return module.with_suffix(".py"), module / "__main__.py"
+def _is_module(place: Path) -> bool:
+    return place.with_suffix(".py").is_file() or (place / "__main__.py").is_file()
 
 
 def _words(command: str) -> list[str]:
@@ -75,11 +75,10 @@ def check_unchanged(options: Iterable[str]) -> None:
     given = read_options(options)
     if "files" not in given or not Path(given["cwd"]).is_dir():
         return
-    if files_digest(given["command"], Path(given["cwd"])) != given["files"]:
-        command, cwd = given["command"], Path(given["cwd"])
+    command, cwd = given["command"], Path(given["cwd"])
+    if files_digest(command, cwd) != given["files"]:
         found = [*(path.name for path in named_files(command, cwd)), *named_modules(command, cwd)]
-        names = ", ".join(found) or "the script"
         raise UserError(
-            f"{names} or what it imports has changed since the study was begun, so that its trials cannot be compared "
-            "with new ones: search under another --name, or put the files back"
+            f"{', '.join(found) or 'the script'} or what it imports has changed since the study was begun, so that its "
+            "trials cannot be compared with new ones: search under another --name, or put the files back"
         )

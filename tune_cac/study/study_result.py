@@ -38,21 +38,18 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
     # Settings must not be chosen by the test split, so it stays out of the ranked table.
     beats = beats_shorter(ranking, result.control_line)
     ranking.drop(columns=hidden_columns(ranking)).assign(beats_shorter=beats).to_csv(layout.ranking, index=False)
-    about: dict[str, Any] = {
-        "confirmation": result.confirmation, "line": result.control_line, "same_run": result.same_run
-    }  # fmt: skip
-    if (ranking["role"] == "baseline").any():
-        layout.best.write_text(best_env(info, found, allowed_drop, **about))
-    else:
-        layout.best.unlink(missing_ok=True)
-    schedule = best_schedule(info, found, allowed_drop, **about)
-    if schedule is None:
-        layout.best_schedule.unlink(missing_ok=True)
-    else:
-        layout.best_schedule.write_text(schedule, encoding="utf-8")
-    layout.report.write_text(
-        report_markdown(info, trials, ranking, found, allowed_drop, confirmation=result.confirmation)
-    )
+    judged = (ranking["role"] == "baseline").any()
+    for file, text in (
+        (layout.best, best_env(info, found, allowed_drop, **result.about) if judged else None),
+        (layout.best_schedule, best_schedule(info, found, allowed_drop, **result.about)),
+        (layout.report, report_markdown(
+            info, trials, ranking, found, allowed_drop, confirmation=result.confirmation
+        )),
+    ):  # fmt: skip
+        if text is None:
+            file.unlink(missing_ok=True)
+        else:
+            file.write_text(text, encoding="utf-8")
 
 
 # --- A study's result -------------------------------------------------------------------------------------------------
@@ -116,6 +113,11 @@ class SearchResult:
         """Return in one line which values train as the best setting did, bit for bit; empty if that is not known."""
         return same_run_line(self.folder, self.best) if is_answer(self.best) else ""
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """Return what the comments of ``best.env`` and ``best.yaml`` tell beside the setting."""
+        return {"confirmation": self.confirmation, "line": self.control_line, "same_run": self.same_run}
+
     def table(self, top: int | None = None) -> list[list[str]]:
         """Return the ranked table as text cells, header first."""
         return ranked_table(
@@ -178,6 +180,5 @@ def best_or_confirmed(
     if found.empty:
         return best(without_refuted(ranking, confirmation), sure=sure)
     if "worth" not in found.columns:  # else in the order of worth
-        order = {number: place for place, number in enumerate(confirmed)}
-        found = found.iloc[outcomes(found).map(order).argsort(kind="stable")]
+        found = found.iloc[outcomes(found).map(confirmed.index).argsort(kind="stable")]
     return found.iloc[0]

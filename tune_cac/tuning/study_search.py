@@ -238,9 +238,11 @@ def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[N
     """
     if layout.journal.exists():
         return nullcontext()
-    from tune_cac.ray_backend.ray_startup import COMPILER, TORCH, early_session
+    from tune_cac.ray_backend.session import ray_session
 
-    return early_session([TORCH] if options.is_script else [TORCH, COMPILER], **ray_needs(options))
+    # An optimizer loads torch's compiler; torch is needed to learn from the baseline, of a script too.
+    needed = ["torch"] if options.is_script else ["torch", "torch._dynamo"]
+    return ray_session(**ray_needs(options), meanwhile=needed)
 
 
 def plan_of(

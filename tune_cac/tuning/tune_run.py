@@ -50,10 +50,9 @@ def train(
     """
     from ray import tune
 
-    from tune_cac.ray_backend.head_watch import ends_with_head
-    from tune_cac.ray_backend.out_of_memory import memory_ends_trials
-    from tune_cac.ray_backend.session import check_seen_by_all, ray_session
+    from tune_cac.ray_backend.session import check_seen_by_all, ends_with_head, ray_session
     from tune_cac.ray_backend.tensorboard import RowEvents
+    from tune_cac.ray_backend.workers import memory_ends_trials
     from tune_cac.tuning.outcomes.outcome_queue import HoldsWriter
 
     with progress, ray_session(**ray_needs(options)), searcher.coordinated(), memory_ends_trials():

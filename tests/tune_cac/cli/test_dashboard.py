@@ -8,13 +8,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from studies import result_row, write_study
-
-from tune_cac.cli.main import main
 
 
 @pytest.fixture
@@ -63,15 +61,13 @@ def test_it_serves_the_journal_to_this_machine_alone(port: int) -> None:
     assert [place for place in listening if int(place.split(":")[1], 16) == port] == [f"0100007F:{port:04X}"]
 
 
-def test_refusals(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["dashboard", str(study), "--port", "0", "--no-browser"]) == 2
-    assert "--port must be an integer from 1 to 65535, got 0" in capsys.readouterr().err
+def test_refusals(study: Path, refused: Callable[..., str]) -> None:
+    dashboard = ("dashboard", str(study), "--no-browser", "--port")
+    assert refused(*dashboard, "0") == "--port must be an integer in [1, 65535], got 0"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        assert main(["dashboard", str(study), "--port", str(number), "--no-browser"]) == 2
-    assert f"port {number} of 127.0.0.1 cannot be used: " in capsys.readouterr().err
+        assert refused(*dashboard, str(number)).startswith(f"port {number} of 127.0.0.1 cannot be used: ")
     (study / "optuna.journal").unlink()
-    assert main(["dashboard", str(study), "--no-browser"]) == 2
-    assert "has no journal yet: its search has not begun" in capsys.readouterr().err
+    assert refused(*dashboard, "1").endswith("has no journal yet: its search has not begun")

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from thorough import rest_thorough
 
-from tune_cac.cli.main import main
-
 SCRIPT = """
 import sys
 import torch
@@ -108,19 +106,3 @@ def test_a_script_that_is_short_fails_or_does_not_train_is_said_so(tmp_path: Pat
     failed = run(tmp_path, "python broken.py")
     assert failed.returncode == 1
     assert "ValueError: mine" in failed.stderr
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("torchrun train.py", "--script of doctor must be 'python FILE ...' or 'python -m MODULE ...', got"),
-        ("python", "--script of doctor must be 'python FILE ...'"),
-        ("python -c pass", "--script of doctor must be 'python FILE ...'"),
-        ("python absent.py", "--script of doctor must name a file that is there, got absent.py"),
-    ],
-)
-def test_other_commands_are_refused(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--script", command]) == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert error.count("\n") == 1

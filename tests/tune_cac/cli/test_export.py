@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from studies import result_row, write_study
 import analysis
 from analysis.io.layout import Layout
 from trainables.config import TrialConfig
-from trainables.errors import UserError
-from tune_cac.cli.export import run as export
+from tune_cac.cli.main import main
 from tune_cac.study.study_result import answer, write_answer
 
 CONFIG = TrialConfig(CAC_VAR_START_THR=0.97, CAC_VAR_SAMPLES=5)
@@ -36,9 +36,8 @@ def study(tmp_path: Path) -> Layout:
     return write_study(tmp_path / "s", trials)
 
 
-def run(layout: Layout, **given: Any) -> int:
-    options = {"study": layout.root.name, "results": str(layout.root.parent), "trial": None, "format": "env"}
-    return export(argparse.Namespace(**{**options, "output": None, "top": None, "allowed_drop": None, **given}))
+def run(layout: Layout, *arguments: str) -> int:
+    return main(["export", layout.root.name, "--results", str(layout.root.parent), *arguments])
 
 
 def test_without_a_trial_it_is_best_env(study: Layout, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,19 +49,19 @@ def test_without_a_trial_it_is_best_env(study: Layout, capsys: pytest.CaptureFix
 
 
 def test_the_best_as_yaml_and_json(study: Layout, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(study, format="yaml") == 0
+    assert run(study, "--format", "yaml") == 0
     assert TrialConfig.from_mapping(yaml.safe_load(capsys.readouterr().out)) == CONFIG
-    assert run(study, format="json") == 0
+    assert run(study, "--format", "json") == 0
     assert TrialConfig.from_mapping(json.loads(capsys.readouterr().out)) == CONFIG
 
 
 def test_the_allowed_drop_chooses_the_best(study: Layout, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(study, format="yaml", allowed_drop=0.03) == 0
+    assert run(study, "--format", "yaml", "--allowed-drop", "0.03") == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("# trial 2: compute saved 50.0 %")
 
 
 def test_a_trial_by_its_number(study: Layout, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(study, trial=3) == 0
+    assert run(study, "--trial", "3") == 0
     out = capsys.readouterr().out
     assert "# trial 3: compute saved 0.0 %, validation accuracy 0.9700, accuracy loss 0.00 points\n" in out
     assert "export CAC_VAR_START_ITR=9\n" in out
@@ -70,7 +69,7 @@ def test_a_trial_by_its_number(study: Layout, capsys: pytest.CaptureFixture[str]
 
 def test_a_trial_into_a_file(study: Layout, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "trial.json"
-    assert run(study, trial=1, format="json", output=str(file)) == 0
+    assert run(study, "--trial", "1", "--format", "json", "--output", str(file)) == 0
     assert TrialConfig.from_mapping(json.loads(file.read_text())) == CONFIG
     assert capsys.readouterr().out == ""
 
@@ -78,44 +77,35 @@ def test_a_trial_into_a_file(study: Layout, tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.slow
 def test_tables(study: Layout, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     csv, parquet = tmp_path / "t.csv", tmp_path / "t.parquet"
-    assert run(study, format="csv", output=str(csv)) == 0
-    assert run(study, format="parquet", output=str(parquet)) == 0
+    assert run(study, "--format", "csv", "--output", str(csv)) == 0
+    assert run(study, "--format", "parquet", "--output", str(parquet)) == 0
     ranking = analysis.rank(analysis.load(study.root)).drop(columns=["test_accuracy", "test_accuracy_drop"])
     pd.testing.assert_frame_equal(pd.read_parquet(parquet), ranking)
     assert pd.read_csv(csv)["trial"].tolist() == ranking["trial"].tolist() == [1, 0, 3, 2]
-    assert run(study, format="latex", top=1) == 0
+    assert run(study, "--format", "latex", "--top", "1") == 0
     out = capsys.readouterr().out
     assert out.count(r" \\") == 3  # header, the best, the baseline
-    assert run(study, format="markdown", allowed_drop=0.03) == 0
+    assert run(study, "--format", "markdown", "--allowed-drop", "0.03") == 0
     assert capsys.readouterr().out.splitlines()[2].startswith("| 1 | 95.00 | 2.00 | 50.0 |")
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
-        ({"trial": 99}, "no trial 99 in .*s: it has 0 to 4"),
-        ({"trial": -1}, "no trial -1 in .*s: it has 0 to 4"),
-        ({"trial": 4}, r"only a completed trial can be exported, trial 4 is failed \(it broke\): choose another"),
-        ({"format": "parquet"}, "--format parquet needs --output, a file: it is no text to print"),
-        ({"format": "csv", "trial": 1}, "--format csv is a table of the whole ranking, got --trial 1: leave it out"),
-        (
-            {"format": "schedule"},
-            "a trial must compress something to have a schedule, trial 1 does not: choose another",
-        ),
-        ({"format": "schedule", "trial": 3}, "to have a schedule, trial 3 does not"),
-        ({"format": "schedule", "top": 3}, "--format schedule is one trial, got --top 3: give --trial"),
-        ({"format": "env", "top": 3}, "--format env is one trial, got --top 3: give --trial"),
-        ({"format": "csv", "top": 0}, "--top must be an integer >= 1, got 0"),
-        ({"format": "ymal"}, "unknown --format 'ymal': did you mean 'yaml'"),
-        ({"allowed_drop": 2.0}, "the allowed accuracy loss must be a fraction in .*, got 2.0"),
-        ({"study": "t"}, "no study 't' in .*: studies there: s"),
-        ({"output": "/no/best.env"}, "cannot write --output /no/best.env: No such file or directory; choose another"),
-        ({"output": "/"}, "cannot write --output /: Is a directory; choose another file"),
+        ("--trial 99", r"no trial 99 in .*s: it has 0 to 4"),
+        ("--trial 4", r"only a completed trial can be exported, trial 4 is failed \(it broke\): choose another"),
+        ("--format parquet", "--format parquet needs --output, a file: it is no text to print"),
+        ("--format csv --trial 1", "--format csv is a table of the whole ranking, got --trial 1: leave it out"),
+        ("--format schedule", "a trial must compress something to have a schedule, trial 1 does not: choose another"),
+        ("--format env --top 3", "--format env is one trial, got --top 3: give --trial"),
+        ("--format csv --top 0", "--top must be an integer >= 1, got 0"),
+        ("--format ymal", "unknown --format 'ymal': did you mean 'yaml'"),
+        ("--allowed-drop 2.0", "the allowed accuracy loss must be a fraction in .*, got 2.0"),
+        ("--output /no/best.env", "cannot write --output /no/best.env: No such file or directory; choose another"),
     ],
 )
-def test_what_is_wrong_is_said(given: dict[str, Any], message: str, study: Layout) -> None:
-    with pytest.raises(UserError, match=message):
-        run(study, **given)
+def test_what_is_wrong_is_said(arguments: str, message: str, study: Layout, refused: Callable[..., str]) -> None:
+    assert re.match(message, refused("export", str(study.root), *arguments.split()))
 
 
 @pytest.mark.slow
@@ -127,37 +117,39 @@ def test_what_is_wrong_is_said(given: dict[str, Any], message: str, study: Layou
             [{"error": "x"}, {"row": result_row(0.9, 0.5)}],
             "to export: the baseline did not complete, so no accuracy loss",
         ),
-        ([{"row": result_row()}, {"row": result_row(0.5, 0.5)}],
-         "to export: no setting tried saves compute within the allowed accuracy loss of 0.50 points; give --trial"),
+        (
+            [{"row": result_row()}, {"row": result_row(0.5, 0.5)}],
+            "to export: no setting tried saves compute within the allowed accuracy loss of 0.50 points; give --trial",
+        ),
     ],
-)  # fmt: skip
-@pytest.mark.parametrize("format", ["env", "yaml", "json", "schedule"])
-def test_no_best_is_said(format: str, trials: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=message):
-        run(write_study(tmp_path / "s", trials), format=format)
+)
+def test_no_best_is_said(
+    trials: list[dict[str, Any]], message: str, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    for format in ("env", "yaml", "json", "schedule"):
+        root = write_study(tmp_path / format, trials).root
+        assert message in refused("export", str(root), "--format", format)
 
 
-def test_a_study_that_has_not_begun(tmp_path: Path) -> None:
-    layout = write_study(tmp_path / "s", [])
-    with pytest.raises(UserError, match=r"no trial 0 in .*s: it has none yet"):
-        run(layout, trial=0)
-    with pytest.raises(UserError, match="no trial has completed, so there is no table to export"):
-        run(layout, format="csv")
+def test_a_study_that_has_not_begun(tmp_path: Path, refused: Callable[..., str]) -> None:
+    root = str(write_study(tmp_path / "s", []).root)
+    assert refused("export", root, "--trial", "0").endswith("s: it has none yet")
+    assert "no trial has completed, so there is no table to export" in refused("export", root, "--format", "csv")
 
 
 @pytest.mark.slow
 def test_the_best_schedule_is_best_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_compressed(tmp_path / "c", [pruned(0.968, 0.5), pruned(0.95, 0.9), pruned(0.97, 0.2)])
     write_answer(study, answer(study, allowed_drop=0.005))
-    assert run(study, format="schedule") == 0
+    assert run(study, "--format", "schedule") == 0
     out = capsys.readouterr().out
     assert out == study.best_schedule.read_text()
     assert yaml.safe_load(out)["pruners"]["sensitivity_pruner"]["sensitivities"] == {
         "conv1.weight": 0.5, "conv2.weight": 0.25,
     }  # fmt: skip
-    assert run(study, format="env") == 0
+    assert run(study, "--format", "env") == 0
     assert capsys.readouterr().out == study.best.read_text()
-    assert run(study, format="schedule", trial=2, output=str(tmp_path / "two.yaml")) == 0
+    assert run(study, "--format", "schedule", "--trial", "2", "--output", str(tmp_path / "two.yaml")) == 0
     assert "# trial 2: inference compute saved 90.0 %" in (tmp_path / "two.yaml").read_text()
-    assert run(study, format="schedule", allowed_drop=0.03) == 0
+    assert run(study, "--format", "schedule", "--allowed-drop", "0.03") == 0
     assert "# trial 2: inference compute saved 90.0 %" in capsys.readouterr().out

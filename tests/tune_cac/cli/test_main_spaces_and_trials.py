@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,6 @@ policies:
             "trial --method gradskip --schedule s.yaml",
             "--schedule needs --method compression or gradskip+compression, got --method gradskip",
         ),
-        ("trial --method compression", "method compression has nothing to compress with: give --schedule FILE"),
         (
             "search --space schedule --schedule s.yaml",
             "space schedule searches marked values, and the schedule has none: mark some, such as "
@@ -119,10 +119,9 @@ policies:
         ),
     ],
 )
-def test_schedules_that_would_do_nothing(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_schedules_that_would_do_nothing(arguments: str, message: str, refused: Callable[..., str]) -> None:
     Path("s.yaml").write_text(SCHEDULE)
-    assert main(arguments.split()) == 2
-    assert capsys.readouterr().err == f"tune_cac: error: {message}\n"
+    assert refused(*arguments.split()) == message
 
 
 def test_a_name_that_matches_nothing_is_told_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,12 +149,6 @@ def test_a_trial_takes_what_distiller_took_where_it_is_asked_to(capsys: pytest.C
     for part in ("version is missing", "unknown section", "is used by no policy", "module.fc.weight"):
         assert any(part in text for text in texts), part
     assert "sparsity" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("command", ["trial", "search"])
-def test_compatible_is_about_a_schedule(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--compatible"]) == 2
-    assert capsys.readouterr().err == "tune_cac: error: --compatible is about a schedule: give --schedule FILE, too\n"
 
 
 def test_a_trial_says_where_marked_values_stand(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from analysis.io.layout import Layout
 from trainables.interventions import Intervention
 from tune_cac.cli.main import main
 from tune_cac.study.study_result import answer, write_answer
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 @pytest.fixture
@@ -26,16 +29,9 @@ def study(tmp_path: Path) -> Layout:
     return write_study(tmp_path / "results" / "s", [{"row": dense}, {"row": stopped}, {"row": known}])
 
 
-def run(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.chdir(folder)
-    return main(arguments)
-
-
-def test_it_prints_the_tree(
-    study: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_prints_the_tree(study: Layout, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(study.root.rglob("*"))
-    assert run(["tree", "s"], tmp_path, monkeypatch) == 0
+    assert main(["tree", "s"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "Search cost: 1.8 full trainings for 3 trials (2 distinct outcomes); trained alone, each from its start, they "
         "would have cost 2.5, the outcomes 1.8.",
@@ -47,48 +43,34 @@ def test_it_prints_the_tree(
     assert sorted(study.root.rglob("*")) == before  # looking changes nothing
 
 
-def test_it_writes_a_page(
-    study: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["tree", "s", "--depth", "0", "--html", "t.html"], tmp_path, monkeypatch) == 0
+@pytest.mark.usefixtures("study")
+def test_it_writes_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tree", "s", "--depth", "0", "--html", "t.html"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[-3:] == ["└─ ... 1 more stage, 2 trials", "", "Picture: t.html"]
-    page = (tmp_path / "t.html").read_text()
+    page = Path("t.html").read_text()
     assert "3 trials, 1.8 full trainings" in page
     assert "205: stop through conv.weight, braking 6, to 300" in page
 
 
+@pytest.mark.usefixtures("study")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["s", "--depth", "-1"], "--depth must be an integer >= 0, got -1"),
-        (["s", "--top", "0"], "--top must be an integer >= 1, got 0"),
-        (["nothing"], "no study 'nothing' in results: studies there: s"),
-        (["s", "--html", "no/t.html"], "cannot write --html no/t.html: No such file or directory; choose another file"),
+        ("s --depth -1", "--depth must be an integer >= 0, got -1"),
+        ("nothing", "no study 'nothing' in results: studies there: s"),
+        ("s --html no/t.html", "cannot write --html no/t.html: No such file or directory; choose another file"),
     ],
 )
-def test_what_is_wrong_is_said(
-    arguments: list[str], message: str, study: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    assert run(["tree", *arguments], tmp_path, monkeypatch) == 2
-    assert capsys.readouterr().err == f"tune_cac: error: {message}\n"
+def test_what_is_wrong_is_said(arguments: str, message: str, refused: Callable[..., str]) -> None:
+    assert refused("tree", *arguments.split()) == message
 
 
-def test_a_study_without_a_tree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_study(tmp_path / "results" / "old", [{"row": result_row()}])
-    assert run(["tree", "old"], tmp_path, monkeypatch) == 2
-    assert "results/old has no stage tree: " in capsys.readouterr().err
-
-
-def test_a_script_has_none(
-    study: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_studies_without_a_tree(study: Layout, refused: Callable[..., str]) -> None:
+    write_study(study.root.with_name("old"), [{"row": result_row()}])
+    assert refused("tree", "old").startswith("results/old has no stage tree: it is of an earlier version")
     study.write_info(replace(study.read_info(), workload="script"))
-    assert run(["tree", "s"], tmp_path, monkeypatch) == 2
-    assert "results/s has no stage tree: trials of a script share no training" in capsys.readouterr().err
+    assert refused("tree", "s") == "results/s has no stage tree: trials of a script share no training"
 
 
 @pytest.mark.parametrize("recorded", [False, True])

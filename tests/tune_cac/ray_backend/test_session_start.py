@@ -11,7 +11,6 @@ import psutil
 import pytest
 import ray
 
-from tune_cac.ray_backend import session
 from tune_cac.ray_backend.session import RayNotStarted, ray_session
 
 
@@ -53,7 +52,7 @@ run()
 def test_a_start_that_hangs_ends_in_one_line_and_leaves_no_process(tmp_path: Path) -> None:
     done = run(STOPPED, tmp_path)
     assert done.returncode == 1, done.stderr
-    assert "Ray did not start within 6 s: a process of it was stopped or killed meanwhile" in done.stderr
+    assert "Ray did not start in time: a process of it was stopped or killed meanwhile" in done.stderr
     assert "Traceback" not in done.stderr
     process = int(done.stdout.split()[0])
     deadline = time.monotonic() + 60  # it was killed, and is gone in a moment
@@ -63,32 +62,20 @@ def test_a_start_that_hangs_ends_in_one_line_and_leaves_no_process(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("error", "limit_s", "message"),
+    "message",
     [
-        (
-            Exception("The current node timed out during startup. This could happen because some of the raylet failed"),
-            180.0,
-            "did not start in the time that it allows itself: a process",
-        ),
-        (
-            RuntimeError("Timed out waiting for file gcs_server_port_"),
-            180.0,
-            "did not start in the time that it allows itself: a process",
-        ),
-        (RuntimeError("Timed out waiting for file gcs_server_port_"), 0.0, "did not start within 0 s: a process"),
+        "The current node timed out during startup. This could happen because some of the raylet failed",
+        "Timed out waiting for file gcs_server_port_",
     ],
 )
-def test_a_start_that_ray_itself_gives_up_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, limit_s: float, message: str
-) -> None:
+def test_a_start_that_ray_itself_gives_up_is_one_line(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
     """With a stopped process Ray does so after 30 s, which no setting changes; what it raises then is raised here."""
 
     def init(**_: object) -> None:
-        raise error
+        raise RuntimeError(message)
 
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(session, "_START_S", limit_s)
-    with pytest.raises(RayNotStarted, match=message), ray_session(cpus=1):
+    with pytest.raises(RayNotStarted, match="Ray did not start in time: a process"), ray_session(cpus=1):
         pass
 
 

@@ -39,6 +39,7 @@ def test_text_and_values_are_the_same_hold_and_hold_themselves(given: dict[str, 
     [
         ({"CAC_VAR_SAMPLES": 2.5}, "CAC_VAR_SAMPLES must be an integer >= 1, got 2.5"),
         ({"CAC_WHOLE_UNITS": 2}, "CAC_WHOLE_UNITS must be 0 or 1, got 2"),
+        ({"CAC_WHOLE_UNITS": 1.0}, "CAC_WHOLE_UNITS must be 0 or 1, got 1.0"),
         ({"forward_cache_mb": -1}, "forward_cache_mb must be an integer >= 0, got -1"),
         ({"CAC_WATCH": []}, "CAC_WATCH must be a comma list of conv, linear or class names of modules, each once"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,41 +16,40 @@ from analysis.io.study_options import StudyOptions, options_of
 from trainables.errors import UserError
 from tune_cac.cli.main import build_parser, main
 from tune_cac.cli.search import options_given
-from tune_cac.study.options import SearchOptions, read_bytes
+from tune_cac.study.options import SearchOptions
 
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [
-        ("20GB", 20 * 10**9),
-        ("1.5 mb", 1_500_000),
-        ("512MiB", 512 * 2**20),
-        ("2TiB", 2 * 2**40),
-        ("4096", 4096),
-        ("0", 0),
-        (7, 7),
-        ("3kB", 3000),
-    ],
+    [("20GB", 20 * 10**9), ("1.5 mb", 1_500_000), ("512MiB", 512 * 2**20), ("4096", 4096), ("0", 0), (7, 7)],
 )
 def test_bytes_with_units(text: str | int, number: int) -> None:
-    assert read_bytes(text) == number
     assert SearchOptions(checkpoint_budget=text).budget_bytes == number
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1", "1e3", "20 GiBs", "ten", True, "1,5GB"])
-def test_what_is_no_number_of_bytes(text: str) -> None:
-    with pytest.raises(
-        UserError, match=r"^--checkpoint-budget must be a number of bytes >= 0 with or without a unit, such"
-    ):
-        read_bytes(text)
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90m", 5400), ("3600", 3600), ("1h30m", 5400), ("1 h 30 m", 5400), ("1.5H", 5400), ("2d", 172_800), (7, 7)],
+)
+def test_durations(text: str | int, seconds: float) -> None:
+    assert SearchOptions(time_budget=text).time_budget_s == seconds
 
 
-def test_a_wrong_budget_ends_the_command_before_anything_is_made(
-    capsys: pytest.CaptureFixture[str], tmp_path: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(str(tmp_path))
-    assert main(["search", "--checkpoint-budget", "much", "--name", "s"]) == 2
-    assert "such as 20GB, got 'much'" in capsys.readouterr().err
+NOT_A_NUMBER = {
+    "checkpoint_budget": ["", "GB", "-1", "1e3", "20 GiBs", "ten", True, "1,5GB"],
+    "time_budget": ["", "0", "-5", "30m1h", "1,5h", "m", "nan", "1h30", True, 0, float("inf")],
+    "trial_timeout": ["soon"],
+    "cost_budget": [0, -1.5, float("nan"), float("inf"), True],
+    "sure": [1.0, -0.1, float("nan"), "likely"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in NOT_A_NUMBER.items() for value in values]
+)
+def test_what_is_no_number(name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=rf"^--{name.replace('_', '-')} must be a .*, got {re.escape(repr(value))}$"):
+        SearchOptions(**{name: value})
 
 
 def test_a_forward_cache_is_for_trials_of_one_process() -> None:
@@ -101,13 +101,6 @@ def test_the_study_keeps_the_options_and_what_it_found() -> None:
         "epochs": 3, "trials": 7, "seed": 5, "hold": {"forward_cache_mb": 1}, "gpus_per_trial": 0.5,
     }  # fmt: skip
     assert again.concurrency == 2
-
-
-@pytest.mark.parametrize("value", [1.0, -0.1, float("nan"), "likely"])
-def test_what_is_no_probability_of_holding(value: Any) -> None:
-    assert SearchOptions(sure=0).sure == 0
-    with pytest.raises(UserError, match=r"^--sure must be a probability in \[0, 1\), such as 0\.8 \(0: off\), got "):
-        SearchOptions(sure=value)
 
 
 def test_an_unknown_keyword_names_the_nearest() -> None:

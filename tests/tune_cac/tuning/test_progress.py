@@ -166,10 +166,7 @@ def test_a_disk_that_is_full_when_they_are_written_fails_no_trial(
 
 
 @pytest.mark.parametrize("error", [*DEATHS, None])
-def test_whatever_ray_calls_it_a_worker_that_ended_without_a_word_has_died(
-    error: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_ray_calls_it_a_worker_that_ended_without_a_word_has_died(error: type[Exception] | None) -> None:
     """Killed by the memory monitor is an error of its own in Ray, and was a failed trial for good."""
     given = ValueError("of the user's") if error is None else error.__new__(error)
-    monkeypatch.setattr(workers, "_error_of", lambda _: given)
-    assert workers.worker_died(object()) == (error is not None)
+    assert workers.worker_died(given) == (error is not None)

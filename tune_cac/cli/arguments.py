@@ -1,0 +1,124 @@
+"""Arguments that several commands share, and what is read from them."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.io.study_options import RESULTS
+from trainables.config import TrialConfig
+from trainables.gradskip.variables import EXAMPLE
+from trainables.quality import read_drop
+from trainables.training.device_choice import choose_device, sees_gpu
+from trainables.workload_options import canonical, read_options
+from trainables.workloads import default_epochs
+from tune_cac.cli.command import Argument, argument
+from tune_cac.messages import say
+
+if TYPE_CHECKING:
+    from analysis.io.layout import Layout, StudyInfo
+
+#: The folder that holds the studies.
+RESULTS_FOLDER = argument("--results", default=RESULTS, help="folder that holds the studies")
+#: A study in it.
+STUDY = (argument("study", metavar="STUDY", help="a study's folder, or its name under --results"), RESULTS_FOLDER)
+ALLOWED_DROP = argument(
+    "--allowed-drop", help="how much worse the metric may be, such as 0.005 or 2% (default: the study's)"
+)
+#: What is shown of a ranking, and in which order.
+RANKING = (
+    ALLOWED_DROP,
+    argument("--top", default=20, at_least=1, help="rows to show"),
+    argument(
+        "--price", type=float, metavar="SHARE", help="rank by worth: the share of the training compute that a point of "
+        "accuracy, or a unit of another metric, is worth, such as 0.1",
+    ),
+)  # fmt: skip
+HTML = argument("--html", metavar="FILE", help="write the picture as a page, too")
+#: Variables, for `read_assignments`.
+ASSIGNMENTS = argument(
+    "--set", action="append", default=[], metavar="VARIABLE=VALUE", dest="assignments",
+    help=f"a variable, such as {EXAMPLE}; may be repeated",
+)  # fmt: skip
+COMPATIBLE = argument(
+    "--compatible", action="store_true", help="warn of what Distiller silently accepted instead of refusing it"
+)
+#: The options of a workload that many have.
+DATA_AND_MODEL = (
+    argument("--data", metavar="PATH", help="the workload's data, such as image Parquet or an image folder"),
+    argument("--model", help="the workload's model, such as resnet18"),
+)
+#: Options of a workload, for `workload_options`.
+WORKLOAD_OPTIONS = (
+    *DATA_AND_MODEL,
+    argument(
+        "--option", dest="workload_options", action="append", metavar="NAME=VALUE",
+        help="another option of the workload; may be repeated",
+    ),
+)  # fmt: skip
+
+
+def run_arguments(*, epochs: str = "epochs", seed: str = "seed") -> tuple[Argument, ...]:
+    """Return the arguments of a training run, for `config_from_arguments`, with the meanings of two of them."""
+    return (
+        argument("--workload", default="digits", help="what is trained"),
+        *WORKLOAD_OPTIONS,
+        argument("--epochs", type=int, help=f"{epochs} (default: the workload's)"),
+        argument("--seed", type=int, default=0, help=seed),
+        argument("--device", default="auto", help="cpu, cuda, or auto: what trains faster, by 20 steps on each"),
+        argument("--threads", type=int, default=1, help="CPU threads"),
+    )
+
+
+def workload_options(arguments: argparse.Namespace) -> tuple[str, ...] | None:
+    """Return the workload's options as a configuration holds them; None if none was given.
+
+    Raises:
+        UserError: an option that is not NAME=VALUE, or one that is given twice.
+    """
+    texts = list(getattr(arguments, "workload_options", None) or [])
+    if getattr(arguments, "data", None) is not None:
+        texts.append(f"data={Path(arguments.data).expanduser().absolute()}")  # a trial has another working directory
+    if getattr(arguments, "model", None) is not None:
+        texts.append(f"model={arguments.model}")
+    return canonical(read_options(texts)) if texts else None
+
+
+def config_from_arguments(arguments: argparse.Namespace, **values: Any) -> TrialConfig:
+    """Return the configuration that the arguments of `run_arguments` ask for.
+
+    Args:
+        arguments: parsed; without ``--epochs`` the workload's own number counts.
+        values: other fields of the configuration.
+
+    Raises:
+        UserError: a wrong option or value.
+    """
+    options = workload_options(arguments) or ()
+    is_auto = arguments.device == "auto"
+    config = TrialConfig(
+        workload=arguments.workload,
+        workload_options=options,
+        epochs=default_epochs(arguments.workload, options) if arguments.epochs is None else arguments.epochs,
+        seed=arguments.seed,
+        device="cpu" if is_auto else arguments.device,
+        threads=arguments.threads,
+        **values,
+    )
+    if not (is_auto and sees_gpu()):
+        return config
+    found = choose_device(replace(config, method="none"))
+    say(f"training {found}")
+    return replace(config, device=found.device)
+
+
+def study_of(arguments: argparse.Namespace) -> tuple[Layout, StudyInfo, float | str]:
+    """Return the layout and the settings of the study that is asked for, and the allowed drop of its metric."""
+    from tune_cac.study.folder import find_study
+
+    layout = find_study(arguments.results, arguments.study)
+    info = layout.read_info()
+    drop = info.allowed_drop if arguments.allowed_drop is None else read_drop(arguments.allowed_drop, info.quality)
+    return layout, info, drop
