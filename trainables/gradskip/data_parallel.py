@@ -63,7 +63,7 @@ class DistributedDataParallel(TorchDataParallel):
         self._outdated = False
         self._join_checked = False
         self._gradskip = gradskip
-        gradskip.decisions.process_group = self.process_group
+        gradskip.process_group = self.process_group
         gradskip.on_stop.append(self._outdate)
 
     def _outdate(self) -> None:
@@ -121,7 +121,7 @@ class DistributedDataParallel(TorchDataParallel):
         Raises:
             UserError: as `join`.
         """
-        if not self._join_checked and (self._outdated or self._gradskip.decisions.can_stop_more()):
+        if not self._join_checked and (self._outdated or self._gradskip.can_stop_more()):
             raise UserError(
                 "join() lets processes end one by one, and a stop needs all of them: give every process as many "
                 "batches (drop_last=True), or join(throw_on_early_termination=True), or switch the rule off "

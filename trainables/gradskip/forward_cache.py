@@ -248,52 +248,10 @@ class PassReport:
     """Rows that the prefix was actually computed on: misses, the copy of a single row, and checks."""
 
 
-class PrefixCache:
-    """State of the cache of a model's prefix that a pass reads and changes; base of `forward_cache.ForwardCache`."""
-
-    chain: list[nn.Module]
-    names: list[str]
-    rows: RowFile
-    verify_every: int
-    compiled: bool
-    """True if the model or a part of it is compiled by torch.compile."""
-    enabled = True
-    """Permanently False after `switch_off` or `close`."""
-    cached_through = -1
-    """k, the index in the chain of the module whose outputs are kept; -1 for none."""
-    hits = 0
-    """Rows read so far."""
-    misses = 0
-    """Rows computed so far because they were not in the cache."""
-    hit_batches = 0
-    """Batches with hits since the cache last started anew."""
-    input_kind: Any = None
-    """Shape, dtype, device and autocast state of an input row, set by the first `PrefixPass`."""
-    stands_alone = False
-    """True if the prefix was found to compute each row independently."""
-    channels_last = False
-    """True if the outputs have the channels-last memory layout."""
-
-    def switch_off(self, reason: str) -> None:
-        """Close the cache permanently and warn with the reason."""
-        self.close()
-        self.say(f"off: {reason}")
-
-    def say(self, what: str) -> None:
-        """Warn with this message."""
-        warnings.warn(f"forward cache {what}", stacklevel=2)
-
-    def close(self) -> None:
-        """Drop all rows and free the disk space; from here on the model runs without the cache."""
-        self.enabled = False
-        self.cached_through = -1
-        self.rows.close()
-
-
 class PrefixPass:
     """State of one forward pass; used once, by `ForwardCache.batch`."""
 
-    def __init__(self, cache: PrefixCache, indices: Tensor) -> None:
+    def __init__(self, cache: ForwardCache, indices: Tensor) -> None:
         self._cache = cache
         self._indices = indices
         self._modules = cache.chain[: cache.cached_through + 1]
@@ -306,7 +264,7 @@ class PrefixPass:
 
     @contextmanager
     def running(self) -> Iterator[PrefixPass]:
-        """Replace `forward` of the prefix modules inside the block and restore it afterwards."""
+        """Replace `forward` of the prefix's modules inside the block."""
         before = {module: module.__dict__.get("forward") for module in self._modules}
         # Importing the compiler takes seconds, so it is disabled only where the model is compiled.
         visit = torch.compiler.disable(self._visit) if self._cache.compiled else self._visit
@@ -321,13 +279,14 @@ class PrefixPass:
                 if own is not None:
                     module.forward = own
 
-    def check_finished(self) -> None:
-        """Raise UserError if the model ran only a part of the prefix."""
+    def report(self) -> PassReport | None:
+        """Return the report of this pass; None if the model ran without the cache, or not at all.
+
+        Raises:
+            UserError: the model ran only a part of the prefix.
+        """
         if 0 < self._position < len(self._modules) and not self._untouched:
             raise self._wrong_chain(f"ended before {self._names[self._position]!r}")
-
-    def report(self) -> PassReport | None:
-        """Return the report of this pass; None if the model ran without the cache, or not at all."""
         if self._position == 0 or (self._untouched and self._computed == 0):
             return None
         return PassReport(modules=tuple(self._names), rows=len(self._indices), computed=self._computed)
@@ -524,7 +483,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 # modules except the last receive the model's input instead of activations when all rows are read.
 
 
-class ForwardCache(PrefixCache):
+class ForwardCache:
     """Cache of a model's stopped-prefix outputs by sample, limited to a number of bytes.
 
         with ForwardCache(model, samples=len(dataset), budget_bytes=10**9) as cache:
@@ -577,9 +536,41 @@ class ForwardCache(PrefixCache):
         self.last: PassReport | None = None
         """Report of the last `batch`; None: the model ran without the cache."""
         self.compiled = any(hasattr(part, "_orig_mod") for part in model.modules())
+        """True if the model or a part of it is compiled by torch.compile."""
+        self.enabled = True
+        """Permanently False after `switch_off` or `close`."""
+        self.cached_through = -1
+        """k, the index in the chain of the module whose outputs are kept; -1 for none."""
+        self.hits = 0
+        """Rows read so far."""
+        self.misses = 0
+        """Rows computed so far because they were not in the cache."""
+        self.hit_batches = 0
+        """Batches with hits since the cache last started anew."""
+        self.input_kind: Any = None
+        """Shape, dtype, device and autocast state of an input row, set by the first pass."""
+        self.stands_alone = False
+        """True if the prefix was found to compute each row independently."""
+        self.channels_last = False
+        """True if the outputs have the channels-last memory layout."""
         self._parts = [list(module.modules()) for module in self.chain]
         self._state: tuple[tuple[int, int], ...] = ()
         self._inside = False
+
+    def say(self, what: str) -> None:
+        """Warn with this message."""
+        warnings.warn(f"forward cache {what}", stacklevel=2)
+
+    def switch_off(self, reason: str) -> None:
+        """Close the cache permanently and warn with the reason."""
+        self.close()
+        self.say(f"off: {reason}")
+
+    def close(self) -> None:
+        """Drop all rows and free the disk space; from here on the model runs without the cache."""
+        self.enabled = False
+        self.cached_through = -1
+        self.rows.close()
 
     def __enter__(self) -> ForwardCache:
         return self
@@ -652,7 +643,6 @@ class ForwardCache(PrefixCache):
         try:
             with PrefixPass(self, indices).running() as prefix_pass:
                 yield
-            prefix_pass.check_finished()
             self.last = prefix_pass.report()
         finally:
             self._inside = False

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainables.gradskip.replay import Unit
+from trainables.gradskip.settings import Settings
 
 #: A variance in half precision is rounded by up to 0.4 %, while thresholds are 1 or 2 % below 1.
 _HALF = (torch.float16, torch.bfloat16)
@@ -235,3 +236,13 @@ class PlasticitySignal(Signal):
             devices = {n: t.device for n, t in (*self._model.named_parameters(), *self._model.named_buffers())}
             reference = {name: value.clone().to(devices[name]) for name, value in reference.items()}
         self._reference = reference
+
+
+def make_signal(settings: Settings, parameters: Sequence[Tensor], model: nn.Module | None) -> Signal:
+    """Return the signal of the settings' rule; plasticity needs the model."""
+    if settings.mode == "gradient_norm":
+        return GradientNormSignal(parameters)
+    if settings.mode == "plasticity":
+        assert model is not None
+        return PlasticitySignal(parameters, model)
+    return VarianceSignal(parameters, reference=settings.reference)

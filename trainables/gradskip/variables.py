@@ -15,10 +15,9 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.rules.choice import NAMED
+from trainables.gradskip.rules.choice import NAMED, WITH_END
 
-# --- Declaration of a ``CAC_*`` variable as a field of a dataclass, and what follows from it: checks, parsing, ---
-# texts ---
+# --- Declaration of a ``CAC_*`` variable as a field of a dataclass, and what follows from it: checks, parsing, texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +90,9 @@ def as_text(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """One declared ``CAC_*`` variable."""
+    """One declared ``CAC_*`` variable; see `variable`."""
 
     name: str
-    """The environment variable."""
     field: str
     """The field of `Settings` that holds it."""
     kind: type
@@ -104,19 +102,13 @@ class Variable:
     optional: bool
     """True if it may be None."""
     default: Any
-    """Its default."""
     rule: str
     """The range in words, as errors print it after "must be"."""
     holds: Callable[[Any], bool]
-    """Returns whether a value of the right type is in range."""
     default_text: str
-    """The default as text."""
     mode: str
-    """The modes that read it; see `variable`."""
     meaning: str
-    """Description for users."""
     published: bool
-    """True if the published library has it."""
 
     def has_type(self, value: Any) -> bool:
         """Return whether a value is of the right type; an integer is a number, but a bool is neither."""
@@ -297,7 +289,7 @@ class VariableFields:
     rule_end_itr: int | None = variable(
         "CAC_RULE_END_ITR", None, at_least(1),
         "the schedule's last iteration, as a rule the length of the run; must be set for "
-        + " and ".join(name for name, rule in NAMED.items() if "rule_end_itr" in rule.reads),
+        + " and ".join(WITH_END),
         mode="rules", published=False,
     )
     rule_depth: float = variable(

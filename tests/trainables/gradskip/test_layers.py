@@ -88,7 +88,7 @@ class TestWatch:
         # The signal is the variance of all of a block's matrices together.
         block = model.blocks.layers[1]  # type: ignore[union-attr,index]
         joint = torch.cat([p.detach().flatten() for p in block.parameters() if p.dim() >= 2])
-        measured = optimizer.gradskip.decisions.signal.measure(units[1:2])
+        measured = optimizer.gradskip.signal.measure(units[1:2])
         assert float(measured) == pytest.approx(float(joint.double().var()), rel=1e-5)
         tokens = torch.arange(20).reshape(4, 5) % 11
         for _ in range(6):

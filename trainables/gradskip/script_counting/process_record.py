@@ -42,8 +42,8 @@ from trainables.gradskip.script_counting.trace_file import (
 )  # fmt: skip
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.signals import variance
-from trainables.gradskip.step import Status, has_closure
-from trainables.gradskip.stops import Decisions
+from trainables.gradskip.step import SkippingStep, has_closure
+from trainables.gradskip.stops import blueprint_of
 from trainables.runtime.memory import peak_bytes
 from trainables.storage import atomic_write
 
@@ -90,10 +90,10 @@ class ScriptTrace:
     """
 
     def __init__(
-        self, gradskip: Status, given_model: nn.Module | None, record: Steps, flops: StepFlops, *, watch: str,
+        self, gradskip: SkippingStep, given_model: nn.Module | None, record: Steps, flops: StepFlops, *, watch: str,
         folder: Path,
     ) -> None:  # fmt: skip
-        self._gradskip: Callable[[], Status | None] = weakref.ref(gradskip)
+        self._gradskip: Callable[[], SkippingStep | None] = weakref.ref(gradskip)
         self._record, self._flops, self._folder = record, flops, folder
         self._rows: list[Tensor] = []
         self._blocks: list[NDArray[np.float32]] = []
@@ -114,16 +114,16 @@ class ScriptTrace:
         if numbering.wants_trace and given_model is not None and not is_compiled(given_model):
             numbering.record_first_pass()
         flops.attribute(gradskip.parameters)
-        gradskip.step.before.append(self._before)
-        gradskip.step.refresh()
+        gradskip.before.append(self._before)
+        gradskip.refresh()
         atexit.register(self.write)
 
     def drop(self) -> None:
         """Record and write nothing."""
         atexit.unregister(self.write)
         gradskip = self._gradskip()
-        if gradskip is not None and self._before in gradskip.step.before:
-            gradskip.step.before.remove(self._before)
+        if gradskip is not None and self._before in gradskip.before:
+            gradskip.before.remove(self._before)
         if self._numbering is not None:
             self._numbering.stop_recording()
         self._numbering, self.dropped = None, True
@@ -151,7 +151,7 @@ class ScriptTrace:
             self.drop()
             warnings.warn(f"the run is not recorded for the search: {type(error).__name__}: {error}", stacklevel=2)
 
-    def _begin(self, gradskip: Status) -> bool:
+    def _begin(self, gradskip: SkippingStep) -> bool:
         """Take the layers before the first step; return whether the run can be recorded."""
         numbering = self._numbering
         if numbering is None or len(numbering.parameters) != len(gradskip.parameters):  # some were added
@@ -167,9 +167,7 @@ class ScriptTrace:
         self._trains = [p.requires_grad for p in gradskip.parameters]
         for settings in self._rules:
             numbering.settings = settings
-            decisions = Decisions(gradskip.optimizer, settings, gradskip.advice)
-            decisions.begin(numbering, gradskip.stops)
-            self._blueprints.append((layers_key(settings), decisions.blueprint))
+            self._blueprints.append((layers_key(settings), blueprint_of(numbering, gradskip.stops)))
         self._layers = [unit.watched for unit in self._blueprints[0][1].plan.units]
         self._names = gradskip.names or [f"parameter {n}" for n in range(len(self._trains))]
         self._trace, self._numbering = numbering.trace, None
@@ -224,7 +222,7 @@ class ScriptTrace:
         )
 
 
-def _trains_elsewhere(gradskip: Status) -> bool:
+def _trains_elsewhere(gradskip: SkippingStep) -> bool:
     """Return whether parameters of the model train that the optimizer does not have."""
     model, own = gradskip.numbering.model, {id(p) for p in gradskip.parameters}
     return model is not None and any(p.requires_grad and id(p) not in own for p in model.parameters())
@@ -368,7 +366,7 @@ class StepRecord:
         process: record of the process that these steps belong to.
     """
 
-    def __init__(self, gradskip: Status, process: ProcessRecord) -> None:
+    def __init__(self, gradskip: SkippingStep, process: ProcessRecord) -> None:
         self._process = process
         self._ref = weakref.ref(gradskip)
         self._stretches = [Stretch()]
@@ -380,20 +378,20 @@ class StepRecord:
         self.watch = list(watch_needed(gradskip.parameters, None))
         self.weight_decays = weight_decays(gradskip.optimizer)
         self._keep_facts(gradskip)
-        gradskip.step.before.append(self._before)
-        gradskip.step.after.append(self._after)
-        gradskip.step.refresh()
+        gradskip.before.append(self._before)
+        gradskip.after.append(self._after)
+        gradskip.refresh()
         gradskip.on_stop.append(process.change)
         # Steps of a collected optimizer stay counted, but no further one is waited for.
         finalizer = weakref.finalize(gradskip, process.wait_for_fewer)
         finalizer.atexit = False
 
     @property
-    def gradskip(self) -> Status | None:
+    def gradskip(self) -> SkippingStep | None:
         """Return the optimizer's Gradient-Skip; None once it is collected."""
         return self._ref()
 
-    def _keep_facts(self, gradskip: Status) -> None:
+    def _keep_facts(self, gradskip: SkippingStep) -> None:
         # Plain values without tensors, which outlive the optimizer.
         self.machine: SkipMachine = gradskip.machine
         self.events: list[StopEvent] = gradskip.events
@@ -505,7 +503,7 @@ class ProcessRecord:
         self.trace: ScriptTrace | None = None
         """Recorder of the only optimizer's run, if the search asks for it."""
 
-    def add(self, gradskip: Status, given_model: nn.Module | None = None) -> StepRecord:
+    def add(self, gradskip: SkippingStep, given_model: nn.Module | None = None) -> StepRecord:
         """Count an optimizer's steps until the process ends, and record its run if the search asks for that.
 
         Args:
@@ -523,7 +521,7 @@ class ProcessRecord:
         self.settle()
         return record
 
-    def _trace_run(self, gradskip: Status, given_model: nn.Module | None, record: StepRecord, watch: str) -> None:
+    def _trace_run(self, gradskip: SkippingStep, given_model: nn.Module | None, record: StepRecord, watch: str) -> None:
         if gradskip.numbering.is_sharded:  # every process would have to measure
             return
         folder = Path(os.environ.get(TRIAL_FOLDER, os.curdir))
@@ -656,7 +654,7 @@ class ProcessRecord:
 _PROCESS = ProcessRecord()
 
 
-def start(gradskip: Status, given_model: nn.Module | None = None) -> StepRecord:
+def start(gradskip: SkippingStep, given_model: nn.Module | None = None) -> StepRecord:
     """Count an optimizer until its process ends, for `process_summary`."""
     return _PROCESS.add(gradskip, given_model)
 
