@@ -235,8 +235,6 @@ class GradientSkip(SkippingStep):
         saved_state.load(self, state)
         self._tell_of_change(before)
         self.refresh()
-        if self.stops.any:
-            self._check_inputs()
 
     def _add_state(self, _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         self._set_groups(self._inside)

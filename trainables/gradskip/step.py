@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainables.gradskip.advice.advice import Advice, some
-from trainables.gradskip.advice.input_gradients import InputGradientCheck
 from trainables.gradskip.execution_order import ForwardHook
 from trainables.gradskip.layers import unwrap
 from trainables.gradskip.numbering import ExampleTrace, Numbering, as_forward, is_compiled
@@ -158,7 +157,6 @@ class SkippingStep:
         on_measured: called with every number measured for a decision.
         before: called before each step of the optimizer.
         after: called after each step that did not raise.
-        once: called once, before the next step.
         step_record: record of the steps' cost in a script that a search runs, else None.
     """
 
@@ -183,7 +181,6 @@ class SkippingStep:
         self.on_measured: list[Callable[[Unit, float], None]] = []
         self.before: list[StepListener] = []
         self.after: list[StepListener] = []
-        self.once: list[Callable[[], None]] = []
         self.step_record: Any = None
         self._given_model = given_model
         self._example_given = example_inputs is not None
@@ -192,8 +189,8 @@ class SkippingStep:
             forward = as_forward(example_inputs)
             if self.model is not None and settings.mode != "off":
                 self._example = ExampleTrace(self.model, forward)
-        self._input_check = InputGradientCheck(self.advice.input_needs_gradient)
         self._input_hook = ForwardHook(self._take_inputs)
+        #: What an earlier optimizer had stopped, to be told at the next step, unless a state is loaded before.
         self._earlier: tuple[list[str], int] | None = None
         self._is_linear = is_linear_in_lr(optimizer)
         self._busy = True
@@ -294,7 +291,7 @@ class SkippingStep:
             self._clean
             or self.signal.every_step
             or self.numbering.records
-            or self.once
+            or self._earlier
             or self.before
             or self.after
             or self._expected
@@ -311,8 +308,9 @@ class SkippingStep:
         closure = has_closure(args, kwargs)
         if self._clean:
             self._enforce(backward_is_done=not closure)
-        while self.once:
-            self.once.pop()()
+        if self._earlier is not None:
+            self.advice.earlier_optimizer(*self._earlier)
+            self._earlier = None
         if captured:  # by a CUDA graph: the step does not run now, and its replays do not pass here
             if self.can_stop_more():
                 self.advice.say("captured")
@@ -456,7 +454,6 @@ class SkippingStep:
             self.advice.say("unseen", way=way if self._example_given else "Give example_inputs=")
         if self.process_group is None and _several_processes() and not numbering.is_sharded:
             self.advice.say("processes")
-        self._check_inputs()
 
     def _tell_of_change(self, before: list[bool]) -> None:
         """Call the `on_stop` callbacks if the set of parameters that need a gradient has changed."""
@@ -599,7 +596,6 @@ class SkippingStep:
             numbering.order_by_trace()
         if self.stops.switched_on or self.stops.left_off:
             self._earlier = ([numbering.name(n) for n in self.stops.switched_on], self.stops.left_off)
-            self.once.append(self._tell_of_earlier)
         self.begin_rule()
         self.refresh()
 
@@ -621,13 +617,6 @@ class SkippingStep:
             self.begin_rule()
         self.refresh()
 
-    # --- warnings ---------------------------------------------------------------------------------------------------
-
-    def _tell_of_earlier(self) -> None:
-        """Warn of what an earlier optimizer had stopped, unless a state was loaded, which says what is stopped."""
-        if self._earlier is not None:
-            self.advice.earlier_optimizer(*self._earlier)
-
     def _advise_of_left(self) -> None:
         """Warn of parameters that train before stopped layers."""
         left = self.stops.left_upstream()
@@ -636,17 +625,6 @@ class SkippingStep:
             has_units = bool(self.numbering.plan(lambda _: True).units)
             name = self.numbering.name
             self.advice.left_upstream(list(map(name, left)), list(map(name, unfrozen)), has_units=has_units)
-
-    def _check_inputs(self) -> None:
-        """Warn, at the next forward pass, of inputs of stopped layers that need a gradient."""
-        if self.model is None or not self.settings.prefix_autograd or self.stops.all or self.settings.reference:
-            return
-        assert self._given_model is not None
-        self.once.append(self._input_check.remove)
-        if is_compiled(self._given_model):
-            self._input_check.watch_inputs(self._given_model)
-        elif self.numbering.trace is not None:
-            self._input_check.watch_prefix(self.model, self.parameters, self.stops.reasons, self.numbering.trace)
 
 
 def _several_processes() -> bool:

@@ -107,17 +107,6 @@ class Advice:
             "requires_grad off until then",
         )
 
-    def input_needs_gradient(self, what: str) -> None:
-        """Warn that a stopped module's input or output needs a gradient though nothing trains before it."""
-        way = ""
-        if self._settings.prefix_autograd:
-            way = ". If that gradient is of no use to you, CAC_PREFIX_AUTOGRAD=0 cuts it off there"
-        self._say(
-            "input",
-            f"{what} requires a gradient though nothing trains before it, so the backward pass runs on through stopped "
-            f"layers and part of the saving is lost{way}",
-        )
-
     def earlier_optimizer(self, switched_on: Sequence[str], left: int) -> None:
         """Warn of parameters that an earlier gradient-skip optimizer had stopped.
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median_low
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +27,7 @@ from trainables.gradskip.advice.never_fires import weight_decays
 from trainables.gradskip.execution_order import ModelTrace
 from trainables.gradskip.layers import watch_needed
 from trainables.gradskip.numbering import Numbering, is_compiled
-from trainables.gradskip.replay import Blueprint, StopEvent, layers_key, variance_name
-from trainables.gradskip.rules.state_machine import SkipMachine
+from trainables.gradskip.replay import Blueprint, layers_key, variance_name
 from trainables.gradskip.script_counting.input_sizes import InputSizes, Size, as_text, fitted, from_text
 from trainables.gradskip.script_counting.step_flops import StepFlops
 from trainables.gradskip.script_counting.trace_file import (
@@ -61,18 +60,6 @@ _STEPS_ON_DEVICE = 1000
 MOST_VALUES = 20_000_000
 
 
-class Steps(Protocol):
-    """The part of an optimizer's `StepRecord` that is needed here."""
-
-    @property
-    def weight_decays(self) -> Sequence[float] | None: ...
-
-    @property
-    def iteration(self) -> int: ...
-
-    def totals(self) -> StepTotals: ...
-
-
 class ScriptTrace:
     """Record an optimizer's run from its first step on, and write it when the process ends.
 
@@ -90,8 +77,8 @@ class ScriptTrace:
     """
 
     def __init__(
-        self, gradskip: SkippingStep, given_model: nn.Module | None, record: Steps, flops: StepFlops, *, watch: str,
-        folder: Path,
+        self, gradskip: SkippingStep, given_model: nn.Module | None, record: StepRecord, flops: StepFlops, *,
+        watch: str, folder: Path,
     ) -> None:  # fmt: skip
         self._gradskip: Callable[[], SkippingStep | None] = weakref.ref(gradskip)
         self._record, self._flops, self._folder = record, flops, folder
@@ -195,9 +182,9 @@ class ScriptTrace:
 
     def _facts(self) -> ScriptFacts | None:
         """Return the facts; None where the FLOPs of a layer were not seen."""
-        totals: StepTotals = self._record.totals()
+        totals = totals_of(self._record.stretches)
         shares = self._flops.shares(len(self._trains))
-        if not totals.backward_flops or any(not any(shares[n] for n in numbers) for numbers in self._layers):
+        if not totals["backward_flops"] or any(not any(shares[n] for n in numbers) for numbers in self._layers):
             return None
         trains = mask_text(self._trains)
         masks = {trains}
@@ -205,7 +192,7 @@ class ScriptTrace:
             for unit in plan.units:
                 stopped = set(plan.order[: unit.end + 1])
                 masks.add(mask_text([on and n not in stopped for n, on in enumerate(self._trains)]))
-        backward_flops = totals.backward_flops / totals.steps
+        backward_flops = totals["backward_flops"] / totals["steps"]
         dense = backward_units(shares, self._trains, self._trace)
 
         def backward_of(mask: str) -> int:
@@ -217,7 +204,7 @@ class ScriptTrace:
             trains=trains,
             weight_decays=self._record.weight_decays,
             blueprints=[(key, blueprint.to_dict()) for key, blueprint in self._blueprints],
-            forward_flops=round(totals.forward_flops / totals.steps),
+            forward_flops=round(totals["forward_flops"] / totals["steps"]),
             backward_flops={mask: backward_of(mask) for mask in sorted(masks)},
         )
 
@@ -288,54 +275,39 @@ class Stretch:
     optimizer_bytes: int = 0
 
 
-@dataclass(kw_only=True)
-class StepTotals:
-    """Total cost of the steps of one optimizer, in FLOPs and bytes."""
+def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
+    """Return the total cost of the steps of one optimizer, in FLOPs and bytes.
 
-    steps: int
-    measured_steps: int
-    """Steps whose FLOPs were counted; those of the others follow from them."""
-    forward_flops: int
-    backward_flops: int
-    dense_flops: int
-    """FLOPs of the same number of steps with nothing stopped, forward and backward."""
-    dense_backward_flops: int
-    gradient_bytes: int
-    optimizer_bytes: int
-
-
-def totals_of(stretches: Sequence[Stretch]) -> StepTotals:
-    """Return the total cost of the steps of one optimizer."""
+    FLOPs were counted in ``measured_steps``; those of the others follow from them. ``dense_flops`` and
+    ``dense_backward_flops`` are those of the same number of steps with nothing stopped.
+    """
     forward = _medians((s.sizes, s.forward_flops) for s in stretches)
     measured = [s for s in stretches if s.backward_flops]
     seen = next((s for s in measured if s.dense), measured[0] if measured else stretches[0])
     dense = _medians((s.sizes, s.backward_flops) for s in measured if s.dense == seen.dense and (s.dense or s is seen))
-    steps, totals = 0, dict.fromkeys(("forward", "backward", "dense_backward", "sent", "visited"), 0.0)
+    names = ("forward_flops", "backward_flops", "dense_backward_flops", "gradient_bytes", "optimizer_bytes")
+    totals = dict.fromkeys(names, 0.0)
     for stretch in stretches:
         if stretch.backward_flops:  # one too short to be measured has the cost of the one before it
             seen = stretch
         own = _medians([(seen.sizes, seen.backward_flops)])
         whole = sum(fitted(dense, size) for size in own)
         share = sum(own.values()) / whole if whole else 0.0
-        steps += stretch.steps
-        for size, count in _counts(stretch).items():
+        for text, count in stretch.counts.items():
+            size = from_text(text)
             full = fitted(dense, size)
-            totals["forward"] += count * fitted(forward, size)
-            totals["dense_backward"] += count * full
-            totals["backward"] += count * (own[size] if size in own else share * full)
-        totals["sent"] += stretch.steps * seen.gradient_bytes
-        totals["visited"] += stretch.steps * seen.optimizer_bytes
-    flops = {name: round(value) for name, value in totals.items()}
-    return StepTotals(
-        steps=steps,
-        measured_steps=sum(len(stretch.sizes) for stretch in stretches),
-        forward_flops=flops["forward"],
-        backward_flops=flops["backward"],
-        dense_flops=flops["forward"] + flops["dense_backward"],
-        dense_backward_flops=flops["dense_backward"],
-        gradient_bytes=flops["sent"],
-        optimizer_bytes=flops["visited"],
-    )
+            totals["forward_flops"] += count * fitted(forward, size)
+            totals["dense_backward_flops"] += count * full
+            totals["backward_flops"] += count * (own[size] if size in own else share * full)
+        totals["gradient_bytes"] += stretch.steps * seen.gradient_bytes
+        totals["optimizer_bytes"] += stretch.steps * seen.optimizer_bytes
+    rounded = {name: round(value) for name, value in totals.items()}
+    return {
+        "steps": sum(stretch.steps for stretch in stretches),
+        "measured_steps": sum(len(stretch.sizes) for stretch in stretches),
+        **rounded,
+        "dense_flops": rounded["forward_flops"] + rounded["dense_backward_flops"],
+    }
 
 
 def _medians(measured: Iterable[tuple[Sequence[str], Sequence[int]]]) -> dict[Size, float]:
@@ -347,12 +319,7 @@ def _medians(measured: Iterable[tuple[Sequence[str], Sequence[int]]]) -> dict[Si
     return {size: float(median_low(values[:LOOKS])) for size, values in found.items()}
 
 
-def _counts(stretch: Stretch) -> dict[Size, int]:
-    """Return the number of steps by size."""
-    return {from_text(text): count for text, count in stretch.counts.items()}
-
-
-# --- Cost of the steps of a user's own training loop, counted from inside its optimizers with -------------------------
+# --- The steps of one optimizer, and those of all optimizers of the process -----------------------------------------
 
 #: An optimizer without a step in this many latest steps of the process is no longer waited for.
 _PATIENCE = 32
@@ -369,7 +336,7 @@ class StepRecord:
     def __init__(self, gradskip: SkippingStep, process: ProcessRecord) -> None:
         self._process = process
         self._ref = weakref.ref(gradskip)
-        self._stretches = [Stretch()]
+        self.stretches = [Stretch()]
         self._begun_with: set[str] = set()  # sizes of first calls in measured steps of the stretch
         self._size: Size = ()
         self.last_step = process.steps
@@ -393,9 +360,7 @@ class StepRecord:
 
     def _keep_facts(self, gradskip: SkippingStep) -> None:
         # Plain values without tensors, which outlive the optimizer.
-        self.machine: SkipMachine = gradskip.machine
-        self.events: list[StopEvent] = gradskip.events
-        self.blueprint: Blueprint = gradskip.blueprint
+        self.machine, self.events, self.blueprint = gradskip.machine, gradskip.events, gradskip.blueprint
 
     @property
     def iteration(self) -> int:
@@ -404,24 +369,24 @@ class StepRecord:
         return self.machine.iteration if gradskip is None else gradskip.iteration
 
     @property
-    def wants_look(self) -> bool:
-        """Return whether too few steps since the last change were measured and another one is expected."""
-        return len(self._stretches[-1].forward_flops) < LOOKS and self._goes_on
-
-    @property
     def _goes_on(self) -> bool:
         return self.gradskip is not None and self._process.steps - self.last_step <= _PATIENCE
 
+    @property
+    def wants_look(self) -> bool:
+        """Return whether too few steps since the last change were measured and another one is expected."""
+        return len(self.stretches[-1].forward_flops) < LOOKS and self._goes_on
+
     def wants_size(self, text: str) -> bool:
         """Return whether no step was measured that began with a call of this size, and few enough others were."""
-        most = SIZES_DENSE if self._stretches[-1].dense else SIZES_STOPPED
+        most = SIZES_DENSE if self.stretches[-1].dense else SIZES_STOPPED
         if text in self._begun_with or len(self._begun_with) >= most or not self._goes_on:
             return False
         self._begun_with.add(text)
         return True
 
     def _before(self, args: Any, kwargs: Any) -> None:
-        self._process.begin_step()
+        self._process.stepping = True
         if not has_closure(args, kwargs):
             self._take()  # what follows is the optimizer's own arithmetic
 
@@ -430,7 +395,7 @@ class StepRecord:
         gradskip = self.gradskip
         assert gradskip is not None  # its optimizer keeps it alive
         self._keep_facts(gradskip)
-        stretch, text = self._stretches[-1], as_text(self._size)
+        stretch, text = self.stretches[-1], as_text(self._size)
         stretch.steps += 1
         stretch.counts[text] = stretch.counts.get(text, 0) + 1
         self._size = ()
@@ -438,7 +403,7 @@ class StepRecord:
 
     def _take(self) -> None:
         seen = self._process.take()
-        stretch = self._stretches[-1]
+        stretch = self.stretches[-1]
         self._size = self._process.inputs.take() or self._size
         text = as_text(self._size)
         if seen is not None and stretch.sizes.count(text) < LOOKS:
@@ -461,23 +426,14 @@ class StepRecord:
 
     def begin_stretch(self, *, dense: bool) -> None:
         """Begin to count steps with another set of stopped layers."""
-        if self._stretches[-1].steps == 0:
-            self._stretches.pop()
-        self._stretches.append(Stretch(dense=dense))
+        if self.stretches[-1].steps == 0:
+            self.stretches.pop()
+        self.stretches.append(Stretch(dense=dense))
         self._begun_with.clear()
-
-    def totals(self) -> StepTotals:
-        """Return the total cost of the steps so far."""
-        return totals_of(self._stretches)
-
-    @property
-    def sizes(self) -> set[str]:
-        """Return the sizes of inputs of the steps so far, as texts."""
-        return {text for stretch in self._stretches for text in stretch.counts}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the steps so far and the trial that took them, in plain types."""
-        return {"trial": os.environ.get(TRIAL_FOLDER), "stretches": [asdict(stretch) for stretch in self._stretches]}
+        return {"trial": os.environ.get(TRIAL_FOLDER), "stretches": [asdict(stretch) for stretch in self.stretches]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the steps of another process of this trial, if this one has taken none.
@@ -485,7 +441,7 @@ class StepRecord:
         Steps of another trial, whose checkpoint the script has found, are none of this one.
         """
         if self._process.steps == 0 and isinstance(state, Mapping) and state["trial"] == os.environ.get(TRIAL_FOLDER):
-            self._stretches = [Stretch(**stretch) for stretch in state["stretches"]]
+            self.stretches = [Stretch(**stretch) for stretch in state["stretches"]]
 
 
 class ProcessRecord:
@@ -499,7 +455,8 @@ class ProcessRecord:
         """Steps of all optimizers so far."""
         self._since: tuple[int, int] | None = None  # FLOPs at the step's begin; None: not counted
         self._changed = False
-        self._stepping = False
+        self.stepping = False
+        """True while an optimizer steps."""
         self.trace: ScriptTrace | None = None
         """Recorder of the only optimizer's run, if the search asks for it."""
 
@@ -540,10 +497,6 @@ class ProcessRecord:
                 self.flops.begin()
             self._since = (self.flops.forward_flops, self.flops.backward_flops)
 
-    def begin_step(self) -> None:
-        """Note that an optimizer's step begins."""
-        self._stepping = True
-
     def take(self) -> tuple[int, int] | None:
         """Return the FLOPs of the step's training (forward, backward) and end their count.
 
@@ -556,7 +509,7 @@ class ProcessRecord:
 
     def end_step(self, record: StepRecord) -> None:
         """Note that an optimizer's step has ended."""
-        self._stepping = False
+        self.stepping = False
         self.flops.forget_copies()
         self.steps += 1
         if self.steps == 1 and (asked := os.environ.get(FIRST_STEP_VARIABLE)):
@@ -574,7 +527,7 @@ class ProcessRecord:
         The change comes within a step, which still has all gradients, or between two steps.
         """
         self._changed = True
-        if not self._stepping:
+        if not self.stepping:
             self._begin_stretches()
             self.settle()
 
@@ -585,8 +538,7 @@ class ProcessRecord:
             record.begin_stretch(dense=dense)
 
     def _nothing_is_stopped(self) -> bool:
-        controls = [record.gradskip for record in self.records]
-        return all(control is None or not control.stops.any for control in controls)
+        return not any(skip.stops.any for record in self.records if (skip := record.gradskip) is not None)
 
     def wait_for_fewer(self) -> None:
         """End the count if no optimizer is left to wait for.
@@ -607,7 +559,7 @@ class ProcessRecord:
         elif not self.flops.at_work:
             self.flops.begin()
             self._since = None
-        if wanted and self._since is None and not self._stepping:
+        if wanted and self._since is None and not self.stepping:
             self._since = (self.flops.forward_flops, self.flops.backward_flops)
 
     def summary(self, processes: int = 1) -> dict[str, Any] | None:
@@ -621,16 +573,17 @@ class ProcessRecord:
         """
         if not self.records:
             return None
-        totals = [record.totals() for record in self.records]
+        totals = [totals_of(record.stretches) for record in self.records]
         iterations = [record.iteration for record in self.records]
         largest = max(reversed(self.records), key=lambda record: record.parameters)
         names = largest.blueprint.names
         several = len(self.records) > 1
+        on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
         return {
-            **{name: processes * sum(getattr(t, name) for t in totals) for name in StepTotals.__dataclass_fields__},
-            "steps": sum(t.steps for t in totals),
-            "measured_steps": sum(t.measured_steps for t in totals),
-            "sizes": len({text for record in self.records for text in record.sizes}),
+            **{name: processes * sum(t[name] for t in totals) for name in totals[0]},
+            "steps": sum(t["steps"] for t in totals),
+            "measured_steps": sum(t["measured_steps"] for t in totals),
+            "sizes": len({text for record in self.records for stretch in record.stretches for text in stretch.counts}),
             "iteration": sum(iterations),
             "longest_iteration": max(iterations),
             "stopped_through": largest.machine.stopped_through,
@@ -646,7 +599,7 @@ class ProcessRecord:
             "unit_ends": [unit.end for unit in largest.blueprint.plan.units],
             "watch": largest.watch,
             "weight_decays": largest.weight_decays,
-            "peak_memory_bytes": _peak_bytes(),
+            "peak_memory_bytes": peak_bytes(torch.device("cuda" if on_gpu else "cpu")),
         }
 
 
@@ -662,8 +615,3 @@ def start(gradskip: SkippingStep, given_model: nn.Module | None = None) -> StepR
 def process_summary(processes: int = 1) -> dict[str, Any] | None:
     """Return the summary of this process's optimizers for several that train together; None if there are none."""
     return _PROCESS.summary(processes)
-
-
-def _peak_bytes() -> int:
-    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return peak_bytes(torch.device("cuda" if on_gpu else "cpu"))
