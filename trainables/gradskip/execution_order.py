@@ -1,4 +1,7 @@
-"""Result of one recorded forward pass: execution order of the layers, and the parameters upstream of each.
+"""Execution order of a model's layers, and the parameters upstream of each, as recorded in one forward pass.
+
+A model may register its layers in another order than it runs them, and the saving of a stop depends on which parameters
+still train before it. Both are recorded in the first training forward pass, without an additional pass.
 
 Sets of parameters are bit masks: bit n stands for parameter n.
 """
@@ -10,7 +13,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -113,30 +116,6 @@ class ModelTrace:
     def _by_rank(ranks: Sequence[int]) -> list[int]:
         return sorted(range(len(ranks)), key=lambda number: (ranks[number], number))
 
-    def renumbered(self, numbers: Sequence[int]) -> ModelTrace:
-        """Return the same trace for some of the parameters, or in another order.
-
-        Args:
-            numbers: for each new number the parameter's number in this trace.
-        """
-        if tuple(numbers) == tuple(range(len(self.ranks))):
-            return self
-        new_of = {old: new for new, old in enumerate(numbers)}
-        state = self.state_dict()
-        kept = [[back, *(new_of[n] for n in changed if n in new_of)] for back, *changed in state["upstream"]]
-        upstream = dict(zip(self._by_rank(self.ranks), _sums(kept), strict=True))
-        kept = [[back, *(new_of[n] for n in changed if n in new_of)] for back, *changed in state["before"]]
-        return ModelTrace(
-            ranks=tuple(self.ranks[old] for old in numbers),
-            upstream=tuple(upstream[old] for old in numbers),
-            before=dict(zip(state["modules"], _sums(kept), strict=True)),
-        )
-
-    def with_unknown(self, count: int) -> ModelTrace:
-        """Return the same trace with ``count`` more parameters at the end, which no module owns."""
-        last = 1 + max(self.ranks, default=-1)
-        return replace(self, ranks=(*self.ranks, *[last] * count), upstream=(*self.upstream, *[0] * count))
-
     def left_upstream(self, stopped: Collection[int]) -> set[int]:
         """Return the numbers of parameters outside ``stopped`` whose gradients pass through a stopped layer."""
         mask = 0
@@ -192,14 +171,7 @@ def _sums(differences: Iterable[Sequence[int]]) -> Iterator[int]:
         yield mask
 
 
-# --- Record in which order layers execute in a forward pass, and which parameters lie upstream of which --------------
-# A model may register its layers in another order than it runs them, and the saving of a stop depends on which
-# parameters still train before it. Both are recorded in the first training forward pass, without an additional pass.
-#
-# Sets of parameters are bit masks: bit n stands for parameter n.
-
-#: Maximum number of outputs of a model's parts whose graphs are kept until an optimizer steps.
-_MOST_ENDS = 64
+# --- Recording --------------------------------------------------------------------------------------------------------
 
 
 def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callable[[nn.Module], Any]) -> ModelTrace:
@@ -339,7 +311,6 @@ class ExecutionRecorder(OwnedHooks):
         if self._running:
             return
         if index != 0:  # a model that is called in parts: the next call may use this output
-            self._masks.forget_behind(output)
             return
         self._masks.forget()
         if sys.exc_info()[0] is not None:  # the pass raised: the next one is recorded instead
@@ -391,31 +362,12 @@ class _GraphMasks:
     def __init__(self, number_of: dict[int, int]) -> None:
         self._number_of = number_of
         self._masks: dict[Any, int] = {}
-        self._ends: dict[Any, None] = {}  # nodes that `forget_behind` keeps, the latest used last
         self._plain: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # of tensors without a graph, by id
 
     def forget(self) -> None:
         """Release the graph."""
         self._plain.clear()
         self._masks.clear()
-        self._ends.clear()
-
-    def forget_behind(self, value: Any) -> None:
-        """Release the graph except the nodes that made these tensors, and those of the latest such calls.
-
-        Later calls with these tensors find the masks there and do not traverse the graph further.
-        """
-        for tensor in tensors_of(value):
-            if tensor.grad_fn is not None:
-                self._of_node(tensor.grad_fn)
-                self._touch(tensor.grad_fn)
-        while len(self._ends) > _MOST_ENDS:
-            self._ends.pop(next(iter(self._ends)))
-        self._masks = {node: self._masks[node] for node in self._ends}
-
-    def _touch(self, node: Any) -> None:
-        self._ends.pop(node, None)
-        self._ends[node] = None
 
     def of(self, value: Any, *, without_graph: int = 0) -> int:
         """Return the mask of the tensors in a nest of tuples, lists and dictionaries.
@@ -428,8 +380,6 @@ class _GraphMasks:
         for tensor in tensors_of(value):
             if tensor.grad_fn is not None:
                 mask |= self._of_node(tensor.grad_fn)
-                if tensor.grad_fn in self._ends:
-                    self._touch(tensor.grad_fn)
             elif tensor.requires_grad:
                 mask |= self._of_leaf(tensor)
             else:

@@ -19,31 +19,6 @@ from trainables.gradskip.settings import Settings
 _PARAMS = itemgetter("params")
 
 
-class ExampleTrace:
-    """Trace of one run of the model on example inputs, over all its parameters. The inputs are not kept.
-
-    Args:
-        model: unwrapped.
-        forward: runs the model that it is given.
-    """
-
-    def __init__(self, model: nn.Module, forward: Callable[[nn.Module], Any]) -> None:
-        parameters = list(model.parameters())
-        self._number_of = {id(p): number for number, p in enumerate(parameters)}
-        self._trace: ModelTrace | None = None
-        try:
-            self._trace = trace_model(model, parameters, forward)
-        except Exception as error:  # noqa: BLE001 - any model may raise anything; training itself will say what
-            warn_unseen(error)
-
-    def of(self, parameters: list[Tensor]) -> ModelTrace | None:
-        """Return the trace of these parameters by number; None where the run failed."""
-        if self._trace is None:
-            return None
-        known = [self._number_of[id(p)] for p in parameters if id(p) in self._number_of]
-        return self._trace.renumbered(known).with_unknown(len(parameters) - len(known))
-
-
 class Numbering:
     """Numbers of an optimizer's parameters.
 
@@ -88,6 +63,15 @@ class Numbering:
     def name(self, number: int) -> str:
         """Return the parameter's name, or its number in words."""
         return f"parameter {number}" if self.names is None else self.names[number]
+
+    def trace_example(self, forward: Callable[[nn.Module], Any]) -> None:
+        """Record the execution order from one run of a copy of the model; warn where that is not possible."""
+        assert self.model is not None
+        try:
+            self.trace = trace_model(self.model, self.parameters, forward)
+        except Exception as error:  # noqa: BLE001 - any model may raise anything; training itself will say what
+            warn_unseen(error)
+        self.order_by_trace()
 
     def record_first_pass(self) -> None:
         """Record the model's first training forward pass."""

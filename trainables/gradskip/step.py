@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from trainables.gradskip.advice.advice import Advice, some
 from trainables.gradskip.execution_order import ForwardHook
 from trainables.gradskip.layers import unwrap
-from trainables.gradskip.numbering import ExampleTrace, Numbering, as_forward, is_compiled
+from trainables.gradskip.numbering import Numbering, as_forward, is_compiled
 from trainables.gradskip.replay import Blueprint, LayerPlan, StopEvent, Unit
 from trainables.gradskip.rules.choice import NAMED
 from trainables.gradskip.rules.state_machine import NEVER, SkipMachine, StepPlan
@@ -184,11 +184,7 @@ class SkippingStep:
         self.step_record: Any = None
         self._given_model = given_model
         self._example_given = example_inputs is not None
-        self._example: ExampleTrace | None = None
-        if self._example_given:
-            forward = as_forward(example_inputs)
-            if self.model is not None and settings.mode != "off":
-                self._example = ExampleTrace(self.model, forward)
+        self._example = as_forward(example_inputs) if self._example_given else None
         self._input_hook = ForwardHook(self._take_inputs)
         #: What an earlier optimizer had stopped, to be told at the next step, unless a state is loaded before.
         self._earlier: tuple[list[str], int] | None = None
@@ -286,6 +282,8 @@ class SkippingStep:
     def refresh(self) -> None:
         """Determine what the next step has to check, after anything has changed."""
         self.due = 0 if self._holds_published() else self._look_due()
+        if self.machine.iteration > 0:
+            self._example = None  # no more parameters can come
         self._clean = self.stops.any and not self.settings.reference
         self._busy = bool(
             self._clean
@@ -592,8 +590,7 @@ class SkippingStep:
         numbering.on_trace = self._take_trace
         self.stops = Stops(self.optimizer, numbering, self.settings)
         if self._example is not None and numbering.wants_trace:
-            numbering.trace = self._example.of(numbering.parameters)
-            numbering.order_by_trace()
+            numbering.trace_example(self._example)
         if self.stops.switched_on or self.stops.left_off:
             self._earlier = ([numbering.name(n) for n in self.stops.switched_on], self.stops.left_off)
         self.begin_rule()

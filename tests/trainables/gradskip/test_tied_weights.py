@@ -216,11 +216,3 @@ class TestStateOfATrace:
             assert ModelTrace.from_state(trace.state_dict()) == trace
             sizes.append(len(pickle.dumps(trace.state_dict())))
         assert sizes[1] < 15 * sizes[0]
-
-    def test_some_parameters_in_another_order(self) -> None:
-        model = Twice()
-        parameters = list(model.parameters())
-        whole = trace_model(model, parameters, lambda m: m(IMAGES))
-        chosen = [4, 0, 2]
-        direct = trace_model(model, [parameters[n] for n in chosen], lambda m: m(IMAGES))
-        assert whole.renumbered(chosen) == direct
