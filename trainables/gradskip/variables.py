@@ -115,7 +115,7 @@ def variable(
     published: bool = True,
     default_text: str | None = None,
 ) -> Any:
-    """Declare a variable as a field of a dataclass; see `Variable`. Its mode may also be ``rules``: those that read it."""
+    """Declare a variable as a field of a dataclass; see `Variable`. The mode ``rules`` is those that read it."""
     declared = Variable(
         name=name,
         default=default,
