@@ -42,6 +42,7 @@ LOOKS_A_STEP = 256
 
 #: Reasons that come from Gradient-Skip itself.
 OURS = Reason.RULE | Reason.UPSTREAM
+_NONE = Reason(0)
 
 
 class Stops:
@@ -50,28 +51,26 @@ class Stops:
     A stop does not include a parameter that the user has frozen: it keeps the user's reason alone. A parameter that the
     rule has stopped stays stopped, whatever the user does to its ``requires_grad``.
 
-    Args:
-        optimizer: owner of the parameters.
-        numbering: of the parameters, with their trace once it is known.
-        settings: of the optimizer.
+    Attributes:
+        user_changes: number of checks that found parameters newly frozen or unfrozen by the user.
+        unfrozen: numbers of the parameters that the user was found to have unfrozen.
+        switched_on: numbers of what an earlier optimizer had stopped.
+        left_off: how many more of it this optimizer does not have.
     """
 
     def __init__(self, optimizer: Optimizer, numbering: Numbering, settings: Settings) -> None:
-        self._reasons: dict[int, Reason] = {}
-        self.user_changes = 0
-        """Number of checks that found parameters newly frozen or unfrozen by the user."""
-        self.unfrozen: set[int] = set()
-        """Numbers of the parameters that the user was found to have unfrozen."""
         self._optimizer = optimizer
         self._numbering = numbering
-        self._parameters = parameters = numbering.parameters
+        self._parameters = numbering.parameters
         self._settings = settings
-        self._prefix = FrozenPrefix(numbering.model, parameters, settings)
-        self._still: list[Tensor] = []  # the parameters that we have stopped
-        self._looked_at = 0  # how many of them were checked since the first
+        self._reasons = [_NONE] * len(numbering.parameters)
+        self.user_changes = 0
+        self.unfrozen: set[int] = set()
+        self._prefix = FrozenPrefix(numbering.model, numbering.parameters, settings)
         self._claim = Claim(self._prefix.release)
         self.switched_on, self.left_off = self._take()
-        """Numbers of what an earlier optimizer had stopped, and how many more of it this optimizer does not have."""
+        self._still: list[Tensor] = []  # the parameters that we have stopped
+        self._looked_at = 0  # how many of them were checked since the first
         self._frozen: list[Tensor] = []  # by the user, if the prefix's treatment depends on it
         self._moving: list[tuple[list[Tensor], list[Tensor]]] = []  # each group's parameters, and those not stopped
         self.look_at_user()
@@ -81,14 +80,20 @@ class Stops:
     @property
     def reasons(self) -> dict[int, Reason]:
         """Return the reasons of the stopped and frozen parameters, by number, as of now; changes nothing."""
-        held = {n: reason for n, reason in self._reasons.items() if reason & OURS}
-        frozen = (n for n, p in enumerate(self._parameters) if n not in held and not p.requires_grad)
-        return {**held, **dict.fromkeys(frozen, Reason.USER)}
+        found = {}
+        for number, (reason, parameter) in enumerate(zip(self._reasons, self._parameters, strict=True)):
+            if reason & OURS or not parameter.requires_grad:
+                found[number] = reason if reason & OURS else Reason.USER
+        return found
+
+    def of(self, reason: Reason) -> tuple[int, ...]:
+        """Return the numbers with this reason, ascending."""
+        return tuple(number for number, known in enumerate(self._reasons) if known & reason)
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """Return the numbers of the parameters that Gradient-Skip has stopped, ascending."""
-        return tuple(sorted(n for n, reason in self._reasons.items() if reason & OURS))
+        return self.of(OURS)
 
     @property
     def any(self) -> bool:
@@ -98,36 +103,28 @@ class Stops:
     @property
     def all(self) -> bool:
         """Return whether stops have left nothing to train."""
-        return self.any and len(self._reasons) == len(self._parameters)
+        return self.any and all(self._reasons)
 
     @property
     def user_holds(self) -> bool:
         """Return whether the user has frozen anything."""
-        return any(reason & Reason.USER for reason in self._reasons.values())
-
-    @property
-    def kept(self) -> Tensor | None:
-        """Return the stopped parameter that still requires a gradient, so that `backward()` has a graph, or None."""
-        return next((self._parameters[n] for n in self._reasons if self._is_kept(n)), None)
+        return Reason.USER in self._reasons
 
     def user_trains(self, number: int) -> bool:
         """Return whether the user trains the parameter, stopped or not."""
-        return not self._reasons.get(number, Reason(0)) & Reason.USER
-
-    def _is_kept(self, number: int) -> bool:
-        return bool(self._reasons.get(number, Reason(0)) & Reason.KEPT)
+        return self._reasons[number] != Reason.USER  # which never comes with another
 
     def moves(self, number: int) -> bool:
         """Return whether an optimizer step may change the parameter, as of the last check of the user's changes."""
-        return number not in self._reasons
+        return not self._reasons[number]
 
     def holds(self, number: int) -> bool:
         """Return whether Gradient-Skip has stopped the parameter."""
-        return bool(self._reasons.get(number, Reason(0)) & OURS)
+        return bool(self._reasons[number] & OURS)
 
-    def of(self, reason: Reason) -> tuple[int, ...]:
-        """Return the numbers with this reason, ascending."""
-        return tuple(sorted(n for n, known in self._reasons.items() if known & reason))
+    def _needs_gradient(self, number: int) -> bool:
+        """Return whether a stopped parameter goes on getting one, so that `backward()` has a graph."""
+        return bool(self._reasons[number] & Reason.KEPT)
 
     def left_upstream(self) -> tuple[int, ...]:
         """Return the numbers of running parameters with gradients through stopped layers; empty without a trace."""
@@ -141,18 +138,13 @@ class Stops:
         """Note what the user has frozen or unfrozen since the last check, and stop stopped parameters again."""
         changed = woken = False
         for number, parameter in enumerate(self._parameters):
-            reason = self._reasons.get(number)
-            if reason is None:
-                if not parameter.requires_grad:
-                    self._reasons[number] = Reason.USER
-                    changed = True
-            elif reason == Reason.USER:
+            if self.holds(number):
+                woken |= parameter.requires_grad != self._needs_gradient(number)
+            elif parameter.requires_grad != self.moves(number):
+                changed = True
+                self._reasons[number] = _NONE if parameter.requires_grad else Reason.USER
                 if parameter.requires_grad:
-                    del self._reasons[number]
                     self.unfrozen.add(number)
-                    changed = True
-            elif parameter.requires_grad != self._is_kept(number):
-                woken = True
         self.user_changes += changed
         if (changed or woken) and self.any:
             self._arrange()
@@ -174,7 +166,7 @@ class Stops:
         self.look_at_user()
         for number in numbers:
             if self.user_trains(number):
-                self._reasons[number] = self._reasons.get(number, Reason(0)) | Reason.RULE
+                self._reasons[number] |= Reason.RULE
         self._arrange()
 
     def follow(self) -> None:
@@ -190,34 +182,32 @@ class Stops:
         held = self.numbers
         for number in held:
             parameter = self._parameters[number]
-            if parameter.requires_grad != self._is_kept(number):
-                parameter.requires_grad_(self._is_kept(number))
+            if parameter.requires_grad != self._needs_gradient(number):
+                parameter.requires_grad_(self._needs_gradient(number))
             self._claim.add(parameter)
             if not self._settings.reference:
                 parameter.grad = None
                 self._optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
-        self._prefix.treat(held, self.of(Reason.USER), self._numbering.trace, cut=self.kept is None)
+        self._prefix.treat(held, self.of(Reason.USER), self._numbering.trace, cut=not self.of(Reason.KEPT))
         self._still = [self._parameters[number] for number in held]
         treated = not self._settings.prefix_autograd or self._settings.norm_statistics == "hold"
         self._frozen = [self._parameters[n] for n in self.of(Reason.USER)] if treated else []
         self._moving = []
 
     def _take_upstream(self) -> None:
-        if self._settings.prefix_autograd or self._numbering.trace is None:
-            return
-        for number in self._numbering.trace.left_upstream(self.numbers):
-            if self.moves(number):
+        if not self._settings.prefix_autograd:
+            for number in self.left_upstream():
                 self._reasons[number] = Reason.UPSTREAM
 
     def _keep_one(self) -> None:
-        kept = set(self.of(Reason.KEPT))
+        kept = self.of(Reason.KEPT)
         for number in kept:
             self._reasons[number] &= ~Reason.KEPT
         held = self.numbers
-        if held and not self._settings.reference and len(self._reasons) == len(self._parameters):
+        if held and not self._settings.reference and all(self._reasons):
             ranks = [0] * len(self._parameters) if self._numbering.trace is None else self._numbering.trace.ranks
             # A parameter that the loss reaches was kept before, or has a gradient in the step that stops everything.
-            reached = [n in kept or self._parameters[n].grad is not None for n in range(len(self._parameters))]
+            reached = [n in kept or parameter.grad is not None for n, parameter in enumerate(self._parameters)]
             last = max(held, key=lambda n: (n in kept, reached[n], ranks[n], n))
             self._reasons[last] |= Reason.KEPT
 
@@ -248,7 +238,7 @@ class Stops:
 
     def _enforce_all(self) -> list[int]:
         before = set(self.numbers)
-        woken = [n for n in sorted(before) if self._parameters[n].requires_grad and not self._is_kept(n)]
+        woken = [n for n in sorted(before) if self._parameters[n].requires_grad and not self._needs_gradient(n)]
         woken = [n for n in woken if self._claim.has(self._parameters[n])]  # else another optimizer has taken it
         for parameter in self._still:
             parameter.grad = None
@@ -284,14 +274,15 @@ class Stops:
         """
         # If this or an earlier optimizer has stopped parts of the model, they do not count as frozen by the user.
         self._take()
-        self._reasons.clear()
         self._still, self._frozen, self._moving = [], [], []
         self._prefix.release()
         # Parameters stopped in the state are stopped here, also in a copy of the model, where they are already off.
-        self._reasons.update(dict.fromkeys(state["upstream"], Reason.UPSTREAM))
-        self._reasons.update(dict.fromkeys(state["rule"], Reason.RULE))
+        self._reasons = [_NONE] * len(self._parameters)
+        for reason in (Reason.UPSTREAM, Reason.RULE):
+            for number in state[str(reason.name).lower()]:
+                self._reasons[number] = reason
         for number in state["kept"]:
-            self._reasons[number] = self._reasons.get(number, Reason.RULE) | Reason.KEPT
+            self._reasons[number] = (self._reasons[number] or Reason.RULE) | Reason.KEPT
         self.stop(stopped)
 
 
@@ -328,15 +319,11 @@ def blueprint_of(numbering: Numbering, stops: Stops, counts: Callable[[Unit], bo
 
 
 class PrefixHook(InertInCopies):
-    """Hook on a module; inert on copies of the model, which are not trained or have another optimizer.
-
-    Args:
-        act: called with the hook's arguments; None for no action.
-        keeper: kept as long as the hook, to remove it when its optimizer is gone.
-    """
+    """Hook on a module; inert on copies of the model, which are not trained or have another optimizer."""
 
     def __init__(self, act: Callable[..., Any] | None = None, keeper: FrozenPrefix | None = None) -> None:
-        self._act, self._keeper = act, keeper
+        self._act = act
+        self._keeper = keeper  # alive as long as the hook, to remove it when its optimizer is gone
 
     def __call__(self, *args: Any) -> Any:
         return None if self._act is None else self._act(*args)
