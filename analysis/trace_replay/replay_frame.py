@@ -57,16 +57,9 @@ class Batch:
 
 
 def batches(settings: Any) -> tuple[pd.Index, list[Batch]]:
-    """Group settings by how they are replayed.
+    """Group settings, in any form that `replay` takes, by how they are replayed.
 
-    Args:
-        settings: a `Settings`, a `TrialConfig` or a mapping of its fields; a sequence of these; a mapping from labels
-            to these; or a DataFrame with fields as columns, as `analysis.load` gives it (None and NaN: published
-            default; other columns are not read).
-
-    Returns:
-        The index of the settings (labels of a mapping, index of the DataFrame, else 0, 1, ...), and batches that
-        contain each setting once. Rows of a DataFrame that compress are in batches with `foreign`.
+    Returns their index, and batches that contain each setting once; DataFrame rows that compress are `foreign`.
 
     Raises:
         UserError: an unknown variable, an invalid value, or a setting outside a DataFrame that compresses.
@@ -297,11 +290,7 @@ def replay_one(trace: RunTrace, config: TrialConfig) -> Outcomes:
 
 
 def follow(trace: RunTrace, config: TrialConfig) -> tuple[GradskipReplay, RecordedPath, bool]:
-    """Return the replay of a configuration at its end, its path, and whether all signals that it reads are recorded.
-
-    Raises:
-        UserError: the study has not recorded the plan of layers for it.
-    """
+    """Return the replay of a configuration at its end, its path, and whether all signals that it reads are recorded."""
     replay, path = GradskipReplay(config, trace.blueprint(config)), RecordedPath(trace)
     try:
         if isinstance(replay.machine.rule, FreezeOutRule):
@@ -380,12 +369,7 @@ def _views(trace: RunTrace, name: str) -> Callable[[int | None], tuple[NDArray[A
 
 
 def replay_auto(trace: RunTrace, config: TrialConfig, numbers: AutoNumbers) -> Outcomes:
-    """Replay the variance rule for n settings.
-
-    Args:
-        trace: recorded training.
-        config: the configuration without the numbers of the rule.
-        numbers: the numbers of the rule for n settings.
+    """Replay the variance rule for n settings; ``config`` is theirs without the numbers of the rule.
 
     Raises:
         UserError: the study has not recorded the plan of layers or the costs for these settings.

@@ -204,11 +204,7 @@ class RunTrace:
         return self.stages[0]
 
     def config_of(self, values: Mapping[str, Any]) -> TrialConfig:
-        """Return a configuration of this run on the CPU.
-
-        Args:
-            values: fields of `TrialConfig` that say what the method does.
-        """
+        """Return a configuration of this run on the CPU, with fields that say what the method does."""
         return TrialConfig(
             workload=self.run["workload"],
             workload_options=tuple(self.run.get("workload_options", ())),
@@ -228,11 +224,7 @@ class RunTrace:
         return [name for name in self.dense.recorded.names if name.startswith("variance:")]
 
     def blueprint(self, config: TrialConfig) -> Blueprint:
-        """Return the facts about the model that the configuration's rule needs.
-
-        Raises:
-            UserError: the study has not recorded this plan of layers.
-        """
+        """Return the facts about the model that the configuration's rule needs; UserError if they were not recorded."""
         facts = self.facts.get(facts_key(config))
         if facts is None:
             settings = config.gradskip_settings()
@@ -247,11 +239,7 @@ class RunTrace:
         return facts
 
     def costs_of(self, trains: str) -> StepCosts:
-        """Return the costs of steps with these parameters training.
-
-        Raises:
-            UserError: these costs were never counted.
-        """
+        """Return the costs of steps with these parameters training; UserError if they were never counted."""
         if trains not in self.costs:
             stopped = [name for name, at_first, now in zip(self.layer_names, self.trains, trains, strict=False)
                        if at_first != now]  # fmt: skip
@@ -303,12 +291,7 @@ def load_trace(path: str | Path, *, root: str | None = None, epochs: int | None 
 
 
 def complete(trace: RunTrace, study: Path | str) -> RunTrace:
-    """Return a trace whose dense run is complete; raise UserError for another one.
-
-    Args:
-        trace: as read.
-        study: its study, for the message.
-    """
+    """Return a trace whose dense run is complete; raise UserError, with the study's name, for another one."""
     if trace.dense.known_until < trace.total_steps:
         raise UserError(
             f"the run without a method is recorded for {trace.dense.known_until} of {trace.total_steps} steps in "

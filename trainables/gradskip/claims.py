@@ -36,9 +36,8 @@ class Claim:
     def take(self, parameters: Iterable[Tensor]) -> tuple[list[int], int]:
         """Take the parameters of an optimizer from earlier ones.
 
-        Returns:
-            indices of those that this one or an earlier one has switched off, and how many others the earlier ones
-            leave switched off.
+        Returns the indices of those that this one or an earlier one has switched off, and how many others the earlier
+        ones leave switched off.
         """
         earlier: set[Claim] = set()
         taken_from: set[Claim] = set()

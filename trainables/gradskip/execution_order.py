@@ -44,11 +44,7 @@ class InertInCopies:
 
 
 class OwnedHooks(InertInCopies):
-    """Hooks that report to an object which they do not keep alive; they are removed once it was collected.
-
-    Args:
-        tell: method that they call; its object is weakly referenced.
-    """
+    """Hooks that call a method of an object which they do not keep alive; removed once it was collected."""
 
     def __init__(self, tell: Callable[..., None] | None = None) -> None:
         self._tell = None if tell is None else weakref.WeakMethod(tell)
@@ -85,10 +81,7 @@ class ModelTrace:
     """Mask of a module's input by its name, over all its calls; modules in the order in which they were called."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the trace in plain types.
-
-        A mask is stored as its difference to an earlier one, so the size is proportional to the model's.
-        """
+        """Return the trace in plain types; masks by their differences, so the size is proportional to the model's."""
         return {
             "ranks": list(self.ranks),
             "upstream": _differences(self.upstream[number] for number in self._by_rank(self.ranks)),
@@ -177,13 +170,7 @@ def _sums(differences: Iterable[Sequence[int]]) -> Iterator[int]:
 def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callable[[nn.Module], Any]) -> ModelTrace:
     """Run ``forward`` once on a copy of the model in which everything trains; model and generators stay unchanged.
 
-    Args:
-        model: owner of the parameters.
-        parameters: in numbering order.
-        forward: runs the model that it is given.
-
-    Raises:
-        Exception: any error of the copy or of the forward pass.
+    Parameters are in numbering order. Passes on any error of the copy or of the forward pass.
     """
     with kept_generators(p.device for p in parameters), torch.enable_grad():
         twin = copy.deepcopy(model)
@@ -370,12 +357,7 @@ class _GraphMasks:
         self._masks.clear()
 
     def of(self, value: Any, *, without_graph: int = 0) -> int:
-        """Return the mask of the tensors in a nest of tuples, lists and dictionaries.
-
-        Args:
-            value: such as a module's arguments.
-            without_graph: mask of a tensor that needs no gradient and was not marked.
-        """
+        """Return the mask of the tensors in a nest; ``without_graph`` for one without gradient and mark."""
         mask = 0
         for tensor in tensors_of(value):
             if tensor.grad_fn is not None:

@@ -20,12 +20,7 @@ _PARAMS = itemgetter("params")
 
 
 class Numbering:
-    """Numbers of an optimizer's parameters.
-
-    Args:
-        groups: the optimizer's parameter groups.
-        model: owner of the parameters, unwrapped, if known.
-        settings: define which parameters are layers.
+    """Numbers of an optimizer's parameters; the settings define which of them are layers.
 
     Raises:
         UserError: see `layers.numbered`, or a manual stop past the last parameter.
@@ -105,10 +100,7 @@ class Numbering:
         """Give the numbers of replaced parameters to those that are in their places now.
 
         The place is the name in the model, or outside of a model the place in the groups. Parameters that were removed
-        from the groups keep their numbers.
-
-        Returns:
-            numbers of parameters that have another shape now.
+        from the groups keep their numbers. Returns the numbers of parameters that have another shape now.
 
         Raises:
             UserError: a parameter whose place, or whose shape in it, no numbered one had.
@@ -176,11 +168,7 @@ def _units_of(targets: Sequence[int], plan: LayerPlan) -> list[Unit]:
 
 
 def as_forward(example: Any) -> Callable[[nn.Module], Any]:
-    """Return a function that runs a model on example inputs.
-
-    Raises:
-        UserError: not a tensor, tuple or function.
-    """
+    """Return a function that runs a model on example inputs; UserError for anything but a tensor, tuple or function."""
     if isinstance(example, Tensor):
         return lambda model: model(example)
     if isinstance(example, (tuple, list)):

@@ -169,10 +169,7 @@ def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> GradskipRepla
 
 
 def signal_name(settings: Settings, watched: Sequence[int]) -> str:
-    """Return the name under which a rule's signal of a layer is recorded.
-
-    A variance depends on the weights alone; the other signals also depend on when they are measured.
-    """
+    """Return the name under which a rule's signal of a layer is recorded; but for variances it says when, too."""
     if settings.mode == "auto":
         return variance_name(watched)
     return f"{settings.mode}/{settings.rule_start_itr}/{settings.rule_interval}:{'+'.join(map(str, watched))}"
@@ -220,10 +217,6 @@ class GradskipReplay:
 
     A rule that scales every step (``freezeout``) sets learning rates from the first one on, so the run shares no step
     with others: one intervention at step 0 contains all settings, and the later stops are not interventions.
-
-    Args:
-        config: of the run.
-        blueprint: of the layers.
     """
 
     def __init__(self, config: TrialConfig, blueprint: Blueprint) -> None:
@@ -308,13 +301,7 @@ class KnownActs(MethodReplay, Protocol):
 
 
 class JointReplay:
-    """Both replays, always at the same iteration.
-
-    Args:
-        gradskip: Gradient-Skip's.
-        other: the other method's.
-        name: of the other method, in states.
-    """
+    """Both replays, always at the same iteration; ``name`` is that of the other method in states."""
 
     def __init__(self, gradskip: MethodReplay, other: KnownActs, name: str) -> None:
         self.gradskip, self.other, self._name = gradskip, other, name

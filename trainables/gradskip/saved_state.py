@@ -32,10 +32,7 @@ def state_of(skip: SkippingStep) -> dict[str, Any]:
 
 
 def rule_identity(settings: Settings) -> dict[str, Any]:
-    """Return the settings that a rule's own state depends on, in plain types.
-
-    A rule can continue from a state whose identity is equal.
-    """
+    """Return the settings that a rule's own state depends on, in plain types; with equal ones it can continue."""
     lists = (settings.stop_layer_num, settings.stop_layer_itr)
     return {
         "mode": settings.mode,

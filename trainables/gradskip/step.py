@@ -55,12 +55,9 @@ def is_linear_in_lr(optimizer: Optimizer) -> bool:
 def split_groups(
     groups: Iterable[tuple[dict[str, Any], list[Tensor]]], factor_at: dict[int, float], base_lrs: Sequence[Any]
 ) -> list[dict[str, Any]]:
-    """Split groups so that parameters with different factors are separate; those without one keep ``lr``.
+    """Split groups, each with its parameters, so that those with different factors (by id) are separate.
 
-    Args:
-        groups: the optimizer's parameter groups, and the parameters of each.
-        factor_at: factors by the parameter's id.
-        base_lrs: learning rates that the factors multiply, one per group.
+    Those without a factor keep ``lr``; factors multiply ``base_lrs``, one per group.
     """
     split: list[dict[str, Any]] = []
     for (group, parameters), base in zip(groups, base_lrs, strict=True):
@@ -93,12 +90,9 @@ class SkippedSteps:
         self._total: Tensor | None = None  # skipped and still counted; on the device
 
     def is_skipped(self, found_inf: Tensor, machine: SkipMachine, due: int) -> bool:
-        """Return whether the coming step is skipped.
+        """Return whether the coming step is skipped: ``found_inf`` is 1 where there are infinities.
 
-        Args:
-            found_inf: GradScaler's flag for this step, 1 where there are infinities.
-            machine: counts the iterations.
-            due: iterations before this one have nothing to decide.
+        Iterations before ``due`` have nothing to decide.
         """
         if machine.iteration < due:
             self._total = found_inf.detach().clone() if self._total is None else self._total.add_(found_inf)
@@ -515,9 +509,8 @@ class SkippingStep:
     def begin_rule(self, ends: Collection[int] | None = None) -> None:
         """Watch the layers that the user trains, with a rule in its initial state.
 
-        Args:
-            ends: positions at which the layers end that a saved run watched last. Layers that the user trains now are
-                added at the next decision, as in that run.
+        With ``ends``, those that end at these positions, as a saved run watched last; layers that the user trains now
+        are added at the next decision, as in that run.
         """
         self._user_changes = self.stops.user_changes if ends is None else -1
         self._measured, self._ahead = {}, {}

@@ -152,8 +152,7 @@ class Stops:
     def _take(self) -> tuple[list[int], int]:
         """Take the parameters from earlier optimizers, and switch on what they or this one have switched off.
 
-        Returns:
-            numbers of those that were off, and how many others the earlier optimizers leave switched off.
+        Returns the numbers of those that were off, and how many others the earlier optimizers leave switched off.
         """
         taken, left = self._claim.take(self._parameters)
         off = [number for number in taken if not self._parameters[number].requires_grad]
@@ -257,21 +256,13 @@ class Stops:
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, list[int]]:
-        """Return the numbers that Gradient-Skip has stopped, by reason.
-
-        Parameters frozen by the user are not included: the user has to freeze them again.
-        """
+        """Return the numbers that Gradient-Skip has stopped, by reason; what the user has frozen is not in it."""
         return {
             str(reason.name).lower(): list(self.of(reason)) for reason in (Reason.RULE, Reason.UPSTREAM, Reason.KEPT)
         }
 
     def load_state_dict(self, state: Mapping[str, list[int]], stopped: Collection[int]) -> None:
-        """Stop the parameters of the state, and no others except those that the user has frozen.
-
-        Args:
-            state: result of `state_dict`.
-            stopped: further numbers that the rule has stopped since.
-        """
+        """Stop the parameters of a state, ``stopped`` as well, and no others except those that the user has frozen."""
         # If this or an earlier optimizer has stopped parts of the model, they do not count as frozen by the user.
         self._take()
         self._still, self._frozen, self._moving = [], [], []
@@ -298,13 +289,7 @@ def is_watched(unit: Unit, numbering: Numbering, stops: Stops) -> bool:
 
 
 def blueprint_of(numbering: Numbering, stops: Stops, counts: Callable[[Unit], bool] | None = None) -> Blueprint:
-    """Return what a rule under the numbering's settings needs to know of the model.
-
-    Args:
-        numbering: of the parameters.
-        stops: say what the user trains.
-        counts: whether a layer is watched; None for `is_watched`.
-    """
+    """Return what a rule needs to know of the model; ``counts`` says which layers it watches (None: `is_watched`)."""
     plan = numbering.plan(counts or partial(is_watched, numbering=numbering, stops=stops))
     stoppable = plan.units if numbering.settings.reference else plan.without_last(stops.user_trains)
     return Blueprint(

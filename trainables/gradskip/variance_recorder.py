@@ -103,7 +103,7 @@ class Recorder:
 
 
 def record(optimizer: Optimizer, path: str | os.PathLike[str] = "variances.parquet", *, every: int = 200) -> Recorder:
-    """Record the weight variances of the watched layers from now on.
+    """Record the weight variances of the watched layers from now on; write when closed, and every few thousand rows.
 
         with gradskip.record(optimizer, "variances.parquet", every=200):
             train(...)
@@ -115,9 +115,6 @@ def record(optimizer: Optimizer, path: str | os.PathLike[str] = "variances.parqu
             keeps its rows up to the iteration of the resume; a new run replaces it.
         every: iterations from one measurement to the next, >= 1. One measurement of ResNet-50's 53 convolutions costs
             about as much as two of its fused optimizer steps on a CPU (`benchmarks/step_overhead.py`).
-
-    Returns:
-        The recorder; it writes when it is closed, and every few thousand rows.
 
     Raises:
         UserError: an optimizer without Gradient-Skip, or ``every`` out of range.

@@ -47,11 +47,7 @@ def some(names: Sequence[str], most: int) -> str:
 
 
 class Advice:
-    """The warnings of one optimizer.
-
-    Args:
-        settings: of the optimizer.
-    """
+    """The warnings of one optimizer."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -67,13 +63,7 @@ class Advice:
             warnings.warn(message, stacklevel=users_level())
 
     def left_upstream(self, names: Sequence[str], unfrozen: Sequence[str], *, has_units: bool = True) -> None:
-        """Warn that parameters train before stopped layers.
-
-        Args:
-            names: their names.
-            unfrozen: names of those that the user has unfrozen.
-            has_units: whether there are layers at which whole units could begin.
-        """
+        """Warn that parameters train before stopped layers; with ``has_units`` there are layers to begin units at."""
         ways = []
         if has_units and not self._settings.whole_units and set(names) - set(unfrozen):
             ways.append("CAC_WHOLE_UNITS=1 stops layers with their norms in execution order")
@@ -108,12 +98,7 @@ class Advice:
         )
 
     def earlier_optimizer(self, switched_on: Sequence[str], left: int) -> None:
-        """Warn of parameters that an earlier gradient-skip optimizer had stopped.
-
-        Args:
-            switched_on: names of those of this optimizer, which train again.
-            left: number of those that this optimizer does not have.
-        """
+        """Warn of what an earlier optimizer had stopped: ours, which train again, and the number of those not ours."""
         if switched_on:
             self._say(
                 "earlier",

@@ -216,11 +216,7 @@ def _trains_elsewhere(gradskip: SkippingStep) -> bool:
 
 
 def mask_text(trains: Sequence[bool]) -> str:
-    """Return one digit for each parameter.
-
-    >>> mask_text([True, False])
-    '10'
-    """
+    """Return the digit 1 for each parameter that trains, else 0."""
     return "".join("1" if on else "0" for on in trains)
 
 
@@ -326,12 +322,7 @@ _PATIENCE = 32
 
 
 class StepRecord:
-    """Record of the steps of an optimizer with Gradient-Skip, from construction on.
-
-    Args:
-        gradskip: Gradient-Skip of the optimizer, which has not stepped yet.
-        process: record of the process that these steps belong to.
-    """
+    """Record of the steps of an optimizer with Gradient-Skip, from construction on."""
 
     def __init__(self, gradskip: SkippingStep, process: ProcessRecord) -> None:
         self._process = process
@@ -461,12 +452,7 @@ class ProcessRecord:
         """Recorder of the only optimizer's run, if the search asks for it."""
 
     def add(self, gradskip: SkippingStep, given_model: nn.Module | None = None) -> StepRecord:
-        """Count an optimizer's steps until the process ends, and record its run if the search asks for that.
-
-        Args:
-            gradskip: of the optimizer.
-            given_model: the model that the user gave with it, with its wrappers.
-        """
+        """Count an optimizer's steps until the process ends, and record its run if the search asks for that."""
         record = StepRecord(gradskip, self)
         self.inputs.watch(gradskip.parameters, given_model)
         if self.trace is not None:
@@ -498,10 +484,7 @@ class ProcessRecord:
             self._since = (self.flops.forward_flops, self.flops.backward_flops)
 
     def take(self) -> tuple[int, int] | None:
-        """Return the FLOPs of the step's training (forward, backward) and end their count.
-
-        None where they were not all counted, or were taken already.
-        """
+        """Return the step's FLOPs (forward, backward) and end their count; None if not all were counted."""
         if self._since is None:
             return None
         (forward, backward), self._since = self._since, None
@@ -522,10 +505,7 @@ class ProcessRecord:
         self.settle()
 
     def change(self) -> None:
-        """Note that the set of stopped layers changed.
-
-        The change comes within a step, which still has all gradients, or between two steps.
-        """
+        """Note that the set of stopped layers changed, within a step that still has all gradients or between two."""
         self._changed = True
         if not self.stepping:
             self._begin_stretches()
@@ -565,11 +545,8 @@ class ProcessRecord:
     def summary(self, processes: int = 1) -> dict[str, Any] | None:
         """Return the totals of all optimizers so far, in plain types; None without optimizers.
 
-        Layers are those of the optimizer with the most parameters, the latest of several.
-
-        Args:
-            processes: number that train together, data-parallel. Each executes what this one does, so FLOPs and bytes
-                are multiplied by it.
+        Layers are those of the optimizer with the most parameters, the latest of several. FLOPs and bytes are those of
+        ``processes`` that train together, data-parallel: each executes what this one does.
         """
         if not self.records:
             return None

@@ -141,10 +141,7 @@ class StepFlops(TorchDispatchMode):
 
 
 def _in_autograd_function() -> bool:
-    """Return whether an autograd function's forward pass is running.
-
-    It may be compiled code, a reentrant checkpoint, or the user's own function.
-    """
+    """Return whether an autograd function runs forward: compiled code, a reentrant checkpoint, or the user's own."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _APPLY:
