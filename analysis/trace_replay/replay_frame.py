@@ -82,7 +82,6 @@ def batches(settings: Any) -> tuple[pd.Index, list[Batch]]:
 def _sorted_out(
     fixed: Mapping[str, Any], rows: NDArray[np.int64], auto: Mapping[str, NDArray[np.float64]]
 ) -> list[Batch]:
-    """Return the batches of settings that differ only in the variance rule's numbers."""
     # The variance rule's numbers have no effect under other rules, so they are left out here.
     probe = TrialConfig(**fixed)
     if probe.compresses or estimator_in(probe.method):
@@ -262,7 +261,6 @@ class RecordedPath:
         return self._trace.stages[place].recorded.at(name, iteration)
 
     def enter(self, iteration: int, action: str) -> None:
-        """Continue the path after an intervention."""
         self._entered = iteration + 1
         if self.own:
             child = self._trace.stages[self.stage].children.get(iteration, {}).get(action)
@@ -314,7 +312,6 @@ def _follow_schedule(replay: GradskipReplay, rule: FreezeOutRule, path: Recorded
 
 
 def _count(trace: RunTrace, blueprint: Blueprint, events: Sequence[StopEvent], distance: int, found: Outcomes) -> None:
-    """Add the FLOPs that the stops save to `found`."""
     through, before = -1, trace.trains
     for event in events:
         reached = max(through, _position(blueprint, event))
@@ -328,7 +325,6 @@ def _count(trace: RunTrace, blueprint: Blueprint, events: Sequence[StopEvent], d
 
 
 def _position(blueprint: Blueprint, event: StopEvent) -> int:
-    """Return the position of the last parameter that a stop event stops."""
     if event.rule == "manual":
         return blueprint.plan.position_of_stop(event.layer)
     return next(unit.end for unit in blueprint.plan.units if unit.number == event.layer)
@@ -635,7 +631,6 @@ def _is_followed(batch: Batch) -> bool:
 
 
 def _ends(blueprint: Blueprint, config: TrialConfig) -> Iterable[int]:
-    """Return the positions at which stops may end."""
     numbers = config.gradskip_settings().stop_layer_num
     if numbers is not None:
         config.gradskip_settings().check_layers(len(blueprint.plan.order))

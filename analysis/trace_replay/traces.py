@@ -141,7 +141,6 @@ class TraceStage:
 
     @property
     def id(self) -> str:
-        """Return its id in the stage tree."""
         return self.recorded.id
 
     @property
@@ -195,12 +194,10 @@ class RunTrace:
 
     @property
     def quality(self) -> Quality:
-        """Return the metric of its rows."""
         return quality_in(self.run)
 
     @property
     def dense(self) -> TraceStage:
-        """Return the stage of the run without a method."""
         return self.stages[0]
 
     def config_of(self, values: Mapping[str, Any]) -> TrialConfig:
@@ -220,7 +217,6 @@ class RunTrace:
 
     @property
     def variances(self) -> list[str]:
-        """Return the names of the dense run's signals that are weight variances."""
         return [name for name in self.dense.recorded.names if name.startswith("variance:")]
 
     def blueprint(self, config: TrialConfig) -> Blueprint:

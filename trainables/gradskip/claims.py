@@ -29,7 +29,6 @@ class Claim:
         return parameter in self._off
 
     def add(self, parameter: Tensor) -> None:
-        """Note that this optimizer has switched the parameter off."""
         _CLAIMS[parameter] = self
         self._off[parameter] = True
 

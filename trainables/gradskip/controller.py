@@ -53,7 +53,6 @@ def check_attachable(optimizer: Optimizer) -> None:
 
 
 def _inner_optimizer(optimizer: Optimizer) -> Optimizer | None:
-    """Return the optimizer that this one is built around, such as that of Lookahead or of accelerate."""
     held: list[Any] = []
     for value in vars(optimizer).values():
         held += value if isinstance(value, (list, tuple)) else [value]

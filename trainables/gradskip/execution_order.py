@@ -51,7 +51,6 @@ class OwnedHooks(InertInCopies):
         self._handles: list[RemovableHandle] = []
 
     def remove(self) -> None:
-        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -91,7 +90,6 @@ class ModelTrace:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ModelTrace:
-        """Return the trace that `state_dict` gave."""
         ranks = tuple(state["ranks"])
         upstream = dict(zip(cls._by_rank(ranks), _sums(state["upstream"]), strict=True))
         return cls(
@@ -102,7 +100,6 @@ class ModelTrace:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Return the parameters' numbers in execution order."""
         return tuple(self._by_rank(self.ranks))
 
     @staticmethod
@@ -156,7 +153,6 @@ def _differences(masks: Iterable[int]) -> list[list[int]]:
 
 
 def _sums(differences: Iterable[Sequence[int]]) -> Iterator[int]:
-    """Yield the masks that `_differences` encoded."""
     last: list[int] = []
     for back, *changed in differences:
         mask = mask_of(changed) ^ (last[-back] if back else 0)
@@ -225,11 +221,9 @@ class ExecutionRecorder(OwnedHooks):
 
     @property
     def has_seen(self) -> bool:
-        """Return whether any module was called."""
         return bool(self._calls)
 
     def remove(self) -> None:
-        """Remove all hooks."""
         super().remove()
         self._masks.forget()
 
@@ -352,7 +346,6 @@ class _GraphMasks:
         self._plain: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # of tensors without a graph, by id
 
     def forget(self) -> None:
-        """Release the graph."""
         self._plain.clear()
         self._masks.clear()
 
@@ -424,7 +417,6 @@ class ForwardHook(OwnedHooks):
     """Forward pre-hook that passes on a training step's inputs to a method; inert on copies of the model."""
 
     def watch(self, *modules: nn.Module) -> None:
-        """Watch these modules: each call passes on its inputs."""
         self._handles += [m.register_forward_pre_hook(self, with_kwargs=True) for m in modules]
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

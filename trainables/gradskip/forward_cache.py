@@ -49,7 +49,6 @@ class RowFile:
 
     @property
     def bytes(self) -> int:
-        """Return the size of the file on disk in bytes."""
         return 0 if self._file is None else os.fstat(self._file.fileno()).st_size
 
     @property
@@ -558,7 +557,6 @@ class ForwardCache:
         self._inside = False
 
     def say(self, what: str) -> None:
-        """Warn with this message."""
         warnings.warn(f"forward cache {what}", stacklevel=2)
 
     def switch_off(self, reason: str) -> None:
@@ -580,7 +578,6 @@ class ForwardCache:
 
     @property
     def bytes(self) -> int:
-        """Return the size of the file in bytes."""
         return self.rows.bytes
 
     def update(self) -> None:

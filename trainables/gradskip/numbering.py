@@ -56,7 +56,6 @@ class Numbering:
         return self._recorder is not None
 
     def name(self, number: int) -> str:
-        """Return the parameter's name, or its number in words."""
         return f"parameter {number}" if self.names is None else self.names[number]
 
     def trace_example(self, forward: Callable[[nn.Module], Any]) -> None:
@@ -69,7 +68,6 @@ class Numbering:
         self.order_by_trace()
 
     def record_first_pass(self) -> None:
-        """Record the model's first training forward pass."""
         assert self.model is not None
         self._recorder = ExecutionRecorder(self.model, self.parameters, self._take_record)
 
@@ -79,7 +77,6 @@ class Numbering:
             self._take_record()
 
     def stop_recording(self) -> None:
-        """Stop recording."""
         if self._recorder is not None:
             self._recorder.remove()
             self._recorder = None

@@ -136,7 +136,6 @@ class _WithGradientSkip(Optimizer):
 
 
 def _checked(params: Any) -> Any:
-    """Return the parameters, checked for torch's two errors with our messages; iterators are read once."""
     if isinstance(params, Tensor):
         return params  # refused by torch
     given = list(params)

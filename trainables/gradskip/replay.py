@@ -102,7 +102,6 @@ class Blueprint:
         return SkipMachine(settings, rule)
 
     def event(self, iteration: int, decision: Decision, settings: Settings) -> StopEvent:
-        """Return the event of a decision."""
         if decision.rule == "manual":
             assert settings.stop_layer_num is not None
             number = settings.stop_layer_num[decision.index]
@@ -128,7 +127,6 @@ class Blueprint:
         return hashlib.sha256(repr(order).encode()).hexdigest()[:12]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the blueprint in plain types."""
         return asdict(self)
 
     @classmethod

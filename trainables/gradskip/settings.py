@@ -100,7 +100,6 @@ class Settings(VariableFields):
 
     @property
     def sampling_interval(self) -> int:
-        """Return the iterations from one auto decision to the next, as in the published code."""
         return self.samples or self.braking_distance or DEFAULT_SAMPLES
 
     @property

@@ -41,7 +41,6 @@ class Signal:
         """Note that the rule needs no more measurements in this step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state in tensors and plain numbers."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -86,7 +85,6 @@ class GradientSignal(Signal):
     together = True
 
     def _gradients(self, units: Sequence[Unit]) -> dict[int, Tensor]:
-        """Return the gradients of the watched weights that have one, by number."""
         numbers = (n for unit in units for n in unit.watched)
         return {n: g for n in numbers if (g := self._parameters[n].grad) is not None}
 

@@ -196,7 +196,6 @@ class SkippingStep:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """Return the parameters by number."""
         return self.numbering.parameters
 
     @property
@@ -206,7 +205,6 @@ class SkippingStep:
 
     @property
     def plan(self) -> LayerPlan:
-        """Return the plan: the watched layers, and the order in which parameters stop."""
         return self.blueprint.plan
 
     @property
@@ -239,7 +237,6 @@ class SkippingStep:
     # --- the step ---------------------------------------------------------------------------------------------------
 
     def _install(self) -> None:
-        """Replace the optimizer's step by one with Gradient-Skip around it."""
         inner = self.optimizer.step
 
         @functools.wraps(getattr(inner, "__func__", inner))
@@ -448,18 +445,15 @@ class SkippingStep:
             self.advice.say("processes")
 
     def _tell_of_change(self, before: list[bool]) -> None:
-        """Call the `on_stop` callbacks if the set of parameters that need a gradient has changed."""
         if before != [p.requires_grad for p in self.parameters]:
             for listener in self.on_stop:
                 listener()
 
     def _forget_step(self) -> None:
-        """Discard the unfinished work of a step that raised, before another state is loaded."""
         self._put_groups_back()
         self._plan, self._moved, self._expected = None, [], set()
 
     def can_stop_more(self) -> bool:
-        """Return whether any stop may still come."""
         return self.machine.braking_through >= 0 or self.machine.rule.next_due(self.machine.iteration) != NEVER
 
     # --- measurements for a decision --------------------------------------------------------------------------------
@@ -560,7 +554,6 @@ class SkippingStep:
         return True
 
     def _follow_parameters(self) -> None:
-        """Continue with the parameters that the optimizer has now."""
         if self.machine.iteration == 0:
             return self.bind()
         reshaped = self.numbering.follow(self.optimizer.param_groups)
@@ -608,7 +601,6 @@ class SkippingStep:
         self.refresh()
 
     def _advise_of_left(self) -> None:
-        """Warn of parameters that train before stopped layers."""
         left = self.stops.left_upstream()
         if left:
             unfrozen = sorted(self.stops.unfrozen.intersection(left))

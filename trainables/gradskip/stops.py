@@ -87,7 +87,6 @@ class Stops:
         return found
 
     def of(self, reason: Reason) -> tuple[int, ...]:
-        """Return the numbers with this reason, ascending."""
         return tuple(number for number, known in enumerate(self._reasons) if known & reason)
 
     @property
@@ -97,7 +96,6 @@ class Stops:
 
     @property
     def any(self) -> bool:
-        """Return whether Gradient-Skip has stopped anything."""
         return bool(self._still)
 
     @property
@@ -107,11 +105,9 @@ class Stops:
 
     @property
     def user_holds(self) -> bool:
-        """Return whether the user has frozen anything."""
         return Reason.USER in self._reasons
 
     def user_trains(self, number: int) -> bool:
-        """Return whether the user trains the parameter, stopped or not."""
         return self._reasons[number] != Reason.USER  # which never comes with another
 
     def moves(self, number: int) -> bool:
@@ -119,7 +115,6 @@ class Stops:
         return not self._reasons[number]
 
     def holds(self, number: int) -> bool:
-        """Return whether Gradient-Skip has stopped the parameter."""
         return bool(self._reasons[number] & OURS)
 
     def _needs_gradient(self, number: int) -> bool:
@@ -247,7 +242,6 @@ class Stops:
         return woken
 
     def moving_in(self, groups: list[list[Tensor]]) -> list[list[Tensor]]:
-        """Return the parameters of groups without the stopped ones."""
         if len(self._moving) != len(groups) or any(a is not b for a, (b, _) in zip(groups, self._moving, strict=True)):
             held = {id(parameter) for parameter in self._still}
             self._moving = [(params, [p for p in params if id(p) not in held]) for params in groups]
@@ -382,7 +376,6 @@ class FrozenPrefix:
         self._look()
 
     def _look(self) -> None:
-        """Find the modules of the model and their parameters."""
         model = self._model
         number_of = {id(p): number for number, p in enumerate(self._parameters)}
         #: Modules to treat, with the mask of the parameters that they have.

@@ -91,7 +91,6 @@ class Recorder:
             pq.write_table(table, file, compression="zstd")
 
     def close(self) -> None:
-        """Stop recording and write the remaining rows."""
         self._hook.remove()
         self.write()
 

@@ -54,7 +54,6 @@ class Advice:
         self._said: set[str] = set()
 
     def say(self, key: str, **values: Any) -> None:
-        """Warn with a text of `MESSAGES`."""
         self._say(key, MESSAGES[key].format(**values))
 
     def _say(self, key: str, message: str) -> None:
@@ -77,7 +76,6 @@ class Advice:
         )
 
     def woken(self, name: str) -> None:
-        """Warn that the user has switched on the gradient of a stopped parameter."""
         why = ""
         if not self._settings.prefix_autograd:
             why = " (CAC_PREFIX_AUTOGRAD=0 stops what runs before stopped layers with them)"
@@ -89,7 +87,6 @@ class Advice:
         )
 
     def passed_over(self, names: Sequence[str]) -> None:
-        """Warn that the rule has passed over layers that do not move."""
         self._say(
             "passed " + ",".join(names),
             f"{some(names, 5)} do{'es' if len(names) == 1 else ''} not move (no gradient, or a learning rate of 0): "

@@ -168,7 +168,6 @@ class InOrder(StopRule):
         self._seen = {}
 
     def stop_target(self) -> int:
-        """Continue with the next target, and return the current one."""
         target = self.targets[self.position]
         self.position += 1
         self.passed = {}
@@ -324,7 +323,6 @@ class SkipMachine:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
         self.iteration = int(state["iteration"])
         self.stopped_through = int(state["stopped_through"])
         self.braking_through = int(state["braking_through"])

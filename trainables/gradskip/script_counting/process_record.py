@@ -106,7 +106,6 @@ class ScriptTrace:
         atexit.register(self.write)
 
     def drop(self) -> None:
-        """Record and write nothing."""
         atexit.unregister(self.write)
         gradskip = self._gradskip()
         if gradskip is not None and self._before in gradskip.before:
@@ -210,7 +209,6 @@ class ScriptTrace:
 
 
 def _trains_elsewhere(gradskip: SkippingStep) -> bool:
-    """Return whether parameters of the model train that the optimizer does not have."""
     model, own = gradskip.numbering.model, {id(p) for p in gradskip.parameters}
     return model is not None and any(p.requires_grad and id(p) not in own for p in model.parameters())
 
@@ -307,7 +305,6 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
 
 
 def _medians(measured: Iterable[tuple[Sequence[str], Sequence[int]]]) -> dict[Size, float]:
-    """Return the median cost of the first measured steps of each size."""
     found: dict[Size, list[int]] = {}
     for sizes, flops in measured:
         for text, one in zip(sizes, flops, strict=True):
@@ -346,7 +343,6 @@ class StepRecord:
 
     @property
     def gradskip(self) -> SkippingStep | None:
-        """Return the optimizer's Gradient-Skip; None once it is collected."""
         return self._ref()
 
     def _keep_facts(self, gradskip: SkippingStep) -> None:
@@ -355,7 +351,6 @@ class StepRecord:
 
     @property
     def iteration(self) -> int:
-        """Return the iterations of the optimizer."""
         gradskip = self.gradskip
         return self.machine.iteration if gradskip is None else gradskip.iteration
 
@@ -416,14 +411,12 @@ class StepRecord:
                 stretch.optimizer_bytes += 2 * size + kept
 
     def begin_stretch(self, *, dense: bool) -> None:
-        """Begin to count steps with another set of stopped layers."""
         if self.stretches[-1].steps == 0:
             self.stretches.pop()
         self.stretches.append(Stretch(dense=dense))
         self._begun_with.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps so far and the trial that took them, in plain types."""
         return {"trial": os.environ.get(TRIAL_FOLDER), "stretches": [asdict(stretch) for stretch in self.stretches]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -452,7 +445,6 @@ class ProcessRecord:
         """Recorder of the only optimizer's run, if the search asks for it."""
 
     def add(self, gradskip: SkippingStep, given_model: nn.Module | None = None) -> StepRecord:
-        """Count an optimizer's steps until the process ends, and record its run if the search asks for that."""
         record = StepRecord(gradskip, self)
         self.inputs.watch(gradskip.parameters, given_model)
         if self.trace is not None:
@@ -491,7 +483,6 @@ class ProcessRecord:
         return self.flops.forward_flops - forward, self.flops.backward_flops - backward
 
     def end_step(self, record: StepRecord) -> None:
-        """Note that an optimizer's step has ended."""
         self.stepping = False
         self.flops.forget_copies()
         self.steps += 1
