@@ -11,7 +11,6 @@ import torch
 from conv_models import EXECUTION, Shuffled, conv_model
 from loops import equal, train, weights
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, AdamW, Settings
@@ -115,14 +114,6 @@ class TestWatch:
             SGD(conv_model().parameters(), lr=0.1, settings=settings)
 
 
-def backward_flops(model: nn.Module) -> int:
-    with FlopCounterMode(display=False) as counter:
-        loss = model(torch.randn(4, 1, 8, 8)).square().sum()
-    with FlopCounterMode(display=False) as counter:
-        loss.backward()
-    return int(counter.get_total_flops())
-
-
 class TestWholeUnits:
     def test_units_in_execution_order(self) -> None:
         model = Shuffled()
@@ -175,19 +166,3 @@ class TestWhatIsLeft:
         with pytest.warns(UserWarning, match="conv1.weight, conv1.bias, conv0.weight, conv0.bias still train before"):
             train(model, optimizer, 3)
         assert set(optimizer.gradskip.left_upstream()) == {f"conv{n}.{k}" for n in (0, 1) for k in ("weight", "bias")}
-
-    def test_one_leftover_norm_costs_most_of_the_saving(self) -> None:
-        """Why it is worth a warning: counted on the real backward pass."""
-
-        def trained(number: int) -> nn.Module:
-            model = Shuffled()
-            settings = Settings(stop_layer_num=(number,), stop_layer_itr=(0,), whole_units=True)
-            train(model, SGD(model.parameters(), lr=0.1, settings=settings, model=model), 2)
-            return model
-
-        names = [name for name, _ in Shuffled().named_parameters()]
-        whole = trained(names.index("conv1.weight"))
-        dense = backward_flops(Shuffled())
-        clean = 1 - backward_flops(whole) / dense
-        whole.norms[0].weight.requires_grad_(True)  # type: ignore[union-attr,index]
-        assert 1 - backward_flops(whole) / dense < 0.6 * clean

@@ -15,7 +15,7 @@ from loops import OFF, equal, train, weights
 from torch import nn
 
 from trainables.errors import UserError
-from trainables.gradskip import SGD, Settings
+from trainables.gradskip import SGD, Adam, AdamW, Settings
 
 
 @pytest.mark.slow
@@ -102,13 +102,14 @@ def test_a_state_of_a_larger_model_is_refused() -> None:
         target.gradskip.load_state_dict(optimizer.gradskip.state_dict())
 
 
+@pytest.mark.parametrize("cls", [SGD, Adam, AdamW])
 @pytest.mark.parametrize(
     "duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
 )
-def test_copies_carry_the_rule(duplicate: Callable[[Any], Any]) -> None:
+def test_copies_carry_the_rule(duplicate: Callable[[Any], Any], cls: Any) -> None:
     model = make_model()
     settings = Settings(stop_layer_num=(1, 4), stop_layer_itr=(2, 6), braking_distance=2)
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, settings=settings)
+    optimizer = cls(model.parameters(), lr=0.1, settings=settings)
     train(model, optimizer, 4)
     other_model, other = duplicate((model, optimizer))
     train(model, optimizer, 6, start=4)

@@ -191,28 +191,3 @@ class TestStateOfATrace:
         small, large = (len(pickle.dumps(self.trace(layers).state_dict())) for layers in (150, 1500))
         assert large < 15 * small  # larger numbers take a byte more each; the square would be 100 times
         assert large < 200_000  # of 3,000 tensors
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("towers", [2, 5])
-    def test_towers_that_run_in_turn_are_no_square_either(self, towers: int) -> None:
-        import pickle
-
-        class Towers(nn.Module):
-            def __init__(self, depth: int) -> None:
-                super().__init__()
-                layers = [[nn.Linear(2, 2) for _ in range(depth)] for _ in range(towers)]
-                self.layers = nn.ModuleList(nn.ModuleList(tower) for tower in layers)
-
-            def forward(self, x: Tensor) -> Tensor:
-                states = [x] * towers
-                for parallel in zip(*self.layers, strict=True):  # type: ignore[misc]
-                    states = [layer(state) for layer, state in zip(parallel, states, strict=True)]
-                return torch.stack(states).sum()
-
-        sizes = []
-        for depth in (40, 400):
-            model = Towers(depth)
-            trace = trace_model(model, list(model.parameters()), lambda m: m(torch.zeros(1, 2)))
-            assert ModelTrace.from_state(trace.state_dict()) == trace
-            sizes.append(len(pickle.dumps(trace.state_dict())))
-        assert sizes[1] < 15 * sizes[0]
