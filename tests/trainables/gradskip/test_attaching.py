@@ -78,14 +78,6 @@ class TestAroundAnother:
             wrap(Unbuilt(model.parameters()), MANUAL, model=model)
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
-    @pytest.mark.slow
-    def test_accelerates_wrapper_is_refused(self) -> None:
-        from accelerate import Accelerator
-
-        outer = Accelerator(cpu=True).prepare(torch.optim.SGD(conv_model().parameters(), lr=0.1))
-        with pytest.raises(UserError, match="got AcceleratedOptimizer around SGD: wrap the inner one first"):
-            wrap(outer, MANUAL)
-
     def test_around_a_wrapped_one_stopped_layers_hold_still(self) -> None:
         model = conv_model()
         optimizer = Lookahead(wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), MANUAL, model=model))

@@ -135,20 +135,6 @@ class TestTrace:
         assert list(optimizer.gradskip.numbering.trace.upstream) == [0b1100, 0b1100, 0, 0]
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
-    @pytest.mark.slow
-    def test_an_optimizer_that_is_gone_leaves_no_hook_behind(self) -> None:
-        import gc
-        import weakref
-
-        model = conv_model()
-        optimizer = SGD(model.parameters(), lr=0.1, model=model)
-        gone = weakref.ref(optimizer)
-        del optimizer
-        gc.collect()
-        assert gone() is None
-        model(torch.ones(2, 1, 8, 8))
-        assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
-
     def test_a_pickled_model_carries_no_recorder(self) -> None:
         import pickle
 

@@ -140,40 +140,6 @@ def test_without_a_trace_the_module_that_shares_a_weight_is_not_cut() -> None:
     assert all(p.grad is not None for p in list(model.parameters())[1:])
 
 
-class HeadFirst(Tied):
-    """The same with the shared weight registered last, under the head's name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        weight = self.head.weight
-        del self.embed.weight, self.head
-        self.head = nn.Linear(8, 13, bias=False)
-        self.head.weight = weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = nn.functional.embedding(tokens, self.head.weight)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def test_advice_that_is_followed_stops_no_more_than_it_says() -> None:
-    """No layer is watched in a language model by default, so that whole units say nothing."""
-    model = HeadFirst()
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        run(model, TOKENS, Settings(stop_layer_num=(23,), stop_layer_itr=(0,)))
-    assert said == [] or "CAC_WHOLE_UNITS" not in str(said[0].message)
-    for number in (0, 23):
-        model = HeadFirst()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            optimizer = run(model, TOKENS, Settings(stop_layer_num=(number,), stop_layer_itr=(0,), whole_units=True))
-        order = optimizer.gradskip.plan.order
-        assert optimizer.gradskip.stopped == tuple(sorted(order[: order.index(number) + 1]))
-        assert not optimizer.gradskip.stops.all
-
-
 class TestStateOfATrace:
     def trace(self, layers: int) -> ModelTrace:
         model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(layers)])

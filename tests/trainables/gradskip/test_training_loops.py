@@ -28,35 +28,6 @@ AUTO = Settings(start_itr=2, samples=3, start_thr=1.0, slope_thr=1.0, mt_thr=1.0
 SHRINKING = {"lr": 0.02, "weight_decay": 2.0}
 
 
-class TestAccumulation:
-    @pytest.mark.parametrize("cls", [SGD, AdamW])
-    def test_parts_of_a_batch_equal_the_whole_and_iterations_are_steps(self, cls: Any) -> None:
-        """No batch norm, so that a batch is the sum of its parts."""
-
-        def model() -> nn.Module:
-            torch.manual_seed(0)
-            return nn.Sequential(
-                nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)
-            ).double()
-
-        whole, parts = model(), model()
-        one = cls(whole.parameters(), **SHRINKING, settings=AUTO)
-        many = cls(parts.parameters(), **SHRINKING, settings=AUTO)
-        for x, y in conv_batches(12):
-            one.zero_grad()
-            nn.functional.cross_entropy(whole(x.double()), y).backward()
-            one.step()
-            many.zero_grad()
-            for xs, ys in zip(x.double().chunk(3), y.chunk(3), strict=True):
-                (nn.functional.cross_entropy(parts(xs), ys) / 3).backward()
-            many.step()
-        assert many.gradskip.iteration == one.gradskip.iteration == 12
-        assert [(e.iteration, e.layer) for e in many.gradskip.events] == [(6, 0), (9, 2)]
-        assert [(e.iteration, e.layer) for e in one.gradskip.events] == [(6, 0), (9, 2)]
-        for a, b in zip(weights(whole), weights(parts), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
-
-
 class TestClosures:
     @pytest.mark.parametrize("cls", [SGD, AdamW])
     def test_a_closure_does_what_the_plain_loop_does(self, cls: Any) -> None:
@@ -126,20 +97,6 @@ class TestGradScaler:
         with OpCounter() as counter:
             optimizer.step()
         assert counter.reads == 0
-
-
-def test_stopped_layers_do_not_enter_the_clipping_norm() -> None:
-    model = conv_model()
-    optimizer = SGD(model.parameters(), lr=0.1, settings=MANUAL)
-    for step, (x, y) in enumerate(conv_batches(6)):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        live = list(model.parameters())[4 if step > 3 else 0 :]
-        expected = torch.stack([p.grad.double().norm() for p in live if p.grad is not None]).norm()
-        assert all(p.grad is not None for p in live)
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-        assert float(norm) == pytest.approx(float(expected), rel=1e-5)
-        optimizer.step()
 
 
 class Checkpointed(nn.Module):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from counted_loops import batch, counted_step, end_counting, model, record_of, settings, summary_of, train
+from counted_loops import counted_step, end_counting, model, record_of, settings, summary_of, train
 from thorough import rest_thorough
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
@@ -54,31 +54,6 @@ def test_counting_changes_no_training() -> None:
         return [p.detach().clone() for p in net.parameters()]
 
     assert all(torch.equal(a, b) for a, b in zip(weights(True), weights(False), strict=True))
-
-
-class Calls(nn.Module):
-    """A model that counts its own calls, as some do for a schedule of their own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = model()
-        self.calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.inner(x)
-
-
-@pytest.mark.parametrize("example", [False, True])
-def test_no_forward_pass_is_run_that_the_script_did_not_ask_for(example: bool) -> None:
-    net = Calls()
-    optimizer = gradskip.SGD(
-        net.parameters(), lr=0.01, settings=settings((1, 2)), model=net,
-        example_inputs=batch()[0] if example else None,
-    )  # fmt: skip
-    train(optimizer, net, 4)
-    assert net.calls == 4
-    assert optimizer.gradskip.numbering.trace is not None
 
 
 class Seen(TorchDispatchMode):
