@@ -125,6 +125,8 @@ def has_closure(args: Any, kwargs: Any) -> bool:
 
 # --- Gradient-Skip around an optimizer's step -------------------------------------------------------------------------
 
+#: Returns whether a CUDA graph captures what runs now; None where torch is built without CUDA.
+_is_capturing = torch.cuda.is_current_stream_capturing if torch.backends.cuda.is_built() else None
 #: Called at every step with its arguments.
 StepListener = Callable[[tuple[Any, ...], dict[str, Any]], None]
 #: An optimizer's groups, and the parameters of each.
@@ -242,10 +244,9 @@ class SkippingStep:
         @functools.wraps(getattr(inner, "__func__", inner))
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             machine = self.machine
-            captured = torch.backends.cuda.is_built() and torch.cuda.is_current_stream_capturing()
-            ordinary = not (captured or self._busy) and machine.iteration < self.due
+            captured = _is_capturing is not None and _is_capturing()
             # A fused optimizer gets found_inf from GradScaler for each step.
-            if ordinary and "found_inf" not in optimizer.__dict__:
+            if not (captured or self._busy or "found_inf" in optimizer.__dict__) and machine.iteration < self.due:
                 machine.iteration += 1
                 return inner(*args, **kwargs)
             self._begin(args, kwargs, captured=captured)
@@ -254,15 +255,10 @@ class SkippingStep:
             try:
                 result = inner(*args, **kwargs)
             except BaseException:
-                self._put_groups_back()
                 self._moved = []
-                self._finish()
                 raise
-            self._put_groups_back()
-            for parameter, before, factor in self._moved:
-                scale_change(parameter, before, factor)
-            self._moved = []
-            self._finish()
+            finally:
+                self._finish()
             for listener in self.after:
                 listener(args, kwargs)
             return result
@@ -314,10 +310,8 @@ class SkippingStep:
             self.signal.observe(self._running_units(), getattr(self.optimizer, "grad_scale", None), found_inf)
         for listener in self.before:
             listener(args, kwargs)
-        if found_inf is None or not self._skipped.is_skipped(found_inf, self.machine, self.due):
-            self._arrange(self._decide())
-        else:
-            self._arrange(())
+        skipped = found_inf is not None and self._skipped.is_skipped(found_inf, self.machine, self.due)
+        self._arrange(() if skipped else self._decide())
 
     def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with the closure wrapped, so that stopped parameters have no gradient after it."""
@@ -415,8 +409,11 @@ class SkippingStep:
         self._outside = self._inside = None
 
     def _finish(self) -> None:
-        """Stop what the step was the last one of."""
-        plan, self._plan = self._plan, None
+        """Restore the groups, scale what the step has moved, and stop what it was the last one of."""
+        self._put_groups_back()
+        for parameter, before, factor in self._moved:
+            scale_change(parameter, before, factor)
+        plan, self._plan, self._moved = self._plan, None, []
         if plan is None:
             if self._busy and not self._clean:
                 self.refresh()

@@ -12,7 +12,7 @@ from conv_models import conv_model
 from loops import SHRINKING, DecayInside, equal, train, weights
 from thorough import rest_thorough
 
-from trainables.gradskip import SGD, AdamW, Settings, wrap
+from trainables.gradskip import SGD, AdamW, Settings, step, wrap
 
 BRAKING = Settings(stop_layer_num=(3,), stop_layer_itr=(1,), braking_distance=4)
 
@@ -181,8 +181,7 @@ class TestCapturedStep:
     @pytest.fixture
     def capture(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
         def switch(on: bool) -> None:
-            monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: on)
-            monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: on)
+            monkeypatch.setattr(step, "_is_capturing", lambda: on)
 
         return switch
 
