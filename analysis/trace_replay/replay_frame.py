@@ -148,15 +148,10 @@ def _columns_of_settings(settings: Any) -> tuple[pd.Index, dict[str, Sequence[An
 def _fields_of(setting: Settings | TrialConfig | Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that a setting gives and replay reads."""
     method = str(setting.get("method", "") if isinstance(setting, Mapping) else getattr(setting, "method", ""))
-    if estimator_in(method):
+    if estimator_in(method) or "compression" in method.split("+"):
         raise UserError(
-            f"replay predicts Gradient-Skip alone, got a setting with method {method}: what an estimator costs is "
-            "known from trials alone, so train it"
-        )
-    if "compression" in method.split("+"):
-        raise UserError(
-            f"replay predicts Gradient-Skip alone, got a setting with method {method}: what compression changes was "
-            "recorded nowhere; train it, or replay its Gradient-Skip with method gradskip"
+            f"replay predicts Gradient-Skip alone, got a setting with method {method}, which trains on other weights "
+            "or steps than were recorded: train it, or replay its Gradient-Skip with method gradskip"
         )
     if isinstance(setting, TrialConfig):
         given = {name: getattr(setting, name) for name in _READ}

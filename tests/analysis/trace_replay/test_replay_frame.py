@@ -336,7 +336,7 @@ def test_a_study_folder_is_read(studies: Any, tmp_path: Path) -> None:
 
 # --- what compression changes ---------------------------------------------------------------------------------------
 
-_COMPRESSES = r"^replay predicts Gradient-Skip alone, got a setting with method {}: what compression changes was"
+_COMPRESSES = r"^replay predicts Gradient-Skip alone, got a setting with method {}, which trains on other weights"
 
 
 @pytest.mark.parametrize("method", ["compression", "gradskip+compression"])
