@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from typing import Any
 
 import pytest
 import torch
 from conv_models import EXECUTION, Shuffled, conv_model
-from loops import equal, train, weights
+from loops import train
 from torch import Tensor, nn
 
 from trainables.errors import UserError
@@ -40,22 +39,6 @@ class TestGroups:
         with pytest.warns(UserWarning, match="came in 2 groups and no model: layers are numbered through the groups"):
             optimizer = SGD(split_by_decay(model), lr=0.01, settings=Settings())
         assert [p.dim() for p in optimizer.gradskip.parameters] == [4, 4, 4, 2] + [1] * 7
-
-    def test_groups_step_as_torchs_do_until_a_stop_and_brake_apart(self) -> None:
-        ours, theirs = conv_model(), conv_model()
-        settings = Settings(stop_layer_num=(4,), stop_layer_itr=(3,), braking_distance=4)
-        optimizer = SGD(split_by_decay(ours), lr=0.05, momentum=0.9, settings=settings, model=ours)
-        plain = torch.optim.SGD(split_by_decay(theirs), lr=0.05, momentum=0.9)
-        train(ours, optimizer, 3)
-        train(theirs, plain, 3)
-        assert equal(weights(ours), weights(theirs))
-        before, momentum = weights(ours), copy.deepcopy(plain.state_dict())
-        train(ours, optimizer, 1, start=3)
-        train(theirs, plain, 1, start=3)
-        assert momentum["param_groups"][0]["lr"] == 0.05
-        for number, (start, mine, other) in enumerate(zip(before, weights(ours), weights(theirs), strict=True)):
-            factor = 9 / 16 if number <= 4 else 1.0
-            torch.testing.assert_close(mine - start, factor * (other - start), rtol=1e-4, atol=1e-7)
 
 
 class TestWatch:
