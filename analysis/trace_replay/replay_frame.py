@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.trace_replay.traces import Predicted, RunTrace, dense_costs, facts_key, spared, trains_after
+from analysis.trace_replay.traces import Outcomes, RunTrace, facts_key, nothing_stopped, spared, trains_after
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import estimator_in
@@ -22,7 +22,7 @@ from trainables.gradskip.rules.freezeout import FreezeOutRule
 from trainables.gradskip.rules.published import next_examination
 from trainables.gradskip.rules.published_batch import CONDITIONS, AutoNumbers, Curve, examinations
 from trainables.gradskip.rules.state_machine import Decision, first_step_after
-from trainables.gradskip.settings import Settings
+from trainables.gradskip.settings import OFF_FIELD, Settings
 from trainables.gradskip.variables import BY_NAME, DEFAULT_SAMPLES, VARIABLES
 from trainables.interventions import MissingSignal
 from trainables.savings import share_of_budget
@@ -38,9 +38,6 @@ AUTO_COLUMNS = {v.name: v for v in VARIABLES if v.published and v.mode in ("auto
 #: Fields of a configuration that replay reads; workload and length are those of the trace.
 _READ = (*BY_NAME, "forward_cache_mb", "method")
 _KNOWN = frozenset(field_names())
-
-#: A setting in any form that replay accepts.
-OneSetting = Settings | TrialConfig | Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +57,9 @@ class Batch:
 
 
 def batches(settings: Any) -> tuple[pd.Index, list[Batch]]:
-    """Group settings by how they are replayed.
+    """Group settings, in any form that `replay` takes, by how they are replayed.
 
-    Args:
-        settings: a `Settings`, a `TrialConfig` or a mapping of its fields; a sequence of these; a mapping from labels
-            to these; or a DataFrame with fields as columns, as `analysis.load` gives it (None and NaN: published
-            default; other columns are not read).
-
-    Returns:
-        The index of the settings (labels of a mapping, index of the DataFrame, else 0, 1, ...), and batches that
-        contain each setting once. Rows of a DataFrame that compress are in batches with `foreign`.
+    Returns their index, and batches that contain each setting once; DataFrame rows that compress are `foreign`.
 
     Raises:
         UserError: an unknown variable, an invalid value, or a setting outside a DataFrame that compresses.
@@ -92,7 +82,6 @@ def batches(settings: Any) -> tuple[pd.Index, list[Batch]]:
 def _sorted_out(
     fixed: Mapping[str, Any], rows: NDArray[np.int64], auto: Mapping[str, NDArray[np.float64]]
 ) -> list[Batch]:
-    """Return the batches of settings that differ only in the variance rule's numbers."""
     # The variance rule's numbers have no effect under other rules, so they are left out here.
     probe = TrialConfig(**fixed)
     if probe.compresses or estimator_in(probe.method):
@@ -101,7 +90,7 @@ def _sorted_out(
     if probe.method != "none" and probe.gradskip_settings().mode == "auto":
         off = auto["CAC_VAR_START_THR"][rows] == -1
         if off.any():
-            config = TrialConfig(**{**fixed, "CAC_VAR_START_THR": -1.0})
+            config = TrialConfig(**{**fixed, **OFF_FIELD})
             found.append(Batch(rows=rows[off], config=config, never_acts=True))
         if not off.all():
             found.append(Batch(rows=rows[~off], config=probe, auto=_auto_numbers(rows[~off], auto)))
@@ -113,20 +102,23 @@ def _sorted_out(
     return found
 
 
-def _auto_numbers(rows: NDArray[np.int64], auto: Mapping[str, NDArray[np.float64]]) -> AutoNumbers:
-    def given(name: str, default: Any = None) -> NDArray[Any]:
-        variable, values = AUTO_COLUMNS[name], auto[name][rows]
-        values = np.where(np.isnan(values), variable.default if default is None else default, values)
-        return values.astype(np.int64) if variable.kind is int else values
+#: Variables by the fields of `AutoNumbers`.
+_VARIABLE_OF = {
+    **{name: f"CAC_VAR_{name.upper()}" for name in ("start_itr", "start_thr", "mt_count_thr", "mt_thr", "slope_thr")},
+    "braking": "CAC_BRAKING_DISTANCE",
+    "interval": "CAC_VAR_SAMPLES",
+}
 
-    braking = given("CAC_BRAKING_DISTANCE")
-    names = ("start_itr", "start_thr", "mt_count_thr", "mt_thr", "slope_thr")
-    return AutoNumbers(
-        **{name: given(f"CAC_VAR_{name.upper()}") for name in names},
-        # As in `Settings.sampling_interval`: by default the braking distance.
-        interval=given("CAC_VAR_SAMPLES", np.where(braking > 0, braking, DEFAULT_SAMPLES)),
-        braking=braking,
-    )
+
+def _auto_numbers(rows: NDArray[np.int64], auto: Mapping[str, NDArray[np.float64]]) -> AutoNumbers:
+    numbers: dict[str, NDArray[Any]] = {}
+    for field, name in _VARIABLE_OF.items():
+        default = AUTO_COLUMNS[name].default
+        if field == "interval":  # as in `Settings.sampling_interval`
+            default = np.where(numbers["braking"] > 0, numbers["braking"], DEFAULT_SAMPLES)
+        values = np.where(np.isnan(auto[name][rows]), default, auto[name][rows])
+        numbers[field] = values.astype(np.int64) if AUTO_COLUMNS[name].kind is int else values
+    return AutoNumbers(**numbers)
 
 
 # --- forms of settings ------------------------------------------------------------------------------------------------
@@ -139,35 +131,27 @@ def _columns_of_settings(settings: Any) -> tuple[pd.Index, dict[str, Sequence[An
             if str(name).startswith("CAC") and name not in BY_NAME:
                 raise unknown_name("variable", str(name), BY_NAME)
         return settings.index, {name: settings[name].to_numpy() for name in _READ if name in settings.columns}
-    index, rows = _rows(settings)
-    names = [name for name in _READ if any(name in row for row in rows)]
-    return index, {name: [row.get(name) for row in rows] for name in names}
-
-
-def _rows(settings: Any) -> tuple[pd.Index, list[dict[str, Any]]]:
+    index: pd.Index | None = None
     one = (Settings, TrialConfig, Mapping)
     if isinstance(settings, Mapping) and settings and all(isinstance(value, one) for value in settings.values()):
-        return pd.Index(list(settings)), [_fields_of(value) for value in settings.values()]
-    if isinstance(settings, one):
-        return pd.RangeIndex(1), [_fields_of(settings)]
-    if isinstance(settings, Iterable) and not isinstance(settings, (str, bytes)):
-        rows = [_fields_of(value) for value in settings]
-        return pd.RangeIndex(len(rows)), rows
-    raise UserError(f"settings must be Settings, a TrialConfig, several of them or a DataFrame, got {settings!r}")
+        index, settings = pd.Index(list(settings)), settings.values()
+    elif isinstance(settings, one):
+        settings = [settings]
+    elif not isinstance(settings, Iterable) or isinstance(settings, (str, bytes)):
+        raise UserError(f"settings must be Settings, a TrialConfig, several of them or a DataFrame, got {settings!r}")
+    rows = [_fields_of(setting) for setting in settings]
+    names = [name for name in _READ if any(name in row for row in rows)]
+    columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
+    return pd.RangeIndex(len(rows)) if index is None else index, columns
 
 
-def _fields_of(setting: OneSetting) -> dict[str, Any]:
+def _fields_of(setting: Settings | TrialConfig | Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that a setting gives and replay reads."""
     method = str(setting.get("method", "") if isinstance(setting, Mapping) else getattr(setting, "method", ""))
-    if estimator_in(method):
+    if estimator_in(method) or "compression" in method.split("+"):
         raise UserError(
-            f"replay predicts Gradient-Skip alone, got a setting with method {method}: what an estimator costs is "
-            "known from trials alone, so train it"
-        )
-    if "compression" in method.split("+"):
-        raise UserError(
-            f"replay predicts Gradient-Skip alone, got a setting with method {method}: what compression changes was "
-            "recorded nowhere; train it, or replay its Gradient-Skip with method gradskip"
+            f"replay predicts Gradient-Skip alone, got a setting with method {method}, which trains on other weights "
+            "or steps than were recorded: train it, or replay its Gradient-Skip with method gradskip"
         )
     if isinstance(setting, TrialConfig):
         given = {name: getattr(setting, name) for name in _READ}
@@ -272,7 +256,6 @@ class RecordedPath:
         return self._trace.stages[place].recorded.at(name, iteration)
 
     def enter(self, iteration: int, action: str) -> None:
-        """Continue the path after an intervention."""
         self._entered = iteration + 1
         if self.own:
             child = self._trace.stages[self.stage].children.get(iteration, {}).get(action)
@@ -280,14 +263,14 @@ class RecordedPath:
             self.stage = self.stage if child is None else child
 
 
-def replay_one(trace: RunTrace, config: TrialConfig) -> Predicted:
+def replay_one(trace: RunTrace, config: TrialConfig) -> Outcomes:
     """Replay one configuration of any rule.
 
     Raises:
         UserError: the study has not recorded the plan of layers or the costs for it, or a layer number is too large.
     """
     replay, path, known = follow(trace, config)
-    found = Predicted.nothing(1, trace)
+    found = nothing_stopped(1, trace)
     found.unknown[0] = not known
     columns = replay.columns()
     found.stops[0] = len(replay.events)
@@ -300,11 +283,7 @@ def replay_one(trace: RunTrace, config: TrialConfig) -> Predicted:
 
 
 def follow(trace: RunTrace, config: TrialConfig) -> tuple[GradskipReplay, RecordedPath, bool]:
-    """Return the replay of a configuration at its end, its path, and whether all signals that it reads are recorded.
-
-    Raises:
-        UserError: the study has not recorded the plan of layers for it.
-    """
+    """Return the replay of a configuration at its end, its path, and whether all signals that it reads are recorded."""
     replay, path = GradskipReplay(config, trace.blueprint(config)), RecordedPath(trace)
     try:
         if isinstance(replay.machine.rule, FreezeOutRule):
@@ -327,8 +306,7 @@ def _follow_schedule(replay: GradskipReplay, rule: FreezeOutRule, path: Recorded
     replay.machine.iteration = total_steps
 
 
-def _count(trace: RunTrace, blueprint: Blueprint, events: Sequence[StopEvent], distance: int, found: Predicted) -> None:
-    """Add the FLOPs that the stops save to `found`."""
+def _count(trace: RunTrace, blueprint: Blueprint, events: Sequence[StopEvent], distance: int, found: Outcomes) -> None:
     through, before = -1, trace.trains
     for event in events:
         reached = max(through, _position(blueprint, event))
@@ -342,7 +320,6 @@ def _count(trace: RunTrace, blueprint: Blueprint, events: Sequence[StopEvent], d
 
 
 def _position(blueprint: Blueprint, event: StopEvent) -> int:
-    """Return the position of the last parameter that a stop event stops."""
     if event.rule == "manual":
         return blueprint.plan.position_of_stop(event.layer)
     return next(unit.end for unit in blueprint.plan.units if unit.number == event.layer)
@@ -382,13 +359,8 @@ def _views(trace: RunTrace, name: str) -> Callable[[int | None], tuple[NDArray[A
     return view
 
 
-def replay_auto(trace: RunTrace, config: TrialConfig, numbers: AutoNumbers) -> Predicted:
-    """Replay the variance rule for n settings.
-
-    Args:
-        trace: recorded training.
-        config: the configuration without the numbers of the rule.
-        numbers: the numbers of the rule for n settings.
+def replay_auto(trace: RunTrace, config: TrialConfig, numbers: AutoNumbers) -> Outcomes:
+    """Replay the variance rule for n settings; ``config`` is theirs without the numbers of the rule.
 
     Raises:
         UserError: the study has not recorded the plan of layers or the costs for these settings.
@@ -396,18 +368,10 @@ def replay_auto(trace: RunTrace, config: TrialConfig, numbers: AutoNumbers) -> P
     replay = _Replay(trace, config, numbers)
     found = replay.run()
     for row in np.flatnonzero(replay.still):
-        own = {name: getattr(numbers, name)[row].item() for name in _FIELDS}
-        one = replace(config, **{_FIELDS[name]: value for name, value in own.items()})
-        found.put(np.array([row]), replay_one(trace, one))
+        own = {name: getattr(numbers, field)[row].item() for field, name in _VARIABLE_OF.items()}
+        one = replace(config, **own)
+        found[[row]] = replay_one(trace, one)
     return found
-
-
-#: Fields of a configuration by those of `AutoNumbers`.
-_FIELDS = {
-    **{name: f"CAC_VAR_{name.upper()}" for name in ("start_itr", "start_thr", "mt_count_thr", "mt_thr", "slope_thr")},
-    "interval": "CAC_VAR_SAMPLES",
-    "braking": "CAC_BRAKING_DISTANCE",
-}
 
 
 class _Replay:
@@ -418,13 +382,13 @@ class _Replay:
         self._blueprint = trace.blueprint(config)
         self._numbers = numbers.rounded(single_precision=self._blueprint.single_precision)  # not in every group again
         count = len(numbers.interval)
-        self._found = Predicted.nothing(count, trace)
+        self._found = nothing_stopped(count, trace)
         self._anchor = np.full(count, -1, np.int64)  # iteration at which the current target became current
         self._due = next_examination(numbers.start_itr, numbers.interval)
         self.still = np.zeros(count, bool)
         """Settings that may pass over a layer which does not move, which is not replayed here."""
 
-    def run(self) -> Predicted:
+    def run(self) -> Outcomes:
         stopped = self._trace.trains
         for place, unit in enumerate(self._blueprint.plan.units[: self._blueprint.stoppable]):
             looking = np.flatnonzero((self._due < self._trace.total_steps) & ~self._found.unknown)
@@ -588,28 +552,25 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
             for which the study has not recorded the plan of layers or costs (`missing_facts`, `missing_costs`).
     """
     index, found = batches(settings)
-    predicted = Predicted.nothing(len(index), trace)
+    predicted = nothing_stopped(len(index), trace)
     more = np.zeros(len(index), bool)
     for batch in found:
         more[batch.rows] = batch.config.forward_cache_mb > 0 or not batch.config.gradskip_settings().prefix_autograd
         if batch.foreign:
-            predicted.certain_until[batch.rows], predicted.own[batch.rows], predicted.unknown[batch.rows] = (
-                0,
-                False,
-                True,
-            )
+            predicted.certain_until[batch.rows] = 0
+            predicted.own[batch.rows], predicted.unknown[batch.rows] = False, True
         elif not batch.never_acts:
             auto = batch.auto
             part = replay_one(trace, batch.config) if auto is None else replay_auto(trace, batch.config, auto)
-            predicted.put(batch.rows, part)
+            predicted[batch.rows] = part
     frame = pd.DataFrame(_columns(trace, predicted, more), index=index, copy=False)
     frame.attrs["quality"] = trace.quality
     return frame
 
 
-def _columns(trace: RunTrace, found: Predicted, more: NDArray[np.bool_]) -> dict[str, Any]:
+def _columns(trace: RunTrace, found: Outcomes, more: NDArray[np.bool_]) -> dict[str, Any]:
     """Return the columns; ``more`` says which settings save more than the gradients of their stopped layers."""
-    dense, dense_backward = dense_costs(trace)
+    dense, dense_backward = map(int, trace.costs_of(trace.trains).before(trace.total_steps))
     results = [stage.result(trace.total_steps) for stage in trace.stages]
     exact = found.own & ~found.unknown & np.array([result is not None for result in results])[found.stage]
 
@@ -665,7 +626,6 @@ def _is_followed(batch: Batch) -> bool:
 
 
 def _ends(blueprint: Blueprint, config: TrialConfig) -> Iterable[int]:
-    """Return the positions at which stops may end."""
     numbers = config.gradskip_settings().stop_layer_num
     if numbers is not None:
         config.gradskip_settings().check_layers(len(blueprint.plan.order))

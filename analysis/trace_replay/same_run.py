@@ -88,7 +88,6 @@ def varied_variables(config: TrialConfig) -> dict[str, tuple[float, float, float
 
 
 def _ends(trace: RunTrace, tried: list[dict[str, Any]], config: TrialConfig) -> list[str | None]:
-    """Return the last stage of each setting's run; None for one that was not recorded to its end."""
     if config.gradskip_settings().mode == "auto":
         found = replay(trace, pd.DataFrame(tried))
         return [end if exact else None for end, exact in zip(found["stage"], found["exact"], strict=True)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,65 +20,37 @@ from trainables.errors import UserError
 from trainables.gradskip.replay import Blueprint, blueprint_key
 from trainables.interventions import Intervention
 from trainables.quality import Quality, quality_in
-from trainables.stage_tree.store import Chunk, Stage, StageStore, roots
+from trainables.stage_tree.store import Stage, StageStore, roots
 
 # --- Results of the replay of n settings, and FLOPs that their stops save ---------------------------------------------
 # A stop decided at iteration t with braking distance d takes effect after the update of step t + max(d, 1) - 1, so the
 # steps from t + max(d, 1) on cost less.
 
 
-@dataclass(kw_only=True)
-class Predicted:
-    """Outcomes of n settings, filled while they are replayed."""
-
-    stops: NDArray[np.int64]
-    """(n,) stops decided."""
-    stopped_through: NDArray[np.int64]
-    """(n,) position of the last parameter stopped at the end, -1 for none."""
-    first_stop: NDArray[np.int64]
-    """(n,) iteration of the first decision, -1 for none."""
-    events: NDArray[np.object_]
-    """(n,) JSON of the stops of each setting, without the enclosing brackets."""
-    spared: NDArray[Any]
-    """(n,) FLOPs not executed."""
-    spared_backward: NDArray[Any]
-    """(n,) backward FLOPs not executed."""
-    certain_until: NDArray[np.int64]
-    """(n,) first iteration at which a value of another run was read; the run's length for none."""
-    stage: NDArray[np.int64]
-    """(n,) index of the deepest recorded stage on the setting's path."""
-    own: NDArray[np.bool_]
-    """(n,) whether the path ends in that stage."""
-    unknown: NDArray[np.bool_]
-    """(n,) whether a value was needed that no stage has recorded; the rest of the run is then not predicted."""
-
-    @classmethod
-    def nothing(cls, count: int, trace: RunTrace) -> Predicted:
-        """Return the initial state of settings that have stopped nothing yet."""
-        dtype = trace.costs_of(trace.trains).forward.dtype
-        return cls(
-            stops=np.zeros(count, np.int64),
-            stopped_through=np.full(count, -1, np.int64),
-            first_stop=np.full(count, -1, np.int64),
-            events=np.full(count, "", object),
-            spared=np.zeros(count, dtype),
-            spared_backward=np.zeros(count, dtype),
-            certain_until=np.full(count, trace.total_steps, np.int64),
-            stage=np.zeros(count, np.int64),
-            own=np.ones(count, bool),
-            unknown=np.zeros(count, bool),
-        )
-
-    def put(self, rows: NDArray[np.int64], part: Predicted) -> None:
-        """Take the outcomes of some of the settings from elsewhere."""
-        for column in fields(self):
-            getattr(self, column.name)[rows] = getattr(part, column.name)
+#: Results of the replay of settings, see `nothing_stopped`.
+Outcomes = np.recarray[Any, Any]
 
 
-def dense_costs(trace: RunTrace) -> tuple[int, int]:
-    """Return the FLOPs of the run with nothing stopped, and those of its backward passes."""
-    total, backward = trace.costs_of(trace.trains).before(trace.total_steps)
-    return int(total), int(backward)
+def nothing_stopped(count: int, trace: RunTrace) -> Outcomes:
+    """Return a record for each of n settings that has stopped nothing yet, to be filled while they are replayed.
+
+    Fields: ``stops`` decided; ``stopped_through``, position of the last parameter stopped at the end, -1 for none;
+    ``first_stop``, iteration of the first decision, -1 for none; ``events``, JSON of the stops without its
+    brackets; ``spared`` and ``spared_backward``, FLOPs not executed; ``certain_until``, first iteration at which a
+    value of another run was read, the run's length for none; ``stage``, index of the deepest recorded stage on the
+    setting's path; ``own``, whether the path ends in that stage; ``unknown``, whether a value was needed that no stage
+    has recorded, so that the rest of the run is not predicted.
+    """
+    flops = trace.costs_of(trace.trains).forward.dtype
+    fields = {
+        "stops": (int, 0), "stopped_through": (int, -1), "first_stop": (int, -1), "events": (object, ""),
+        "spared": (flops, 0), "spared_backward": (flops, 0), "certain_until": (int, trace.total_steps),
+        "stage": (int, 0), "own": (bool, True), "unknown": (bool, False),
+    }  # fmt: skip
+    found = np.recarray(count, dtype=[(name, kind) for name, (kind, _) in fields.items()])
+    for name, (_, initial) in fields.items():
+        found[name] = initial
+    return found
 
 
 def trains_after(trace: RunTrace, blueprint: Blueprint, through: int) -> str:
@@ -169,7 +141,6 @@ class TraceStage:
 
     @property
     def id(self) -> str:
-        """Return its id in the stage tree."""
         return self.recorded.id
 
     @property
@@ -223,20 +194,14 @@ class RunTrace:
 
     @property
     def quality(self) -> Quality:
-        """Return the metric of its rows."""
         return quality_in(self.run)
 
     @property
     def dense(self) -> TraceStage:
-        """Return the stage of the run without a method."""
         return self.stages[0]
 
     def config_of(self, values: Mapping[str, Any]) -> TrialConfig:
-        """Return a configuration of this run on the CPU.
-
-        Args:
-            values: fields of `TrialConfig` that say what the method does.
-        """
+        """Return a configuration of this run on the CPU, with fields that say what the method does."""
         return TrialConfig(
             workload=self.run["workload"],
             workload_options=tuple(self.run.get("workload_options", ())),
@@ -252,26 +217,10 @@ class RunTrace:
 
     @property
     def variances(self) -> list[str]:
-        """Return the names of the dense run's signals that are weight variances."""
         return [name for name in self.dense.recorded.names if name.startswith("variance:")]
 
-    def of_signals(self, signals: Mapping[str, NDArray[np.float64]]) -> RunTrace:
-        """Return the trace with these signals as its only stage.
-
-        Args:
-            signals: by name, each (total_steps,).
-        """
-        stage = Stage(None, "", self.root, 0)
-        values = np.array(list(signals.values())).T.reshape(self.total_steps, len(signals))
-        stage.add(Chunk(begin=0, end=self.total_steps, names=tuple(signals), values=values))
-        return replace(self, stages=(TraceStage(recorded=stage, parent=None, intervention=None),))
-
     def blueprint(self, config: TrialConfig) -> Blueprint:
-        """Return the facts about the model that the configuration's rule needs.
-
-        Raises:
-            UserError: the study has not recorded this plan of layers.
-        """
+        """Return the facts about the model that the configuration's rule needs; UserError if they were not recorded."""
         facts = self.facts.get(facts_key(config))
         if facts is None:
             settings = config.gradskip_settings()
@@ -286,11 +235,7 @@ class RunTrace:
         return facts
 
     def costs_of(self, trains: str) -> StepCosts:
-        """Return the costs of steps with these parameters training.
-
-        Raises:
-            UserError: these costs were never counted.
-        """
+        """Return the costs of steps with these parameters training; UserError if they were never counted."""
         if trains not in self.costs:
             stopped = [name for name, at_first, now in zip(self.layer_names, self.trains, trains, strict=False)
                        if at_first != now]  # fmt: skip
@@ -342,12 +287,7 @@ def load_trace(path: str | Path, *, root: str | None = None, epochs: int | None 
 
 
 def complete(trace: RunTrace, study: Path | str) -> RunTrace:
-    """Return a trace whose dense run is complete; raise UserError for another one.
-
-    Args:
-        trace: as read.
-        study: its study, for the message.
-    """
+    """Return a trace whose dense run is complete; raise UserError, with the study's name, for another one."""
     if trace.dense.known_until < trace.total_steps:
         raise UserError(
             f"the run without a method is recorded for {trace.dense.known_until} of {trace.total_steps} steps in "

@@ -112,9 +112,9 @@ def main(case: str, folder: Path) -> None:
     parallel.register_forward_hook(lambda *_: forwards.append(1))
     skip: Any = optimizer.gradskip  # type: ignore[attr-defined]
     if case == "disagreeing":
-        honest = skip.decisions.signal.measure
+        honest = skip.signal.measure
         noise = torch.Generator().manual_seed(rank)
-        skip.decisions.signal.measure = lambda units: honest(units) * torch.rand((), generator=noise).double()
+        skip.signal.measure = lambda units: honest(units) * torch.rand((), generator=noise).double()
     error = None
     live = []
     for x, y in joint_batches():

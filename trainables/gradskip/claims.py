@@ -29,16 +29,14 @@ class Claim:
         return parameter in self._off
 
     def add(self, parameter: Tensor) -> None:
-        """Note that this optimizer has switched the parameter off."""
         _CLAIMS[parameter] = self
         self._off[parameter] = True
 
     def take(self, parameters: Iterable[Tensor]) -> tuple[list[int], int]:
         """Take the parameters of an optimizer from earlier ones.
 
-        Returns:
-            indices of those that this one or an earlier one has switched off, and how many others the earlier ones
-            leave switched off.
+        Returns the indices of those that this one or an earlier one has switched off, and how many others the earlier
+        ones leave switched off.
         """
         earlier: set[Claim] = set()
         taken_from: set[Claim] = set()

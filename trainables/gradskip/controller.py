@@ -1,34 +1,28 @@
-"""Gradient-Skip attached to a torch optimizer: combines numbering, stops, decisions, step and advice."""
+"""Gradient-Skip attached to a torch optimizer, and as the method of a trial."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from trainables.attachment import Attached, EstimateFlops, RunFacts
+from trainables.attachment import Attached, RunFacts
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip import saved_state
-from trainables.gradskip.advice.advice import Advice
-from trainables.gradskip.advice.input_gradients import InputGradientCheck
-from trainables.gradskip.advice.occasions import advise_after_stop, advise_at_begin
-from trainables.gradskip.execution_order import ForwardHook
-from trainables.gradskip.layers import unwrap, wrappers
-from trainables.gradskip.numbering import ExampleTrace, Numbering, as_forward, is_compiled
+from trainables.gradskip.advice.never_fires import never_fires
+from trainables.gradskip.layers import wrappers
+from trainables.gradskip.numbering import is_compiled
 from trainables.gradskip.replay import columns
 from trainables.gradskip.script_counting.trace_file import TRIAL_FOLDER
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.signals import PlasticitySignal
-from trainables.gradskip.step import Status, Step
-from trainables.gradskip.stops import Decisions, Stops
+from trainables.gradskip.step import SkippingStep
 from trainables.gradskip.variables import RULES
 
 # --- Checks that refuse optimizers and settings that do not work with Gradient-Skip, before anything is attached ------
@@ -59,7 +53,6 @@ def check_attachable(optimizer: Optimizer) -> None:
 
 
 def _inner_optimizer(optimizer: Optimizer) -> Optimizer | None:
-    """Return the optimizer that this one is built around, such as that of Lookahead or of accelerate."""
     held: list[Any] = []
     for value in vars(optimizer).values():
         held += value if isinstance(value, (list, tuple)) else [value]
@@ -97,7 +90,7 @@ class GradskipBeside(Attached):
 
     Args:
         skip: Gradient-Skip.
-        other: the other method.
+        other: the other method, which gets the training loop's calls.
         name: of the other method, in states.
     """
 
@@ -105,6 +98,13 @@ class GradskipBeside(Attached):
         self.skip, self.other, self._name = skip, other, name
         self.gradskip = skip.gradskip
         self.replaces_schedule = other.replaces_schedule
+        for call in (
+            "batch", "forward_pass", "loss", "estimate", "gradient_method", "before_optimizer", "end_step",
+            "end_epoch", "measured", "runs_beside", "prepare_structure",
+        ):  # fmt: skip
+            setattr(self, call, getattr(other, call))
+        for call in ("watched_layers", "events", "columns"):
+            setattr(self, call, getattr(skip, call))
 
     def stop_key(self) -> Hashable:
         return (self.skip.stop_key(), self.other.stop_key())
@@ -112,45 +112,6 @@ class GradskipBeside(Attached):
     def begin_step(self, epoch: int, minibatch: int) -> None:
         self.gradskip.look_ahead()
         self.other.begin_step(epoch, minibatch)
-
-    def batch(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return self.other.batch(batch)
-
-    def forward_pass(self) -> AbstractContextManager[Any]:
-        return self.other.forward_pass()
-
-    def loss(self, loss: Tensor) -> Tensor:
-        return self.other.loss(loss)
-
-    def estimate(self, loss: Callable[[nn.Module], Tensor], batch: tuple[Tensor, ...]) -> EstimateFlops | None:
-        return self.other.estimate(loss, batch)
-
-    def gradient_method(self) -> Any:
-        return self.other.gradient_method()
-
-    def before_optimizer(self) -> None:
-        self.other.before_optimizer()
-
-    def end_step(self) -> None:
-        self.other.end_step()
-
-    def end_epoch(self, metrics: Mapping[str, Any]) -> None:
-        self.other.end_epoch(metrics)
-
-    def watched_layers(self) -> list[tuple[int, ...]]:
-        return self.skip.watched_layers()
-
-    def events(self) -> list[dict[str, Any]]:
-        return self.skip.events()
-
-    def columns(self) -> dict[str, Any]:
-        return self.skip.columns()
-
-    def measured(self) -> dict[str, Any]:
-        return self.other.measured()
-
-    def runs_beside(self) -> Sequence[nn.Module]:
-        return self.other.runs_beside()
 
     def model_metadata(self) -> dict[str, Any]:
         return {"gradskip": self.skip.model_metadata(), self._name: self.other.model_metadata()}
@@ -168,9 +129,6 @@ class GradskipBeside(Attached):
     def decision_state(self) -> dict[str, Any]:
         return {**self.skip.decision_state(), self._name: self.other.decision_state()}
 
-    def prepare_structure(self, training_state: Mapping[str, Any]) -> None:
-        self.other.prepare_structure(training_state)
-
     def resume(self, decision_state: Mapping[str, Any], training_state: Mapping[str, Any]) -> None:
         if "machine" in decision_state:
             self.skip.resume({name: decision_state[name] for name in ("machine", "events")}, training_state)
@@ -183,7 +141,7 @@ class GradskipBeside(Attached):
 STATE_KEY = "gradskip"
 
 
-class GradientSkip(Status):
+class GradientSkip(SkippingStep):
     """State and control of Gradient-Skip on one optimizer.
 
     Args:
@@ -198,9 +156,7 @@ class GradientSkip(Status):
             order of registration.
         total_steps: length of the run in optimizer steps, used only to warn of settings that can never fire in it.
 
-    Attributes:
-        settings: as given.
-        stops: the stopped and frozen parameters, with reasons.
+    Attributes: see `SkippingStep`.
 
     Raises:
         UserError: invalid settings, a layer number past the last parameter, a parameter in two groups, no parameter,
@@ -218,56 +174,16 @@ class GradientSkip(Status):
         total_steps: int | None = None,
     ) -> None:
         check_attachable(optimizer)
-        self.optimizer = optimizer
-        self.settings = Settings.from_environment() if settings is None else settings
-        check_model(self.settings, model, optimizer)
-        self.model = None if model is None else unwrap(model)
-        """The model without wrappers, if it was given."""
-        self.on_stop: list[Callable[[], None]] = []
-        """Called after the set of parameters that need a gradient has changed."""
-        self.step_record: Any = None
-        """Record of the steps' cost in a script that a search runs, else None."""
-        self.advice = Advice(self.settings)
-        self.decisions = Decisions(optimizer, self.settings, self.advice)
-        self.step = Step(optimizer, self.decisions, self.settings, self.advice, self._stop, self._follow)
-        self._given_model = model
-        self._example_given = example_inputs is not None
-        self._example: ExampleTrace | None = None
-        if self._example_given:
-            forward = as_forward(example_inputs)
-            if self.model is not None and self.settings.mode != "off":
-                self._example = ExampleTrace(self.model, forward)
-        self._input_check = InputGradientCheck(self.advice.input_needs_gradient)
-        self._input_hook = ForwardHook(self._take_inputs)
+        settings = Settings.from_environment() if settings is None else settings
+        check_model(settings, model, optimizer)
+        super().__init__(optimizer, settings, model, example_inputs)
         self._pending: dict[str, Any] | None = None
-        self._earlier: tuple[list[str], int] | None = None
-        self._number()
-        advise_at_begin(
-            self.advice, self.settings, optimizer, self.numbering, self.decisions, given_model=model,
-            total_steps=total_steps,
-        )  # fmt: skip
-        self._attach()
-
-    def _number(self) -> None:
-        numbering = self.numbering = Numbering(self.optimizer.param_groups, self.model, self.settings)
-        numbering.on_trace = self._take_trace
-        self.stops = Stops(self.optimizer, numbering, self.settings)
-        if self._example is not None and numbering.wants_trace:
-            numbering.trace = self._example.of(numbering.parameters)
-            numbering.order_by_trace()
-        if self.stops.switched_on or self.stops.left_off:
-            self._earlier = ([numbering.name(n) for n in self.stops.switched_on], self.stops.left_off)
-            self.step.once.append(self._tell_of_earlier)
-        self.decisions.begin(numbering, self.stops)
-        self.step.bind(numbering, self.stops)
-
-    def _attach(self) -> None:
-        optimizer, model = self.optimizer, self._given_model
+        self._advise_at_begin(total_steps)
         self._record_first_pass()
-        if self.settings.mode == "plasticity" and model is not None:
+        if settings.mode == "plasticity" and model is not None:
             self._input_hook.watch(*wrappers(model))
-        self.step.install()
-        optimizer.register_state_dict_pre_hook(lambda _: self.step.groups.suspend())  # also within a step
+        self._install()
+        optimizer.register_state_dict_pre_hook(lambda _: self._set_groups(self._outside))  # also within a step
         optimizer.register_state_dict_post_hook(self._add_state)
         optimizer.register_load_state_dict_pre_hook(lambda _, state: self._remember(state))
         optimizer.register_load_state_dict_post_hook(lambda _: self._load_pending())
@@ -276,80 +192,29 @@ class GradientSkip(Status):
 
             self.step_record = start(self, model)
 
-    def _record_first_pass(self) -> None:
-        hidden = self._given_model is None or self._example_given or is_compiled(self._given_model)
-        if self.numbering.wants_trace and not hidden:
-            self.numbering.record_first_pass()
-        self.step.refresh()
-
-    def bind(self) -> None:
-        """Renumber the optimizer's parameters before the first step, after a group was added."""
-        self.numbering.stop_recording()
-        self._number()
-        self._record_first_pass()
-
-    # --- callbacks --------------------------------------------------------------------------------------------------
-
-    def _take_trace(self) -> None:
-        if self.machine.iteration == 0:
-            self.numbering.order_by_trace()
-            self.decisions.begin(self.numbering, self.stops)
-        self.step.refresh()
-
-    def _take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        signal = self.decisions.signal
-        if self.machine.iteration >= self.step.due and isinstance(signal, PlasticitySignal):
-            signal.inputs = (args, kwargs)
-
-    def _stop(self, through: int) -> None:
-        """Stop the parameters up to a position."""
-        before = self._needing_gradients()
-        self.stops.stop(self.plan.order[: through + 1])
-        self._tell_of_change(before)
-        advise_after_stop(
-            self.advice, self.numbering, self.stops, example_given=self._example_given,
-            joined=self.decisions.process_group is not None,
-        )  # fmt: skip
-        self._check_inputs()
-
-    def _check_inputs(self) -> None:
-        if self.model is None or not self.settings.prefix_autograd or self.stops.all or self.settings.reference:
-            return
-        assert self._given_model is not None
-        self.step.once.append(self._input_check.remove)
-        if is_compiled(self._given_model):
-            self._input_check.watch_inputs(self._given_model)
-        elif self.numbering.trace is not None:
-            self._input_check.watch_prefix(self.model, self.parameters, self.stops.reasons, self.numbering.trace)
-
-    def _tell_of_earlier(self) -> None:
-        """Warn of what an earlier optimizer had stopped, unless a state was loaded, which says what is stopped."""
-        if self._earlier is not None:
-            self.advice.earlier_optimizer(*self._earlier)
-
-    def _needing_gradients(self) -> list[bool]:
-        return [p.requires_grad for p in self.parameters]
-
-    def _tell_of_change(self, before: list[bool]) -> None:
-        """Call the `on_stop` callbacks if the set of parameters that need a gradient has changed."""
-        if before != self._needing_gradients():
-            for told in self.on_stop:
-                told()
-
-    def _follow(self) -> None:
-        """Continue with the parameters that the optimizer has now."""
-        if self.machine.iteration == 0:
-            return self.bind()
-        reshaped = self.numbering.follow(self.optimizer.param_groups)
-        self.stops.follow()
-        if reshaped:
-            self.decisions.follow()
-            self.advice.reshaped(list(map(self.numbering.name, reshaped)))
-        for told in self.on_stop:
-            told()
-        self.step.refresh()
-
-    # --- state ------------------------------------------------------------------------------------------------------
+    def _advise_at_begin(self, total_steps: int | None) -> None:
+        """Warn of groups without a model, of settings that can stop nothing, and of many recompilations."""
+        settings, groups, model = self.settings, self.optimizer.param_groups, self._given_model
+        if len(groups) > 1 and model is None and settings.mode != "off":
+            self.advice.say("groups", count=len(groups))
+        watched = {id(self.parameters[n]) for unit in self.plan.units for n in unit.watched}
+        decaying = [g for g in groups if "weight_decay" in g and any(id(p) in watched for p in g["params"])]
+        reason = never_fires(
+            settings,
+            units=len(self.plan.units),
+            stoppable=self.blueprint.stoppable,
+            first_stop=self.machine.rule.first_stop(),
+            weight_decays=[float(group["weight_decay"]) for group in decaying] or None,
+            total_steps=total_steps,
+            frozen=len(self.numbering.plan(lambda _: True).units) - len(self.plan.units),
+        )
+        if reason is not None:
+            self.advice.say("never", reason=reason)
+        if model is not None and is_compiled(model) and settings.mode != "off":
+            stops = self.blueprint.stoppable if settings.mode != "manual" else len(settings.stop_layer_num or ())
+            limit = int(torch._dynamo.config.recompile_limit)
+            if 2 * stops + 2 > limit:
+                self.advice.say("recompile", stops=stops, limit=limit)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rule's complete state in plain types and tensors (for ``torch.load(weights_only=True)``)."""
@@ -362,25 +227,23 @@ class GradientSkip(Status):
             UserError: the state is of an optimizer with another number of parameters.
         """
         saved_state.check(self, state)
-        before = self._needing_gradients()
+        before = [p.requires_grad for p in self.parameters]
         self._earlier = None
-        self.step.forget()
-        self.step.skipped.forget()
+        self._forget_step()
+        self._skipped.forget()
         saved_state.load(self, state)
         self._tell_of_change(before)
-        self.step.refresh()
-        if self.stops.any:
-            self._check_inputs()
+        self.refresh()
 
     def _add_state(self, _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        self.step.groups.resume()
+        self._set_groups(self._inside)
         return {**state, STATE_KEY: self.state_dict()}
 
     def _remember(self, state: dict[str, Any]) -> None:
         pending = state.get(STATE_KEY)
         if pending is not None:
             saved_state.check(self, pending)  # before torch loads its part
-        self.step.forget()
+        self._forget_step()
         self._pending = pending
 
     def _load_pending(self) -> None:

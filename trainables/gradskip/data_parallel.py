@@ -63,7 +63,7 @@ class DistributedDataParallel(TorchDataParallel):
         self._outdated = False
         self._join_checked = False
         self._gradskip = gradskip
-        gradskip.decisions.process_group = self.process_group
+        gradskip.process_group = self.process_group
         gradskip.on_stop.append(self._outdate)
 
     def _outdate(self) -> None:
@@ -104,11 +104,7 @@ class DistributedDataParallel(TorchDataParallel):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Any:
-        """Join as in torch, if no stop can come any more or if training ends with the first process.
-
-        Raises:
-            UserError: processes may end one by one while decisions, which all of them take part in, are due.
-        """
+        """Join as in torch; UserError while a stop may come, for it needs every process."""
         self._join_checked = not enable or throw_on_early_termination
         try:
             return super().join(divide_by_initial_world_size, enable, throw_on_early_termination)
@@ -116,12 +112,8 @@ class DistributedDataParallel(TorchDataParallel):
             self._join_checked = False
 
     def join_hook(self, **kwargs: Any) -> Any:
-        """Return torch's hook for its ``Join`` context; see `join`.
-
-        Raises:
-            UserError: as `join`.
-        """
-        if not self._join_checked and (self._outdated or self._gradskip.decisions.can_stop_more()):
+        """Return torch's hook for its ``Join`` context; UserError as in `join`."""
+        if not self._join_checked and (self._outdated or self._gradskip.can_stop_more()):
             raise UserError(
                 "join() lets processes end one by one, and a stop needs all of them: give every process as many "
                 "batches (drop_last=True), or join(throw_on_early_termination=True), or switch the rule off "

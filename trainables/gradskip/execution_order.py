@@ -1,4 +1,7 @@
-"""Result of one recorded forward pass: execution order of the layers, and the parameters upstream of each.
+"""Execution order of a model's layers, and the parameters upstream of each, as recorded in one forward pass.
+
+A model may register its layers in another order than it runs them, and the saving of a stop depends on which parameters
+still train before it. Both are recorded in the first training forward pass, without an additional pass.
 
 Sets of parameters are bit masks: bit n stands for parameter n.
 """
@@ -10,7 +13,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,18 +44,13 @@ class InertInCopies:
 
 
 class OwnedHooks(InertInCopies):
-    """Hooks that report to an object which they do not keep alive; they are removed once it was collected.
-
-    Args:
-        tell: method that they call; its object is weakly referenced.
-    """
+    """Hooks that call a method of an object which they do not keep alive; removed once it was collected."""
 
     def __init__(self, tell: Callable[..., None] | None = None) -> None:
         self._tell = None if tell is None else weakref.WeakMethod(tell)
         self._handles: list[RemovableHandle] = []
 
     def remove(self) -> None:
-        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -82,10 +80,7 @@ class ModelTrace:
     """Mask of a module's input by its name, over all its calls; modules in the order in which they were called."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the trace in plain types.
-
-        A mask is stored as its difference to an earlier one, so the size is proportional to the model's.
-        """
+        """Return the trace in plain types; masks by their differences, so the size is proportional to the model's."""
         return {
             "ranks": list(self.ranks),
             "upstream": _differences(self.upstream[number] for number in self._by_rank(self.ranks)),
@@ -95,7 +90,6 @@ class ModelTrace:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ModelTrace:
-        """Return the trace that `state_dict` gave."""
         ranks = tuple(state["ranks"])
         upstream = dict(zip(cls._by_rank(ranks), _sums(state["upstream"]), strict=True))
         return cls(
@@ -106,36 +100,11 @@ class ModelTrace:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Return the parameters' numbers in execution order."""
         return tuple(self._by_rank(self.ranks))
 
     @staticmethod
     def _by_rank(ranks: Sequence[int]) -> list[int]:
         return sorted(range(len(ranks)), key=lambda number: (ranks[number], number))
-
-    def renumbered(self, numbers: Sequence[int]) -> ModelTrace:
-        """Return the same trace for some of the parameters, or in another order.
-
-        Args:
-            numbers: for each new number the parameter's number in this trace.
-        """
-        if tuple(numbers) == tuple(range(len(self.ranks))):
-            return self
-        new_of = {old: new for new, old in enumerate(numbers)}
-        state = self.state_dict()
-        kept = [[back, *(new_of[n] for n in changed if n in new_of)] for back, *changed in state["upstream"]]
-        upstream = dict(zip(self._by_rank(self.ranks), _sums(kept), strict=True))
-        kept = [[back, *(new_of[n] for n in changed if n in new_of)] for back, *changed in state["before"]]
-        return ModelTrace(
-            ranks=tuple(self.ranks[old] for old in numbers),
-            upstream=tuple(upstream[old] for old in numbers),
-            before=dict(zip(state["modules"], _sums(kept), strict=True)),
-        )
-
-    def with_unknown(self, count: int) -> ModelTrace:
-        """Return the same trace with ``count`` more parameters at the end, which no module owns."""
-        last = 1 + max(self.ranks, default=-1)
-        return replace(self, ranks=(*self.ranks, *[last] * count), upstream=(*self.upstream, *[0] * count))
 
     def left_upstream(self, stopped: Collection[int]) -> set[int]:
         """Return the numbers of parameters outside ``stopped`` whose gradients pass through a stopped layer."""
@@ -184,7 +153,6 @@ def _differences(masks: Iterable[int]) -> list[list[int]]:
 
 
 def _sums(differences: Iterable[Sequence[int]]) -> Iterator[int]:
-    """Yield the masks that `_differences` encoded."""
     last: list[int] = []
     for back, *changed in differences:
         mask = mask_of(changed) ^ (last[-back] if back else 0)
@@ -192,26 +160,13 @@ def _sums(differences: Iterable[Sequence[int]]) -> Iterator[int]:
         yield mask
 
 
-# --- Record in which order layers execute in a forward pass, and which parameters lie upstream of which --------------
-# A model may register its layers in another order than it runs them, and the saving of a stop depends on which
-# parameters still train before it. Both are recorded in the first training forward pass, without an additional pass.
-#
-# Sets of parameters are bit masks: bit n stands for parameter n.
-
-#: Maximum number of outputs of a model's parts whose graphs are kept until an optimizer steps.
-_MOST_ENDS = 64
+# --- Recording --------------------------------------------------------------------------------------------------------
 
 
 def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callable[[nn.Module], Any]) -> ModelTrace:
     """Run ``forward`` once on a copy of the model in which everything trains; model and generators stay unchanged.
 
-    Args:
-        model: owner of the parameters.
-        parameters: in numbering order.
-        forward: runs the model that it is given.
-
-    Raises:
-        Exception: any error of the copy or of the forward pass.
+    Parameters are in numbering order. Passes on any error of the copy or of the forward pass.
     """
     with kept_generators(p.device for p in parameters), torch.enable_grad():
         twin = copy.deepcopy(model)
@@ -266,11 +221,9 @@ class ExecutionRecorder(OwnedHooks):
 
     @property
     def has_seen(self) -> bool:
-        """Return whether any module was called."""
         return bool(self._calls)
 
     def remove(self) -> None:
-        """Remove all hooks."""
         super().remove()
         self._masks.forget()
 
@@ -339,7 +292,6 @@ class ExecutionRecorder(OwnedHooks):
         if self._running:
             return
         if index != 0:  # a model that is called in parts: the next call may use this output
-            self._masks.forget_behind(output)
             return
         self._masks.forget()
         if sys.exc_info()[0] is not None:  # the pass raised: the next one is recorded instead
@@ -391,45 +343,18 @@ class _GraphMasks:
     def __init__(self, number_of: dict[int, int]) -> None:
         self._number_of = number_of
         self._masks: dict[Any, int] = {}
-        self._ends: dict[Any, None] = {}  # nodes that `forget_behind` keeps, the latest used last
         self._plain: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # of tensors without a graph, by id
 
     def forget(self) -> None:
-        """Release the graph."""
         self._plain.clear()
         self._masks.clear()
-        self._ends.clear()
-
-    def forget_behind(self, value: Any) -> None:
-        """Release the graph except the nodes that made these tensors, and those of the latest such calls.
-
-        Later calls with these tensors find the masks there and do not traverse the graph further.
-        """
-        for tensor in tensors_of(value):
-            if tensor.grad_fn is not None:
-                self._of_node(tensor.grad_fn)
-                self._touch(tensor.grad_fn)
-        while len(self._ends) > _MOST_ENDS:
-            self._ends.pop(next(iter(self._ends)))
-        self._masks = {node: self._masks[node] for node in self._ends}
-
-    def _touch(self, node: Any) -> None:
-        self._ends.pop(node, None)
-        self._ends[node] = None
 
     def of(self, value: Any, *, without_graph: int = 0) -> int:
-        """Return the mask of the tensors in a nest of tuples, lists and dictionaries.
-
-        Args:
-            value: such as a module's arguments.
-            without_graph: mask of a tensor that needs no gradient and was not marked.
-        """
+        """Return the mask of the tensors in a nest; ``without_graph`` for one without gradient and mark."""
         mask = 0
         for tensor in tensors_of(value):
             if tensor.grad_fn is not None:
                 mask |= self._of_node(tensor.grad_fn)
-                if tensor.grad_fn in self._ends:
-                    self._touch(tensor.grad_fn)
             elif tensor.requires_grad:
                 mask |= self._of_leaf(tensor)
             else:
@@ -492,7 +417,6 @@ class ForwardHook(OwnedHooks):
     """Forward pre-hook that passes on a training step's inputs to a method; inert on copies of the model."""
 
     def watch(self, *modules: nn.Module) -> None:
-        """Watch these modules: each call passes on its inputs."""
         self._handles += [m.register_forward_pre_hook(self, with_kwargs=True) for m in modules]
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

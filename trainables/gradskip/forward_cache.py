@@ -10,10 +10,9 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,15 +23,10 @@ from trainables.gradskip.layers import unwrap
 
 
 class RowFile:
-    """File of at most ``budget_bytes`` of rows; the first rows put are kept.
+    """File of at most ``budget_bytes`` of rows by sample number 0..S-1; the first rows put are kept.
 
     Besides the file, 16 bytes per sample are kept in memory: the position of its row, and the checksum of the input
     from which the row was computed.
-
-    Args:
-        samples: S; sample numbers are 0..S-1.
-        budget_bytes: maximum size of the file in bytes.
-        folder: folder of the file; None: the system's folder for temporary files.
     """
 
     def __init__(self, *, samples: int, budget_bytes: int, folder: str | Path | None = None) -> None:
@@ -40,7 +34,8 @@ class RowFile:
         self._budget_bytes = budget_bytes
         self._folder = folder
         self._slots = torch.full((samples,), -1, dtype=torch.int64)  # (S,) row of the file, -1: none
-        self._checksums = torch.zeros(samples, dtype=torch.int64)  # (S,)
+        self.checksums = torch.zeros(samples, dtype=torch.int64)
+        """(S,) those put with the rows."""
         self._filled = 0
         self._file: IO[bytes] | None = None
         self._rows: Tensor | None = None  # (capacity, *row), mapped
@@ -49,7 +44,6 @@ class RowFile:
 
     @property
     def bytes(self) -> int:
-        """Return the size of the file on disk in bytes."""
         return 0 if self._file is None else os.fstat(self._file.fileno()).st_size
 
     @property
@@ -66,10 +60,6 @@ class RowFile:
         assert self._rows is not None
         return self._rows.index_select(0, self._slots[indices])
 
-    def checksums(self, indices: Tensor) -> Tensor:
-        """Return the checksums put with the rows: (B,) int64."""
-        return self._checksums[indices]
-
     def put(self, indices: Tensor, rows: Tensor, checksums: Tensor) -> None:
         """Store the rows of samples that have none, as many as fit.
 
@@ -85,7 +75,7 @@ class RowFile:
         chosen = torch.from_numpy(first)
         slots = torch.arange(self._filled, self._filled + len(first))
         self._rows[slots] = rows.detach()[chosen.to(rows.device)].cpu()
-        self._checksums[indices[chosen]] = checksums.cpu()[chosen]
+        self.checksums[indices[chosen]] = checksums.cpu()[chosen]
         self._slots[indices[chosen]] = slots  # last, so that a row counts as held only once it is complete
         self._filled += len(first)
 
@@ -167,19 +157,6 @@ def may_end_prefix(module: nn.Module) -> bool:
     return kind in _ENDS and not getattr(module, "return_indices", False)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the user's own model inside DistributedDataParallel (torch's or ours) and torch.compile.
-
-    Raises:
-        UserError: a model in DataParallel, which runs copies of it.
-    """
-    if any(isinstance(part, nn.DataParallel) for part in model.modules()):
-        raise UserError(
-            "forward cache: the model must not be in DataParallel, which runs copies of it: use DistributedDataParallel"
-        )
-    return unwrap(model)
-
-
 def resolve_chain(
     model: nn.Module, chain: Sequence[nn.Module] | Sequence[str] | None
 ) -> tuple[list[nn.Module], list[str]]:
@@ -189,27 +166,24 @@ def resolve_chain(
         UserError: no chain for a model that is not an nn.Sequential, an empty chain, or one with modules of another
             model.
     """
-    if chain is None:
-        if not _is_sequential(model):
-            raise UserError(
-                f"forward cache: chain must be given for a model that is no nn.Sequential, got {type(model).__name__}: "
-                "list the modules (or their names) that run one after the other from the input on"
-            )
-        modules = list(_flattened(model))
-    else:
-        by_name = dict(model.named_modules())
-        modules = []
-        for entry in chain:
-            if isinstance(entry, str) and entry not in by_name:
-                raise unknown_name("module of the forward cache's chain", entry, [name for name in by_name if name])
-            modules.append(by_name[entry] if isinstance(entry, str) else entry)
+    if chain is None and not _is_sequential(model):
+        raise UserError(
+            f"forward cache: chain must be given for a model that is no nn.Sequential, got {type(model).__name__}: "
+            "list the modules (or their names) that run one after the other from the input on"
+        )
+    by_name = dict(model.named_modules())
+    name_of = {id(module): name for name, module in by_name.items()}
+    modules = []
+    for entry in _flattened(model) if chain is None else chain:
+        if isinstance(entry, str) and entry not in by_name:
+            raise unknown_name("module of the forward cache's chain", entry, [name for name in by_name if name])
+        module = by_name[entry] if isinstance(entry, str) else entry
+        if id(module) not in name_of:
+            raise UserError(f"forward cache: chain must hold modules of the model, got another {type(module).__name__}")
+        modules.append(module)
     if not modules:
         raise UserError("forward cache: chain must have at least one module, got none")
-    names = {id(module): name for name, module in model.named_modules()}
-    for module in modules:
-        if id(module) not in names:
-            raise UserError(f"forward cache: chain must hold modules of the model, got another {type(module).__name__}")
-    return modules, [names[id(module)] for module in modules]
+    return modules, [name_of[id(module)] for module in modules]
 
 
 def _is_sequential(module: nn.Module) -> bool:
@@ -236,8 +210,7 @@ def _flattened(module: nn.Module) -> Iterator[nn.Module]:
 _TOLERANCE = 1e-3
 
 
-@dataclass(frozen=True, kw_only=True)
-class PassReport:
+class PassReport(NamedTuple):
     """Report of one forward pass through the prefix."""
 
     modules: tuple[str, ...]
@@ -248,52 +221,10 @@ class PassReport:
     """Rows that the prefix was actually computed on: misses, the copy of a single row, and checks."""
 
 
-class PrefixCache:
-    """State of the cache of a model's prefix that a pass reads and changes; base of `forward_cache.ForwardCache`."""
-
-    chain: list[nn.Module]
-    names: list[str]
-    rows: RowFile
-    verify_every: int
-    compiled: bool
-    """True if the model or a part of it is compiled by torch.compile."""
-    enabled = True
-    """Permanently False after `switch_off` or `close`."""
-    cached_through = -1
-    """k, the index in the chain of the module whose outputs are kept; -1 for none."""
-    hits = 0
-    """Rows read so far."""
-    misses = 0
-    """Rows computed so far because they were not in the cache."""
-    hit_batches = 0
-    """Batches with hits since the cache last started anew."""
-    input_kind: Any = None
-    """Shape, dtype, device and autocast state of an input row, set by the first `PrefixPass`."""
-    stands_alone = False
-    """True if the prefix was found to compute each row independently."""
-    channels_last = False
-    """True if the outputs have the channels-last memory layout."""
-
-    def switch_off(self, reason: str) -> None:
-        """Close the cache permanently and warn with the reason."""
-        self.close()
-        self.say(f"off: {reason}")
-
-    def say(self, what: str) -> None:
-        """Warn with this message."""
-        warnings.warn(f"forward cache {what}", stacklevel=2)
-
-    def close(self) -> None:
-        """Drop all rows and free the disk space; from here on the model runs without the cache."""
-        self.enabled = False
-        self.cached_through = -1
-        self.rows.close()
-
-
 class PrefixPass:
     """State of one forward pass; used once, by `ForwardCache.batch`."""
 
-    def __init__(self, cache: PrefixCache, indices: Tensor) -> None:
+    def __init__(self, cache: ForwardCache, indices: Tensor) -> None:
         self._cache = cache
         self._indices = indices
         self._modules = cache.chain[: cache.cached_through + 1]
@@ -306,7 +237,7 @@ class PrefixPass:
 
     @contextmanager
     def running(self) -> Iterator[PrefixPass]:
-        """Replace `forward` of the prefix modules inside the block and restore it afterwards."""
+        """Replace `forward` of the prefix's modules inside the block."""
         before = {module: module.__dict__.get("forward") for module in self._modules}
         # Importing the compiler takes seconds, so it is disabled only where the model is compiled.
         visit = torch.compiler.disable(self._visit) if self._cache.compiled else self._visit
@@ -321,25 +252,26 @@ class PrefixPass:
                 if own is not None:
                     module.forward = own
 
-    def check_finished(self) -> None:
-        """Raise UserError if the model ran only a part of the prefix."""
+    def report(self) -> PassReport | None:
+        """Return the report of this pass; None if the model ran without the cache, or not at all.
+
+        Raises:
+            UserError: the model ran only a part of the prefix.
+        """
         if 0 < self._position < len(self._modules) and not self._untouched:
             raise self._wrong_chain(f"ended before {self._names[self._position]!r}")
-
-    def report(self) -> PassReport | None:
-        """Return the report of this pass; None if the model ran without the cache, or not at all."""
         if self._position == 0 or (self._untouched and self._computed == 0):
             return None
-        return PassReport(modules=tuple(self._names), rows=len(self._indices), computed=self._computed)
+        return PassReport(tuple(self._names), rows=len(self._indices), computed=self._computed)
 
     def _visit(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self._untouched:
             return self._originals[module](*args, **kwargs)
         position = self._position
-        if position == len(self._modules):
+        if position == len(self._modules):  # a module that is used again after the prefix
             if module is self._modules[0] and module not in self._cache.chain[position:]:
                 raise self._wrong_chain("ran twice inside one batch()")
-            return self._originals[module](*args, **kwargs)  # a module that is used again after the prefix
+            return self._originals[module](*args, **kwargs)
         if module is not self._modules[position]:
             raise self._wrong_chain(f"ran {self._cache.names[self._cache.chain.index(module)]!r}")
         if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
@@ -366,14 +298,14 @@ class PrefixPass:
                 f"forward cache: there must be one index a row of the model's input, got {len(self._indices)} indices "
                 f"for shape {tuple(x.shape)}"
             )
-        kind = (x.shape[1:], x.dtype, x.device, torch.is_autocast_enabled(x.device.type))
-        if cache.input_kind is None:
-            cache.input_kind = kind
+        autocast = "on" if torch.is_autocast_enabled(x.device.type) else "off"
+        kind = f"rows of shape {tuple(x.shape[1:])}, {x.dtype}, {x.device}, autocast {autocast}"
+        cache.input_kind = cache.input_kind or kind
         held = cache.rows.held(self._indices)
         if len(x) == 0:
             self._untouched = True
         elif cache.input_kind != kind:
-            self._give_up(f"inputs must be alike, got {_words(kind)} after {_words(cache.input_kind)}")
+            self._give_up(f"inputs must be alike, got {kind} after {cache.input_kind}")
         elif bool(held.any()):
             self._verify(x, held)
         if self._untouched:
@@ -398,7 +330,7 @@ class PrefixPass:
         if not due:
             return
         known = self._indices[held]
-        wrong = row_checksums(x[held.to(x.device)]).cpu() != cache.rows.checksums(known)
+        wrong = row_checksums(x[held.to(x.device)]).cpu() != cache.rows.checksums[known]
         if wrong.any():
             self._give_up(
                 f"inputs must repeat, but sample {int(known[wrong][0])} came with other values than before: "
@@ -417,7 +349,11 @@ class PrefixPass:
                 "the prefix must compute each sample by itself and the same each time: it has a norm without running "
                 "statistics, or draws random numbers in eval mode"
             )
-            return self._honest()
+            self._computed += len(self._input)
+            y = self._input
+            for module in self._modules:  # as without a cache
+                y = self._originals[module](y)
+            return y
         y = y[: len(missing)]
         self._keep(y)
         if len(missing) == len(self._held):
@@ -461,14 +397,6 @@ class PrefixPass:
         self._cache.stands_alone = torch.allclose(alone, together, rtol=0, atol=_TOLERANCE * scale, equal_nan=True)
         return self._cache.stands_alone
 
-    def _honest(self) -> Any:
-        """Run the prefix on the whole batch, as without a cache."""
-        self._computed += len(self._input)
-        y: Any = self._input
-        for module in self._modules:
-            y = self._originals[module](y)
-        return y
-
     def _give_up(self, reason: str) -> None:
         self._untouched = True
         self._cache.switch_off(reason)
@@ -488,11 +416,6 @@ def _same(x: Tensor, previous: Tensor | None) -> bool:
     )
 
 
-def _words(kind: tuple[Any, ...]) -> str:
-    shape, dtype, device, autocast = kind
-    return f"rows of shape {tuple(shape)}, {dtype}, {device}, autocast {'on' if autocast else 'off'}"
-
-
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
     """Put the module and its submodules into eval mode inside the block, and restore each one's own mode."""
@@ -506,7 +429,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
-# --- Forward cache: the outputs of a fully stopped prefix are computed once per sample and then read from a file
+# --- Forward cache ----------------------------------------------------------------------------------------------------
 # Shapes: S samples in the training set; B rows of a batch; indices (B,) int64, the sample number of each row.
 #
 # A prefix consists of the first modules m_0..m_k of a chain, none of whose parameters needs a gradient. Its outputs
@@ -524,7 +447,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 # modules except the last receive the model's input instead of activations when all rows are read.
 
 
-class ForwardCache(PrefixCache):
+class ForwardCache:
     """Cache of a model's stopped-prefix outputs by sample, limited to a number of bytes.
 
         with ForwardCache(model, samples=len(dataset), budget_bytes=10**9) as cache:
@@ -569,7 +492,12 @@ class ForwardCache(PrefixCache):
                 raise UserError(f"forward cache: {name} must be an integer >= {low}, got {value!r}")
         if folder is not None and not Path(folder).is_dir():
             raise UserError(f"forward cache: folder must be a folder that exists, got {str(folder)!r}: create it")
-        self.model = unwrapped(model)
+        if any(isinstance(part, nn.DataParallel) for part in model.modules()):
+            raise UserError(
+                "forward cache: the model must not be in DataParallel, which runs copies of it: use "
+                "DistributedDataParallel"
+            )
+        self.model = unwrap(model)
         self.chain, self.names = resolve_chain(self.model, chain)
         self.samples = samples
         self.verify_every = verify_every
@@ -577,9 +505,40 @@ class ForwardCache(PrefixCache):
         self.last: PassReport | None = None
         """Report of the last `batch`; None: the model ran without the cache."""
         self.compiled = any(hasattr(part, "_orig_mod") for part in model.modules())
+        """True if the model or a part of it is compiled by torch.compile."""
+        self.enabled = True
+        """Permanently False after `switch_off` or `close`."""
+        self.cached_through = -1
+        """k, the index in the chain of the module whose outputs are kept; -1 for none."""
+        self.hits = 0
+        """Rows read so far."""
+        self.misses = 0
+        """Rows computed so far because they were not in the cache."""
+        self.hit_batches = 0
+        """Batches with hits since the cache last started anew."""
+        self.input_kind = ""
+        """Shape, dtype, device and autocast state of an input row in words, set by the first pass."""
+        self.stands_alone = False
+        """True if the prefix was found to compute each row independently."""
+        self.channels_last = False
+        """True if the outputs have the channels-last memory layout."""
         self._parts = [list(module.modules()) for module in self.chain]
         self._state: tuple[tuple[int, int], ...] = ()
         self._inside = False
+
+    def say(self, what: str) -> None:
+        warnings.warn(f"forward cache {what}", stacklevel=2)
+
+    def switch_off(self, reason: str) -> None:
+        """Close the cache permanently and warn with the reason."""
+        self.close()
+        self.say(f"off: {reason}")
+
+    def close(self) -> None:
+        """Drop all rows and free the disk space; from here on the model runs without the cache."""
+        self.enabled = False
+        self.cached_through = -1
+        self.rows.close()
 
     def __enter__(self) -> ForwardCache:
         return self
@@ -589,7 +548,6 @@ class ForwardCache(PrefixCache):
 
     @property
     def bytes(self) -> int:
-        """Return the size of the file in bytes."""
         return self.rows.bytes
 
     def update(self) -> None:
@@ -613,7 +571,7 @@ class ForwardCache(PrefixCache):
             self.rows.close()
             self.stands_alone = False
         self.cached_through, self._state = through, state
-        self.hit_batches, self.input_kind = 0, None
+        self.hit_batches, self.input_kind = 0, ""
 
     def _stopped_through(self) -> int:
         last = -1
@@ -652,7 +610,6 @@ class ForwardCache(PrefixCache):
         try:
             with PrefixPass(self, indices).running() as prefix_pass:
                 yield
-            prefix_pass.check_finished()
             self.last = prefix_pass.report()
         finally:
             self._inside = False

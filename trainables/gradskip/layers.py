@@ -248,12 +248,7 @@ def unit_ends(model: nn.Module) -> tuple[int, ...]:
 
 
 def watch_needed(parameters: Sequence[Tensor], model: nn.Module | None) -> tuple[str, ...]:
-    """Return the ``CAC_WATCH`` with which there are layers to stop if the default finds none; empty if it finds some.
-
-    Args:
-        parameters: in the model's order.
-        model: their owner, if known.
-    """
+    """Return the ``CAC_WATCH`` that finds layers to stop if the default finds none; empty if it finds some."""
     for number, watch in enumerate(KINDS):
         if make_plan(list(parameters), (watch,), model=model, whole_units=False).units:
             return () if number == 0 else (watch,)

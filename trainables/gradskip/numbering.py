@@ -19,38 +19,8 @@ from trainables.gradskip.settings import Settings
 _PARAMS = itemgetter("params")
 
 
-class ExampleTrace:
-    """Trace of one run of the model on example inputs, over all its parameters. The inputs are not kept.
-
-    Args:
-        model: unwrapped.
-        forward: runs the model that it is given.
-    """
-
-    def __init__(self, model: nn.Module, forward: Callable[[nn.Module], Any]) -> None:
-        parameters = list(model.parameters())
-        self._number_of = {id(p): number for number, p in enumerate(parameters)}
-        self._trace: ModelTrace | None = None
-        try:
-            self._trace = trace_model(model, parameters, forward)
-        except Exception as error:  # noqa: BLE001 - any model may raise anything; training itself will say what
-            warn_unseen(error)
-
-    def of(self, parameters: list[Tensor]) -> ModelTrace | None:
-        """Return the trace of these parameters by number; None where the run failed."""
-        if self._trace is None:
-            return None
-        known = [self._number_of[id(p)] for p in parameters if id(p) in self._number_of]
-        return self._trace.renumbered(known).with_unknown(len(parameters) - len(known))
-
-
 class Numbering:
-    """Numbers of an optimizer's parameters.
-
-    Args:
-        groups: the optimizer's parameter groups.
-        model: owner of the parameters, unwrapped, if known.
-        settings: define which parameters are layers.
+    """Numbers of an optimizer's parameters; the settings define which of them are layers.
 
     Raises:
         UserError: see `layers.numbered`, or a manual stop past the last parameter.
@@ -86,11 +56,18 @@ class Numbering:
         return self._recorder is not None
 
     def name(self, number: int) -> str:
-        """Return the parameter's name, or its number in words."""
         return f"parameter {number}" if self.names is None else self.names[number]
 
+    def trace_example(self, forward: Callable[[nn.Module], Any]) -> None:
+        """Record the execution order from one run of a copy of the model; warn where that is not possible."""
+        assert self.model is not None
+        try:
+            self.trace = trace_model(self.model, self.parameters, forward)
+        except Exception as error:  # noqa: BLE001 - any model may raise anything; training itself will say what
+            warn_unseen(error)
+        self.order_by_trace()
+
     def record_first_pass(self) -> None:
-        """Record the model's first training forward pass."""
         assert self.model is not None
         self._recorder = ExecutionRecorder(self.model, self.parameters, self._take_record)
 
@@ -100,7 +77,6 @@ class Numbering:
             self._take_record()
 
     def stop_recording(self) -> None:
-        """Stop recording."""
         if self._recorder is not None:
             self._recorder.remove()
             self._recorder = None
@@ -121,10 +97,7 @@ class Numbering:
         """Give the numbers of replaced parameters to those that are in their places now.
 
         The place is the name in the model, or outside of a model the place in the groups. Parameters that were removed
-        from the groups keep their numbers.
-
-        Returns:
-            numbers of parameters that have another shape now.
+        from the groups keep their numbers. Returns the numbers of parameters that have another shape now.
 
         Raises:
             UserError: a parameter whose place, or whose shape in it, no numbered one had.
@@ -192,11 +165,7 @@ def _units_of(targets: Sequence[int], plan: LayerPlan) -> list[Unit]:
 
 
 def as_forward(example: Any) -> Callable[[nn.Module], Any]:
-    """Return a function that runs a model on example inputs.
-
-    Raises:
-        UserError: not a tensor, tuple or function.
-    """
+    """Return a function that runs a model on example inputs; UserError for anything but a tensor, tuple or function."""
     if isinstance(example, Tensor):
         return lambda model: model(example)
     if isinstance(example, (tuple, list)):

@@ -26,18 +26,17 @@ def wrap(
     example_inputs: Any = None,
     total_steps: int | None = None,
 ) -> AnyOptimizer:
-    """Attach Gradient-Skip to an optimizer in place, and return the same object.
+    """Attach Gradient-Skip to an optimizer in place, and return the same object, with the attribute ``gradskip``.
+
+    Its ``state_dict()`` includes the rule. Copies and pickles of the optimizer itself do not, as torch's omit hooks:
+    wrap the copy and load the state.
 
     Args:
         optimizer: any `torch.optim.Optimizer`, of torch or not, that does not change parameters without a gradient.
-        settings: None reads the ``CAC_*`` variables now.
+        settings: `Settings`, or None to read the ``CAC_*`` variables (nothing set: auto mode, published defaults).
         model: see `GradientSkip`. Give it with several parameter groups.
         example_inputs: see `GradientSkip`.
         total_steps: see `GradientSkip`.
-
-    Returns:
-        The optimizer, with the attribute ``gradskip``. Its ``state_dict()`` includes the rule. Copies and pickles of
-        the optimizer itself do not, as torch's omit hooks: wrap the copy and load the state.
 
     Raises:
         UserError: see `GradientSkip`.
@@ -78,14 +77,12 @@ class _WithGradientSkip(Optimizer):
     Args:
         params: parameters, parameter groups, or named parameters (``model.named_parameters()``, which gives names to
             `GradientSkip.events`); any iterable, a generator included. Parameter N is layer number N.
-        options: as in torch's class, by place or by name (``foreach``, ``fused``, ...).
-        settings: `Settings`, or None to read the ``CAC_*`` variables (nothing set: auto mode, published defaults).
-        model: see `GradientSkip`, as the other two. Give it with several parameter groups.
-        example_inputs: inputs of a forward pass that shows the execution order.
-        total_steps: steps of the run, for warnings.
-
-    Raises:
-        UserError: see `GradientSkip`.
+        args: as in torch's class.
+        settings: as in `wrap`.
+        model: as in `wrap`.
+        example_inputs: as in `wrap`.
+        total_steps: as in `wrap`.
+        options: as in torch's class (``foreach``, ``fused``, ...).
     """
 
     gradskip: GradientSkip
@@ -139,7 +136,6 @@ class _WithGradientSkip(Optimizer):
 
 
 def _checked(params: Any) -> Any:
-    """Return the parameters, checked for torch's two errors with our messages; iterators are read once."""
     if isinstance(params, Tensor):
         return params  # refused by torch
     given = list(params)
@@ -156,7 +152,7 @@ def _as_list(params: Any) -> list[Any]:
 
 
 class SGD(_WithGradientSkip, torch.optim.SGD):
-    """Drop-in for `torch.optim.SGD` that stops layers which have converged.
+    """Drop-in for `torch.optim.SGD` that stops layers which have converged; the attribute ``gradskip`` says which.
 
     The update is torch's own (foreach, fused or single-tensor); until the first stop it equals `torch.optim.SGD`
     bit for bit. A stopped layer needs no gradient from the next backward pass on, and no bit of it changes.

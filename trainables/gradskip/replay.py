@@ -102,7 +102,6 @@ class Blueprint:
         return SkipMachine(settings, rule)
 
     def event(self, iteration: int, decision: Decision, settings: Settings) -> StopEvent:
-        """Return the event of a decision."""
         if decision.rule == "manual":
             assert settings.stop_layer_num is not None
             number = settings.stop_layer_num[decision.index]
@@ -128,7 +127,6 @@ class Blueprint:
         return hashlib.sha256(repr(order).encode()).hexdigest()[:12]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the blueprint in plain types."""
         return asdict(self)
 
     @classmethod
@@ -169,10 +167,7 @@ def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> GradskipRepla
 
 
 def signal_name(settings: Settings, watched: Sequence[int]) -> str:
-    """Return the name under which a rule's signal of a layer is recorded.
-
-    A variance depends on the weights alone; the other signals also depend on when they are measured.
-    """
+    """Return the name under which a rule's signal of a layer is recorded; but for variances it says when, too."""
     if settings.mode == "auto":
         return variance_name(watched)
     return f"{settings.mode}/{settings.rule_start_itr}/{settings.rule_interval}:{'+'.join(map(str, watched))}"
@@ -220,10 +215,6 @@ class GradskipReplay:
 
     A rule that scales every step (``freezeout``) sets learning rates from the first one on, so the run shares no step
     with others: one intervention at step 0 contains all settings, and the later stops are not interventions.
-
-    Args:
-        config: of the run.
-        blueprint: of the layers.
     """
 
     def __init__(self, config: TrialConfig, blueprint: Blueprint) -> None:
@@ -308,13 +299,7 @@ class KnownActs(MethodReplay, Protocol):
 
 
 class JointReplay:
-    """Both replays, always at the same iteration.
-
-    Args:
-        gradskip: Gradient-Skip's.
-        other: the other method's.
-        name: of the other method, in states.
-    """
+    """Both replays, always at the same iteration; ``name`` is that of the other method in states."""
 
     def __init__(self, gradskip: MethodReplay, other: KnownActs, name: str) -> None:
         self.gradskip, self.other, self._name = gradskip, other, name

@@ -9,34 +9,30 @@ from trainables.errors import UserError
 from trainables.gradskip.execution_order import ModelTrace
 from trainables.gradskip.replay import LayerPlan, StopEvent
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.step import Status
+from trainables.gradskip.step import SkippingStep
 
 
-def state_of(skip: Status) -> dict[str, Any]:
+def state_of(skip: SkippingStep) -> dict[str, Any]:
     """Return the complete state in plain types and tensors."""
-    skip.step.settle()
     skip.stops.look_at_user()
-    decisions, numbering = skip.decisions, skip.numbering
+    numbering = skip.numbering
     counted = {} if skip.step_record is None else {"step_record": skip.step_record.state_dict()}
     return {
         **counted,
-        "machine": decisions.machine.state_dict(),
-        "events": [asdict(event) for event in decisions.events],
-        "decision_lrs": list(decisions.learning_rates),
-        "signal": decisions.signal.state_dict(),
+        "machine": {**skip.machine.state_dict(), "iteration": skip.iteration},
+        "events": [asdict(event) for event in skip.events],
+        "decision_lrs": list(skip.learning_rates),
+        "signal": skip.signal.state_dict(),
         "rule": rule_identity(skip.settings),
-        "stops": {**skip.stops.state_dict(), "through": decisions.machine.stopped_through},
+        "stops": {**skip.stops.state_dict(), "through": skip.machine.stopped_through},
         "trace": None if numbering.trace is None else numbering.trace.state_dict(),
         "order": list(numbering.order),
-        "units": [unit.end for unit in decisions.plan.units],
+        "units": [unit.end for unit in skip.plan.units],
     }
 
 
 def rule_identity(settings: Settings) -> dict[str, Any]:
-    """Return the settings that a rule's own state depends on, in plain types.
-
-    A rule can continue from a state whose identity is equal.
-    """
+    """Return the settings that a rule's own state depends on, in plain types; with equal ones it can continue."""
     lists = (settings.stop_layer_num, settings.stop_layer_itr)
     return {
         "mode": settings.mode,
@@ -46,7 +42,7 @@ def rule_identity(settings: Settings) -> dict[str, Any]:
     }
 
 
-def check(skip: Status, state: dict[str, Any]) -> None:
+def check(skip: SkippingStep, state: dict[str, Any]) -> None:
     """Raise UserError for a state of another model, or of another version."""
     if not isinstance(state.get("stops"), dict):
         raise UserError(
@@ -60,13 +56,13 @@ def check(skip: Status, state: dict[str, Any]) -> None:
         )
 
 
-def load(skip: Status, state: dict[str, Any]) -> None:
+def load(skip: SkippingStep, state: dict[str, Any]) -> None:
     """Load a state.
 
     Stopped parameters stay stopped. A rule with other settings than the saved ones begins anew, over the layers that
     its own settings watch and that have not stopped; changed thresholds alone do not make it another rule.
     """
-    decisions, numbering, stops = skip.decisions, skip.numbering, skip.stops
+    numbering, stops = skip.numbering, skip.stops
     if skip.step_record is not None and "step_record" in state:
         skip.step_record.load_state_dict(state["step_record"])
     if state["trace"] is not None:
@@ -84,24 +80,24 @@ def load(skip: Status, state: dict[str, Any]) -> None:
     stops.load_state_dict(state["stops"], stopped)
     asked = rule_identity(skip.settings)
     same = state["rule"] == asked
-    decisions.begin(numbering, stops, set(state["units"]) if same else None)
+    skip.begin_rule(set(state["units"]) if same else None)
     if numbering.order != saved_order and machine["iteration"] > 0:
         machine.update(_through(numbering.order, {*stopped, *state["stops"]["rule"]}))
-    fresh_rule = decisions.machine.rule.state_dict()
+    fresh_rule = skip.machine.rule.state_dict()
     fits = same and machine["rule"].keys() <= fresh_rule.keys()  # older states lack some
-    decisions.machine.load_state_dict({**machine, "rule": machine["rule"] if fits else fresh_rule})
+    skip.machine.load_state_dict({**machine, "rule": machine["rule"] if fits else fresh_rule})
     if fits:
-        decisions.signal.load_state_dict(state["signal"])
+        skip.signal.load_state_dict(state["signal"])
         if skip.settings.mode != "manual":  # changes nothing, unless the user trains other layers now
-            decisions.machine.rule.begin_after(decisions.machine.decided_through)
+            skip.machine.rule.begin_after(skip.machine.decided_through)
     else:
-        through = decisions.machine.decided_through
+        through = skip.machine.decided_through
         passed = {*stops.numbers, *numbering.order[: through + 1]}
-        decisions.machine.rule.begin_after(_passed(decisions.plan, through, passed))
+        skip.machine.rule.begin_after(_passed(skip.plan, through, passed))
     if not same and state["rule"]["mode"] != "off":
-        skip.advice.other_rule(_words(state["rule"]), _words(asked))
-    decisions.events[:] = [StopEvent(**event) for event in state["events"]]
-    decisions.learning_rates = list(state["decision_lrs"])
+        skip.advice.say("rule", saved=_words(state["rule"]), asked=_words(asked))
+    skip.events[:] = [StopEvent(**event) for event in state["events"]]
+    skip.learning_rates = list(state["decision_lrs"])
 
 
 def _through(order: tuple[int, ...], stopped: set[int]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.rules.choice import NAMED
+from trainables.gradskip.rules.choice import NAMED, WITH_END
 from trainables.gradskip.variables import (
     BY_NAME,
     DEFAULT_SAMPLES,
@@ -68,8 +68,7 @@ class Settings(VariableFields):
                         f"reference=True takes the published steps, which know no {variable.name}: leave it at "
                         f"{variable.default_text}, got {shown(getattr(self, variable.field))}"
                     )
-        rule = NAMED.get(self.rule)
-        if self.stop_layer_num is not None or rule is None or "rule_end_itr" not in rule.reads:
+        if self.stop_layer_num is not None or self.rule not in WITH_END:
             return
         if self.rule_end_itr is None:
             raise UserError(
@@ -79,7 +78,7 @@ class Settings(VariableFields):
             raise UserError(
                 f"CAC_RULE_END_ITR must be after CAC_RULE_START_ITR ({self.rule_start_itr}), got {self.rule_end_itr}"
             )
-        if not rule.brakes and self.braking_distance:
+        if self.braking_distance and not NAMED[self.rule].brakes:
             raise UserError(
                 f"CAC_BRAKING_DISTANCE must be 0 with CAC_RULE={self.rule}, whose learning rates fall to zero by "
                 f"themselves, got {self.braking_distance}"
@@ -101,7 +100,6 @@ class Settings(VariableFields):
 
     @property
     def sampling_interval(self) -> int:
-        """Return the iterations from one auto decision to the next, as in the published code."""
         return self.samples or self.braking_distance or DEFAULT_SAMPLES
 
     @property

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainables.gradskip.replay import Unit
+from trainables.gradskip.settings import Settings
 
 #: A variance in half precision is rounded by up to 0.4 %, while thresholds are 1 or 2 % below 1.
 _HALF = (torch.float16, torch.bfloat16)
@@ -40,7 +41,6 @@ class Signal:
         """Note that the rule needs no more measurements in this step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state in tensors and plain numbers."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -78,40 +78,24 @@ class VarianceSignal(Signal):
         return found[0].unsqueeze(0) if len(found) == 1 else torch.stack(found)
 
 
-class GradientSignal(Signal):
-    """Base of signals that are accumulated from the gradients of every step, and measured of all layers together."""
+class GradientNormSignal(Signal):
+    """Norm of the sum of a layer's gradients since the last measurement. Costs a copy of the watched gradients."""
 
     every_step = True
     together = True
-
-    def _gradients(self, units: Sequence[Unit]) -> dict[int, Tensor]:
-        """Return the gradients of the watched weights that have one, by number."""
-        numbers = (n for unit in units for n in unit.watched)
-        return {n: g for n in numbers if (g := self._parameters[n].grad) is not None}
-
-
-def unscaled(gradients: Sequence[Tensor], grad_scale: Tensor | None, found_inf: Tensor) -> list[Tensor]:
-    """Return gradients without GradScaler's scale, and 0 in a step that it skips.
-
-    A fused optimizer unscales gradients itself, unless `unscale_` has, and skips steps with infinities.
-    """
-    scale = 1.0 if grad_scale is None else grad_scale
-    kept = 1.0 - found_inf
-    return [torch.nan_to_num(g / scale, nan=0.0, posinf=0.0, neginf=0.0) * kept for g in gradients]
-
-
-class GradientNormSignal(GradientSignal):
-    """Norm of the sum of a layer's gradients since the last measurement. Costs a copy of the watched gradients."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__(parameters)
         self._sums: dict[int, Tensor] = {}
 
     def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        found = self._gradients(units)
+        numbers = (n for unit in units for n in unit.watched)
+        found = {n: g for n in numbers if (g := self._parameters[n].grad) is not None}
         gradients = list(found.values())
-        if found_inf is not None:
-            gradients = unscaled(gradients, grad_scale, found_inf)
+        if found_inf is not None:  # of a fused optimizer, which unscales itself and skips steps with infinities
+            scale = 1.0 if grad_scale is None else grad_scale
+            finite = [torch.nan_to_num(g / scale, nan=0.0, posinf=0.0, neginf=0.0) for g in gradients]
+            gradients = [g * (1.0 - found_inf) for g in finite]
         for number in found:
             if number not in self._sums:
                 self._sums[number] = torch.zeros_like(self._parameters[number].detach())
@@ -235,3 +219,13 @@ class PlasticitySignal(Signal):
             devices = {n: t.device for n, t in (*self._model.named_parameters(), *self._model.named_buffers())}
             reference = {name: value.clone().to(devices[name]) for name, value in reference.items()}
         self._reference = reference
+
+
+def make_signal(settings: Settings, parameters: Sequence[Tensor], model: nn.Module | None) -> Signal:
+    """Return the signal of the settings' rule; plasticity needs the model."""
+    if settings.mode == "gradient_norm":
+        return GradientNormSignal(parameters)
+    if settings.mode == "plasticity":
+        assert model is not None
+        return PlasticitySignal(parameters, model)
+    return VarianceSignal(parameters, reference=settings.reference)

@@ -1,117 +1,37 @@
-"""Gradient-Skip around an optimizer's step.
+"""One step of an optimizer with Gradient-Skip: measure layers, decide, leave stopped parameters out, stop.
 
 ``optimizer.step`` is replaced on the object by a function that does the work due before the step, calls the original
 step, and restores everything, also if the step raises. The step itself stays the optimizer's own, foreach, fused and
 capturable paths included; torch.compile compiles it and leaves the surrounding function to Python. If no work is due,
 the surrounding function costs a counter and three comparisons.
+
+A step goes through `SkippingStep`, the `SkipMachine` that counts and brakes, its rule, and `Stops`, which holds
+parameters still.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainables.gradskip.advice.advice import Advice
-from trainables.gradskip.advice.occasions import advise_of_left
-from trainables.gradskip.numbering import Numbering
+from trainables.gradskip.advice.advice import Advice, some
+from trainables.gradskip.execution_order import ForwardHook
+from trainables.gradskip.layers import unwrap
+from trainables.gradskip.numbering import Numbering, as_forward, is_compiled
 from trainables.gradskip.replay import Blueprint, LayerPlan, StopEvent, Unit
-from trainables.gradskip.rules.state_machine import SkipMachine, StepPlan
+from trainables.gradskip.rules.choice import NAMED
+from trainables.gradskip.rules.state_machine import NEVER, SkipMachine, StepPlan
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.stops import Decisions, Stops
-
-# --- State of an optimizer's Gradient-Skip, for users and the rest of the package -------------------------------------
-
-
-class Status:
-    """Properties of `GradientSkip`, each read from the part that owns it."""
-
-    optimizer: Optimizer
-    settings: Settings
-    advice: Advice
-    on_stop: list[Callable[[], None]]
-    step_record: Any
-    numbering: Numbering
-    stops: Stops
-    decisions: Decisions
-    step: Step
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """Return the parameters by number."""
-        return self.numbering.parameters
-
-    @property
-    def names(self) -> list[str] | None:
-        """Return the names of the parameters, where known."""
-        return self.numbering.names
-
-    @property
-    def events(self) -> list[StopEvent]:
-        """Return every stop decision so far."""
-        return self.decisions.events
-
-    @property
-    def machine(self) -> SkipMachine:
-        """Return the machine that counts iterations, asks the rule and brakes."""
-        return self.decisions.machine
-
-    @property
-    def blueprint(self) -> Blueprint:
-        """Return what the rule needs to know of the model."""
-        return self.decisions.blueprint
-
-    @property
-    def plan(self) -> LayerPlan:
-        """Return the plan: the watched layers, and the order in which parameters stop."""
-        return self.decisions.plan
-
-    @property
-    def stopped_through(self) -> int:
-        """Return the position of the last parameter that the rule has stopped, -1 for none.
-
-        The position is the parameter's number, unless whole units stop.
-        """
-        return self.machine.stopped_through
-
-    @property
-    def stopped(self) -> tuple[int, ...]:
-        """Return the numbers of the parameters that Gradient-Skip has stopped, ascending; `stops` has the reasons."""
-        return self.stops.numbers
-
-    @property
-    def iteration(self) -> int:
-        """Return the number of optimizer steps that were actually taken so far."""
-        self.step.settle()
-        return self.machine.iteration
-
-    def left_upstream(self) -> list[str]:
-        """Return the names of running parameters whose gradients pass through stopped layers.
-
-        Each of them makes the backward pass continue through the stopped layers. Empty where the execution order is not
-        known, because no model was given or no training step has run.
-        """
-        return [self.numbering.name(n) for n in self.stops.left_upstream()]
-
-    @property
-    def on_measured(self) -> list[Callable[[Unit, float], None]]:
-        """Return the callbacks that are called with every number measured for a decision."""
-        return self.decisions.on_measured
-
-    def look_ahead(self) -> None:
-        """Measure now what the next step's decision needs, because other code changes weights within the step.
-
-        Only for signals of weights alone. Without this, a decision measures the weights in the optimizer's step, which
-        are the same where nothing else changes them.
-        """
-        self.decisions.look_ahead(self.step.due)
-
+from trainables.gradskip.signals import PlasticitySignal, Signal, VarianceSignal, make_signal
+from trainables.gradskip.stops import Stops, blueprint_of, is_watched
 
 # --- Scaling of the update of some parameters in one step; the rest of the step is unchanged --------------------------
 # For torch optimizers whose update is linear in the group's learning rate, these parameters are put into separate
@@ -133,22 +53,17 @@ def is_linear_in_lr(optimizer: Optimizer) -> bool:
 
 
 def split_groups(
-    groups: Sequence[dict[str, Any]],
-    factor_of: Callable[[Tensor], float | None],
-    base_lrs: Sequence[Any],
+    groups: Iterable[tuple[dict[str, Any], list[Tensor]]], factor_at: dict[int, float], base_lrs: Sequence[Any]
 ) -> list[dict[str, Any]]:
-    """Split groups so that parameters with different factors are separate; a factor of None keeps ``lr``.
+    """Split groups, each with its parameters, so that those with different factors (by id) are separate.
 
-    Args:
-        groups: the optimizer's parameter groups.
-        factor_of: each parameter's factor.
-        base_lrs: learning rates that the factors multiply, one per group.
+    Those without a factor keep ``lr``; factors multiply ``base_lrs``, one per group.
     """
     split: list[dict[str, Any]] = []
-    for group, base in zip(groups, base_lrs, strict=True):
+    for (group, parameters), base in zip(groups, base_lrs, strict=True):
         parts: dict[float | None, list[Tensor]] = {}
-        for parameter in group["params"]:
-            parts.setdefault(factor_of(parameter), []).append(parameter)
+        for parameter in parameters:
+            parts.setdefault(factor_at.get(id(parameter)), []).append(parameter)
         # Ascending factors, unscaled last: an order that does not depend on which parameter came first.
         for factor in sorted(parts, key=lambda f: (f is None, f or 0.0)):
             lr = group["lr"] if factor is None else base * factor
@@ -156,67 +71,28 @@ def split_groups(
     return split
 
 
-class GroupChanges:
-    """Temporary changes of an optimizer's groups during a step."""
-
-    def __init__(self) -> None:
-        self._changes: list[tuple[Callable[[], None], Callable[[], None]]] = []
-
-    def do(self, do: Callable[[], None], undo: Callable[[], None]) -> None:
-        """Apply a change, and record how to undo it."""
-        self._changes.append((do, undo))
-        do()
-
-    def suspend(self) -> None:
-        """Undo the changes temporarily within the step, until `resume`."""
-        for _, undo in reversed(self._changes):
-            undo()
-
-    def resume(self) -> None:
-        """Apply the changes again after `suspend`."""
-        for do, _ in self._changes:
-            do()
-
-    def put_back(self) -> None:
-        """Undo all changes."""
-        self.suspend()
-        self._changes.clear()
-
-
-class MovedBack:
-    """Copies of parameters from before a step, to scale the step afterwards."""
-
-    def __init__(self, factors: Sequence[tuple[Tensor, float]]) -> None:
-        self._before = [(parameter, parameter.detach().clone(), factor) for parameter, factor in factors]
-
-    def scale(self) -> None:
-        """Scale the change that the step has made."""
-        with torch.no_grad():
-            for parameter, before, factor in self._before:
-                if factor == 0:
-                    parameter.copy_(before)
-                else:
-                    parameter.sub_(before).mul_(factor).add_(before)
-
-
-# --- Steps that GradScaler makes a fused optimizer skip, although the optimizer's `step` is called --------------------
+@torch.no_grad()
+def scale_change(parameter: Tensor, before: Tensor, factor: float) -> None:
+    """Multiply what has changed a parameter since ``before``."""
+    if factor == 0:
+        parameter.copy_(before)
+    else:
+        parameter.sub_(before).mul_(factor).add_(before)
 
 
 class SkippedSteps:
-    """Subtract steps skipped for infinities from a machine's count; read the device only at decisions."""
+    """Steps that GradScaler makes a fused optimizer skip for infinities, although the optimizer's `step` is called.
+
+    They are no iterations. Between decisions they are only summed on the device; the sum is read when one is near.
+    """
 
     def __init__(self) -> None:
         self._total: Tensor | None = None  # skipped and still counted; on the device
 
     def is_skipped(self, found_inf: Tensor, machine: SkipMachine, due: int) -> bool:
-        """Return whether the coming step is skipped, and thus is no iteration.
+        """Return whether the coming step is skipped: ``found_inf`` is 1 where there are infinities.
 
-        Between decisions, skipped steps are only summed on the device; the sum is read when a decision is near.
-
-        Args:
-            found_inf: GradScaler's flag for this step, 1 where there are infinities.
-            machine: counts the iterations.
-            due: iterations before this one have nothing to decide.
+        Iterations before ``due`` have nothing to decide.
         """
         if machine.iteration < due:
             self._total = found_inf.detach().clone() if self._total is None else self._total.add_(found_inf)
@@ -232,7 +108,7 @@ class SkippedSteps:
         return bool(skips)
 
     def settle(self, machine: SkipMachine) -> None:
-        """Correct the iteration count by the steps that GradScaler skipped; synchronizes with the device."""
+        """Correct the iteration count by the skipped steps; synchronizes with the device."""
         if self._total is not None:
             machine.iteration -= round(float(self._total))
             self._total = None
@@ -242,72 +118,135 @@ class SkippedSteps:
         self._total = None
 
 
+def has_closure(args: Any, kwargs: Any) -> bool:
+    """Return whether a step was called with a closure."""
+    return any(callable(a) for a in args) or callable(kwargs.get("closure"))
+
+
 # --- Gradient-Skip around an optimizer's step -------------------------------------------------------------------------
 
+#: Returns whether a CUDA graph captures what runs now; None where torch is built without CUDA.
+_is_capturing = torch.cuda.is_current_stream_capturing if torch.backends.cuda.is_built() else None
 #: Called at every step with its arguments.
 StepListener = Callable[[tuple[Any, ...], dict[str, Any]], None]
+#: An optimizer's groups, and the parameters of each.
+Groups = tuple[list[dict[str, Any]], list[list[Tensor]]]
 
 
-class Step:
-    """Wrapper around an optimizer's step.
+class SkippingStep:
+    """An optimizer's step with a rule around it; `GradientSkip` attaches it, documents its arguments, and saves it.
 
-    Args:
-        optimizer: any.
-        decisions: the rule.
-        settings: of the rule.
-        advice: warns of lost gradients, and of stopped parameters that the user has switched on.
-        on_stopped: called after a stop, before the step returns.
-        on_replaced: called before a step in which the optimizer has other parameters than before.
+    Attributes:
+        optimizer: as given.
+        settings: as given.
+        model: the model without wrappers, if it was given.
+        numbering: the parameters' numbers, their execution order, and the layers among them.
+        stops: the stopped and frozen parameters, with reasons.
+        blueprint: what the rule needs to know of the model.
+        machine: counts iterations, asks the rule and brakes.
+        signal: measures layers for the rule.
+        events: every stop decision so far.
+        learning_rates: of the groups at the last decision, which the published braking multiplies.
+        process_group: processes that decide together, or None.
+        due: the first iteration that may have something to decide.
+        on_stop: called after the set of parameters that need a gradient has changed.
+        on_measured: called with every number measured for a decision.
+        before: called before each step of the optimizer.
+        after: called after each step that did not raise.
+        step_record: record of the steps' cost in a script that a search runs, else None.
     """
 
+    numbering: Numbering
+    stops: Stops
+    blueprint: Blueprint
+    machine: SkipMachine
+    signal: Signal
+
     def __init__(
-        self,
-        optimizer: Optimizer,
-        decisions: Decisions,
-        settings: Settings,
-        advice: Advice,
-        on_stopped: Callable[[int], None],
-        on_replaced: Callable[[], None],
+        self, optimizer: Optimizer, settings: Settings, given_model: nn.Module | None, example_inputs: Any
     ) -> None:
-        self._optimizer = optimizer
-        self._decisions = decisions
-        self._settings = settings
-        self._advice = advice
-        self._on_stopped, self._on_replaced = on_stopped, on_replaced
-        self._is_linear = is_linear_in_lr(optimizer)
-        self.before: list[StepListener] = []
-        """Called before each step of the optimizer."""
-        self.after: list[StepListener] = []
-        """Called after each step that did not raise."""
-        self.once: list[Callable[[], None]] = []
-        """Called once, before the next step."""
-        self._plan: StepPlan | None = None
-        self.groups = GroupChanges()
-        """Temporary changes of the optimizer's groups during a step."""
-        self._moved_back: MovedBack | None = None
-        self.skipped = SkippedSteps()
-        """Count of the steps that GradScaler skips."""
-        self._expected: set[int] = set()
+        self.optimizer = optimizer
+        self.settings = settings
+        self.model = None if given_model is None else unwrap(given_model)
+        self.advice = Advice(settings)
+        self.events: list[StopEvent] = []
+        self.learning_rates: list[Any] = []
+        self.process_group: Any = None
         self.due = 0
-        """The first iteration that may have something to decide."""
+        self.on_stop: list[Callable[[], None]] = []
+        self.on_measured: list[Callable[[Unit, float], None]] = []
+        self.before: list[StepListener] = []
+        self.after: list[StepListener] = []
+        self.step_record: Any = None
+        self._given_model = given_model
+        self._example_given = example_inputs is not None
+        self._example = as_forward(example_inputs) if self._example_given else None
+        self._input_hook = ForwardHook(self._take_inputs)
+        #: What an earlier optimizer had stopped, to be told at the next step, unless a state is loaded before.
+        self._earlier: tuple[list[str], int] | None = None
+        self._is_linear = is_linear_in_lr(optimizer)
         self._busy = True
+        self._plan: StepPlan | None = None
+        self._outside: Groups | None = None  # the groups as the user has them; None where the step uses the same
+        self._inside: Groups | None = None  # those of the step that runs
+        self._moved: list[tuple[Tensor, Tensor, float]] = []  # parameters, their values before the step, factors
+        self._expected: set[int] = set()  # numbers of those that had a gradient when something stopped
+        self._skipped = SkippedSteps()
+        self._measured: dict[int, float] = {}  # this step's signals, by position
+        self._ahead: dict[int, float] = {}  # those of the coming step, measured before it
+        self._number()
 
-    def bind(self, numbering: Numbering, stops: Stops) -> None:
-        """Use the parameters of a numbering, and their stops."""
-        self._numbering, self._stops = numbering, stops
-        self.refresh()
+    @property
+    def parameters(self) -> list[Tensor]:
+        return self.numbering.parameters
 
-    def install(self) -> None:
-        """Replace the optimizer's step by one with Gradient-Skip around it."""
-        inner = self._optimizer.step
+    @property
+    def names(self) -> list[str] | None:
+        """Return the names of the parameters, where known."""
+        return self.numbering.names
+
+    @property
+    def plan(self) -> LayerPlan:
+        return self.blueprint.plan
+
+    @property
+    def stopped_through(self) -> int:
+        """Return the position of the last parameter that the rule has stopped, -1 for none.
+
+        The position is the parameter's number, unless whole units stop.
+        """
+        return self.machine.stopped_through
+
+    @property
+    def stopped(self) -> tuple[int, ...]:
+        """Return the numbers of the parameters that Gradient-Skip has stopped, ascending; `stops` has the reasons."""
+        return self.stops.numbers
+
+    @property
+    def iteration(self) -> int:
+        """Return the number of optimizer steps that were actually taken so far."""
+        self._skipped.settle(self.machine)
+        return self.machine.iteration
+
+    def left_upstream(self) -> list[str]:
+        """Return the names of running parameters whose gradients pass through stopped layers.
+
+        Each of them makes the backward pass continue through the stopped layers. Empty where the execution order is not
+        known, because no model was given or no training step has run.
+        """
+        return [self.numbering.name(n) for n in self.stops.left_upstream()]
+
+    # --- the step ---------------------------------------------------------------------------------------------------
+
+    def _install(self) -> None:
+        inner = self.optimizer.step
 
         @functools.wraps(getattr(inner, "__func__", inner))
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            machine = self._decisions.machine
-            captured = torch.backends.cuda.is_built() and torch.cuda.is_current_stream_capturing()
-            ordinary = not (captured or self._busy) and machine.iteration < self.due
+            machine = self.machine
+            captured = _is_capturing is not None and _is_capturing()
             # A fused optimizer gets found_inf from GradScaler for each step.
-            if ordinary and "found_inf" not in optimizer.__dict__:
+            if not (captured or self._busy or "found_inf" in optimizer.__dict__) and machine.iteration < self.due:
                 machine.iteration += 1
                 return inner(*args, **kwargs)
             self._begin(args, kwargs, captured=captured)
@@ -316,15 +255,63 @@ class Step:
             try:
                 result = inner(*args, **kwargs)
             except BaseException:
-                self.groups.put_back()
-                self._moved_back = None
-                self._finish()
+                self._moved = []
                 raise
-            self._end(args, kwargs)
+            finally:
+                self._finish()
+            for listener in self.after:
+                listener(args, kwargs)
             return result
 
         around = torch.compiler.disable(step, recursive=False)  # dynamo compiles the original step
-        self._optimizer.step = types.MethodType(around, self._optimizer)  # type: ignore[method-assign]
+        self.optimizer.step = types.MethodType(around, self.optimizer)  # type: ignore[method-assign]
+
+    def refresh(self) -> None:
+        """Determine what the next step has to check, after anything has changed."""
+        self.due = 0 if self._holds_published() else self._look_due()
+        if self.machine.iteration > 0:
+            self._example = None  # no more parameters can come
+        self._clean = self.stops.any and not self.settings.reference
+        self._busy = bool(
+            self._clean
+            or self.signal.every_step
+            or self.numbering.records
+            or self._earlier
+            or self.before
+            or self.after
+            or self._expected
+        )
+
+    def _holds_published(self) -> bool:
+        # Published code: with a braking distance, stopped layers keep stepping with a factor of 0.
+        return self.settings.reference and self.machine.distance > 0 and self.machine.stopped_through >= 0
+
+    def _begin(self, args: Any, kwargs: Any, *, captured: bool) -> None:
+        if not self.numbering.follows(self.optimizer.param_groups):
+            self._follow_parameters()
+        self.numbering.end_recording_at_step()
+        closure = has_closure(args, kwargs)
+        if self._clean:
+            self._enforce(backward_is_done=not closure)
+        if self._earlier is not None:
+            self.advice.earlier_optimizer(*self._earlier)
+            self._earlier = None
+        if captured:  # by a CUDA graph: the step does not run now, and its replays do not pass here
+            if self.can_stop_more():
+                self.advice.say("captured")
+            return self._arrange(())
+        found_inf = self.optimizer.__dict__.get("found_inf")
+        if self.signal.every_step:
+            if closure:
+                raise RuntimeError(
+                    f"CAC_RULE={self.settings.mode} looks at gradients before the step and a closure makes them in "
+                    "it: call backward() before step(), without a closure"
+                )
+            self.signal.observe(self._running_units(), getattr(self.optimizer, "grad_scale", None), found_inf)
+        for listener in self.before:
+            listener(args, kwargs)
+        skipped = found_inf is not None and self._skipped.is_skipped(found_inf, self.machine, self.due)
+        self._arrange(() if skipped else self._decide())
 
     def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with the closure wrapped, so that stopped parameters have no gradient after it."""
@@ -336,161 +323,289 @@ class Step:
             @functools.wraps(closure)
             def inside(*given: Any, **named: Any) -> Any:
                 loss = closure(*given, **named)
-                self._enforce(False)
+                self._enforce(backward_is_done=False)
                 return loss
 
             return inside
 
         return tuple(map(guarded, args)), {name: guarded(value) for name, value in kwargs.items()}
 
-    def refresh(self) -> None:
-        """Determine what the next step has to check, after anything has changed."""
-        self.due = 0 if self._holds_published() else self._decisions.look_due()
-        self._clean = self._stops.any and not self._settings.reference
-        self._busy = bool(
-            self._clean
-            or self._decisions.signal.every_step
-            or self._numbering.records
-            or self.once
-            or self.before
-            or self.after
-            or self._expected
-        )
-
-    def _holds_published(self) -> bool:
-        # Published code: with a braking distance, stopped layers keep stepping with a factor of 0.
-        machine = self._decisions.machine
-        return self._settings.reference and machine.distance > 0 and machine.stopped_through >= 0
-
-    # --- before -----------------------------------------------------------------------------------------------------
-
-    def _begin(self, args: Any, kwargs: Any, *, captured: bool) -> None:
-        if not self._numbering.follows(self._optimizer.param_groups):
-            self._on_replaced()
-        if self._numbering.records:
-            self._numbering.end_recording_at_step()
-        closure = has_closure(args, kwargs)
-        if self._clean:
-            self._enforce(not closure)
-        while self.once:
-            self.once.pop()()
-        decisions = self._decisions
-        if captured:  # by a CUDA graph: the step does not run now, and its replays do not pass here
-            if decisions.can_stop_more():
-                self._advice.captured()
-            return self._arrange(())
-        found_inf = self._optimizer.__dict__.get("found_inf")
-        if decisions.signal.every_step:
-            if closure:
-                raise RuntimeError(
-                    f"CAC_RULE={self._settings.mode} looks at gradients before the step and a closure makes them in "
-                    "it: call backward() before step(), without a closure"
-                )
-            scale = getattr(self._optimizer, "grad_scale", None)
-            decisions.signal.observe(decisions.running_units(), scale, found_inf)
-        for told in self.before:
-            told(args, kwargs)
-        scaled: Sequence[tuple[range, float]] = ()
-        if found_inf is None or not self.skipped.is_skipped(found_inf, decisions.machine, self.due):
-            scaled = self._decide()
-        self._arrange(scaled)
+    def _enforce(self, *, backward_is_done: bool) -> None:
+        woken = self.stops.enforce(whole=not self._is_linear)
+        if woken:
+            self.advice.woken(self.numbering.name(woken[0]))
+        if self._expected and backward_is_done:  # the first step after a stop
+            self.stops.look_at_user()
+            alive = [n for n in sorted(self._expected) if self.stops.moves(n)]
+            self._expected = set()
+            lost = [self.numbering.name(n) for n in alive if self.parameters[n].grad is None]
+            if lost:
+                self.advice.say("lost", names=some(lost, 1))
 
     def _decide(self) -> Sequence[tuple[range, float]]:
-        decisions = self._decisions
-        may_decide = decisions.machine.iteration >= self.due and decisions.machine.braking_through < 0
-        if may_decide and decisions.follow_user():
-            if self._stops.unfrozen.intersection(self._stops.left_upstream()):
-                advise_of_left(self._advice, self._numbering, self._stops)
+        """Count the step, ask the rule if it is due, and return the positions whose update is scaled, with factors."""
+        if self.machine.iteration >= self.due and self.machine.braking_through < 0 and self._follow_user():
+            if self.stops.unfrozen.intersection(self.stops.left_upstream()):
+                self._advise_of_left()
             self.refresh()
-        machine = decisions.machine
-        if machine.iteration < machine.quiet_until() and not self._holds_published():
+        machine, iteration = self.machine, self.machine.iteration
+        if iteration < machine.quiet_until() and not self._holds_published():
             machine.iteration += 1
             if machine.iteration > self.due:
                 self.refresh()
             return ()
-        self._plan = decisions.decide()
-        return self._plan.scaled
-
-    def _enforce(self, backward_is_done: bool) -> None:
-        woken = self._stops.enforce(whole=not self._is_linear)
-        if woken:
-            self._advice.woken(self._numbering.name(woken[0]))
-        if self._expected and backward_is_done:
-            self._tell_lost_gradients()
-
-    def _tell_lost_gradients(self) -> None:
-        """Warn, in the first step after a stop, of running parameters that have lost their gradient."""
-        self._stops.look_at_user()
-        alive = [n for n in sorted(self._expected) if self._stops.moves(n)]
-        self._expected = set()
-        lost = [self._numbering.name(n) for n in alive if self._numbering.parameters[n].grad is None]
-        if lost:
-            self._advice.lost_gradients(lost)
+        looks = machine.braking_through < 0 and machine.rule.next_due(iteration) == iteration
+        self._measured, self._ahead = self._ahead, {}
+        plan = self._plan = machine.step(self._signal_of)
+        if looks:
+            self.signal.measured()
+            if passed := getattr(machine.rule, "passed", ()):
+                self.advice.passed_over([self.numbering.name(self._unit_at[end].number) for end in passed])
+        if plan.decision is not None:
+            self.events.append(self.blueprint.event(iteration, plan.decision, self.settings))
+            rates = [group["lr"] for group in self.optimizer.param_groups if "lr" in group]
+            self.learning_rates = [lr.detach().clone() if isinstance(lr, Tensor) else lr for lr in rates]
+        return plan.scaled
 
     def _arrange(self, scaled: Sequence[tuple[range, float]]) -> None:
         """Exclude stopped parameters from this step, and multiply the updates of some positions."""
-        numbering, stops, optimizer = self._numbering, self._stops, self._optimizer
-        order = numbering.order
+        order, parameters, reference = self.numbering.order, self.parameters, self.settings.reference
         factor_at: dict[int, float] = {}
         for positions, factor in scaled:
             numbers = (order[place] for place in positions)
-            moving = (n for n in numbers if self._settings.reference or not stops.holds(n))
-            factor_at.update({id(numbering.parameters[n]): factor for n in moving})
-        groups = optimizer.param_groups
-        if self._settings.reference:
+            moving = (n for n in numbers if reference or not self.stops.holds(n))
+            factor_at.update({id(parameters[n]): factor for n in moving})
+        if not reference and not self._is_linear:
+            found = [(p, factor_at[id(p)]) for p in parameters if id(p) in factor_at] if factor_at else []
+            self._moved = [(p, p.detach().clone(), factor) for p, factor in found]
+            return
+        groups: list[dict[str, Any]] = self.optimizer.param_groups
+        outside = inside = groups, [group["params"] for group in groups]
+        rates: list[Any] = []
+        if reference:
             if scaled or self._holds_published():
-                for place in range(self._decisions.machine.stopped_through + 1):
-                    factor_at.setdefault(id(numbering.parameters[order[place]]), 0.0)
-                self._split(groups, factor_at, self._decisions.learning_rates)
-        elif self._is_linear:
-            if stops.any:
-                self.groups.do(*stops.take_out())
-            if factor_at:
-                self._split(groups, factor_at, [group["lr"] for group in groups])
-        elif factor_at:
-            self._moved_back = MovedBack([(p, factor_at[id(p)]) for p in numbering.parameters if id(p) in factor_at])
+                for place in range(self.machine.stopped_through + 1):
+                    factor_at.setdefault(id(parameters[order[place]]), 0.0)
+                rates = self.learning_rates
+        elif self.stops.any:
+            inside = groups, self.stops.moving_in(outside[1])
+        if factor_at:
+            split = split_groups(zip(*inside, strict=True), factor_at, rates or [group["lr"] for group in groups])
+            inside = split, [group["params"] for group in split]
+        if inside is not outside:
+            self._outside, self._inside = outside, inside
+            self._set_groups(inside)
 
-    def _split(self, groups: list[dict[str, Any]], factor_at: dict[int, float], bases: Sequence[Any]) -> None:
-        give = functools.partial(setattr, self._optimizer, "param_groups")
-        split = split_groups(groups, lambda p: factor_at.get(id(p)), bases)
-        self.groups.do(functools.partial(give, split), functools.partial(give, groups))
+    def _set_groups(self, wanted: Groups | None) -> None:
+        if wanted is not None:
+            groups, parameters = wanted
+            if self.optimizer.param_groups is not groups:
+                self.optimizer.param_groups = groups
+            for group, own in zip(groups, parameters, strict=True):
+                group["params"] = own
 
-    # --- after ------------------------------------------------------------------------------------------------------
-
-    def _end(self, args: Any, kwargs: Any) -> None:
-        self.groups.put_back()
-        if self._moved_back is not None:
-            self._moved_back.scale()
-            self._moved_back = None
-        self._finish()
-        for told in self.after:
-            told(args, kwargs)
+    def _put_groups_back(self) -> None:
+        self._set_groups(self._outside)
+        self._outside = self._inside = None
 
     def _finish(self) -> None:
-        plan, self._plan = self._plan, None
+        """Restore the groups, scale what the step has moved, and stop what it was the last one of."""
+        self._put_groups_back()
+        for parameter, before, factor in self._moved:
+            scale_change(parameter, before, factor)
+        plan, self._plan, self._moved = self._plan, None, []
         if plan is None:
             if self._busy and not self._clean:
                 self.refresh()
             return
-        if plan.stop_through is not None and not self._settings.reference:
-            self._expected = {n for n, p in enumerate(self._numbering.parameters) if p.grad is not None}
         try:
             if plan.stop_through is not None:
-                self._on_stopped(plan.stop_through)
+                if not self.settings.reference:
+                    self._expected = {n for n, p in enumerate(self.parameters) if p.grad is not None}
+                self._stop(plan.stop_through)
         finally:  # a warning may be an error
             self.refresh()
 
-    def forget(self) -> None:
-        """Discard the unfinished work of a step that raised, before another state is loaded."""
-        self.groups.put_back()
-        self._plan, self._moved_back = None, None
-        self._expected = set()
+    def _stop(self, through: int) -> None:
+        """Stop the parameters up to a position, and warn of what makes the stop save less than it could."""
+        before = [p.requires_grad for p in self.parameters]
+        numbering, stops = self.numbering, self.stops
+        stops.stop(self.plan.order[: through + 1])
+        self._tell_of_change(before)
+        if stops.all:
+            self.advice.say("all")
+        self._advise_of_left()
+        if numbering.wants_trace and numbering.trace is None:
+            way = "example_inputs= could not be run, as was warned of"
+            self.advice.say("unseen", way=way if self._example_given else "Give example_inputs=")
+        if self.process_group is None and _several_processes() and not numbering.is_sharded:
+            self.advice.say("processes")
 
-    def settle(self) -> None:
-        """Subtract the skipped steps that were counted on the device from the iterations."""
-        self.skipped.settle(self._decisions.machine)
+    def _tell_of_change(self, before: list[bool]) -> None:
+        if before != [p.requires_grad for p in self.parameters]:
+            for listener in self.on_stop:
+                listener()
+
+    def _forget_step(self) -> None:
+        self._put_groups_back()
+        self._plan, self._moved, self._expected = None, [], set()
+
+    def can_stop_more(self) -> bool:
+        return self.machine.braking_through >= 0 or self.machine.rule.next_due(self.machine.iteration) != NEVER
+
+    # --- measurements for a decision --------------------------------------------------------------------------------
+
+    def look_ahead(self) -> None:
+        """Measure now what the next step's decision needs, because other code changes weights within the step.
+
+        Only for signals of weights alone. Without this, a decision measures the weights in the optimizer's step, which
+        are the same where nothing else changes them.
+        """
+        if isinstance(self.signal, VarianceSignal) and self.machine.iteration >= self.due:
+            self._ahead = self._measure(self._running_units())
+
+    def _signal_of(self, position: int) -> float:
+        if position not in self._measured:
+            wanted = self._running_units() if self.signal.together else [self._unit_at[position]]
+            self._measured.update(self._measure(wanted))
+        return self._measured[position]
+
+    def _measure(self, units: Sequence[Unit]) -> dict[int, float]:
+        """Return the layers' signals by the position at which each ends."""
+        if not units:
+            return {}
+        values = self.signal.measure(units)
+        if self.process_group is not None:
+            # All processes use the first one's numbers, so that rounding cannot stop a layer on some of them only.
+            values = values.detach().clone()
+            source = torch.distributed.get_global_rank(self.process_group, 0)
+            torch.distributed.broadcast(values, source, group=self.process_group)
+        numbers: list[float] = [float(values)] if len(values) == 1 else values.tolist()  # waits for the device
+        for unit, number in zip(units, numbers, strict=True):
+            for listener in self.on_measured:
+                listener(unit, number)
+            if math.isnan(number) and isinstance(self.signal, VarianceSignal):
+                self.advice.say("nan", name=self.numbering.name(unit.number))
+        return {unit.end: number for unit, number in zip(units, numbers, strict=True)}
+
+    def _running_units(self) -> list[Unit]:
+        return [unit for unit in self.plan.units if unit.end > self.machine.stopped_through]
+
+    def _take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.machine.iteration >= self.due and isinstance(self.signal, PlasticitySignal):
+            self.signal.inputs = (args, kwargs)
+
+    # --- the layers that the rule watches ---------------------------------------------------------------------------
+
+    def begin_rule(self, ends: Collection[int] | None = None) -> None:
+        """Watch the layers that the user trains, with a rule in its initial state.
+
+        With ``ends``, those that end at these positions, as a saved run watched last; layers that the user trains now
+        are added at the next decision, as in that run.
+        """
+        self._user_changes = self.stops.user_changes if ends is None else -1
+        self._measured, self._ahead = {}, {}
+        self.signal = make_signal(self.settings, self.parameters, self.model)
+        self._watch(None if ends is None else lambda unit: unit.end in ends)
+
+    def _watch(self, counts: Callable[[Unit], bool] | None = None) -> None:
+        self.blueprint = blueprint_of(self.numbering, self.stops, counts)
+        self.machine = self.blueprint.machine(self.settings)
+        self._unit_at = {unit.end: unit for unit in self.plan.units}
+
+    @property
+    def _is_schedule(self) -> bool:
+        # A schedule sets every layer's time at the start; a layer that is frozen or replaced later does not change it.
+        rule = NAMED.get(self.settings.mode)
+        return rule is not None and not rule.is_measured
+
+    def _look_due(self) -> int:
+        """Return the first iteration with anything to do, including a check of what the user has frozen."""
+        due = self.machine.quiet_until()
+        if self.settings.reference or self.settings.mode in ("off", "manual") or not self.stops.user_holds:
+            return due
+        # A rule with no layer left makes no decisions, but must notice layers that the user unfreezes.
+        begin, interval = self.settings.looks
+        begin = max(begin, self.machine.iteration)
+        return min(due, -(-begin // interval) * interval)
+
+    def _follow_user(self) -> bool:
+        """Update the rule's layers to those that the user trains now; return whether the user has changed any.
+
+        If the layer that the rule was examining was frozen, the rule continues with the next one. It returns to a layer
+        after the last stop that was unfrozen.
+        """
+        self.stops.look_at_user()
+        if self.settings.reference or self.stops.user_changes == self._user_changes:
+            return False
+        self._user_changes = self.stops.user_changes
+        if self.settings.mode == "manual":  # examines no layer
+            return True
+        kept = self.plan.units if self._is_schedule else ()
+        state = self.machine.state_dict()
+        self._watch(lambda unit: unit in kept or is_watched(unit, self.numbering, self.stops))
+        initial = self.machine.rule.state_dict()
+        # A rule without layers has no state.
+        self.machine.load_state_dict({**state, "rule": state["rule"] if state["rule"] and initial else initial})
+        self.machine.rule.begin_after(self.machine.decided_through)
+        return True
+
+    def _follow_parameters(self) -> None:
+        if self.machine.iteration == 0:
+            return self.bind()
+        reshaped = self.numbering.follow(self.optimizer.param_groups)
+        self.stops.follow()
+        if reshaped:
+            if self.settings.mode not in ("manual", "off") and not self._is_schedule:
+                state = self.machine.state_dict()
+                self.begin_rule()
+                self.machine.load_state_dict({**state, "rule": self.machine.rule.state_dict()})
+                self.machine.rule.begin_after(self.machine.decided_through)
+            self.advice.say("reshaped", names=some(list(map(self.numbering.name, reshaped)), 5))
+        for listener in self.on_stop:
+            listener()
+        self.refresh()
+
+    # --- numbers and execution order --------------------------------------------------------------------------------
+
+    def _number(self) -> None:
+        numbering = self.numbering = Numbering(self.optimizer.param_groups, self.model, self.settings)
+        numbering.on_trace = self._take_trace
+        self.stops = Stops(self.optimizer, numbering, self.settings)
+        if self._example is not None and numbering.wants_trace:
+            numbering.trace_example(self._example)
+        if self.stops.switched_on or self.stops.left_off:
+            self._earlier = ([numbering.name(n) for n in self.stops.switched_on], self.stops.left_off)
+        self.begin_rule()
+        self.refresh()
+
+    def _record_first_pass(self) -> None:
+        hidden = self._given_model is None or self._example_given or is_compiled(self._given_model)
+        if self.numbering.wants_trace and not hidden:
+            self.numbering.record_first_pass()
+        self.refresh()
+
+    def bind(self) -> None:
+        """Renumber the optimizer's parameters before the first step, after a group was added."""
+        self.numbering.stop_recording()
+        self._number()
+        self._record_first_pass()
+
+    def _take_trace(self) -> None:
+        if self.machine.iteration == 0:
+            self.numbering.order_by_trace()
+            self.begin_rule()
+        self.refresh()
+
+    def _advise_of_left(self) -> None:
+        left = self.stops.left_upstream()
+        if left:
+            unfrozen = sorted(self.stops.unfrozen.intersection(left))
+            has_units = bool(self.numbering.plan(lambda _: True).units)
+            name = self.numbering.name
+            self.advice.left_upstream(list(map(name, left)), list(map(name, unfrozen)), has_units=has_units)
 
 
-def has_closure(args: Any, kwargs: Any) -> bool:
-    """Return whether a step was called with a closure."""
-    return any(callable(a) for a in args) or callable(kwargs.get("closure"))
+def _several_processes() -> bool:
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1

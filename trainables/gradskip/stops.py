@@ -6,7 +6,6 @@ change what the stopped prefix does.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Flag, auto
@@ -18,20 +17,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from trainables.gradskip.advice.advice import Advice
 from trainables.gradskip.claims import Claim
 from trainables.gradskip.execution_order import InertInCopies, ModelTrace, mask_of
 from trainables.gradskip.numbering import Numbering
-from trainables.gradskip.replay import Blueprint, LayerPlan, StopEvent, Unit
-from trainables.gradskip.rules.state_machine import NEVER, SkipMachine, StepPlan
+from trainables.gradskip.replay import Blueprint, Unit
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.signals import (
-    GradientNormSignal,
-    PlasticitySignal,
-    Signal,
-    VarianceSignal,
-)
-from trainables.gradskip.variables import MEASURED_RULES, RULES
 
 
 class Reason(Flag):
@@ -52,6 +42,7 @@ LOOKS_A_STEP = 256
 
 #: Reasons that come from Gradient-Skip itself.
 OURS = Reason.RULE | Reason.UPSTREAM
+_NONE = Reason(0)
 
 
 class Stops:
@@ -60,28 +51,26 @@ class Stops:
     A stop does not include a parameter that the user has frozen: it keeps the user's reason alone. A parameter that the
     rule has stopped stays stopped, whatever the user does to its ``requires_grad``.
 
-    Args:
-        optimizer: owner of the parameters.
-        numbering: of the parameters, with their trace once it is known.
-        settings: of the optimizer.
+    Attributes:
+        user_changes: number of checks that found parameters newly frozen or unfrozen by the user.
+        unfrozen: numbers of the parameters that the user was found to have unfrozen.
+        switched_on: numbers of what an earlier optimizer had stopped.
+        left_off: how many more of it this optimizer does not have.
     """
 
     def __init__(self, optimizer: Optimizer, numbering: Numbering, settings: Settings) -> None:
-        self._reasons: dict[int, Reason] = {}
-        self.user_changes = 0
-        """Number of checks that found parameters newly frozen or unfrozen by the user."""
-        self.unfrozen: set[int] = set()
-        """Numbers of the parameters that the user was found to have unfrozen."""
         self._optimizer = optimizer
         self._numbering = numbering
-        self._parameters = parameters = numbering.parameters
+        self._parameters = numbering.parameters
         self._settings = settings
-        self._prefix = FrozenPrefix(numbering.model, parameters, settings)
-        self._still: list[Tensor] = []  # the parameters that we have stopped
-        self._looked_at = 0  # how many of them were checked since the first
+        self._reasons = [_NONE] * len(numbering.parameters)
+        self.user_changes = 0
+        self.unfrozen: set[int] = set()
+        self._prefix = FrozenPrefix(numbering.model, numbering.parameters, settings)
         self._claim = Claim(self._prefix.release)
         self.switched_on, self.left_off = self._take()
-        """Numbers of what an earlier optimizer had stopped, and how many more of it this optimizer does not have."""
+        self._still: list[Tensor] = []  # the parameters that we have stopped
+        self._looked_at = 0  # how many of them were checked since the first
         self._frozen: list[Tensor] = []  # by the user, if the prefix's treatment depends on it
         self._moving: list[tuple[list[Tensor], list[Tensor]]] = []  # each group's parameters, and those not stopped
         self.look_at_user()
@@ -91,53 +80,46 @@ class Stops:
     @property
     def reasons(self) -> dict[int, Reason]:
         """Return the reasons of the stopped and frozen parameters, by number, as of now; changes nothing."""
-        held = {n: reason for n, reason in self._reasons.items() if reason & OURS}
-        frozen = (n for n, p in enumerate(self._parameters) if n not in held and not p.requires_grad)
-        return {**held, **dict.fromkeys(frozen, Reason.USER)}
+        found = {}
+        for number, (reason, parameter) in enumerate(zip(self._reasons, self._parameters, strict=True)):
+            if reason & OURS or not parameter.requires_grad:
+                found[number] = reason if reason & OURS else Reason.USER
+        return found
+
+    def of(self, reason: Reason) -> tuple[int, ...]:
+        return tuple(number for number, known in enumerate(self._reasons) if known & reason)
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """Return the numbers of the parameters that Gradient-Skip has stopped, ascending."""
-        return tuple(sorted(n for n, reason in self._reasons.items() if reason & OURS))
+        return self.of(OURS)
 
     @property
     def any(self) -> bool:
-        """Return whether Gradient-Skip has stopped anything."""
         return bool(self._still)
 
     @property
     def all(self) -> bool:
         """Return whether stops have left nothing to train."""
-        return self.any and len(self._reasons) == len(self._parameters)
+        return self.any and all(self._reasons)
 
     @property
     def user_holds(self) -> bool:
-        """Return whether the user has frozen anything."""
-        return any(reason & Reason.USER for reason in self._reasons.values())
-
-    @property
-    def kept(self) -> Tensor | None:
-        """Return the stopped parameter that still requires a gradient, so that `backward()` has a graph, or None."""
-        return next((self._parameters[n] for n in self._reasons if self._is_kept(n)), None)
+        return Reason.USER in self._reasons
 
     def user_trains(self, number: int) -> bool:
-        """Return whether the user trains the parameter, stopped or not."""
-        return not self._reasons.get(number, Reason(0)) & Reason.USER
-
-    def _is_kept(self, number: int) -> bool:
-        return bool(self._reasons.get(number, Reason(0)) & Reason.KEPT)
+        return self._reasons[number] != Reason.USER  # which never comes with another
 
     def moves(self, number: int) -> bool:
         """Return whether an optimizer step may change the parameter, as of the last check of the user's changes."""
-        return number not in self._reasons
+        return not self._reasons[number]
 
     def holds(self, number: int) -> bool:
-        """Return whether Gradient-Skip has stopped the parameter."""
-        return bool(self._reasons.get(number, Reason(0)) & OURS)
+        return bool(self._reasons[number] & OURS)
 
-    def of(self, reason: Reason) -> tuple[int, ...]:
-        """Return the numbers with this reason, ascending."""
-        return tuple(sorted(n for n, known in self._reasons.items() if known & reason))
+    def _needs_gradient(self, number: int) -> bool:
+        """Return whether a stopped parameter goes on getting one, so that `backward()` has a graph."""
+        return bool(self._reasons[number] & Reason.KEPT)
 
     def left_upstream(self) -> tuple[int, ...]:
         """Return the numbers of running parameters with gradients through stopped layers; empty without a trace."""
@@ -151,18 +133,13 @@ class Stops:
         """Note what the user has frozen or unfrozen since the last check, and stop stopped parameters again."""
         changed = woken = False
         for number, parameter in enumerate(self._parameters):
-            reason = self._reasons.get(number)
-            if reason is None:
-                if not parameter.requires_grad:
-                    self._reasons[number] = Reason.USER
-                    changed = True
-            elif reason == Reason.USER:
+            if self.holds(number):
+                woken |= parameter.requires_grad != self._needs_gradient(number)
+            elif parameter.requires_grad != self.moves(number):
+                changed = True
+                self._reasons[number] = _NONE if parameter.requires_grad else Reason.USER
                 if parameter.requires_grad:
-                    del self._reasons[number]
                     self.unfrozen.add(number)
-                    changed = True
-            elif parameter.requires_grad != self._is_kept(number):
-                woken = True
         self.user_changes += changed
         if (changed or woken) and self.any:
             self._arrange()
@@ -170,8 +147,7 @@ class Stops:
     def _take(self) -> tuple[list[int], int]:
         """Take the parameters from earlier optimizers, and switch on what they or this one have switched off.
 
-        Returns:
-            numbers of those that were off, and how many others the earlier optimizers leave switched off.
+        Returns the numbers of those that were off, and how many others the earlier optimizers leave switched off.
         """
         taken, left = self._claim.take(self._parameters)
         off = [number for number in taken if not self._parameters[number].requires_grad]
@@ -184,7 +160,7 @@ class Stops:
         self.look_at_user()
         for number in numbers:
             if self.user_trains(number):
-                self._reasons[number] = self._reasons.get(number, Reason(0)) | Reason.RULE
+                self._reasons[number] |= Reason.RULE
         self._arrange()
 
     def follow(self) -> None:
@@ -200,34 +176,32 @@ class Stops:
         held = self.numbers
         for number in held:
             parameter = self._parameters[number]
-            if parameter.requires_grad != self._is_kept(number):
-                parameter.requires_grad_(self._is_kept(number))
+            if parameter.requires_grad != self._needs_gradient(number):
+                parameter.requires_grad_(self._needs_gradient(number))
             self._claim.add(parameter)
             if not self._settings.reference:
                 parameter.grad = None
                 self._optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
-        self._prefix.treat(held, self.of(Reason.USER), self._numbering.trace, cut=self.kept is None)
+        self._prefix.treat(held, self.of(Reason.USER), self._numbering.trace, cut=not self.of(Reason.KEPT))
         self._still = [self._parameters[number] for number in held]
         treated = not self._settings.prefix_autograd or self._settings.norm_statistics == "hold"
         self._frozen = [self._parameters[n] for n in self.of(Reason.USER)] if treated else []
         self._moving = []
 
     def _take_upstream(self) -> None:
-        if self._settings.prefix_autograd or self._numbering.trace is None:
-            return
-        for number in self._numbering.trace.left_upstream(self.numbers):
-            if self.moves(number):
+        if not self._settings.prefix_autograd:
+            for number in self.left_upstream():
                 self._reasons[number] = Reason.UPSTREAM
 
     def _keep_one(self) -> None:
-        kept = set(self.of(Reason.KEPT))
+        kept = self.of(Reason.KEPT)
         for number in kept:
             self._reasons[number] &= ~Reason.KEPT
         held = self.numbers
-        if held and not self._settings.reference and len(self._reasons) == len(self._parameters):
+        if held and not self._settings.reference and all(self._reasons):
             ranks = [0] * len(self._parameters) if self._numbering.trace is None else self._numbering.trace.ranks
             # A parameter that the loss reaches was kept before, or has a gradient in the step that stops everything.
-            reached = [n in kept or self._parameters[n].grad is not None for n in range(len(self._parameters))]
+            reached = [n in kept or parameter.grad is not None for n, parameter in enumerate(self._parameters)]
             last = max(held, key=lambda n: (n in kept, reached[n], ranks[n], n))
             self._reasons[last] |= Reason.KEPT
 
@@ -237,8 +211,8 @@ class Stops:
         """Drop gradients of stopped parameters, which come from a graph built before the stop or were set by hand.
 
         Args:
-            whole: check all of them. Else check the next `LOOKS_A_STEP`, which is enough where `take_out` excludes them
-                from the step: a gradient then costs memory and compute time, but changes nothing.
+            whole: check all of them. Else check the next `LOOKS_A_STEP`, which is enough where `moving_in` leaves them
+                out of the step: a gradient then costs memory and compute time, but changes nothing.
 
         Returns:
             numbers of stopped parameters whose ``requires_grad`` the user had switched on; it is off again.
@@ -258,7 +232,7 @@ class Stops:
 
     def _enforce_all(self) -> list[int]:
         before = set(self.numbers)
-        woken = [n for n in sorted(before) if self._parameters[n].requires_grad and not self._is_kept(n)]
+        woken = [n for n in sorted(before) if self._parameters[n].requires_grad and not self._needs_gradient(n)]
         woken = [n for n in woken if self._claim.has(self._parameters[n])]  # else another optimizer has taken it
         for parameter in self._still:
             parameter.grad = None
@@ -267,249 +241,68 @@ class Stops:
         woken += sorted(set(self.numbers) - before)
         return woken
 
-    def take_out(self) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Return two functions: one takes stopped parameters out of the groups for a step, the other restores them."""
-        groups: list[dict[str, Any]] = self._optimizer.param_groups
-        whole = [group["params"] for group in groups]
-        if len(self._moving) != len(groups) or any(a is not b for a, (b, _) in zip(whole, self._moving, strict=True)):
+    def moving_in(self, groups: list[list[Tensor]]) -> list[list[Tensor]]:
+        if len(self._moving) != len(groups) or any(a is not b for a, (b, _) in zip(groups, self._moving, strict=True)):
             held = {id(parameter) for parameter in self._still}
-            self._moving = [(params, [p for p in params if id(p) not in held]) for params in whole]
-        moving = [params for _, params in self._moving]
-
-        def fill(lists: list[list[Tensor]]) -> None:
-            for group, params in zip(groups, lists, strict=True):
-                group["params"] = params
-
-        return partial(fill, moving), partial(fill, whole)
+            self._moving = [(params, [p for p in params if id(p) not in held]) for params in groups]
+        return [params for _, params in self._moving]
 
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, list[int]]:
-        """Return the numbers that Gradient-Skip has stopped, by reason.
-
-        Parameters frozen by the user are not included: the user has to freeze them again.
-        """
+        """Return the numbers that Gradient-Skip has stopped, by reason; what the user has frozen is not in it."""
         return {
             str(reason.name).lower(): list(self.of(reason)) for reason in (Reason.RULE, Reason.UPSTREAM, Reason.KEPT)
         }
 
     def load_state_dict(self, state: Mapping[str, list[int]], stopped: Collection[int]) -> None:
-        """Stop the parameters of the state, and no others except those that the user has frozen.
-
-        Args:
-            state: result of `state_dict`.
-            stopped: further numbers that the rule has stopped since.
-        """
+        """Stop the parameters of a state, ``stopped`` as well, and no others except those that the user has frozen."""
         # If this or an earlier optimizer has stopped parts of the model, they do not count as frozen by the user.
         self._take()
-        self._reasons.clear()
         self._still, self._frozen, self._moving = [], [], []
         self._prefix.release()
         # Parameters stopped in the state are stopped here, also in a copy of the model, where they are already off.
-        self._reasons.update(dict.fromkeys(state["upstream"], Reason.UPSTREAM))
-        self._reasons.update(dict.fromkeys(state["rule"], Reason.RULE))
+        self._reasons = [_NONE] * len(self._parameters)
+        for reason in (Reason.UPSTREAM, Reason.RULE):
+            for number in state[str(reason.name).lower()]:
+                self._reasons[number] = reason
         for number in state["kept"]:
-            self._reasons[number] = self._reasons.get(number, Reason.RULE) | Reason.KEPT
+            self._reasons[number] = (self._reasons[number] or Reason.RULE) | Reason.KEPT
         self.stop(stopped)
 
 
-# --- The rule on a real model: when it is asked, what is measured for it, and what it decides -------------------------
+# --- The layers that a rule may watch ---------------------------------------------------------------------------------
 
 
-class Decisions:
-    """A rule, its machine and its signal over the layers that the user trains.
-
-    Args:
-        optimizer: its learning rates are stored for the published braking.
-        settings: of the rule.
-        advice: warns of weights that contain a NaN.
-    """
-
-    def __init__(self, optimizer: Optimizer, settings: Settings, advice: Advice) -> None:
-        self._optimizer = optimizer
-        self._settings = settings
-        self._advice = advice
-        self.events: list[StopEvent] = []
-        self.learning_rates: list[Any] = []
-        """Learning rates of the groups at the last decision, which the published braking multiplies."""
-        self.process_group: Any = None
-        """Processes that decide together."""
-        self.on_measured: list[Callable[[Unit, float], None]] = []
-        self._measured: dict[int, float] = {}  # this step's, by position
-        self._ahead: dict[int, float] = {}  # of the coming step, measured before it
-
-    def begin(self, numbering: Numbering, stops: Stops, ends: Collection[int] | None = None) -> None:
-        """Use the layers of a numbering, with a rule in its initial state.
-
-        Args:
-            numbering: of the parameters.
-            stops: of the parameters.
-            ends: positions at which the layers end that a saved run watched last. Layers that the user trains now are
-                added at the next decision, as in that run.
-        """
-        self._numbering, self._stops = numbering, stops
-        self._user_changes = self._stops.user_changes if ends is None else -1
-        self._measured, self._ahead = {}, {}
-        self.signal = self._make_signal()
-        self._set_plan(self._numbering.plan(self._counts if ends is None else lambda unit: unit.end in ends))
-
-    def _set_plan(self, plan: LayerPlan) -> None:
-        """Use a plan, with a machine in its initial state."""
-        stoppable = plan.units if self._settings.reference else plan.without_last(self._stops.user_trains)
-        numbering = self._numbering
-        self.blueprint = Blueprint(
-            plan=plan,
-            stoppable=len(stoppable),
-            names=None if numbering.names is None else tuple(numbering.names),
-            single_precision=not any(p.dtype == torch.float64 for p in numbering.parameters),
-        )
-        self.machine: SkipMachine = self.blueprint.machine(self._settings)
-        self._unit_at: dict[int, Unit] = {unit.end: unit for unit in plan.units}
-
-    def _counts(self, unit: Unit) -> bool:
-        """Return whether a rule may watch a layer: the user trains it, and a variance has more than one element."""
-        if self._settings.reference:
-            return True
-        parameters = self._numbering.parameters
-        needs_variance = self._settings.mode == "auto"
-        return any(
-            self._stops.user_trains(n) and not (needs_variance and parameters[n].numel() <= 1) for n in unit.watched
-        )
-
-    def _make_signal(self) -> Signal:
-        parameters, model = self._numbering.parameters, self._numbering.model
-        if self._settings.mode == "gradient_norm":
-            return GradientNormSignal(parameters)
-        if self._settings.mode == "plasticity":
-            assert isinstance(model, nn.Module)
-            return PlasticitySignal(parameters, model)
-        return VarianceSignal(parameters, reference=self._settings.reference)
-
-    @property
-    def plan(self) -> LayerPlan:
-        """Return the plan: the watched layers, and the order in which parameters stop."""
-        return self.blueprint.plan
-
-    def running_units(self) -> list[Unit]:
-        """Return the layers that no stop has reached."""
-        return [unit for unit in self.plan.units if unit.end > self.machine.stopped_through]
-
-    # --- what the user freezes and unfreezes ------------------------------------------------------------------------
-
-    def look_due(self) -> int:
-        """Return the first iteration with anything to do, including a check of what the user has frozen."""
-        machine, settings = self.machine, self._settings
-        due = machine.quiet_until()
-        if settings.reference or settings.mode in ("off", "manual") or not self._stops.user_holds:
-            return due
-        # A rule with no layer left makes no decisions, but must notice layers that the user unfreezes.
-        begin, interval = settings.looks
-        begin = max(begin, machine.iteration)
-        return min(due, -(-begin // interval) * interval)
-
-    def follow_user(self) -> bool:
-        """Update the rule's layers to those that the user trains now; return whether the user has changed any.
-
-        If the layer that the rule was examining was frozen, the rule continues with the next one. It returns to a layer
-        after the last stop that was unfrozen.
-        """
-        self._stops.look_at_user()
-        if self._settings.reference or self._stops.user_changes == self._user_changes:
-            return False
-        self._user_changes = self._stops.user_changes
-        if self._settings.mode == "manual":  # examines no layer
-            return True
-        # A schedule sets every layer's time at the start; freezing another layer later does not change it.
-        is_schedule = self._settings.mode in set(RULES) - set(MEASURED_RULES)
-        kept = self.plan.units if is_schedule else ()
-        self.replan(self._numbering.plan(lambda unit: unit in kept or self._counts(unit)))
+def is_watched(unit: Unit, numbering: Numbering, stops: Stops) -> bool:
+    """Return whether a rule may watch a layer: the user trains it, and a variance has more than one element."""
+    if numbering.settings.reference:
         return True
-
-    def replan(self, plan: LayerPlan) -> None:
-        """Continue with the same rule over other layers."""
-        state = self.machine.state_dict()
-        self._set_plan(plan)
-        empty = not state["rule"] or not self.machine.rule.state_dict()  # no layer: a rule that does nothing
-        self.machine.load_state_dict({**state, "rule": self.machine.rule.state_dict() if empty else state["rule"]})
-        self.machine.rule.begin_after(self.machine.decided_through)
-
-    def follow(self) -> None:
-        """Measure and judge anew, because watched parameters have another shape; what was decided holds."""
-        if self._settings.mode in ("auto", *MEASURED_RULES):
-            state = self.machine.state_dict()
-            self.begin(self._numbering, self._stops)
-            self.machine.load_state_dict({**state, "rule": self.machine.rule.state_dict()})
-            self.machine.rule.begin_after(self.machine.decided_through)
-
-    # --- a decision -------------------------------------------------------------------------------------------------
-
-    def look_ahead(self, due: int) -> None:
-        """Measure now what the next step's decision needs; only for signals of weights alone."""
-        if isinstance(self.signal, VarianceSignal) and self.machine.iteration >= due:
-            units = self.running_units()
-            if units:
-                self._ahead = dict(zip([unit.end for unit in units], self._measure(units), strict=True))
-
-    def decide(self) -> StepPlan:
-        """Begin a step in which the rule may decide or a layer brakes; return what to stop and how to scale updates."""
-        machine = self.machine
-        iteration = machine.iteration
-        looks = machine.braking_through < 0 and machine.rule.next_due(iteration) == iteration
-        self._measured, self._ahead = self._ahead, {}
-        plan = machine.step(self._signal_of)
-        if looks:
-            self.signal.measured()
-            if passed := getattr(machine.rule, "passed", ()):
-                self._advice.passed_over([self._numbering.name(self._unit_at[end].number) for end in passed])
-        if plan.decision is not None:
-            self.events.append(self.blueprint.event(iteration, plan.decision, self._settings))
-            groups = self._optimizer.param_groups
-            self.learning_rates = [_plain(group["lr"]) for group in groups if "lr" in group]
-        return plan
-
-    def _signal_of(self, position: int) -> float:
-        if position not in self._measured:
-            asked = self.running_units() if self.signal.together else [self._unit_at[position]]
-            self._measured.update(zip([unit.end for unit in asked], self._measure(asked), strict=True))
-        return self._measured[position]
-
-    def _measure(self, units: Sequence[Unit]) -> list[float]:
-        values = self.signal.measure(units)
-        if self.process_group is not None:
-            # All processes use the first one's numbers, so that rounding cannot stop a layer on some of them only.
-            values = values.detach().clone()
-            source = torch.distributed.get_global_rank(self.process_group, 0)
-            torch.distributed.broadcast(values, source, group=self.process_group)
-        numbers: list[float] = [float(values)] if len(values) == 1 else values.tolist()  # waits for the device
-        for unit, number in zip(units, numbers, strict=True):
-            for told in self.on_measured:
-                told(unit, number)
-            if math.isnan(number) and isinstance(self.signal, VarianceSignal):
-                self._advice.nan(self._numbering.name(unit.number))
-        return numbers
-
-    def can_stop_more(self) -> bool:
-        """Return whether any stop may still come."""
-        return self.machine.braking_through >= 0 or self.machine.rule.next_due(self.machine.iteration) != NEVER
+    least = 2 if numbering.settings.mode == "auto" else 0
+    return any(stops.user_trains(n) and numbering.parameters[n].numel() >= least for n in unit.watched)
 
 
-def _plain(lr: Any) -> Any:
-    return lr.detach().clone() if isinstance(lr, Tensor) else lr
+def blueprint_of(numbering: Numbering, stops: Stops, counts: Callable[[Unit], bool] | None = None) -> Blueprint:
+    """Return what a rule needs to know of the model; ``counts`` says which layers it watches (None: `is_watched`)."""
+    plan = numbering.plan(counts or partial(is_watched, numbering=numbering, stops=stops))
+    stoppable = plan.units if numbering.settings.reference else plan.without_last(stops.user_trains)
+    return Blueprint(
+        plan=plan,
+        stoppable=len(stoppable),
+        names=None if numbering.names is None else tuple(numbering.names),
+        single_precision=not any(p.dtype == torch.float64 for p in numbering.parameters),
+    )
 
 
 # --- Fixed running statistics of norms, and detached outputs, in a stopped prefix -------------------------------------
 
 
 class PrefixHook(InertInCopies):
-    """Hook on a module; inert on copies of the model, which are not trained or have another optimizer.
-
-    Args:
-        act: called with the hook's arguments; None for no action.
-        keeper: kept as long as the hook, to remove it when its optimizer is gone.
-    """
+    """Hook on a module; inert on copies of the model, which are not trained or have another optimizer."""
 
     def __init__(self, act: Callable[..., Any] | None = None, keeper: FrozenPrefix | None = None) -> None:
-        self._act, self._keeper = act, keeper
+        self._act = act
+        self._keeper = keeper  # alive as long as the hook, to remove it when its optimizer is gone
 
     def __call__(self, *args: Any) -> Any:
         return None if self._act is None else self._act(*args)
@@ -583,7 +376,6 @@ class FrozenPrefix:
         self._look()
 
     def _look(self) -> None:
-        """Find the modules of the model and their parameters."""
         model = self._model
         number_of = {id(p): number for number, p in enumerate(self._parameters)}
         #: Modules to treat, with the mask of the parameters that they have.

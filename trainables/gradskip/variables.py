@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.rules.choice import NAMED
+from trainables.gradskip.rules.choice import NAMED, WITH_END
 
-# --- Declaration of a ``CAC_*`` variable as a field of a dataclass, and what follows from it: checks, parsing, ---
-# texts ---
+# --- Declaration of a ``CAC_*`` variable as a field of a dataclass, and what follows from it: checks, parsing, texts
 
 
-@dataclass(frozen=True, kw_only=True)
-class Range:
+class Range(NamedTuple):
     """Values that a variable may have."""
 
     words: str
@@ -33,7 +31,7 @@ class Range:
 
 def at_least(low: int, note: str = "") -> Range:
     """Return the range of integers from ``low`` on; a note is appended to its words."""
-    return Range(words=f"an integer >= {low}{note}", holds=lambda value: value >= low)
+    return Range(f"an integer >= {low}{note}", lambda value: value >= low)
 
 
 def within(interval: str, also: dict[float, str] | None = None) -> Range:
@@ -47,7 +45,64 @@ def within(interval: str, also: dict[float, str] | None = None) -> Range:
         below = value < high or (interval[-1] == "]" and value == high)
         return (above and below) or value in others
 
-    return Range(words=words, holds=holds)
+    return Range(words, holds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variable:
+    """One ``CAC_*`` variable."""
+
+    name: str
+    """The environment variable."""
+    default: Any
+    """None where it is not set."""
+    default_text: str
+    rule: str
+    """The range in words, as errors print it after "must be"."""
+    holds: Callable[[Any], bool]
+    """Returns whether a value of the right type is in range."""
+    meaning: str
+    """Description for users."""
+    mode: str
+    """The modes that read it, with commas: manual, auto (the rule ``variance``), names of rules; both for any."""
+    published: bool
+    """True if the published library has it; the others are ours, with defaults that keep its behaviour."""
+    field: str = ""
+    """The field of `Settings` that holds it."""
+    kind: type = object
+    """Type of a value: int, float, bool, str or tuple."""
+    element: type | None = None
+    """Type of a tuple's elements."""
+    optional: bool = False
+    """True if it may be None."""
+
+    def check(self, value: Any) -> None:
+        """Raise UserError if ``value`` is not valid; an integer is a number, but a bool is neither."""
+        if self.kind is tuple:
+            right = isinstance(value, tuple) and all(_is(self.element, item) for item in value)
+        else:
+            right = _is(self.kind, value)
+        if not right or not self.holds(value):
+            raise UserError(f"{self.name} must be {self.rule}, got {shown(value)}")
+
+    def read(self, text: str) -> Any:
+        """Parse the text of an environment variable or of ``--set``; raise UserError if it is not valid."""
+        try:
+            if self.kind is bool:
+                value: Any = _FLAGS[text.strip().casefold()]
+            elif self.kind is not tuple:
+                value = self.kind(text.strip())
+            elif self.element is str:
+                value = parse_names(text)
+            else:
+                value = tuple(int(part) for part in text.strip().strip("[]()").rstrip(",").split(","))
+        except (ValueError, KeyError):
+            raise UserError(f"{self.name} must be {self.rule}, got {shown(text)}") from None
+        self.check(value)
+        return value
+
+
+_FLAGS = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off"), False)}
 
 
 def variable(
@@ -60,26 +115,18 @@ def variable(
     published: bool = True,
     default_text: str | None = None,
 ) -> Any:
-    """Declare a variable as a field of a dataclass.
-
-    Args:
-        name: the environment variable.
-        default: its default; None where it is not set.
-        allowed: its range.
-        meaning: description for users.
-        mode: manual, auto (the rule ``variance``), both (any rule), or rules (the rules of `NAMED` that read it).
-        published: whether the published library has it; other variables are ours, with defaults that keep its
-            behaviour.
-        default_text: the default in words, where the value does not say it.
-    """
-    text = default_text or ("not set" if default is None else as_text(default))
-    return field(
+    """Declare a variable as a field of a dataclass; see `Variable`. The mode ``rules`` is those that read it."""
+    declared = Variable(
+        name=name,
         default=default,
-        metadata={
-            "name": name, "allowed": allowed, "meaning": meaning, "mode": mode, "published": published,
-            "default_text": text,
-        },
-    )  # fmt: skip
+        default_text=default_text or ("not set" if default is None else as_text(default)),
+        rule=allowed.words,
+        holds=allowed.holds,
+        meaning=meaning,
+        mode=mode,
+        published=published,
+    )
+    return field(default=default, metadata={"variable": declared})
 
 
 def as_text(value: Any) -> str:
@@ -87,72 +134,6 @@ def as_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variable:
-    """One declared ``CAC_*`` variable."""
-
-    name: str
-    """The environment variable."""
-    field: str
-    """The field of `Settings` that holds it."""
-    kind: type
-    """Type of a value: int, float, bool, str or tuple."""
-    element: type | None
-    """Type of a tuple's elements."""
-    optional: bool
-    """True if it may be None."""
-    default: Any
-    """Its default."""
-    rule: str
-    """The range in words, as errors print it after "must be"."""
-    holds: Callable[[Any], bool]
-    """Returns whether a value of the right type is in range."""
-    default_text: str
-    """The default as text."""
-    mode: str
-    """The modes that read it; see `variable`."""
-    meaning: str
-    """Description for users."""
-    published: bool
-    """True if the published library has it."""
-
-    def has_type(self, value: Any) -> bool:
-        """Return whether a value is of the right type; an integer is a number, but a bool is neither."""
-        if self.kind is tuple:
-            return isinstance(value, tuple) and all(_is(self.element, item) for item in value)
-        return _is(self.kind, value)
-
-    def check(self, value: Any) -> None:
-        """Raise UserError if ``value`` is not valid for this variable."""
-        if not self.has_type(value) or not self.holds(value):
-            raise UserError(f"{self.name} must be {self.rule}, got {shown(value)}")
-
-    def read(self, text: str) -> Any:
-        """Parse the text of an environment variable or of ``--set``; raise UserError if it is not valid."""
-        try:
-            value = self._parse(text)
-        except ValueError:
-            raise UserError(f"{self.name} must be {self.rule}, got {shown(text)}") from None
-        self.check(value)
-        return value
-
-    def _parse(self, text: str) -> Any:
-        if self.kind is bool:
-            return _parse_flag(text)
-        if self.kind is not tuple:
-            return self.kind(text.strip())
-        return parse_names(text) if self.element is str else _parse_integers(text)
-
-
-def _parse_flag(text: str) -> bool:
-    folded = text.strip().casefold()
-    if folded in ("1", "true", "yes", "on"):
-        return True
-    if folded in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(text)
 
 
 def is_number(value: Any) -> bool:
@@ -176,31 +157,23 @@ def parse_names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
 
-def _parse_integers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.strip().strip("[]()").rstrip(",").split(","))
-
-
 def declared_variables(declaring: type) -> tuple[Variable, ...]:
-    """Return the variables that a dataclass declares with `variable`, in order."""
+    """Return the variables that a dataclass declares with `variable`, in order, with what its annotations say."""
     hints = get_type_hints(declaring)
     found = []
     for declared in fields(declaring):
-        hint, given = hints[declared.name], dict(declared.metadata)
-        optional = isinstance(hint, UnionType)
-        plain = get_args(hint)[0] if optional else hint
-        allowed: Range = given.pop("allowed")
-        if given["mode"] == "rules":
-            given["mode"] = ",".join(name for name, rule in NAMED.items() if declared.name in rule.reads)
+        known: Variable = declared.metadata["variable"]
+        optional = isinstance(hints[declared.name], UnionType)
+        plain = get_args(hints[declared.name])[0] if optional else hints[declared.name]
+        readers = ",".join(name for name, rule in NAMED.items() if declared.name in rule.reads)
         found.append(
-            Variable(
+            replace(
+                known,
                 field=declared.name,
                 kind=get_origin(plain) or plain,
                 element=get_args(plain)[0] if get_args(plain) else None,
                 optional=optional,
-                default=declared.default,
-                rule=allowed.words,
-                holds=allowed.holds,
-                **given,
+                mode=readers if known.mode == "rules" else known.mode,
             )
         )
     return tuple(found)
@@ -218,13 +191,13 @@ NORM_STATISTICS = ("go_on", "hold")
 DEFAULT_SAMPLES = 200
 
 _ASCENDING = Range(
-    words="a comma list of integers >= 0 in strictly ascending order, such as 10,20",
-    holds=lambda values: len(values) > 0 and values[0] >= 0 and all(a < b for a, b in pairwise(values)),
+    "a comma list of integers >= 0 in strictly ascending order, such as 10,20",
+    lambda values: len(values) > 0 and values[0] >= 0 and all(a < b for a, b in pairwise(values)),
 )
-_FLAG = Range(words="0 or 1", holds=lambda value: True)
+_FLAG = Range("0 or 1", lambda value: True)
 _NAMES = Range(
-    words="a comma list of conv, linear or class names of modules, each once",
-    holds=lambda names: len(names) > 0 and len(set(names)) == len(names) and all(name.isidentifier() for name in names),
+    "a comma list of conv, linear or class names of modules, each once",
+    lambda names: len(names) > 0 and len(set(names)) == len(names) and all(name.isidentifier() for name in names),
 )
 
 
@@ -283,7 +256,7 @@ class VariableFields:
         mode="both",
     )
     rule: str = variable(
-        "CAC_RULE", "variance", Range(words=f"one of {', '.join(RULES)}", holds=lambda value: value in RULES),
+        "CAC_RULE", "variance", Range(f"one of {', '.join(RULES)}", lambda value: value in RULES),
         "what decides a stop: weight variance as published, "
         + ", ".join(f"{rule.decides_by} ({name})" for name, rule in NAMED.items()),
         mode="both", published=False,
@@ -297,7 +270,7 @@ class VariableFields:
     rule_end_itr: int | None = variable(
         "CAC_RULE_END_ITR", None, at_least(1),
         "the schedule's last iteration, as a rule the length of the run; must be set for "
-        + " and ".join(name for name, rule in NAMED.items() if "rule_end_itr" in rule.reads),
+        + " and ".join(WITH_END),
         mode="rules", published=False,
     )
     rule_depth: float = variable(
@@ -347,7 +320,7 @@ class VariableFields:
     )
     norm_statistics: str = variable(
         "CAC_NORM_STATISTICS", "go_on",
-        Range(words=" or ".join(NORM_STATISTICS), holds=lambda value: value in NORM_STATISTICS),
+        Range(" or ".join(NORM_STATISTICS), lambda value: value in NORM_STATISTICS),
         "running statistics of stopped batch norms go on as published, or hold still and are what training normalises "
         "by; hold needs model=",
         mode="both", published=False,

@@ -21,9 +21,26 @@ ROWS_BETWEEN_WRITES = 5_000
 
 
 class Recorder:
-    """Recorder of (iteration, layer, name, variance) at the beginning of every ``every``-th step; see `record`."""
+    """Recorder of the watched layers' weight variances from now on; writes when closed, and every few thousand rows.
 
-    def __init__(self, optimizer: Optimizer, path: str | os.PathLike[str], *, every: int) -> None:
+        with gradskip.record(optimizer, "variances.parquet", every=200):
+            train(...)
+
+    Args:
+        optimizer: with Gradient-Skip.
+        path: the Parquet file: iteration (int64), layer (int64, its number), name, variance (float64). Stopped layers
+            are still recorded, with the variance at which they stopped. A resumed run continues an existing file and
+            keeps its rows up to the iteration of the resume; a new run replaces it.
+        every: iterations from one measurement to the next, >= 1. One measurement of ResNet-50's 53 convolutions costs
+            about as much as two of its fused optimizer steps on a CPU (`benchmarks/step_overhead.py`).
+
+    Raises:
+        UserError: an optimizer without Gradient-Skip, or ``every`` out of range.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, path: str | os.PathLike[str] = "variances.parquet", *, every: int = 200
+    ) -> None:
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise UserError(f"every must be an integer >= 1, got {every!r}")
         gradskip = getattr(optimizer, "gradskip", None)
@@ -91,7 +108,6 @@ class Recorder:
             pq.write_table(table, file, compression="zstd")
 
     def close(self) -> None:
-        """Stop recording and write the remaining rows."""
         self._hook.remove()
         self.write()
 
@@ -102,24 +118,5 @@ class Recorder:
         self.close()
 
 
-def record(optimizer: Optimizer, path: str | os.PathLike[str] = "variances.parquet", *, every: int = 200) -> Recorder:
-    """Record the weight variances of the watched layers from now on.
-
-        with gradskip.record(optimizer, "variances.parquet", every=200):
-            train(...)
-
-    Args:
-        optimizer: with Gradient-Skip.
-        path: the Parquet file: iteration (int64), layer (int64, its number), name, variance (float64). Stopped layers
-            are still recorded, with the variance at which they stopped. A resumed run continues an existing file and
-            keeps its rows up to the iteration of the resume; a new run replaces it.
-        every: iterations from one measurement to the next, >= 1. One measurement of ResNet-50's 53 convolutions costs
-            about as much as two of its fused optimizer steps on a CPU (`benchmarks/step_overhead.py`).
-
-    Returns:
-        The recorder; it writes when it is closed, and every few thousand rows.
-
-    Raises:
-        UserError: an optimizer without Gradient-Skip, or ``every`` out of range.
-    """
-    return Recorder(optimizer, path, every=every)
+#: `Recorder`, as it is used: ``with gradskip.record(optimizer, ...)``.
+record = Recorder

@@ -326,17 +326,9 @@ def test_from_the_dense_run_alone_the_first_stop_is_exact(studies: Any) -> None:
     assert found.loc[manual, "compute_saved"] == rows[manual]["compute_saved"]
 
 
-@pytest.mark.slow
-def test_a_study_folder_is_read(studies: Any, tmp_path: Path) -> None:
-    _, whole, _ = studies
-    trace = load_trace(folder_of(whole).parent.parent)
-    assert trace.dense.known_until == trace.total_steps == 10 * _EPOCHS
-    assert trace.layer_names[0] == "conv1.weight"
-
-
 # --- what compression changes ---------------------------------------------------------------------------------------
 
-_COMPRESSES = r"^replay predicts Gradient-Skip alone, got a setting with method {}: what compression changes was"
+_COMPRESSES = r"^replay predicts Gradient-Skip alone, got a setting with method {}, which trains on other weights"
 
 
 @pytest.mark.parametrize("method", ["compression", "gradskip+compression"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conv_models import conv_batches, conv_model
-from loops import EAGER, DecayInside, equal, train, weights
+from loops import DecayInside, equal, train, weights
 from torch import nn
 
 from trainables.gradskip import SGD, ForwardCache, Settings, wrap
@@ -19,34 +19,6 @@ MANUAL = Settings(stop_layer_num=(3,), stop_layer_itr=(2,))
 
 
 pytestmark = pytest.mark.usefixtures("quiet")
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        Settings(**EAGER),  # type: ignore[arg-type]
-        Settings(rule="gradient_norm", rule_interval=2, rule_percentile=80),
-        Settings(rule="plasticity", rule_interval=1, rule_window=2, rule_tolerance=0.9),
-    ],
-    ids=lambda settings: settings.mode,
-)
-def test_a_frozen_first_layer_does_not_hold_the_rule_up(settings: Settings) -> None:
-    model = conv_model()
-    model[0].weight.requires_grad_(False)  # type: ignore[index]
-    optimizer = SGD(model.parameters(), lr=0.02, weight_decay=2.0, settings=settings, model=model)
-    train(model, optimizer, 16)
-    assert optimizer.gradskip.events
-    assert 0 not in [event.layer for event in optimizer.gradskip.events]
-
-
-def test_what_the_user_freezes_later_stays_frozen_through_a_load() -> None:
-    model = conv_model()
-    optimizer = SGD(model.parameters(), lr=0.1, settings=MANUAL)
-    state = copy.deepcopy(optimizer.state_dict())
-    train(model, optimizer, 4)
-    list(model.parameters())[7].requires_grad_(False)
-    optimizer.load_state_dict(state)
-    assert [p.requires_grad for p in model.parameters()] == [n != 7 for n in range(11)]
 
 
 def test_a_step_that_calls_its_base_class_is_one_step() -> None:
@@ -101,21 +73,6 @@ def test_a_rule_on_gradients_with_a_closure_is_refused(rule: str) -> None:
     optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(rule=rule))
     with pytest.raises(RuntimeError, match="looks at gradients before the step and a closure makes them in it"):
         optimizer.step(lambda: 0.0)
-
-
-def test_a_state_of_another_rule_keeps_its_stops_and_begins_the_rule_anew() -> None:
-    model = conv_model()
-    optimizer = SGD(model.parameters(), lr=0.1, settings=MANUAL)
-    train(model, optimizer, 4)
-    other = conv_model()
-    settings = Settings(**EAGER)  # type: ignore[arg-type]
-    resumed = SGD(other.parameters(), lr=0.02, weight_decay=2.0, settings=settings)
-    with pytest.warns(
-        UserWarning,
-        match=r"of rule manual \(layers 3 at 2\) and the settings ask for rule auto \(CAC_WA",
-    ):
-        resumed.load_state_dict(optimizer.state_dict())
-    assert (resumed.gradskip.iteration, resumed.gradskip.stopped_through) == (4, 3)
 
 
 @pytest.mark.parametrize("hold", ["go_on", "hold"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -73,30 +72,6 @@ class TestTrace:
         recorder.remove()
         assert trace.ranks[0] > trace.ranks[2]  # the last layer was registered first
 
-    def test_a_model_called_in_parts_is_walked_once(self) -> None:
-        """A recurrent cell's graph was walked from its begin at every step: minutes for a thousand of them."""
-        cell, head = nn.Linear(4, 4), nn.Linear(4, 2)
-        model = nn.ModuleList([head, cell])
-        recorder = ExecutionRecorder(model, list(model.parameters()))
-        walked = 0
-        real = recorder._masks._of_leaf
-
-        def counted(leaf: Any) -> int:
-            nonlocal walked
-            walked += 1
-            return real(leaf)
-
-        recorder._masks._of_leaf = counted  # type: ignore[method-assign]
-        state, steps = torch.zeros(1, 4), 200
-        encoded = cell(state)
-        for _ in range(steps):
-            state = torch.tanh(cell(state + encoded))
-        head(state)
-        trace = recorder.trace()
-        recorder.remove()
-        assert walked < 12 * steps  # nodes: a few a step
-        assert trace.upstream[0] == 0b1100  # the head's: the cell's weights
-
     def test_the_first_training_step_shows_it_at_no_one_elses_cost(self) -> None:
         """Weights after training with the model given equal those without, and copies of the model carry no hook."""
         plain, watched = conv_model(), conv_model()
@@ -133,20 +108,6 @@ class TestTrace:
         assert optimizer.gradskip.numbering.trace is not None
         assert optimizer.gradskip.numbering.trace.ranks == (1, 1, 0, 0)
         assert list(optimizer.gradskip.numbering.trace.upstream) == [0b1100, 0b1100, 0, 0]
-        assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
-
-    @pytest.mark.slow
-    def test_an_optimizer_that_is_gone_leaves_no_hook_behind(self) -> None:
-        import gc
-        import weakref
-
-        model = conv_model()
-        optimizer = SGD(model.parameters(), lr=0.1, model=model)
-        gone = weakref.ref(optimizer)
-        del optimizer
-        gc.collect()
-        assert gone() is None
-        model(torch.ones(2, 1, 8, 8))
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
     def test_a_pickled_model_carries_no_recorder(self) -> None:

@@ -6,13 +6,11 @@ import copy
 import warnings
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from trainables.gradskip import SGD, Settings
-from trainables.gradskip.rules.choice import make_rule
 
 STEPS = 120
 
@@ -122,29 +120,3 @@ class TestPassedOver:
             warnings.simplefilter("always")
             run("lr", every, 12, lr_at={3: 0.05})
         assert [str(w.message) for w in caught if "backbone.0.weight" in str(w.message)] == []
-
-
-def simple(targets: list[int], signals: dict[int, list[float]], steps: int, **settings: Any) -> list[tuple[int, int]]:
-    """(iteration, layer) of the stops of the auto rule over signals."""
-    rule = make_rule(Settings(start_itr=0, start_thr=0.9, mt_thr=0.9, slope_thr=0.9, samples=5, **settings), targets)
-    found = []
-    for iteration in range(steps):
-        at = {target: values[iteration] for target, values in signals.items()}
-        decision = rule.decide(iteration, at.__getitem__)
-        if decision is not None:
-            found.append((iteration, decision.layer))
-    return found
-
-
-FALLING = list(np.linspace(1, 0.5, 100))
-STILL = [0.25] * 100
-
-
-class TestRule:
-    def test_all_that_do_not_move_are_passed_over_together(self) -> None:
-        signals = {0: STILL, 1: STILL, 2: STILL, 3: FALLING, 4: FALLING}
-        # Measured at 0, 5 and 10; its peak is that at 10, which 35 is the first multiple of 5 to be 10 % below.
-        stop = next(i for i in range(10, 100, 5) if FALLING[i] < 0.9 * FALLING[10])
-        found = simple([0, 1, 2, 3, 4], signals, 100)
-        assert found[0] == (stop, 3)
-        assert len(found) == 2

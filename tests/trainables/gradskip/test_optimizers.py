@@ -8,35 +8,11 @@ import pytest
 import torch
 from conv_models import conv_batches as batches
 from conv_models import short_conv_model as make_model
-from loops import OFF, equal, train, weights
+from loops import equal, train, weights
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainables.gradskip import SGD, Settings
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"lr": 0.1},
-        {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
-        {"lr": 0.05, "momentum": 0.9, "nesterov": True},
-        {"lr": 0.05, "momentum": 0.9, "dampening": 0.3, "maximize": True},
-        {"lr": 0.1, "momentum": 0.9, "foreach": True},
-        {"lr": 0.1, "momentum": 0.9, "foreach": False},
-        {"lr": 0.1, "momentum": 0.9, "fused": True},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("settings", [OFF, Settings(), Settings(start_itr=0, samples=1, start_thr=1e-6)], ids=str)
-def test_equals_torch_bit_for_bit_while_nothing_stops(options: dict[str, Any], settings: Settings) -> None:
-    ours, theirs = make_model(), make_model()
-    optimizer = SGD(ours.parameters(), **options, settings=settings)
-    train(ours, optimizer, 12)
-    train(theirs, torch.optim.SGD(theirs.parameters(), **options), 12)
-    assert optimizer.gradskip.stopped_through == -1
-    assert optimizer.gradskip.iteration == 12
-    assert equal(weights(ours), weights(theirs))
 
 
 def test_settings_come_from_the_environment_when_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,21 +59,6 @@ def test_a_stopped_layer_does_not_move_by_one_bit(set_to_none: bool, braking: in
         assert not any(torch.equal(x, y) for x, y in zip(history[step - 1][:5], history[step][:5], strict=True))
     assert all(p.grad is None and not p.requires_grad for p in list(model.parameters())[:5])
     assert all(p not in optimizer.state for p in list(model.parameters())[:5])
-
-
-def test_a_gradient_from_a_graph_built_before_the_stop_is_dropped() -> None:
-    model = make_model()
-    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(3,), stop_layer_itr=(0,)))
-    x, y = next(batches(1))
-    early = nn.functional.cross_entropy(model(x), y)
-    train(model, optimizer, 1)
-    before = weights(model)
-    early_parameters = list(model.parameters())[:4]
-    for parameter in early_parameters:  # what gradient accumulation over the stop leaves behind
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    assert equal(before[:4], weights(model)[:4])
-    assert early.requires_grad
 
 
 def test_the_update_of_a_braking_step_is_the_schedule_times_the_factor() -> None:
@@ -156,28 +117,6 @@ def test_stopped_convolutions_run_no_backward_kernel() -> None:
     assert executed == [(2, 1), (2, 1), (2, 1), (0, 0), (0, 0)]
 
 
-def test_a_step_that_raises_leaves_the_groups_whole() -> None:
-    parameter, other = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
-    settings = Settings(stop_layer_num=(0,), stop_layer_itr=(0,), braking_distance=3)
-    optimizer = SGD([parameter, other], lr=0.1, settings=settings)
-
-    def closure() -> Tensor:
-        raise RuntimeError("from the closure")
-
-    with pytest.raises(RuntimeError, match="from the closure"):
-        optimizer.step(closure)
-    assert optimizer.gradskip.iteration == 1
-    parameter.grad = torch.ones(2)
-    optimizer.step()
-    assert optimizer.param_groups[0]["lr"] == 0.1
-    assert parameter.tolist() == pytest.approx([-0.1 / 9] * 2)  # braking went on: (1 / 3)^2
-    with pytest.raises(RuntimeError, match="from the closure"):
-        optimizer.step(closure)  # the step that stops it
-    optimizer.step()
-    assert not parameter.requires_grad
-    assert len(optimizer.param_groups) == 1
-
-
 def test_half_precision_weights_are_judged_in_single_precision() -> None:
     parameter = nn.Parameter(torch.randn(8, 8, 3, 3, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16))
     settings = Settings(start_itr=0, samples=1, start_thr=0.999, slope_thr=0.999)
@@ -190,13 +129,3 @@ def test_half_precision_weights_are_judged_in_single_precision() -> None:
     assert ratio is not None
     assert ratio == pytest.approx(expected / (expected / 0.81), rel=0.01)
     assert ratio != float(torch.tensor(ratio, dtype=torch.bfloat16))
-
-
-def test_groups_are_added_before_the_first_step_only() -> None:
-    a, b, c = (nn.Parameter(torch.zeros(2)) for _ in range(3))
-    optimizer = SGD([a], lr=0.1, settings=Settings(start_thr=-1))
-    optimizer.add_param_group({"params": [b], "lr": 0.2})
-    assert len(optimizer.gradskip.parameters) == 2
-    optimizer.step()
-    with pytest.raises(RuntimeError, match="must be added before the first step"):
-        optimizer.add_param_group({"params": [c]})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -15,48 +14,7 @@ from loops import OFF, equal, train, weights
 from torch import nn
 
 from trainables.errors import UserError
-from trainables.gradskip import SGD, Settings
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reference", [False, True])
-@pytest.mark.parametrize("mode", ["manual", "auto"])
-def test_resume_at_every_iteration_is_bit_exact(mode: str, reference: bool) -> None:
-    if mode == "manual":
-        settings = Settings(
-            stop_layer_num=(1, 4), stop_layer_itr=(2, 8), braking_distance=3, reference=reference
-        )  # the cuts fall before, into and after both brakings
-    else:
-        settings = Settings(
-            start_itr=1, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0, braking_distance=3, reference=reference
-        )
-    options: dict[str, Any] = {"lr": 0.02, "momentum": 0.9, "weight_decay": 1.0, "settings": settings}
-
-    def scheduled(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-
-    def build() -> tuple[nn.Module, SGD, torch.optim.lr_scheduler.LRScheduler]:
-        model = make_model()
-        optimizer = SGD(model.parameters(), **options)
-        return model, optimizer, scheduled(optimizer)
-
-    whole, whole_optimizer, whole_schedule = build()
-    train(whole, whole_optimizer, 14, each=lambda _: whole_schedule.step())
-    assert whole_optimizer.gradskip.stopped_through == 4
-    for cut in range(1, 14):
-        model, optimizer, schedule = build()
-        train(model, optimizer, cut, each=lambda _, s=schedule: s.step())  # type: ignore[misc]
-        file = io.BytesIO()
-        torch.save([model.state_dict(), optimizer.state_dict(), schedule.state_dict()], file)
-        file.seek(0)
-        model_state, optimizer_state, schedule_state = torch.load(file, weights_only=True)
-        resumed, resumed_optimizer, resumed_schedule = build()
-        resumed.load_state_dict(model_state)
-        resumed_optimizer.load_state_dict(optimizer_state)
-        resumed_schedule.load_state_dict(schedule_state)
-        train(resumed, resumed_optimizer, 14 - cut, start=cut, each=lambda _, s=resumed_schedule: s.step())  # type: ignore[misc]
-        assert equal(weights(resumed), weights(whole)), cut
-        assert resumed_optimizer.gradskip.events == whole_optimizer.gradskip.events
+from trainables.gradskip import SGD, Adam, AdamW, Settings
 
 
 def test_loading_an_earlier_state_lets_layers_train_again() -> None:
@@ -102,13 +60,14 @@ def test_a_state_of_a_larger_model_is_refused() -> None:
         target.gradskip.load_state_dict(optimizer.gradskip.state_dict())
 
 
+@pytest.mark.parametrize("cls", [SGD, Adam, AdamW])
 @pytest.mark.parametrize(
     "duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
 )
-def test_copies_carry_the_rule(duplicate: Callable[[Any], Any]) -> None:
+def test_copies_carry_the_rule(duplicate: Callable[[Any], Any], cls: Any) -> None:
     model = make_model()
     settings = Settings(stop_layer_num=(1, 4), stop_layer_itr=(2, 6), braking_distance=2)
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, settings=settings)
+    optimizer = cls(model.parameters(), lr=0.1, settings=settings)
     train(model, optimizer, 4)
     other_model, other = duplicate((model, optimizer))
     train(model, optimizer, 6, start=4)

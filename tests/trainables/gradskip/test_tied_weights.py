@@ -140,40 +140,6 @@ def test_without_a_trace_the_module_that_shares_a_weight_is_not_cut() -> None:
     assert all(p.grad is not None for p in list(model.parameters())[1:])
 
 
-class HeadFirst(Tied):
-    """The same with the shared weight registered last, under the head's name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        weight = self.head.weight
-        del self.embed.weight, self.head
-        self.head = nn.Linear(8, 13, bias=False)
-        self.head.weight = weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = nn.functional.embedding(tokens, self.head.weight)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def test_advice_that_is_followed_stops_no_more_than_it_says() -> None:
-    """No layer is watched in a language model by default, so that whole units say nothing."""
-    model = HeadFirst()
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        run(model, TOKENS, Settings(stop_layer_num=(23,), stop_layer_itr=(0,)))
-    assert said == [] or "CAC_WHOLE_UNITS" not in str(said[0].message)
-    for number in (0, 23):
-        model = HeadFirst()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            optimizer = run(model, TOKENS, Settings(stop_layer_num=(number,), stop_layer_itr=(0,), whole_units=True))
-        order = optimizer.gradskip.plan.order
-        assert optimizer.gradskip.stopped == tuple(sorted(order[: order.index(number) + 1]))
-        assert not optimizer.gradskip.stops.all
-
-
 class TestStateOfATrace:
     def trace(self, layers: int) -> ModelTrace:
         model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(layers)])
@@ -191,36 +157,3 @@ class TestStateOfATrace:
         small, large = (len(pickle.dumps(self.trace(layers).state_dict())) for layers in (150, 1500))
         assert large < 15 * small  # larger numbers take a byte more each; the square would be 100 times
         assert large < 200_000  # of 3,000 tensors
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("towers", [2, 5])
-    def test_towers_that_run_in_turn_are_no_square_either(self, towers: int) -> None:
-        import pickle
-
-        class Towers(nn.Module):
-            def __init__(self, depth: int) -> None:
-                super().__init__()
-                layers = [[nn.Linear(2, 2) for _ in range(depth)] for _ in range(towers)]
-                self.layers = nn.ModuleList(nn.ModuleList(tower) for tower in layers)
-
-            def forward(self, x: Tensor) -> Tensor:
-                states = [x] * towers
-                for parallel in zip(*self.layers, strict=True):  # type: ignore[misc]
-                    states = [layer(state) for layer, state in zip(parallel, states, strict=True)]
-                return torch.stack(states).sum()
-
-        sizes = []
-        for depth in (40, 400):
-            model = Towers(depth)
-            trace = trace_model(model, list(model.parameters()), lambda m: m(torch.zeros(1, 2)))
-            assert ModelTrace.from_state(trace.state_dict()) == trace
-            sizes.append(len(pickle.dumps(trace.state_dict())))
-        assert sizes[1] < 15 * sizes[0]
-
-    def test_some_parameters_in_another_order(self) -> None:
-        model = Twice()
-        parameters = list(model.parameters())
-        whole = trace_model(model, parameters, lambda m: m(IMAGES))
-        chosen = [4, 0, 2]
-        direct = trace_model(model, [parameters[n] for n in chosen], lambda m: m(IMAGES))
-        assert whole.renumbered(chosen) == direct

@@ -14,7 +14,6 @@ from thorough import rest_thorough
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.amp import GradScaler
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 from trainables.gradskip import SGD, AdamW, Settings
@@ -27,35 +26,6 @@ AUTO = Settings(start_itr=2, samples=3, start_thr=1.0, slope_thr=1.0, mt_thr=1.0
 
 
 SHRINKING = {"lr": 0.02, "weight_decay": 2.0}
-
-
-class TestAccumulation:
-    @pytest.mark.parametrize("cls", [SGD, AdamW])
-    def test_parts_of_a_batch_equal_the_whole_and_iterations_are_steps(self, cls: Any) -> None:
-        """No batch norm, so that a batch is the sum of its parts."""
-
-        def model() -> nn.Module:
-            torch.manual_seed(0)
-            return nn.Sequential(
-                nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)
-            ).double()
-
-        whole, parts = model(), model()
-        one = cls(whole.parameters(), **SHRINKING, settings=AUTO)
-        many = cls(parts.parameters(), **SHRINKING, settings=AUTO)
-        for x, y in conv_batches(12):
-            one.zero_grad()
-            nn.functional.cross_entropy(whole(x.double()), y).backward()
-            one.step()
-            many.zero_grad()
-            for xs, ys in zip(x.double().chunk(3), y.chunk(3), strict=True):
-                (nn.functional.cross_entropy(parts(xs), ys) / 3).backward()
-            many.step()
-        assert many.gradskip.iteration == one.gradskip.iteration == 12
-        assert [(e.iteration, e.layer) for e in many.gradskip.events] == [(6, 0), (9, 2)]
-        assert [(e.iteration, e.layer) for e in one.gradskip.events] == [(6, 0), (9, 2)]
-        for a, b in zip(weights(whole), weights(parts), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
 class TestClosures:
@@ -127,49 +97,6 @@ class TestGradScaler:
         with OpCounter() as counter:
             optimizer.step()
         assert counter.reads == 0
-
-
-def test_stopped_layers_do_not_enter_the_clipping_norm() -> None:
-    model = conv_model()
-    optimizer = SGD(model.parameters(), lr=0.1, settings=MANUAL)
-    for step, (x, y) in enumerate(conv_batches(6)):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        live = list(model.parameters())[4 if step > 3 else 0 :]
-        expected = torch.stack([p.grad.double().norm() for p in live if p.grad is not None]).norm()
-        assert all(p.grad is not None for p in live)
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-        assert float(norm) == pytest.approx(float(expected), rel=1e-5)
-        optimizer.step()
-
-
-def test_schedulers_see_whole_groups_and_braking_follows_them() -> None:
-    """Plain SGD: every update is the scheduled learning rate, times the factor while braking, times the gradient."""
-    model = conv_model()
-    settings = Settings(stop_layer_num=(4,), stop_layer_itr=(2,), braking_distance=6)
-    optimizer = SGD(model.parameters(), lr=0.1, settings=settings)
-    options = {"max_lr": 0.1, "total_steps": 14, "cycle_momentum": False}
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, **options)  # type: ignore[arg-type]
-    plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    reference = torch.optim.lr_scheduler.OneCycleLR(plain, **options)  # type: ignore[arg-type]
-    for step, (x, y) in enumerate(conv_batches(12)):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        before = weights(model)
-        gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-        optimizer.step()
-        lr = plain.param_groups[0]["lr"]
-        factor = ((7 - step) / 6) ** 2 if 2 <= step <= 7 else 1.0
-        for number, (old, new, gradient) in enumerate(zip(before, weights(model), gradients, strict=True)):
-            assert (gradient is None) == (number <= 4 and step > 7)
-            if gradient is not None:
-                expected = old - lr * (factor if number <= 4 else 1.0) * gradient
-                torch.testing.assert_close(new, expected, rtol=1e-6, atol=1e-8)
-        schedule.step()
-        plain.step()
-        reference.step()
-        assert optimizer.param_groups[0]["lr"] == plain.param_groups[0]["lr"]
-        assert len(optimizer.param_groups) == 1
 
 
 class Checkpointed(nn.Module):
@@ -268,22 +195,3 @@ class TestCompile:
         with pytest.warns(UserWarning, match="the execution order of the layers was never seen"):
             train(called, optimizer, 4)
         assert optimizer.gradskip.left_upstream() == []
-
-
-def test_an_exponential_moving_average_follows_live_layers_and_reaches_stopped_ones() -> None:
-    model = conv_model()
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, settings=MANUAL, model=model)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.8))
-    expected = [w.double() for w in weights(model)]
-
-    def each(step: int) -> None:
-        average.update_parameters(model)
-        for number, w in enumerate(weights(model)):
-            # torch's first update copies.
-            expected[number] = w.double() if step == 0 else 0.8 * expected[number] + 0.2 * w.double()
-
-    train(model, optimizer, 30, each=each)
-    for want, got in zip(expected, weights(average.module), strict=True):
-        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-6)
-    assert optimizer.gradskip.stopped_through == 6
-    torch.testing.assert_close(weights(average.module)[0], weights(model)[0], rtol=1e-2, atol=1e-3)

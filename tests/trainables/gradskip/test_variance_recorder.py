@@ -10,7 +10,6 @@ import pytest
 import torch
 from conv_models import conv_model
 from loops import equal, train, weights
-from machine_runs import stops_of
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, Settings, record, variance_recorder, wrap
@@ -53,17 +52,6 @@ def test_does_not_touch_training_and_stops_at_close(tmp_path: Path) -> None:
     assert equal(weights(recorded), weights(plain))
     assert ours.gradskip.events == theirs.gradskip.events
     assert pd.read_parquet(recorder.path)["iteration"].max() == 5
-
-
-def test_a_trace_replays_to_the_stop_that_happened(tmp_path: Path) -> None:
-    model = conv_model()
-    optimizer = SGD(model.parameters(), lr=0.02, weight_decay=2.0, settings=SETTINGS)
-    with record(optimizer, tmp_path / "v.parquet", every=1) as recorder:
-        train(model, optimizer, 10)
-    table = pd.read_parquet(recorder.path).pivot(index="iteration", columns="layer", values="variance")
-    found = stops_of(SETTINGS, [0, 4, 7], lambda iteration, layer: float(table.loc[iteration, layer]), 10)
-    first = optimizer.gradskip.events[0]
-    assert (found[0][0], found[0][1].layer, found[0][1].rule) == (first.iteration, first.layer, first.rule)
 
 
 def test_a_record_begun_before_the_state_is_loaded_goes_on_with_the_file(tmp_path: Path) -> None:

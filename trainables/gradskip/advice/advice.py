@@ -4,9 +4,36 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from trainables.gradskip.advice.users_line import users_level
 from trainables.gradskip.settings import Settings
+
+#: Warnings whose text depends on a few values alone, by key.
+MESSAGES = {
+    "groups": "parameters came in {count} groups and no model: layers are numbered through the groups; "
+    "give model= to number them in the model's order",
+    "never": "Gradient-Skip {reason}",
+    "recompile": "{stops} layers may stop one by one, and each stop recompiles the model's training graph once and, "
+    "if it is evaluated compiled, that of evaluation; torch._dynamo.config.recompile_limit is {limit}, "
+    "after which it runs uncompiled: raise that limit, or watch coarser layers (CAC_WATCH)",
+    "all": "every parameter of this optimizer is stopped: training goes on with nothing to do",
+    "unseen": "the execution order of the layers was never seen, so they stop in the order of registration and what "
+    "is left before them is not known: the model is called in a way that hides it, as under torch.compile. {way}",
+    "processes": "a layer stopped in one of several processes, which torch's DistributedDataParallel does not expect: "
+    "use tune_cac.gradskip.DistributedDataParallel(model, optimizer)",
+    "lost": "{names} had a gradient before the last stop and none after it. Reentrant activation checkpointing does "
+    "that behind a stopped prefix: use checkpoint(..., use_reentrant=False). (A layer that a step may leave out is no "
+    "reason to worry.)",
+    "nan": "the weights of {name} hold a NaN: their variance is NaN and stops nothing",
+    "captured": "optimizer.step() is captured in a CUDA graph, whose replays decide no stop and count no iteration: "
+    "capture the forward and backward pass alone, call step() after each replay, and capture anew after each "
+    "stop (optimizer.gradskip.on_stop)",
+    "reshaped": "another shape than before: {names}. What has stopped stays stopped, and the rule begins anew with "
+    "what has not",
+    "rule": "the state is of {saved} and the settings ask for {asked}: iterations and stops go on, the rule begins "
+    "anew with what has not stopped",
+}
 
 
 def some(names: Sequence[str], most: int) -> str:
@@ -20,54 +47,22 @@ def some(names: Sequence[str], most: int) -> str:
 
 
 class Advice:
-    """The warnings of one optimizer.
-
-    Args:
-        settings: of the optimizer.
-    """
+    """The warnings of one optimizer."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._said: set[str] = set()
+
+    def say(self, key: str, **values: Any) -> None:
+        self._say(key, MESSAGES[key].format(**values))
 
     def _say(self, key: str, message: str) -> None:
         if key not in self._said:
             self._said.add(key)
             warnings.warn(message, stacklevel=users_level())
 
-    def groups(self, count: int) -> None:
-        """Warn that parameters came in several groups without a model."""
-        self._say(
-            "groups",
-            f"parameters came in {count} groups and no model: layers are numbered through the groups; "
-            "give model= to number them in the model's order",
-        )
-
-    def never_fires(self, reason: str) -> None:
-        """Warn that the settings stop nothing, or most likely nothing."""
-        self._say("never", f"Gradient-Skip {reason}")
-
-    def recompilations(self, stops: int, limit: int) -> None:
-        """Warn that the stops may need more recompilations than torch allows."""
-        self._say(
-            "recompile",
-            f"{stops} layers may stop one by one, and each stop recompiles the model's training graph once and, "
-            f"if it is evaluated compiled, that of evaluation; torch._dynamo.config.recompile_limit is {limit}, "
-            "after which it runs uncompiled: raise that limit, or watch coarser layers (CAC_WATCH)",
-        )
-
-    def nothing_left(self) -> None:
-        """Warn that every parameter is stopped."""
-        self._say("all", "every parameter of this optimizer is stopped: training goes on with nothing to do")
-
     def left_upstream(self, names: Sequence[str], unfrozen: Sequence[str], *, has_units: bool = True) -> None:
-        """Warn that parameters train before stopped layers.
-
-        Args:
-            names: their names.
-            unfrozen: names of those that the user has unfrozen.
-            has_units: whether there are layers at which whole units could begin.
-        """
+        """Warn that parameters train before stopped layers; with ``has_units`` there are layers to begin units at."""
         ways = []
         if has_units and not self._settings.whole_units and set(names) - set(unfrozen):
             ways.append("CAC_WHOLE_UNITS=1 stops layers with their norms in execution order")
@@ -80,35 +75,7 @@ class Advice:
             "pass runs on through them" + (f": {', '.join(ways)}" if ways else ""),
         )
 
-    def unseen(self, *, example_given: bool) -> None:
-        """Warn that a layer stopped while the execution order is not known."""
-        way = "example_inputs= could not be run, as was warned of" if example_given else "Give example_inputs="
-        self._say(
-            "unseen",
-            "the execution order of the layers was never seen, so they stop in the order of registration and what "
-            "is left before them is not known: the model is called in a way that hides it, as under torch.compile. "
-            f"{way}",
-        )
-
-    def processes(self) -> None:
-        """Warn that a layer stopped in one of several processes joined by torch's own wrapper."""
-        self._say(
-            "processes",
-            "a layer stopped in one of several processes, which torch's DistributedDataParallel does not expect: "
-            "use tune_cac.gradskip.DistributedDataParallel(model, optimizer)",
-        )
-
-    def lost_gradients(self, names: Sequence[str]) -> None:
-        """Warn that parameters which train had a gradient before a stop and have none after it."""
-        self._say(
-            "lost",
-            f"{some(names, 1)} had a gradient before the last stop "
-            "and none after it. Reentrant activation checkpointing does that behind a stopped prefix: use "
-            "checkpoint(..., use_reentrant=False). (A layer that a step may leave out is no reason to worry.)",
-        )
-
     def woken(self, name: str) -> None:
-        """Warn that the user has switched on the gradient of a stopped parameter."""
         why = ""
         if not self._settings.prefix_autograd:
             why = " (CAC_PREFIX_AUTOGRAD=0 stops what runs before stopped layers with them)"
@@ -120,7 +87,6 @@ class Advice:
         )
 
     def passed_over(self, names: Sequence[str]) -> None:
-        """Warn that the rule has passed over layers that do not move."""
         self._say(
             "passed " + ",".join(names),
             f"{some(names, 5)} do{'es' if len(names) == 1 else ''} not move (no gradient, or a learning rate of 0): "
@@ -128,45 +94,8 @@ class Advice:
             "requires_grad off until then",
         )
 
-    def nan(self, name: str) -> None:
-        """Warn that a watched weight contains a NaN."""
-        self._say("nan", f"the weights of {name} hold a NaN: their variance is NaN and stops nothing")
-
-    def input_needs_gradient(self, what: str) -> None:
-        """Warn that a stopped module's input or output needs a gradient though nothing trains before it."""
-        way = ""
-        if self._settings.prefix_autograd:
-            way = ". If that gradient is of no use to you, CAC_PREFIX_AUTOGRAD=0 cuts it off there"
-        self._say(
-            "input",
-            f"{what} requires a gradient though nothing trains before it, so the backward pass runs on through stopped "
-            f"layers and part of the saving is lost{way}",
-        )
-
-    def captured(self) -> None:
-        """Warn that a CUDA graph captures a step, while stops may still come."""
-        self._say(
-            "captured",
-            "optimizer.step() is captured in a CUDA graph, whose replays decide no stop and count no iteration: "
-            "capture the forward and backward pass alone, call step() after each replay, and capture anew after each "
-            "stop (optimizer.gradskip.on_stop)",
-        )
-
-    def reshaped(self, names: Sequence[str]) -> None:
-        """Warn that parameters were replaced by others of another shape."""
-        self._say(
-            "reshaped",
-            f"{some(names, 5)} ha{'s' if len(names) == 1 else 've'} another shape than before: what has stopped stays "
-            "stopped, and the rule begins anew with what has not",
-        )
-
     def earlier_optimizer(self, switched_on: Sequence[str], left: int) -> None:
-        """Warn of parameters that an earlier gradient-skip optimizer had stopped.
-
-        Args:
-            switched_on: names of those of this optimizer, which train again.
-            left: number of those that this optimizer does not have.
-        """
+        """Warn of what an earlier optimizer had stopped: ours, which train again, and the number of those not ours."""
         if switched_on:
             self._say(
                 "earlier",
@@ -181,11 +110,3 @@ class Advice:
                 f"{'is' if left == 1 else 'are'} not in this one and stay{'s' * (left == 1)} still: to train "
                 f"{'it' if left == 1 else 'them'} again, give all parameters, also those with requires_grad off",
             )
-
-    def other_rule(self, saved: str, asked: str) -> None:
-        """Warn that the loaded state belongs to another rule, or to one over other layers."""
-        self._say(
-            "rule",
-            f"the state is of {saved} and the settings ask for {asked}: iterations and stops go on, the rule begins "
-            "anew with what has not stopped",
-        )

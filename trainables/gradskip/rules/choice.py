@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainables.gradskip.rules.published import AutoRule, ManualRule
-from trainables.gradskip.rules.state_machine import NamedRule, OffRule, StopRule
+from trainables.gradskip.rules.state_machine import NamedRule, StopRule
 
 #: Files of this folder that are no rule of ``CAC_RULE``.
 _OTHERS = ("__init__", "choice", "published", "published_batch", "state_machine")
@@ -26,6 +26,8 @@ def _named() -> dict[str, type[NamedRule]]:
 
 #: The rules of ``CAC_RULE`` but ``variance``, the published one: schedules first.
 NAMED = _named()
+#: Those with a last iteration, ``CAC_RULE_END_ITR``, which must be set.
+WITH_END = tuple(name for name, rule in NAMED.items() if "rule_end_itr" in rule.reads)
 
 
 def make_rule(
@@ -50,7 +52,7 @@ def make_rule(
         layers = settings.stop_layer_num if manual is None else manual
         return ManualRule(layers, settings.stop_layer_itr, exact=settings.reference)
     if settings.mode == "off" or not front:
-        return OffRule()
+        return StopRule()
     if settings.mode in NAMED:
         return NAMED[settings.mode](settings, targets, len(front))
     return AutoRule(settings, front, single_precision=single_precision)

@@ -61,7 +61,7 @@ class FreezeOutRule(NamedRule):
         if due == self.position:
             return None
         self.position = due
-        return Decision(layer=self.targets[due - 1], rule="freezeout", ratio=None)
+        return Decision(layer=self.targets[due - 1], rule=self.name, ratio=None)
 
     def next_due(self, iteration: int) -> int:
         return iteration  # every step has factors

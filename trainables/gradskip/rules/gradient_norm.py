@@ -73,7 +73,7 @@ class GradientNormRule(MeasuredRule):
         # A layer that was not measured before, because the user has just unfrozen it, has no change yet.
         while self.position < len(self.targets) and changes.get(self.targets[self.position], math.nan) <= limit:
             layer = self.stop_target()
-            found = Decision(layer=layer, rule="gradient_norm", ratio=changes[layer])
+            found = Decision(layer=layer, rule=self.name, ratio=changes[layer])
         return found
 
     def state_dict(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class LinearRule(NamedRule):
         if due == self.position:
             return None
         self.position = due
-        return Decision(layer=self.targets[due - 1], rule="linear", ratio=None)
+        return Decision(layer=self.targets[due - 1], rule=self.name, ratio=None)
 
     def next_due(self, iteration: int) -> int:
         return max(iteration, self._dues[self.position]) if self.position < len(self._dues) else NEVER

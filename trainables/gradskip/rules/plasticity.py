@@ -64,7 +64,7 @@ class PlasticityRule(MeasuredRule):
         if steepness >= self.tolerance * self.steepest:
             return None
         ratio = steepness / self.steepest
-        return Decision(layer=self.stop_target(), rule="plasticity", ratio=ratio)
+        return Decision(layer=self.stop_target(), rule=self.name, ratio=ratio)
 
     def state_dict(self) -> dict[str, Any]:
         return {

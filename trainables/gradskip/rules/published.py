@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-from trainables.gradskip.rules.state_machine import NEVER, Decision, InOrder, Iterations, SignalOf
+from trainables.gradskip.rules.state_machine import NEVER, Decision, InOrder, Iterations, SignalOf, StopRule
 
 
-class ManualRule:
+class ManualRule(StopRule):
     """Manual rule: the k-th stop is due at the k-th given iteration (`CAC_STOP_LAYER_NUM`, `CAC_STOP_LAYER_ITR`).
 
     A stop that is due while another layer brakes is made at the first step after the braking; with ``exact=True``
@@ -50,9 +50,6 @@ class ManualRule:
         if due < iteration:
             return NEVER if self.exact else iteration
         return due
-
-    def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
-        return ()
 
     def state_dict(self) -> dict[str, Any]:
         return {"done": self.done}
@@ -101,52 +98,41 @@ class AutoRule(InOrder):
         # The first examination only sets the peak.
         return self.next_due(0) + self._interval if self.targets else NEVER
 
-    def due(self, iteration: int) -> bool:
-        """Return whether a target is examined at this iteration."""
-        return (
-            self.position < len(self.targets)
-            and iteration >= self.settings.start_itr
-            and iteration % self._interval == 0
-        )
-
     def next_due(self, iteration: int) -> int:
         if self.position == len(self.targets):
             return NEVER
         return next_examination(max(iteration, self.settings.start_itr), self._interval)
 
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
-        if not self.due(iteration):
+        if self.next_due(iteration) != iteration:
             return None
         if self.settings.reference:
             variance = signal_of(self.targets[self.position])
         else:
             variance = self.moving_signal(iteration, signal_of)
-        verdict = self._examine(variance)
-        if verdict is None:
+        if self._is_peak(variance):
             return None
-        rule, ratio = verdict
+        # Only a NaN variance with a peak of zero has no ratio here; a NaN never fires.
+        ratio = self._round(variance / self.peak) if self.peak else float("nan")
+        if self.position == len(self.passed):  # no target has stopped
+            rule, threshold = "start", self.settings.start_thr
+        elif self.peak_updates > self.settings.mt_count_thr:
+            rule, threshold = "mountain", self.settings.mt_thr
+        else:
+            rule, threshold = "slope", self.settings.slope_thr
+        if not ratio < self._round(threshold):
+            return None
         target = self.stop_target()
         if self.position < len(self.targets):
-            self._examine(signal_of(self.targets[self.position]))
+            self._is_peak(signal_of(self.targets[self.position]))
         return Decision(layer=target, rule=rule, ratio=ratio)
 
-    def _examine(self, variance: float) -> tuple[str, float] | None:
-        """Update peak and count, and return the rule that fires with the ratio, or None; a NaN never fires."""
+    def _is_peak(self, variance: float) -> bool:
         if variance >= self.peak:
             self.peak = variance
             self.peak_updates += 1
-            return None
-        # Only a NaN variance with a peak of zero has no ratio here.
-        ratio = self._round(variance / self.peak) if self.peak else float("nan")
-        rule, threshold = self._threshold()
-        return (rule, ratio) if ratio < self._round(threshold) else None
-
-    def _threshold(self) -> tuple[str, float]:
-        if self.position == len(self.passed):  # no target has stopped
-            return "start", self.settings.start_thr
-        if self.peak_updates > self.settings.mt_count_thr:
-            return "mountain", self.settings.mt_thr
-        return "slope", self.settings.slope_thr
+            return True
+        return False
 
     def state_dict(self) -> dict[str, Any]:
         return {**self.target_state(), "peak": self.peak, "peak_updates": self.peak_updates}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,23 +70,28 @@ class Decision:
     """Place of the stop in a manual list, from 0."""
 
 
-class StopRule(Protocol):
-    """Rule that decides which layer stops when. It is called once per step, with ascending iterations."""
+class StopRule:
+    """Rule that decides which layer stops when, called once per step with ascending iterations; this one stops none."""
 
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         """Return the decision to stop a layer at the start of this step, or None."""
+        return None
 
     def next_due(self, iteration: int) -> int:
         """Return the first iteration, from this one on, at which `decide` may do anything; `NEVER` if none."""
+        return NEVER
 
     def first_stop(self) -> int:
         """Return the earliest iteration at which this rule can decide a stop after construction; `NEVER` if none."""
+        return NEVER
 
     def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
         """Return (last position, factor on the learning rate) of layers that still train, ascending; mostly empty."""
+        return ()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rule's complete state, in plain numbers."""
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state of this rule, of the same layers or of others."""
@@ -100,7 +104,7 @@ class StopRule(Protocol):
         """
 
 
-class InOrder:
+class InOrder(StopRule):
     """Base of rules that decide about their targets one after the other, from the front.
 
     A target that does not move, because it gets no gradient or its learning rate is 0, would never stop and hold up
@@ -150,9 +154,6 @@ class InOrder:
                 return signal_of(left[len(still)])
         return now
 
-    def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
-        return ()
-
     def begin_after(self, through: int) -> None:
         self.passed = {target: signal for target, signal in self.passed.items() if target > through}
         position = bisect_right(self.targets, through)
@@ -167,7 +168,6 @@ class InOrder:
         self._seen = {}
 
     def stop_target(self) -> int:
-        """Continue with the next target, and return the current one."""
         target = self.targets[self.position]
         self.position += 1
         self.passed = {}
@@ -193,8 +193,8 @@ class InOrder:
         return same
 
 
-class NamedRule(InOrder, ABC):
-    """Base of the rules that ``CAC_RULE`` names: one class a file of this folder, and nothing elsewhere names it.
+class NamedRule(InOrder):
+    """Base of the rules that ``CAC_RULE`` names, one class a file of this folder; `choice.NAMED` finds them.
 
     Args:
         settings: its numbers.
@@ -205,7 +205,7 @@ class NamedRule(InOrder, ABC):
     name: ClassVar[str]
     """Value of ``CAC_RULE``; the file's stem."""
     decides_by: ClassVar[str]
-    """What decides, in words, for the help of ``CAC_RULE``."""
+    """Deciding quantity in words, for the help of ``CAC_RULE``."""
     reads: ClassVar[tuple[str, ...]]
     """Fields of `Settings` that it reads; with ``rule_end_itr``, that must be set."""
     searched: ClassVar[tuple[tuple[Any, ...], ...]] = ()
@@ -220,15 +220,6 @@ class NamedRule(InOrder, ABC):
 
     def __init__(self, settings: Any, targets: Sequence[int], stoppable: int) -> None:
         super().__init__(targets[:stoppable])
-
-    @abstractmethod
-    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None: ...
-
-    @abstractmethod
-    def next_due(self, iteration: int) -> int: ...
-
-    @abstractmethod
-    def first_stop(self) -> int: ...
 
     def state_dict(self) -> dict[str, Any]:
         return self.target_state()
@@ -252,31 +243,6 @@ class MeasuredRule(NamedRule):
             return NEVER
         missed = max(0, iteration - self.start)
         return self.start + -(-missed // self.interval) * self.interval
-
-
-class OffRule:
-    """Rule that stops nothing."""
-
-    def first_stop(self) -> int:
-        return NEVER
-
-    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
-        return None
-
-    def next_due(self, iteration: int) -> int:
-        return NEVER
-
-    def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
-        return ()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-    def begin_after(self, through: int) -> None:
-        pass
 
 
 # --- State machine of a rule with braking -----------------------------------------------------------------------------
@@ -317,24 +283,21 @@ class SkipMachine:
         iteration = self.iteration
         self.iteration += 1
         decision = None
+        scaled: tuple[tuple[range, float], ...] = ()
         if self.braking_through < 0:
             scaled = self._scaled_by_rule(iteration)
             decision = self.rule.decide(iteration, signal_of)
-            if self.distance == 0 or decision is None:
-                if decision is None:
-                    return StepPlan(scaled=scaled) if scaled else ORDINARY
-                self.stopped_through = max(self.stopped_through, decision.layer)
-                return StepPlan(decision=decision, scaled=scaled, stop_through=self.stopped_through)
-            self.braking_through = decision.layer
-            self.braking_count = self.distance
-        self.braking_count -= 1
-        braking = range(self.stopped_through + 1, self.braking_through + 1)
-        factor = braking_factor(self.braking_count, self.distance or 1)  # braking may have begun under other settings
-        scaled = ((braking, factor),)
+            if decision is None:
+                return StepPlan(scaled=scaled) if scaled else ORDINARY
+            self.braking_through, self.braking_count = decision.layer, self.distance
+        if self.braking_count > 0:
+            self.braking_count -= 1
+            braking = range(self.stopped_through + 1, self.braking_through + 1)
+            # Braking may have begun under other settings, with a distance.
+            scaled = ((braking, braking_factor(self.braking_count, self.distance or 1)),)
         if self.braking_count > 0:
             return StepPlan(decision=decision, scaled=scaled)
-        self.stopped_through = max(self.stopped_through, self.braking_through)
-        self.braking_through = -1
+        self.stopped_through, self.braking_through = self.decided_through, -1
         return StepPlan(decision=decision, scaled=scaled, stop_through=self.stopped_through)
 
     def _scaled_by_rule(self, iteration: int) -> tuple[tuple[range, float], ...]:
@@ -360,7 +323,6 @@ class SkipMachine:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
         self.iteration = int(state["iteration"])
         self.stopped_through = int(state["stopped_through"])
         self.braking_through = int(state["braking_through"])

@@ -25,11 +25,7 @@ Size = tuple[int, int, int] | tuple[()]
 
 
 class InputSizes:
-    """Watch the calls of the model that trains.
-
-    Args:
-        on_first_call: called before the first training call of each step, with its own size.
-    """
+    """Watch the calls of the model that trains; tell of the first training call of each step, with its own size."""
 
     def __init__(self, on_first_call: Callable[[Size], None]) -> None:
         self._on_first_call = on_first_call
@@ -103,18 +99,10 @@ def fitted(known: Mapping[Size, float], size: Size) -> float:
 
 
 def as_text(size: Size) -> str:
-    """Return a size as a key of a saved state.
-
-    >>> as_text((1, 20, 400)), as_text(())
-    ('1:20:400', '')
-    """
+    """Return a size as a key of a saved state, as in ``1:20:400``; empty for none."""
     return ":".join(map(str, size))
 
 
 def from_text(text: str) -> Size:
-    """Return the size of a key.
-
-    >>> from_text("1:20:400"), from_text("")
-    ((1, 20, 400), ())
-    """
+    """Return the size of a key of `as_text`."""
     return tuple(map(int, text.split(":"))) if text else ()  # type: ignore[return-value]

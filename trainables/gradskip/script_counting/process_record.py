@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median_low
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +27,7 @@ from trainables.gradskip.advice.never_fires import weight_decays
 from trainables.gradskip.execution_order import ModelTrace
 from trainables.gradskip.layers import watch_needed
 from trainables.gradskip.numbering import Numbering, is_compiled
-from trainables.gradskip.replay import Blueprint, StopEvent, layers_key, variance_name
-from trainables.gradskip.rules.state_machine import SkipMachine
+from trainables.gradskip.replay import Blueprint, layers_key, variance_name
 from trainables.gradskip.script_counting.input_sizes import InputSizes, Size, as_text, fitted, from_text
 from trainables.gradskip.script_counting.step_flops import StepFlops
 from trainables.gradskip.script_counting.trace_file import (
@@ -42,8 +41,8 @@ from trainables.gradskip.script_counting.trace_file import (
 )  # fmt: skip
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.signals import variance
-from trainables.gradskip.step import Status, has_closure
-from trainables.gradskip.stops import Decisions
+from trainables.gradskip.step import SkippingStep, has_closure
+from trainables.gradskip.stops import blueprint_of
 from trainables.runtime.memory import peak_bytes
 from trainables.storage import atomic_write
 
@@ -59,18 +58,6 @@ from trainables.storage import atomic_write
 _STEPS_ON_DEVICE = 1000
 #: Most variances that are kept; a longer run is not recorded.
 MOST_VALUES = 20_000_000
-
-
-class Steps(Protocol):
-    """The part of an optimizer's `StepRecord` that is needed here."""
-
-    @property
-    def weight_decays(self) -> Sequence[float] | None: ...
-
-    @property
-    def iteration(self) -> int: ...
-
-    def totals(self) -> StepTotals: ...
 
 
 class ScriptTrace:
@@ -90,10 +77,10 @@ class ScriptTrace:
     """
 
     def __init__(
-        self, gradskip: Status, given_model: nn.Module | None, record: Steps, flops: StepFlops, *, watch: str,
-        folder: Path,
+        self, gradskip: SkippingStep, given_model: nn.Module | None, record: StepRecord, flops: StepFlops, *,
+        watch: str, folder: Path,
     ) -> None:  # fmt: skip
-        self._gradskip: Callable[[], Status | None] = weakref.ref(gradskip)
+        self._gradskip: Callable[[], SkippingStep | None] = weakref.ref(gradskip)
         self._record, self._flops, self._folder = record, flops, folder
         self._rows: list[Tensor] = []
         self._blocks: list[NDArray[np.float32]] = []
@@ -114,16 +101,15 @@ class ScriptTrace:
         if numbering.wants_trace and given_model is not None and not is_compiled(given_model):
             numbering.record_first_pass()
         flops.attribute(gradskip.parameters)
-        gradskip.step.before.append(self._before)
-        gradskip.step.refresh()
+        gradskip.before.append(self._before)
+        gradskip.refresh()
         atexit.register(self.write)
 
     def drop(self) -> None:
-        """Record and write nothing."""
         atexit.unregister(self.write)
         gradskip = self._gradskip()
-        if gradskip is not None and self._before in gradskip.step.before:
-            gradskip.step.before.remove(self._before)
+        if gradskip is not None and self._before in gradskip.before:
+            gradskip.before.remove(self._before)
         if self._numbering is not None:
             self._numbering.stop_recording()
         self._numbering, self.dropped = None, True
@@ -151,7 +137,7 @@ class ScriptTrace:
             self.drop()
             warnings.warn(f"the run is not recorded for the search: {type(error).__name__}: {error}", stacklevel=2)
 
-    def _begin(self, gradskip: Status) -> bool:
+    def _begin(self, gradskip: SkippingStep) -> bool:
         """Take the layers before the first step; return whether the run can be recorded."""
         numbering = self._numbering
         if numbering is None or len(numbering.parameters) != len(gradskip.parameters):  # some were added
@@ -167,9 +153,7 @@ class ScriptTrace:
         self._trains = [p.requires_grad for p in gradskip.parameters]
         for settings in self._rules:
             numbering.settings = settings
-            decisions = Decisions(gradskip.optimizer, settings, gradskip.advice)
-            decisions.begin(numbering, gradskip.stops)
-            self._blueprints.append((layers_key(settings), decisions.blueprint))
+            self._blueprints.append((layers_key(settings), blueprint_of(numbering, gradskip.stops)))
         self._layers = [unit.watched for unit in self._blueprints[0][1].plan.units]
         self._names = gradskip.names or [f"parameter {n}" for n in range(len(self._trains))]
         self._trace, self._numbering = numbering.trace, None
@@ -197,9 +181,9 @@ class ScriptTrace:
 
     def _facts(self) -> ScriptFacts | None:
         """Return the facts; None where the FLOPs of a layer were not seen."""
-        totals: StepTotals = self._record.totals()
+        totals = totals_of(self._record.stretches)
         shares = self._flops.shares(len(self._trains))
-        if not totals.backward_flops or any(not any(shares[n] for n in numbers) for numbers in self._layers):
+        if not totals["backward_flops"] or any(not any(shares[n] for n in numbers) for numbers in self._layers):
             return None
         trains = mask_text(self._trains)
         masks = {trains}
@@ -207,7 +191,7 @@ class ScriptTrace:
             for unit in plan.units:
                 stopped = set(plan.order[: unit.end + 1])
                 masks.add(mask_text([on and n not in stopped for n, on in enumerate(self._trains)]))
-        backward_flops = totals.backward_flops / totals.steps
+        backward_flops = totals["backward_flops"] / totals["steps"]
         dense = backward_units(shares, self._trains, self._trace)
 
         def backward_of(mask: str) -> int:
@@ -219,23 +203,18 @@ class ScriptTrace:
             trains=trains,
             weight_decays=self._record.weight_decays,
             blueprints=[(key, blueprint.to_dict()) for key, blueprint in self._blueprints],
-            forward_flops=round(totals.forward_flops / totals.steps),
+            forward_flops=round(totals["forward_flops"] / totals["steps"]),
             backward_flops={mask: backward_of(mask) for mask in sorted(masks)},
         )
 
 
-def _trains_elsewhere(gradskip: Status) -> bool:
-    """Return whether parameters of the model train that the optimizer does not have."""
+def _trains_elsewhere(gradskip: SkippingStep) -> bool:
     model, own = gradskip.numbering.model, {id(p) for p in gradskip.parameters}
     return model is not None and any(p.requires_grad and id(p) not in own for p in model.parameters())
 
 
 def mask_text(trains: Sequence[bool]) -> str:
-    """Return one digit for each parameter.
-
-    >>> mask_text([True, False])
-    '10'
-    """
+    """Return the digit 1 for each parameter that trains, else 0."""
     return "".join("1" if on else "0" for on in trains)
 
 
@@ -290,58 +269,42 @@ class Stretch:
     optimizer_bytes: int = 0
 
 
-@dataclass(kw_only=True)
-class StepTotals:
-    """Total cost of the steps of one optimizer, in FLOPs and bytes."""
+def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
+    """Return the total cost of the steps of one optimizer, in FLOPs and bytes.
 
-    steps: int
-    measured_steps: int
-    """Steps whose FLOPs were counted; those of the others follow from them."""
-    forward_flops: int
-    backward_flops: int
-    dense_flops: int
-    """FLOPs of the same number of steps with nothing stopped, forward and backward."""
-    dense_backward_flops: int
-    gradient_bytes: int
-    optimizer_bytes: int
-
-
-def totals_of(stretches: Sequence[Stretch]) -> StepTotals:
-    """Return the total cost of the steps of one optimizer."""
+    FLOPs were counted in ``measured_steps``; those of the others follow from them. ``dense_flops`` and
+    ``dense_backward_flops`` are those of the same number of steps with nothing stopped.
+    """
     forward = _medians((s.sizes, s.forward_flops) for s in stretches)
     measured = [s for s in stretches if s.backward_flops]
     seen = next((s for s in measured if s.dense), measured[0] if measured else stretches[0])
     dense = _medians((s.sizes, s.backward_flops) for s in measured if s.dense == seen.dense and (s.dense or s is seen))
-    steps, totals = 0, dict.fromkeys(("forward", "backward", "dense_backward", "sent", "visited"), 0.0)
+    names = ("forward_flops", "backward_flops", "dense_backward_flops", "gradient_bytes", "optimizer_bytes")
+    totals = dict.fromkeys(names, 0.0)
     for stretch in stretches:
         if stretch.backward_flops:  # one too short to be measured has the cost of the one before it
             seen = stretch
         own = _medians([(seen.sizes, seen.backward_flops)])
         whole = sum(fitted(dense, size) for size in own)
         share = sum(own.values()) / whole if whole else 0.0
-        steps += stretch.steps
-        for size, count in _counts(stretch).items():
+        for text, count in stretch.counts.items():
+            size = from_text(text)
             full = fitted(dense, size)
-            totals["forward"] += count * fitted(forward, size)
-            totals["dense_backward"] += count * full
-            totals["backward"] += count * (own[size] if size in own else share * full)
-        totals["sent"] += stretch.steps * seen.gradient_bytes
-        totals["visited"] += stretch.steps * seen.optimizer_bytes
-    flops = {name: round(value) for name, value in totals.items()}
-    return StepTotals(
-        steps=steps,
-        measured_steps=sum(len(stretch.sizes) for stretch in stretches),
-        forward_flops=flops["forward"],
-        backward_flops=flops["backward"],
-        dense_flops=flops["forward"] + flops["dense_backward"],
-        dense_backward_flops=flops["dense_backward"],
-        gradient_bytes=flops["sent"],
-        optimizer_bytes=flops["visited"],
-    )
+            totals["forward_flops"] += count * fitted(forward, size)
+            totals["dense_backward_flops"] += count * full
+            totals["backward_flops"] += count * (own[size] if size in own else share * full)
+        totals["gradient_bytes"] += stretch.steps * seen.gradient_bytes
+        totals["optimizer_bytes"] += stretch.steps * seen.optimizer_bytes
+    rounded = {name: round(value) for name, value in totals.items()}
+    return {
+        "steps": sum(stretch.steps for stretch in stretches),
+        "measured_steps": sum(len(stretch.sizes) for stretch in stretches),
+        **rounded,
+        "dense_flops": rounded["forward_flops"] + rounded["dense_backward_flops"],
+    }
 
 
 def _medians(measured: Iterable[tuple[Sequence[str], Sequence[int]]]) -> dict[Size, float]:
-    """Return the median cost of the first measured steps of each size."""
     found: dict[Size, list[int]] = {}
     for sizes, flops in measured:
         for text, one in zip(sizes, flops, strict=True):
@@ -349,29 +312,19 @@ def _medians(measured: Iterable[tuple[Sequence[str], Sequence[int]]]) -> dict[Si
     return {size: float(median_low(values[:LOOKS])) for size, values in found.items()}
 
 
-def _counts(stretch: Stretch) -> dict[Size, int]:
-    """Return the number of steps by size."""
-    return {from_text(text): count for text, count in stretch.counts.items()}
-
-
-# --- Cost of the steps of a user's own training loop, counted from inside its optimizers with -------------------------
+# --- The steps of one optimizer, and those of all optimizers of the process -----------------------------------------
 
 #: An optimizer without a step in this many latest steps of the process is no longer waited for.
 _PATIENCE = 32
 
 
 class StepRecord:
-    """Record of the steps of an optimizer with Gradient-Skip, from construction on.
+    """Record of the steps of an optimizer with Gradient-Skip, from construction on."""
 
-    Args:
-        gradskip: Gradient-Skip of the optimizer, which has not stepped yet.
-        process: record of the process that these steps belong to.
-    """
-
-    def __init__(self, gradskip: Status, process: ProcessRecord) -> None:
+    def __init__(self, gradskip: SkippingStep, process: ProcessRecord) -> None:
         self._process = process
         self._ref = weakref.ref(gradskip)
-        self._stretches = [Stretch()]
+        self.stretches = [Stretch()]
         self._begun_with: set[str] = set()  # sizes of first calls in measured steps of the stretch
         self._size: Size = ()
         self.last_step = process.steps
@@ -380,50 +333,46 @@ class StepRecord:
         self.watch = list(watch_needed(gradskip.parameters, None))
         self.weight_decays = weight_decays(gradskip.optimizer)
         self._keep_facts(gradskip)
-        gradskip.step.before.append(self._before)
-        gradskip.step.after.append(self._after)
-        gradskip.step.refresh()
+        gradskip.before.append(self._before)
+        gradskip.after.append(self._after)
+        gradskip.refresh()
         gradskip.on_stop.append(process.change)
         # Steps of a collected optimizer stay counted, but no further one is waited for.
         finalizer = weakref.finalize(gradskip, process.wait_for_fewer)
         finalizer.atexit = False
 
     @property
-    def gradskip(self) -> Status | None:
-        """Return the optimizer's Gradient-Skip; None once it is collected."""
+    def gradskip(self) -> SkippingStep | None:
         return self._ref()
 
-    def _keep_facts(self, gradskip: Status) -> None:
+    def _keep_facts(self, gradskip: SkippingStep) -> None:
         # Plain values without tensors, which outlive the optimizer.
-        self.machine: SkipMachine = gradskip.machine
-        self.events: list[StopEvent] = gradskip.events
-        self.blueprint: Blueprint = gradskip.blueprint
+        self.machine, self.events, self.blueprint = gradskip.machine, gradskip.events, gradskip.blueprint
 
     @property
     def iteration(self) -> int:
-        """Return the iterations of the optimizer."""
         gradskip = self.gradskip
         return self.machine.iteration if gradskip is None else gradskip.iteration
-
-    @property
-    def wants_look(self) -> bool:
-        """Return whether too few steps since the last change were measured and another one is expected."""
-        return len(self._stretches[-1].forward_flops) < LOOKS and self._goes_on
 
     @property
     def _goes_on(self) -> bool:
         return self.gradskip is not None and self._process.steps - self.last_step <= _PATIENCE
 
+    @property
+    def wants_look(self) -> bool:
+        """Return whether too few steps since the last change were measured and another one is expected."""
+        return len(self.stretches[-1].forward_flops) < LOOKS and self._goes_on
+
     def wants_size(self, text: str) -> bool:
         """Return whether no step was measured that began with a call of this size, and few enough others were."""
-        most = SIZES_DENSE if self._stretches[-1].dense else SIZES_STOPPED
+        most = SIZES_DENSE if self.stretches[-1].dense else SIZES_STOPPED
         if text in self._begun_with or len(self._begun_with) >= most or not self._goes_on:
             return False
         self._begun_with.add(text)
         return True
 
     def _before(self, args: Any, kwargs: Any) -> None:
-        self._process.begin_step()
+        self._process.stepping = True
         if not has_closure(args, kwargs):
             self._take()  # what follows is the optimizer's own arithmetic
 
@@ -432,7 +381,7 @@ class StepRecord:
         gradskip = self.gradskip
         assert gradskip is not None  # its optimizer keeps it alive
         self._keep_facts(gradskip)
-        stretch, text = self._stretches[-1], as_text(self._size)
+        stretch, text = self.stretches[-1], as_text(self._size)
         stretch.steps += 1
         stretch.counts[text] = stretch.counts.get(text, 0) + 1
         self._size = ()
@@ -440,7 +389,7 @@ class StepRecord:
 
     def _take(self) -> None:
         seen = self._process.take()
-        stretch = self._stretches[-1]
+        stretch = self.stretches[-1]
         self._size = self._process.inputs.take() or self._size
         text = as_text(self._size)
         if seen is not None and stretch.sizes.count(text) < LOOKS:
@@ -462,24 +411,13 @@ class StepRecord:
                 stretch.optimizer_bytes += 2 * size + kept
 
     def begin_stretch(self, *, dense: bool) -> None:
-        """Begin to count steps with another set of stopped layers."""
-        if self._stretches[-1].steps == 0:
-            self._stretches.pop()
-        self._stretches.append(Stretch(dense=dense))
+        if self.stretches[-1].steps == 0:
+            self.stretches.pop()
+        self.stretches.append(Stretch(dense=dense))
         self._begun_with.clear()
 
-    def totals(self) -> StepTotals:
-        """Return the total cost of the steps so far."""
-        return totals_of(self._stretches)
-
-    @property
-    def sizes(self) -> set[str]:
-        """Return the sizes of inputs of the steps so far, as texts."""
-        return {text for stretch in self._stretches for text in stretch.counts}
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps so far and the trial that took them, in plain types."""
-        return {"trial": os.environ.get(TRIAL_FOLDER), "stretches": [asdict(stretch) for stretch in self._stretches]}
+        return {"trial": os.environ.get(TRIAL_FOLDER), "stretches": [asdict(stretch) for stretch in self.stretches]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the steps of another process of this trial, if this one has taken none.
@@ -487,7 +425,7 @@ class StepRecord:
         Steps of another trial, whose checkpoint the script has found, are none of this one.
         """
         if self._process.steps == 0 and isinstance(state, Mapping) and state["trial"] == os.environ.get(TRIAL_FOLDER):
-            self._stretches = [Stretch(**stretch) for stretch in state["stretches"]]
+            self.stretches = [Stretch(**stretch) for stretch in state["stretches"]]
 
 
 class ProcessRecord:
@@ -501,17 +439,12 @@ class ProcessRecord:
         """Steps of all optimizers so far."""
         self._since: tuple[int, int] | None = None  # FLOPs at the step's begin; None: not counted
         self._changed = False
-        self._stepping = False
+        self.stepping = False
+        """True while an optimizer steps."""
         self.trace: ScriptTrace | None = None
         """Recorder of the only optimizer's run, if the search asks for it."""
 
-    def add(self, gradskip: Status, given_model: nn.Module | None = None) -> StepRecord:
-        """Count an optimizer's steps until the process ends, and record its run if the search asks for that.
-
-        Args:
-            gradskip: of the optimizer.
-            given_model: the model that the user gave with it, with its wrappers.
-        """
+    def add(self, gradskip: SkippingStep, given_model: nn.Module | None = None) -> StepRecord:
         record = StepRecord(gradskip, self)
         self.inputs.watch(gradskip.parameters, given_model)
         if self.trace is not None:
@@ -523,7 +456,7 @@ class ProcessRecord:
         self.settle()
         return record
 
-    def _trace_run(self, gradskip: Status, given_model: nn.Module | None, record: StepRecord, watch: str) -> None:
+    def _trace_run(self, gradskip: SkippingStep, given_model: nn.Module | None, record: StepRecord, watch: str) -> None:
         if gradskip.numbering.is_sharded:  # every process would have to measure
             return
         folder = Path(os.environ.get(TRIAL_FOLDER, os.curdir))
@@ -542,23 +475,15 @@ class ProcessRecord:
                 self.flops.begin()
             self._since = (self.flops.forward_flops, self.flops.backward_flops)
 
-    def begin_step(self) -> None:
-        """Note that an optimizer's step begins."""
-        self._stepping = True
-
     def take(self) -> tuple[int, int] | None:
-        """Return the FLOPs of the step's training (forward, backward) and end their count.
-
-        None where they were not all counted, or were taken already.
-        """
+        """Return the step's FLOPs (forward, backward) and end their count; None if not all were counted."""
         if self._since is None:
             return None
         (forward, backward), self._since = self._since, None
         return self.flops.forward_flops - forward, self.flops.backward_flops - backward
 
     def end_step(self, record: StepRecord) -> None:
-        """Note that an optimizer's step has ended."""
-        self._stepping = False
+        self.stepping = False
         self.flops.forget_copies()
         self.steps += 1
         if self.steps == 1 and (asked := os.environ.get(FIRST_STEP_VARIABLE)):
@@ -571,12 +496,9 @@ class ProcessRecord:
         self.settle()
 
     def change(self) -> None:
-        """Note that the set of stopped layers changed.
-
-        The change comes within a step, which still has all gradients, or between two steps.
-        """
+        """Note that the set of stopped layers changed, within a step that still has all gradients or between two."""
         self._changed = True
-        if not self._stepping:
+        if not self.stepping:
             self._begin_stretches()
             self.settle()
 
@@ -587,8 +509,7 @@ class ProcessRecord:
             record.begin_stretch(dense=dense)
 
     def _nothing_is_stopped(self) -> bool:
-        controls = [record.gradskip for record in self.records]
-        return all(control is None or not control.stops.any for control in controls)
+        return not any(skip.stops.any for record in self.records if (skip := record.gradskip) is not None)
 
     def wait_for_fewer(self) -> None:
         """End the count if no optimizer is left to wait for.
@@ -609,30 +530,28 @@ class ProcessRecord:
         elif not self.flops.at_work:
             self.flops.begin()
             self._since = None
-        if wanted and self._since is None and not self._stepping:
+        if wanted and self._since is None and not self.stepping:
             self._since = (self.flops.forward_flops, self.flops.backward_flops)
 
     def summary(self, processes: int = 1) -> dict[str, Any] | None:
         """Return the totals of all optimizers so far, in plain types; None without optimizers.
 
-        Layers are those of the optimizer with the most parameters, the latest of several.
-
-        Args:
-            processes: number that train together, data-parallel. Each executes what this one does, so FLOPs and bytes
-                are multiplied by it.
+        Layers are those of the optimizer with the most parameters, the latest of several. FLOPs and bytes are those of
+        ``processes`` that train together, data-parallel: each executes what this one does.
         """
         if not self.records:
             return None
-        totals = [record.totals() for record in self.records]
+        totals = [totals_of(record.stretches) for record in self.records]
         iterations = [record.iteration for record in self.records]
         largest = max(reversed(self.records), key=lambda record: record.parameters)
         names = largest.blueprint.names
         several = len(self.records) > 1
+        on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
         return {
-            **{name: processes * sum(getattr(t, name) for t in totals) for name in StepTotals.__dataclass_fields__},
-            "steps": sum(t.steps for t in totals),
-            "measured_steps": sum(t.measured_steps for t in totals),
-            "sizes": len({text for record in self.records for text in record.sizes}),
+            **{name: processes * sum(t[name] for t in totals) for name in totals[0]},
+            "steps": sum(t["steps"] for t in totals),
+            "measured_steps": sum(t["measured_steps"] for t in totals),
+            "sizes": len({text for record in self.records for stretch in record.stretches for text in stretch.counts}),
             "iteration": sum(iterations),
             "longest_iteration": max(iterations),
             "stopped_through": largest.machine.stopped_through,
@@ -648,7 +567,7 @@ class ProcessRecord:
             "unit_ends": [unit.end for unit in largest.blueprint.plan.units],
             "watch": largest.watch,
             "weight_decays": largest.weight_decays,
-            "peak_memory_bytes": _peak_bytes(),
+            "peak_memory_bytes": peak_bytes(torch.device("cuda" if on_gpu else "cpu")),
         }
 
 
@@ -656,7 +575,7 @@ class ProcessRecord:
 _PROCESS = ProcessRecord()
 
 
-def start(gradskip: Status, given_model: nn.Module | None = None) -> StepRecord:
+def start(gradskip: SkippingStep, given_model: nn.Module | None = None) -> StepRecord:
     """Count an optimizer until its process ends, for `process_summary`."""
     return _PROCESS.add(gradskip, given_model)
 
@@ -664,8 +583,3 @@ def start(gradskip: Status, given_model: nn.Module | None = None) -> StepRecord:
 def process_summary(processes: int = 1) -> dict[str, Any] | None:
     """Return the summary of this process's optimizers for several that train together; None if there are none."""
     return _PROCESS.summary(processes)
-
-
-def _peak_bytes() -> int:
-    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return peak_bytes(torch.device("cuda" if on_gpu else "cpu"))

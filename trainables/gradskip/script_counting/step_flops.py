@@ -63,7 +63,6 @@ class StepFlops(TorchDispatchMode):
             self.attribute(weights)
 
     def forget_copies(self) -> None:
-        """Forget the copies of weights that autocast has made in a step."""
         self._copies.clear()
 
     def shares(self, count: int) -> list[int]:
@@ -77,7 +76,6 @@ class StepFlops(TorchDispatchMode):
 
     @property
     def at_work(self) -> bool:
-        """Return whether operations of this thread are counted."""
         return any(mode is self for mode in _get_current_dispatch_mode_stack())
 
     def begin(self) -> None:
@@ -141,10 +139,7 @@ class StepFlops(TorchDispatchMode):
 
 
 def _in_autograd_function() -> bool:
-    """Return whether an autograd function's forward pass is running.
-
-    It may be compiled code, a reentrant checkpoint, or the user's own function.
-    """
+    """Return whether an autograd function runs forward: compiled code, a reentrant checkpoint, or the user's own."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _APPLY:

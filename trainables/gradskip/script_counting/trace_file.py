@@ -46,12 +46,7 @@ class ScriptFacts:
 
 
 def to_bytes(facts: ScriptFacts, values: NDArray[np.float32]) -> bytes:
-    """Return the file's content.
-
-    Args:
-        facts: of the run.
-        values: (T, K) signals at the beginning of every step.
-    """
+    """Return the file's content; ``values`` are the (T, K) signals at the beginning of every step."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, values=values, facts=np.array(json.dumps(asdict(facts))))
     return buffer.getvalue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conv_models import conv_batches, conv_model
-from loops import DecayInside, equal, train, weights
+from loops import DecayInside, train
 from torch import Tensor, nn
 
 from trainables.errors import UserError
@@ -233,41 +232,3 @@ class TestPlasticity:
 
         with pytest.raises(RuntimeError, match="CAC_RULE=plasticity saw no inputs of a training step"):
             steps()
-
-
-RUNS: dict[str, Settings] = {
-    "linear": Settings(rule="linear", rule_start_itr=2, rule_end_itr=12, rule_depth=1.0, braking_distance=2),
-    "freezeout": Settings(rule="freezeout", rule_start_itr=5, rule_end_itr=20),
-    "gradient_norm": Settings(rule="gradient_norm", rule_start_itr=2, rule_interval=3, rule_percentile=60),
-    "plasticity": Settings(rule="plasticity", rule_start_itr=1, rule_interval=1, rule_window=2, rule_tolerance=0.9),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("whole_units", [False, True])
-@pytest.mark.parametrize("name", RUNS)
-def test_stops_and_resumes_bit_exactly_at_every_iteration(name: str, whole_units: bool) -> None:
-    settings = Settings(**{**RUNS[name].__dict__, "whole_units": whole_units})
-
-    def build() -> tuple[nn.Module, SGD]:
-        model = conv_model()
-        return model, SGD(model.parameters(), lr=0.05, momentum=0.9, settings=settings, model=model)
-
-    whole, whole_optimizer = build()
-    train(whole, whole_optimizer, 16)
-    events = whole_optimizer.gradskip.events
-    assert events
-    assert {e.rule for e in events} == {name}
-    for cut in range(16):
-        model, optimizer = build()
-        train(model, optimizer, cut)
-        file = io.BytesIO()
-        torch.save([model.state_dict(), optimizer.state_dict()], file)
-        file.seek(0)
-        model_state, state = torch.load(file, weights_only=True)
-        resumed, resumed_optimizer = build()
-        resumed.load_state_dict(model_state)
-        resumed_optimizer.load_state_dict(state)
-        train(resumed, resumed_optimizer, 16 - cut, start=cut)
-        assert equal(weights(resumed), weights(whole)), cut
-        assert resumed_optimizer.gradskip.events == events

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from trainables.gradskip.rules.choice import make_rule
-from trainables.gradskip.rules.published import AutoRule, ManualRule
+from trainables.gradskip.rules.published import AutoRule
 from trainables.gradskip.rules.state_machine import SkipMachine, StepPlan
 from trainables.gradskip.settings import Settings
 
@@ -108,9 +108,3 @@ def test_a_machine_continues_from_its_state() -> None:
             first.step(lambda _: 1.0)
         second.load_state_dict(first.state_dict())
         assert [second.step(lambda _: 1.0) for _ in range(cut, 16)] == whole[cut:]
-
-
-def test_manual_rule_exact_misses_for_ever() -> None:
-    rule = ManualRule((1, 2), (3, 5), exact=True)
-    fired = [rule.decide(i, lambda _: 1.0) for i in (0, 1, 2, 4, 5, 6)]
-    assert fired == [None] * 6

@@ -185,66 +185,88 @@ def test_recording_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch
         assert torch.equal(one, other)
 
 
-def test_nothing_is_written_where_replay_could_not_rely_on_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rests(why: str) -> None:
-        trace().write()
-        assert not (folder / TRACE_FILE).exists(), why
-        end()
-        monkeypatch.setattr(process_record, "_PROCESS", ProcessRecord())
+class OfACopy(nn.Module):
+    """As compiled code does it, which brings weights into another layout first: what a layer costs is not seen."""
 
-    net = Residual()
-    optimizer = sgd(net)
-    rests("no step")
-    net = Residual()
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 8, bias=False), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        copied = self.conv.weight.contiguous(memory_format=torch.channels_last)
+        return torch.as_tensor(self.head(nn.functional.conv2d(x, copied).flatten(1)))
+
+
+def two_optimizers(net: Residual) -> None:
     first, _second = sgd(net), sgd(Residual())
     train(first, net, 5)
-    rests("two optimizers")
-    net = Residual()
+
+
+def a_run_that_goes_on(net: Residual) -> None:
     optimizer = sgd(net)
     train(optimizer, net, 5)
     state = optimizer.state_dict()
-    rests_after = sgd(net)
-    assert process_record._PROCESS.trace is not None
-    rests("two optimizers, one after the other")
+    end()
+    process_record._PROCESS = ProcessRecord()
     again = sgd(net)
     again.load_state_dict(state)
     train(again, net, 5)
-    rests("a run that goes on")
-    monkeypatch.setattr(script_trace, "MOST_VALUES", 5)
-    monkeypatch.setattr(script_trace, "_STEPS_ON_DEVICE", 2)
-    train(sgd(net), net, 5)
-    rests("a long run")
-    del rests_after
-    monkeypatch.setenv("RANK", "1")
-    sgd(net)
-    assert process_record._PROCESS.trace is None
 
 
-def test_a_parameter_group_that_comes_later_ends_the_record(folder: Path) -> None:
-    net, more = Residual(), nn.Linear(5, 5)
+def a_group_that_comes_later(net: Residual) -> None:
     optimizer = sgd(net)
-    optimizer.add_param_group({"params": list(more.parameters())})
+    optimizer.add_param_group({"params": list(nn.Linear(5, 5).parameters())})
     train(optimizer, net, 5)
-    trace().write()
-    assert not (folder / TRACE_FILE).exists()
 
 
-def test_nothing_is_written_where_the_cost_of_a_layer_is_not_known(folder: Path) -> None:
-    class OfACopy(nn.Module):
-        """As compiled code does it, which brings weights into another layout first."""
+def layers_frozen_and_thawed(net: Residual) -> None:
+    optimizer = sgd(net)
+    for trains, steps in ((True, 3), (False, 2), (True, 2)):
+        net.stem.weight.requires_grad_(trains)
+        train(optimizer, net, steps)
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.head = nn.Conv2d(3, 4, 8, bias=False), nn.Linear(4, 5)
 
-        def forward(self, x: Tensor) -> Tensor:
-            copied = self.conv.weight.contiguous(memory_format=torch.channels_last)
-            return torch.as_tensor(self.head(nn.functional.conv2d(x, copied).flatten(1)))
+def a_parameter_outside_of_the_optimizer(net: Residual) -> None:
+    train(gradskip.SGD(net.head.parameters(), lr=0.1, weight_decay=0.1, settings=OFF, model=net), net, 4)
 
+
+def groups_in_an_unknown_order(net: Residual) -> None:
+    rest = [p for name, p in net.named_parameters() if not name.startswith("head")]
+    groups = [{"params": list(net.head.parameters())}, {"params": rest}]
+    train(gradskip.SGD(groups, lr=0.1, weight_decay=0.1, settings=OFF), net, 4)
+
+
+def a_long_run(net: Residual) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script_trace, "MOST_VALUES", 5)
+        patch.setattr(script_trace, "_STEPS_ON_DEVICE", 2)
+        train(sgd(net), net, 5)
+
+
+def a_layer_of_unseen_cost(_: Residual) -> None:
     net = OfACopy()
     train(sgd(net), net, 5)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        sgd, two_optimizers, a_run_that_goes_on, a_group_that_comes_later, layers_frozen_and_thawed,
+        a_parameter_outside_of_the_optimizer, groups_in_an_unknown_order, a_long_run, a_layer_of_unseen_cost,
+    ],
+)  # fmt: skip
+def test_nothing_is_written_where_replay_could_not_rely_on_it(
+    folder: Path, training: Callable[[Residual], object]
+) -> None:
+    training(Residual())
     trace().write()
     assert not (folder / TRACE_FILE).exists()
+
+
+def test_one_of_several_processes_records(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    sgd(Residual())
+    assert process_record._PROCESS.trace is None
 
 
 def test_a_file_that_cannot_be_written_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,18 +275,6 @@ def test_a_file_that_cannot_be_written_is_told(folder: Path, monkeypatch: pytest
     (folder / TRACE_FILE).mkdir()
     with pytest.warns(UserWarning, match="the run's variances were not kept for the search: "):
         trace().write()
-
-
-def test_a_run_whose_layers_are_frozen_or_thawed_later_is_not_recorded(folder: Path) -> None:
-    net = Residual()
-    optimizer = sgd(net)
-    train(optimizer, net, 3)
-    net.stem.weight.requires_grad_(False)
-    train(optimizer, net, 2)
-    net.stem.weight.requires_grad_(True)
-    train(optimizer, net, 2)
-    trace().write()
-    assert not (folder / TRACE_FILE).exists()
 
 
 def test_parameters_on_two_devices_end_the_record_not_the_training(folder: Path) -> None:
@@ -314,19 +324,3 @@ def test_copies_that_autocast_makes_are_not_kept(folder: Path) -> None:
     copies = [copy for _, copy in process_record._PROCESS.flops._copies.values()]
     assert copies
     assert not any(copy() is not None for copy in copies)
-
-
-def test_a_parameter_that_trains_outside_of_the_optimizer_ends_the_record(folder: Path) -> None:
-    net = Residual()
-    optimizer = gradskip.SGD(net.head.parameters(), lr=0.1, weight_decay=0.1, settings=OFF, model=net)
-    train(optimizer, net, 4)
-    assert trace().dropped
-
-
-def test_groups_in_an_unknown_order_end_the_record(folder: Path) -> None:
-    net = Residual()
-    rest = [p for name, p in net.named_parameters() if not name.startswith("head")]
-    groups = [{"params": list(net.head.parameters())}, {"params": rest}]
-    optimizer = gradskip.SGD(groups, lr=0.1, weight_decay=0.1, settings=OFF)
-    train(optimizer, net, 4)
-    assert trace().dropped
