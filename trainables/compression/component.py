@@ -1,4 +1,4 @@
-"""Interfaces of pruners, regularizers and quantizers that the scheduler uses.
+"""Interface of pruners that the scheduler uses.
 
 Shapes: a mask has its weight's shape and dtype; 0 removes an element, 1 keeps it (a Bernoulli mask may have values
 above 1).
@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from trainables.compression.schedule.timing import Moment
 
@@ -49,41 +48,3 @@ class Pruner(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
         """Restore a saved state."""
-
-
-class Regularizer(ABC):
-    """Add a term to the loss, and possibly zero small weights."""
-
-    targets: tuple[str, ...]
-    """Parameter names; at least one."""
-    thresholds: bool = False
-    """True if there is a threshold criterion, so that `masks` can return masks."""
-
-    @abstractmethod
-    def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """Return the term, a differentiable scalar, without synchronization with the device."""
-
-    def masks(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return masks of weights that the threshold criterion zeroes after a step, else empty; no synchronization."""
-        return {}
-
-
-class Quantizer(ABC):
-    """Change modules of one model so that they compute with few bits. Classes are not changed."""
-
-    @abstractmethod
-    def prepare(self, model: nn.Module, optimizer: Optimizer | None) -> None:
-        """Change the model's modules in place and add learned parameters to the optimizer.
-
-        Uses parametrizations and child modules; parameters stay the same objects.
-        """
-
-    def finish_epoch(self, model: nn.Module) -> None:  # noqa: B027  # post-training quantization has an end
-        """Handle the end of the last step of an active epoch."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that is not in the model's state dict, in plain types and tensors."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
-        """Restore a saved state; the model must be prepared already."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.model_copies import as_built
-from trainables.compression.thinning.cutting import crop
+from trainables.compression.thinning import crop
 from trainables.errors import UserError, unknown_name
 
 

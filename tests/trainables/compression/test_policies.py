@@ -18,10 +18,10 @@ from trainables.compression.policies import (
     QuantizationPolicy,
     RegularizationPolicy,
     Training,
-    build_regularizer,
 )
 from trainables.compression.pruners.ranked import LevelPruner, constant_share
 from trainables.compression.pruners.thresholds import MagnitudePruner, SensitivityPruner
+from trainables.compression.regularizers import build_regularizer
 from trainables.compression.schedule import PrunerPolicyConfig
 from trainables.compression.schedule.configs import GroupLassoRegularizerConfig, L1RegularizerConfig
 from trainables.compression.schedule.timing import Moment, Timing

@@ -1,14 +1,25 @@
-"""Distillation in a training loop: collects the student's and the teacher's logits of a step and computes the loss.
+"""Knowledge distillation: a model learns from another model's logits.
 
-Shapes: B samples, C classes, T positions; logits (B, C), (B, T, C) or, flattened to rows, (N, C).
+Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015 (arXiv:1503.02531), section 2.
+
+Symbols: s, t logits of student and teacher; T temperature; p = softmax(t / T), q = softmax(s / T); w_d, w_s, w_t the
+weights; N rows, C classes.
+
+    L = w_s CE(s, labels) + w_d T^2 mean_n sum_c p (log p - log q) + w_t CE(t, labels)
+
+T^2 keeps the gradients of both terms at a similar magnitude when T changes: the gradient of the second term with
+respect to s is w_d T (q - p) / N.
+
+Shapes: logits (B, C), then N = B, or (B, T', C) for sequences, then N = B T'; labels as the logits without C.
 """
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,19 +36,6 @@ from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
 from trainables.runtime.isolation import kept_generators
 from trainables.workloads.models import MODELS, build_model
 from trainables.workloads.user_code import import_attribute
-
-# --- The loss of knowledge distillation ------------------------------------------------------------------------------
-# Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015 (arXiv:1503.02531), section 2.
-#
-# Symbols: s, t logits of student and teacher; T temperature; p = softmax(t / T), q = softmax(s / T); w_d, w_s, w_t the
-# weights; N rows, C classes.
-#
-#     L = w_s CE(s, labels) + w_d T^2 mean_n sum_c p (log p - log q) + w_t CE(t, labels)
-#
-# T^2 keeps the gradients of both terms at a similar magnitude when T changes: the gradient of the second term with
-# respect to s is w_d T (q - p) / N.
-#
-# Shapes: logits (B, C), then N = B, or (B, T', C) for sequences, then N = B T'; labels as the logits without C.
 
 
 class DistillationLossWeights(NamedTuple):
@@ -102,9 +100,6 @@ def _rows(logits: Tensor) -> Tensor:
     return logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
 
 
-# --- The policy ------------------------------------------------------------------------------------------------------
-
-
 class KnowledgeDistillationPolicy:
     """Run a teacher on the student's inputs and add the distillation term to the loss.
 
@@ -149,7 +144,8 @@ class KnowledgeDistillationPolicy:
         self._follow(next((parameter.device for parameter in student_model.parameters()), None))
         self._handle: RemovableHandle | None = None
         self._was_attached = False
-        self._in_forward = False
+        self.in_forward = False
+        """True while `forward` runs the student, whose hook then does nothing."""
         self.clear()
 
     @property
@@ -188,13 +184,13 @@ class KnowledgeDistillationPolicy:
         Raises:
             UserError: student or teacher does not return logits.
         """
-        self._in_forward = True
+        self.in_forward = True
         try:
             output = self.student(*inputs, **named)
         finally:
-            self._in_forward = False
+            self.in_forward = False
         if self.is_attached or not self._was_attached:
-            self._keep(inputs, named, output)
+            self.keep(inputs, named, output)
         return output
 
     def before_backward(self, loss: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -221,23 +217,11 @@ class KnowledgeDistillationPolicy:
                 "distillation needs the student's logits: call the policy's forward(inputs) instead of the model, or "
                 "its attach(), before the loss"
             )
-        return distillation_loss(
-            student,
-            teacher,
-            loss,
-            temperature=self.temperature,
-            distill_weight=self.loss_weights.distill,
-            student_weight=self.loss_weights.student,
-            teacher_weight=self.loss_weights.teacher,
-            labels=labels,
-        )
+        weights = {f"{name}_weight": weight for name, weight in self.loss_weights._asdict().items()}
+        return distillation_loss(student, teacher, loss, temperature=self.temperature, labels=labels, **weights)
 
-    def watch(self, args: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
-        """Handle a call of the student that the hook reports."""
-        if self.student.training and not self._in_forward:
-            self._keep(args, named, output)
-
-    def _keep(self, args: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
+    def keep(self, args: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
+        """Keep the logits of a call of the student, and those of the teacher on the same inputs."""
         if not torch.is_grad_enabled() or not self.calls_teacher_each_step:
             return
         self._calls += 1
@@ -252,7 +236,6 @@ class KnowledgeDistillationPolicy:
             self._teacher_logits = _logits(self.teacher(*args, **named), "teacher")
 
     def _follow(self, device: torch.device | None) -> None:
-        """Move the teacher to the student's device."""
         here = next((parameter.device for parameter in self.teacher.parameters()), device)
         if device is not None and here != device:
             self.teacher.to(device)
@@ -264,9 +247,9 @@ class _Watch:
     def __init__(self, policy: KnowledgeDistillationPolicy | None) -> None:
         self._policy = policy
 
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if self._policy is not None:
-            self._policy.watch(args, named, output)
+    def __call__(self, student: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        if self._policy is not None and student.training and not self._policy.in_forward:
+            self._policy.keep(args, named, output)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Watch:
         return _Watch(None)
@@ -281,7 +264,7 @@ def _logits(output: Any, who: str) -> Tensor:
     return output
 
 
-# --- The teacher model of distillation: built by name, by the user's function, or like the student; and its weights
+# --- The teacher: built by name, by the user's function, or like the student; and its weights -------------------------
 
 #: The name of a teacher with the student's architecture.
 SAME = "same"
@@ -372,13 +355,12 @@ def _called(name: str, student: nn.Module, *, pretrained: bool) -> nn.Module:
 
 def _channels(student: nn.Module) -> int | None:
     """Return the input channels of the first convolution, or None."""
-    return next((int(m.in_channels) for m in student.modules() if isinstance(m, nn.Conv2d)), None)
+    return next((m.in_channels for m in student.modules() if isinstance(m, nn.Conv2d)), None)
 
 
 def _classes(student: nn.Module) -> int | None:
     """Return the outputs of the last linear layer, or None."""
-    widths = [int(module.out_features) for module in student.modules() if isinstance(module, nn.Linear)]
-    return widths[-1] if widths else None
+    return next((m.out_features for m in reversed(list(student.modules())) if isinstance(m, nn.Linear)), None)
 
 
 def load_weights(teacher: nn.Module, checkpoint: str | Path) -> None:
@@ -398,18 +380,13 @@ def load_weights(teacher: nn.Module, checkpoint: str | Path) -> None:
     own = teacher.state_dict()
     names = {without_parallel(name): name for name in own}
     found = {names.get(without_parallel(name), name): value for name, value in weights.items()}
-    complaints = [
+    shapes = {name: f"{name} {list(value.shape)} for {list(own[name].shape)}"
+              for name, value in found.items() if name in own and value.shape != own[name].shape}  # fmt: skip
+    complaints = (
         _listed("it lacks", [name for name in own if name not in found]),
         _listed("the teacher has no", [name for name in found if name not in own]),
-        _listed(
-            "of another shape are",
-            [
-                f"{name} {list(value.shape)} for {list(own[name].shape)}"
-                for name, value in found.items()
-                if name in own and value.shape != own[name].shape
-            ],
-        ),
-    ]
+        _listed("of another shape are", list(shapes.values())),
+    )
     if any(complaints):
         raise UserError(
             f"teacher checkpoint {checkpoint} does not fit the teacher: {'; '.join(c for c in complaints if c)}"
@@ -418,10 +395,7 @@ def load_weights(teacher: nn.Module, checkpoint: str | Path) -> None:
 
 
 def _read(path: Path) -> Mapping[str, Tensor]:
-    """Return a checkpoint's tensors by name."""
-    file = path
-    if path.is_dir():
-        file = path / CHECKPOINT_FILE
+    file = path / CHECKPOINT_FILE if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"teacher checkpoint {path}: there is no such file")
     rule = f"teacher checkpoint {path} must hold tensors by name, as torch.save(model.state_dict(), file) writes them"
@@ -445,3 +419,62 @@ def _listed(what: str, names: list[str]) -> str:
         return ""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{what} {', '.join(names[:_NAMED])}{more}"
+
+
+# --- Flags of a training script ---------------------------------------------------------------------------------------
+
+
+def add_distillation_args(
+    parser: argparse.ArgumentParser, arch_choices: Sequence[str] | None = None, enable_pretrained: bool = True
+) -> None:
+    """Add the group "Knowledge Distillation Training Arguments" to a parser.
+
+    The parsed values are ``kd_teacher``, ``kd_pretrained``, ``kd_resume``, ``kd_temp``, ``kd_distill_wt``,
+    ``kd_student_wt``, ``kd_teacher_wt`` and ``kd_start_epoch``.
+
+    Args:
+        parser: the script's parser.
+        arch_choices: accepted teacher names; None accepts any name.
+        enable_pretrained: whether to add the flag ``--kd-pretrained``; without it ``kd_pretrained`` is False.
+    """
+    group = parser.add_argument_group("Knowledge Distillation Training Arguments")
+    group.add_argument(
+        "--kd-teacher", choices=arch_choices, metavar="ARCH", help="Model architecture for teacher model"
+    )
+    if enable_pretrained:
+        group.add_argument("--kd-pretrained", action="store_true", help="Use pre-trained model for teacher")
+    else:
+        parser.set_defaults(kd_pretrained=False)
+    group.add_argument("--kd-resume", metavar="PATH", help="Path to checkpoint from which to load teacher weights")
+    group.add_argument(
+        "--kd-temperature", "--kd-temp", dest="kd_temp", default=1.0, metavar="TEMP",
+        type=_number(float, lambda value: 0 < value < math.inf, "a number > 0"),
+        help="Knowledge distillation softmax temperature (default: %(default)s)",
+    )  # fmt: skip
+    for flag, short, default, what in (
+        ("distill", "dw", 0.5, "distillation loss (student vs. teacher soft targets)"),
+        ("student", "sw", 0.5, "student vs. labels loss"),
+        ("teacher", "tw", 0.0, "teacher vs. labels loss"),
+    ):
+        group.add_argument(
+            f"--kd-{flag}-wt", f"--kd-{short}", default=default, metavar="WEIGHT",
+            type=_number(float, lambda value: 0 <= value < math.inf, "a number >= 0"),
+            help=f"Weight for {what} (default: %(default)s)",
+        )  # fmt: skip
+    group.add_argument(
+        "--kd-start-epoch", type=_number(int, lambda value: value >= 0, "a whole number >= 0"), default=0,
+        metavar="EPOCH_NUM", help="Epoch from which to enable distillation (default: %(default)s)",
+    )  # fmt: skip
+
+
+def _number(kind: Callable[[str], Any], holds: Callable[[Any], bool], rule: str) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not holds(value):
+            raise argparse.ArgumentTypeError(f"must be {rule}, got {text!r}")
+        return value
+
+    return read
