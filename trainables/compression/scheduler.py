@@ -162,7 +162,7 @@ class CompressionScheduler:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """Return the optimizer."""
+        """Return the optimizer, if there is one."""
         return self.training.optimizer
 
     @property

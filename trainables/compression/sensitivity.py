@@ -8,12 +8,9 @@ Shapes and symbols: w a weight of n elements, two dimensions or more; filters ar
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby, islice
 from math import floor, isfinite
 from typing import Any, Literal, get_args
 
@@ -125,36 +122,28 @@ def sensitivity_analysis(
         if name not in chosen:
             continue
         smallest = order(parameter, kind)
-        with _restored(parameter):
+        saved = parameter.detach().clone()
+        try:
             for level in ascending:
                 if level > 0:
-                    _prune(parameter, smallest[: count_at(level, len(smallest))], kind)
+                    _prune(parameter.detach(), smallest[: count_at(level, len(smallest))], kind)
                 found = evaluate(model) if level > 0 or dense is None else dense
                 dense = dense or found
                 rows.append(Row(parameter=name, sparsity=level, top1=found.top1, top5=found.top5, loss=found.loss))
                 if on_row is not None:
                     on_row(rows[-1])
+        finally:
+            parameter.detach().copy_(saved)
     return rows
 
 
-@contextmanager
-def _restored(parameter: nn.Parameter) -> Iterator[None]:
-    saved = parameter.detach().clone()
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            parameter.copy_(saved)
-
-
-def _prune(parameter: nn.Parameter, numbers: Tensor, kind: Kind) -> None:
+def _prune(parameter: Tensor, numbers: Tensor, kind: Kind) -> None:
     """Zero elements, filters or channels by index."""
-    with torch.no_grad():
-        if kind == "element":
-            chosen = torch.zeros(parameter.numel(), dtype=torch.bool, device=parameter.device)
-            parameter.masked_fill_(chosen.index_fill_(0, numbers, True).view(parameter.shape), 0)
-        else:
-            parameter.index_fill_(0 if kind == "filter" else 1, numbers, 0)
+    if kind == "element":
+        chosen = torch.zeros(parameter.numel(), dtype=torch.bool, device=parameter.device)
+        parameter.masked_fill_(chosen.index_fill_(0, numbers, True).view(parameter.shape), 0)
+    else:
+        parameter.index_fill_(0 if kind == "filter" else 1, numbers, 0)
 
 
 def count_at(level: float, number: int) -> int:
@@ -191,11 +180,9 @@ def proposed_sensitivities(
         UserError: ``allowed_drop`` is out of range.
     """
     allowed_drop = read_drop(allowed_drop, quality)
-    by_parameter: dict[str, list[Row]] = {}
-    for row in rows:
-        by_parameter.setdefault(row.parameter, []).append(row)
     found = []
-    for name, own in by_parameter.items():
+    for name, group in groupby(rows, key=lambda row: row.parameter):
+        own = list(group)
         best = own[0]
         for row in own:
             lost = quality.lost(row.top1, own[0].top1)
@@ -232,13 +219,11 @@ def sensitivity_at(weight: Tensor, level: float) -> float:
 
 def to_csv(rows: Sequence[Row]) -> str:
     """Return CSV with the columns parameter, sparsity, top1, top5, loss; unknown values are empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["parameter", "sparsity", "top1", "top5", "loss"])
+    lines = [list(Row.__dataclass_fields__)]
     for row in rows:
-        numbers = [row.sparsity, row.top1, row.top5, row.loss]
-        writer.writerow([row.parameter, *("" if number is None else f"{number:.6g}" for number in numbers)])
-    return text.getvalue()
+        parameter, *numbers = asdict(row).values()
+        lines.append([parameter, *("" if number is None else f"{number:.6g}" for number in numbers)])
+    return "".join(",".join(line) + "\n" for line in lines)
 
 
 def pruners_section(proposals: Sequence[Proposal], kind: Kind) -> dict[str, Any]:

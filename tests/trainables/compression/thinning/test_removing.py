@@ -7,7 +7,7 @@ import torch
 from thinned_models import filled, images, stack, thinned_alike, widths, with_norms, zero_filters
 from torch import Tensor, nn
 
-from trainables.compression.measures.sizes import layer_macs
+from trainables.compression.measures import layer_macs
 from trainables.compression.thinning import Left, thin
 from trainables.workloads.models import build_model
 

@@ -1,4 +1,4 @@
-"""Interface of pruners that the scheduler uses.
+"""Base of all pruners.
 
 Shapes: a mask has its weight's shape and dtype; 0 removes an element, 1 keeps it (a Bernoulli mask may have values
 above 1).
@@ -8,20 +8,43 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
+from trainables.compression.masks import parameters_as_built
+from trainables.compression.schedule.names import assigned, listed
 from trainables.compression.schedule.timing import Moment
 
 
 class Pruner(ABC):
-    """Decide which elements of some weights are zero."""
+    """Decide which elements of some weights are zero.
 
-    targets: tuple[str, ...]
-    """Parameter names, in the schedule's order; at least one."""
-    epochs_before: int = 0
+    Args:
+        settings: one of `trainables.compression.schedule.configs.PRUNERS`.
+        model: the model to prune.
+        generator: on the CPU, for all random numbers.
+
+    Raises:
+        UserError: a name matches no parameter, or a weight does not have the requested structures.
+    """
+
+    argument: ClassVar[str] = "weights"
+    """The argument that names parameters, in a list or with a value each."""
+    epochs_before: ClassVar[int] = 0
     """Number of epochs before the first active one at which the pruner starts to observe training (`start`)."""
+
+    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
+        names = tuple(parameters_as_built(model))
+        given = getattr(settings, self.argument)
+        self.settings = settings
+        self.values: dict[str, Any] = (
+            assigned(given, names) if isinstance(given, Mapping) else dict.fromkeys(listed(given, names))
+        )
+        """Value of the argument by parameter name, None if it has no values."""
+        self.targets = tuple(self.values)
+        """Parameter names, at least one."""
 
     @abstractmethod
     def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
