@@ -175,8 +175,7 @@ class KnowledgeDistillationPolicy:
     def clear(self) -> None:
         """Discard the stored logits, for example after a step whose loss is not used."""
         self._calls = 0
-        self._student_logits: Tensor | None = None
-        self._teacher_logits: Tensor | None = None
+        self._logits: tuple[Tensor, Tensor] | None = None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Return the student's output for these inputs; with gradients enabled, also run the teacher on them.
@@ -205,35 +204,33 @@ class KnowledgeDistillationPolicy:
         """
         if not self.calls_teacher_each_step:
             return self.loss_weights.student * loss
-        calls, student, teacher = self._calls, self._student_logits, self._teacher_logits
+        calls, logits = self._calls, self._logits
         self.clear()
         if calls > 1:
             raise UserError(
                 f"distillation needs a loss made of one call of the student, it was called {calls} times since the "
                 "last loss: call it in eval mode or without gradients for anything else"
             )
-        if student is None or teacher is None:
+        if logits is None:
             raise UserError(
                 "distillation needs the student's logits: call the policy's forward(inputs) instead of the model, or "
                 "its attach(), before the loss"
             )
         weights = {f"{name}_weight": weight for name, weight in self.loss_weights._asdict().items()}
-        return distillation_loss(student, teacher, loss, temperature=self.temperature, labels=labels, **weights)
+        return distillation_loss(*logits, loss, temperature=self.temperature, labels=labels, **weights)
 
     def keep(self, args: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
         """Keep the logits of a call of the student, and those of the teacher on the same inputs."""
         if not torch.is_grad_enabled() or not self.calls_teacher_each_step:
             return
         self._calls += 1
-        self._student_logits = self._teacher_logits = None
+        self._logits = None
         if self._calls > 1:  # before_backward will raise
             return
-        self._student_logits = _logits(output, "student")
-        self._follow(self._student_logits.device)
-        if self.teacher.training:
-            self.teacher.eval()
+        student = _checked(output, "student")
+        self._follow(student.device)
         with torch.no_grad():
-            self._teacher_logits = _logits(self.teacher(*args, **named), "teacher")
+            self._logits = (student, _checked(self.teacher.eval()(*args, **named), "teacher"))
 
     def _follow(self, device: torch.device | None) -> None:
         here = next((parameter.device for parameter in self.teacher.parameters()), device)
@@ -255,7 +252,7 @@ class _Watch:
         return _Watch(None)
 
 
-def _logits(output: Any, who: str) -> Tensor:
+def _checked(output: Any, who: str) -> Tensor:
     rule = f"distillation needs a {who} that returns one tensor of logits, (B, C) or (B, T, C)"
     if not isinstance(output, Tensor):
         raise UserError(f"{rule}, got {type(output).__name__}")
@@ -282,10 +279,8 @@ def build_teacher(
     """Build the teacher on the CPU with its weights; the states of the random generators are restored.
 
     Args:
-        settings: ``teacher`` is a name of `trainables.workloads.models.MODELS`, built for the student's input channels
-            and classes; or ``package.module:function``, called with ``num_classes`` and ``channels`` if its signature
-            has them and, if ``pretrained``, with ``pretrained=True``; or ``same`` or None for the student's
-            architecture.
+        settings: ``teacher`` is a name of `trainables.workloads.models.MODELS`; or ``package.module:function``; or
+            ``same`` or None for the student's architecture (docs/compression.md).
         student: the model that will be trained; not changed.
         make_model: builds a fresh model of the student's architecture. None: a copy of the student is used.
 
@@ -364,14 +359,12 @@ def _classes(student: nn.Module) -> int | None:
 
 
 def load_weights(teacher: nn.Module, checkpoint: str | Path) -> None:
-    """Load a checkpoint's weights into a teacher.
-
-    A ``module`` that a parallel wrapper added to names is ignored on both sides.
+    """Load a checkpoint's weights into a teacher; a ``module`` of a parallel wrapper in names is ignored.
 
     Args:
         teacher: its parameters and buffers are overwritten.
-        checkpoint: a file with a state dict, or with a dict that has one under ``model``, ``state_dict`` or
-            ``model_state_dict``, such as tune_cac's checkpoints; or the folder of a tune_cac checkpoint.
+        checkpoint: a file with a state dict, or with a dict that has one under one of `_WEIGHTS`, such as tune_cac's
+            checkpoints; or the folder of a tune_cac checkpoint.
 
     Raises:
         UserError: the file is missing, not a checkpoint, or has weights of another architecture.

@@ -80,11 +80,7 @@ class CompressionScheduler:
         self._before_change = before_change
         self._told = model_changed
         self.training = Training(
-            model=model,
-            masks=self.masks,
-            optimizer=optimizer,
-            example=example,
-            model_changed=self._model_changed,
+            model=model, masks=self.masks, optimizer=optimizer, example=example, model_changed=self._model_changed
         )
         self._components: dict[str, Any] = {}
         self._open: int | None = None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import prod
@@ -249,18 +249,6 @@ _LAYERS = (*_WEIGHTED, "BN", "IN", "DEPTHWISE_CONV")
 _CUT = (*_LAYERS, "PRELU")
 
 
-@dataclass(frozen=True)
-class Left:
-    """Zero channels that are not removed."""
-
-    module: str
-    """The layer that has these filters or channels."""
-    channels: int
-    """Their number."""
-    reason: str
-    """The reason for which they are not removed."""
-
-
 class _Part:
     """One side (output or input channels) of one module of a group."""
 
@@ -269,9 +257,10 @@ class _Part:
         self.type: str = node.type.name
         self.module: nn.Module = node.module
         self.name = names.get(self.module, "")
-        self.label = self.name or f"an operation ({self.type.lower()})"
         self.indices: dict[int, list[int]] = defaultdict(list)
         """The module's own indices, by root channel r."""
+        self.is_one_number = self.type == "PRELU" and width(self.module, 0) == 1
+        """True for a PReLU that has one slope for all channels."""
         weighted = self.type in (*_WEIGHTED, "DEPTHWISE_CONV")
         self._zeros = zero_slices(self.module, side) if weighted else []
 
@@ -285,67 +274,51 @@ class _Part:
         return {i for r in channels for i in self.indices.get(r, [])}
 
 
-@dataclass
-class _Found:
-    """Channels that can be removed from a group, and zero channels that cannot."""
-
-    root: str
-    cuts: Cuts
-    left: list[Left]
-
-
 class _Group:
     """Coupled channels of one root, found by torch_pruning."""
 
-    def __init__(self, parts: list[_Part], excluded: Mapping[str, str]) -> None:
+    def __init__(self, parts: list[_Part], excluded: Container[str]) -> None:
         self.parts, self.excluded = parts, excluded
         self.by_node = {id(part.node): part for part in parts if part.side == 0}
         self.layers = [part for part in parts if part.type in _LAYERS]
         self._dead: dict[tuple[int, int], bool] = {}
 
-    def find(self, kind: Kind, round_to: int) -> _Found:
-        """Find the channels to remove, and the zero channels that are kept with the reason."""
+    def cuts(self, kind: Kind, round_to: int) -> Cuts:
+        """Return what can be removed."""
         sides = {"filters": (0,), "channels": (1,), "structures": (0, 1)}[kind]
-        removable: list[int] = []
-        reasons: dict[str, list[int]] = defaultdict(list)
-        for r in sorted(self.parts[0].indices):
-            if not any(part.side in sides and part.is_zero(r) for part in self.layers):
-                continue
-            reason = self._obstacle(r, kind)
-            (removable if reason is None else reasons[reason]).append(r)
-        going = self._in_whole_groups(removable)
+        going = [
+            r
+            for r in sorted(self.parts[0].indices)
+            if any(part.side in sides and part.is_zero(r) for part in self.layers) and self._can_go(r, kind)
+        ]
+        going = self._in_whole_groups(going)
         while going and not self._fits(going, round_to):
             going = self._in_whole_groups(going[:-1])
-        if len(going) < len(removable):
-            rule = "a layer keeps one" if round_to == 1 else f"widths are multiples of {round_to}"
-            kept = [r for r in removable if r not in going]
-            reasons[f"{rule}, and groups of a grouped convolution stay alike"] += kept
-        root = self.parts[0].name
-        left = [Left(root, len(channels), reason) for reason, channels in reasons.items()]
-        return _Found(root, self._cuts(going), left)
+        cuts: Cuts = {}
+        for part in self.parts:
+            own = part.of(going)
+            if own and part.type in _CUT and not part.is_one_number:
+                cuts.setdefault((part.name, part.side), set()).update(own)
+        return cuts
 
-    def _obstacle(self, r: int, kind: Kind) -> str | None:
-        """Return why a channel cannot be removed; None if it can."""
+    def _can_go(self, r: int, kind: Kind) -> bool:
+        """Return whether all parts can do without a channel, and each layer that reads it reads or makes zeros."""
         there = [part for part in self.parts if r in part.indices]
         for part in there:
-            if part.type == "OUTPUT":
-                return "it is an output of the model"
-            if part.type not in (*_PASSES, *_WEIGHTED):
-                return f"it goes through {part.label}, which does not treat channels one by one"
-            if part.type in _CUT:
-                if part.name in self.excluded:
-                    return f"{part.label} {self.excluded[part.name]}"
-                if part.type == "DEPTHWISE_CONV" and not is_depthwise(part.module):
-                    return f"{part.label} has several input channels for each filter"
-                channels = width(part.module, part.side)
-                if max(part.indices[r]) >= channels and not (part.type == "PRELU" and channels == 1):
-                    return f"{part.label} has no channel for it"
+            if part.type not in (*_PASSES, *_WEIGHTED):  # an output of the model, or it does not treat them one by one
+                return False
+            if part.type in _CUT and (
+                part.name in self.excluded
+                or (part.type == "DEPTHWISE_CONV" and not is_depthwise(part.module))  # several inputs for each filter
+                or not (part.is_one_number or max(part.indices[r]) < width(part.module, part.side))
+            ):
+                return False
         readers = [part for part in there if part.side == 1]
-        for part in readers:
-            reads_zeros = kind != "channels" and all(self._is_dead(node, r) for node in inputs_of(part.node))
-            if not reads_zeros and not (kind != "filters" and part.is_zero(r)):
-                return f"{part.label} also reads what is not zero there"
-        return None if readers else "no layer reads it"
+        return bool(readers) and all(
+            (kind != "channels" and all(self._is_dead(node, r) for node in inputs_of(part.node)))
+            or (kind != "filters" and part.is_zero(r))
+            for part in readers
+        )
 
     def _is_dead(self, node: Any, r: int) -> bool:
         key = (id(node), r)
@@ -357,16 +330,12 @@ class _Group:
         part = self.by_node.get(id(node))
         if part is None or r not in part.indices:
             return False
-        if part.type in _WEIGHTED:
+        if part.type in _WEIGHTED or (part.type == "DEPTHWISE_CONV" and part.is_zero(r)):
             return part.is_zero(r)
-        if part.type not in _PASSES:
-            return False
-        if part.type == "DEPTHWISE_CONV" and part.is_zero(r):
-            return True
         inputs = inputs_of(node)
         if part.type == "CONCAT":
             inputs = [i for i in inputs if id(i) in self.by_node and r in self.by_node[id(i)].indices]
-        return bool(inputs) and all(self._is_dead(i, r) for i in inputs)
+        return part.type in _PASSES and bool(inputs) and all(self._is_dead(i, r) for i in inputs)
 
     def _in_whole_groups(self, going: list[int]) -> list[int]:
         while True:
@@ -379,21 +348,13 @@ class _Group:
                 return going
 
     def _fits(self, going: list[int], round_to: int) -> bool:
+        """Return whether each layer keeps an output, and widths that change are multiples."""
         for part in self.layers:
             lost = len(part.of(going)) if part.side == 0 else 0
-            if lost:
-                kept = width(part.module, 0) - lost
-                if kept == 0 or kept % round_to:
-                    return False
+            kept = width(part.module, part.side) - lost
+            if lost and (kept == 0 or kept % round_to):
+                return False
         return True
-
-    def _cuts(self, going: list[int]) -> Cuts:
-        cuts: Cuts = {}
-        for part in self.parts:
-            own = part.of(going)
-            if own and part.type in _CUT and not (part.type == "PRELU" and width(part.module, 0) == 1):
-                cuts.setdefault((part.name, part.side), set()).update(own)
-        return cuts
 
 
 def inputs_of(node: Any) -> list[Any]:
@@ -412,14 +373,14 @@ def check_installed() -> None:
 
 
 def coupled_groups(
-    model: nn.Module, forward: Callable[[nn.Module], list[Tensor]], excluded: Mapping[str, str]
+    model: nn.Module, forward: Callable[[nn.Module], list[Tensor]], excluded: Container[str]
 ) -> list[_Group]:
     """Return all groups of coupled channels of a model, each rooted at its widest layer, which has every channel.
 
     Args:
         model: a bare copy in eval mode, all parameters requiring gradients.
         forward: returns the model's outputs on the example, with a gradient graph.
-        excluded: reasons by name of modules that cannot be cut, such as "is used more than once".
+        excluded: names of modules that cannot be cut.
 
     Raises:
         UserError: torch_pruning is not installed, or cannot trace the model.
@@ -543,8 +504,6 @@ class Thinned:
     """True if the outputs on the example are unchanged in eval mode, apart from rounding."""
     difference: float
     """The largest absolute change of an output on the example."""
-    left: tuple[Left, ...]
-    """Zero channels that were not removed."""
 
 
 def thin(
@@ -582,7 +541,7 @@ def thin(
     record: Record = []
     with evaluating(trial.model):
         while True:  # a cut can make more filters zero
-            cuts, left = trial.cut(kind, round_to)
+            cuts = trial.cut(kind, round_to)
             if not cuts:
                 break
             record += cuts
@@ -593,7 +552,6 @@ def thin(
         removed=thin_again(model, record, optimizer),
         exact=difference <= trial.tolerance,
         difference=difference,
-        left=tuple(left),
     )
 
 
@@ -620,8 +578,8 @@ class _Trial:
     def _outputs(self, model: nn.Module) -> list[Tensor]:
         return [t for t in tensors_in(model(*self.arguments)) if t.is_floating_point()]
 
-    def _excluded(self, shared: set[str]) -> dict[str, str]:
-        """Return the modules that cannot be cut: reason by name."""
+    def _excluded(self, shared: set[str]) -> set[str]:
+        """Return the modules that cannot be cut: called more than once, with a shared or a computed weight."""
         calls: Counter[nn.Module] = Counter()
         handles = [
             module.register_forward_hook(lambda called, *_: calls.update([called])) for module in self.model.modules()
@@ -631,49 +589,39 @@ class _Trial:
         finally:
             for handle in handles:
                 handle.remove()
-        found = {}
+        found = set()
         for name, module in self.model.named_modules():
-            if calls[module] > 1:
-                found[name] = "is used more than once"
             own = [tensor for tensor in ("weight", "bias") if getattr(module, tensor, None) is not None]
-            if any(not isinstance(getattr(module, tensor), nn.Parameter) for tensor in own):
-                found[name] = "has a weight that is computed"
-            elif any(f"{name}.{tensor}" in shared for tensor in own):
-                found[name] = "shares a parameter"
+            computed = any(not isinstance(getattr(module, tensor), nn.Parameter) for tensor in own)
+            if calls[module] > 1 or computed or any(f"{name}.{tensor}" in shared for tensor in own):
+                found.add(name)
         return found
 
     def difference(self) -> float:
         """Return the largest absolute change of an output."""
         return _largest_difference(self.reference, self._outputs(self.model))
 
-    def cut(self, kind: Kind, round_to: int) -> tuple[Record, list[Left]]:
-        """Cut what can be removed now; return the cuts and the zero channels that remain."""
-        found = [group.find(kind, round_to) for group in coupled_groups(self.model, self._outputs, self.excluded)]
-        left = [entry for one in found for entry in one.left]
-        going = [one for one in found if one.cuts]
-        record, thinner = self._without(going)
-        if thinner is None and going:
-            sound = []
-            for one in going:
-                if self._without([one])[1] is not None:
-                    sound.append(one)
-                else:
-                    count = len(one.cuts[one.root, 0])
-                    left.append(Left(one.root, count, "without it the model fails or computes something else"))
-            record, thinner = self._without(sound)
+    def cut(self, kind: Kind, round_to: int) -> Record:
+        """Cut what can be removed now, and return it."""
+        groups = coupled_groups(self.model, self._outputs, self.excluded)
+        found = [cuts for group in groups if (cuts := group.cuts(kind, round_to))]
+        record, thinner = self._without(found)
         if thinner is None:
-            return [], left
+            # Without some the model fails, or an activation makes something of zero.
+            record, thinner = self._without([cuts for cuts in found if self._without([cuts])[1] is not None])
+        if thinner is None:
+            return []
         self.model = thinner
-        return record, left
+        return record
 
-    def _without(self, found: Sequence[_Found]) -> tuple[Record, nn.Module | None]:
+    def _without(self, found: Sequence[Cuts]) -> tuple[Record, nn.Module | None]:
         """Return the cuts of several groups, and the model after them.
 
         The model is None without cuts, or if it does not compute the same as with the cut norms and biases zeroed.
         """
         cuts: Cuts = {}  # a layer that reads channels of several roots is cut for each
         for one in found:
-            for key, indices in one.cuts.items():
+            for key, indices in one.items():
                 cuts.setdefault(key, set()).update(indices)
         record: Record = [[name, side, sorted(indices)] for (name, side), indices in cuts.items()]
         if not cuts:
