@@ -21,6 +21,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import torch
@@ -130,13 +131,13 @@ class KnowledgeDistillationPolicy:
         if not 0 < temperature < math.inf:
             raise UserError(f"temperature of distillation must be a number > 0, got {temperature}")
         loss_weights = DistillationLossWeights(*loss_weights)
-        for name, weight in zip(loss_weights._fields, loss_weights, strict=True):
+        for name, weight in loss_weights._asdict().items():
             if not 0 <= weight < math.inf:
                 raise UserError(f"loss weight {name} of distillation must be a number >= 0, got {weight}")
-        names = {id(parameter): name for name, parameter in student_model.named_parameters()}
-        shared = [names[id(parameter)] for parameter in teacher_model.parameters() if id(parameter) in names]
-        if shared:
-            raise UserError(f"the teacher must be another model than the student, they share {shared[0]}")
+        theirs = {id(parameter) for parameter in teacher_model.parameters()}
+        for name, parameter in student_model.named_parameters():
+            if id(parameter) in theirs:
+                raise UserError(f"the teacher must be another model than the student, they share {name}")
         self.student = student_model
         self.teacher = teacher_model.eval().requires_grad_(False)
         self.temperature = temperature
@@ -225,12 +226,11 @@ class KnowledgeDistillationPolicy:
             return
         self._calls += 1
         self._logits = None
-        if self._calls > 1:  # before_backward will raise
-            return
-        student = _checked(output, "student")
-        self._follow(student.device)
-        with torch.no_grad():
-            self._logits = (student, _checked(self.teacher.eval()(*args, **named), "teacher"))
+        if self._calls == 1:  # else before_backward will raise
+            student = _checked(output, "student")
+            self._follow(student.device)
+            with torch.no_grad():
+                self._logits = (student, _checked(self.teacher.eval()(*args, **named), "teacher"))
 
     def _follow(self, device: torch.device | None) -> None:
         here = next((parameter.device for parameter in self.teacher.parameters()), device)
@@ -267,8 +267,6 @@ def _checked(output: Any, who: str) -> Tensor:
 SAME = "same"
 #: Keys under which a checkpoint may store the weights.
 _WEIGHTS = ("model", "state_dict", "model_state_dict")
-#: Number of names that a message lists in full; the rest are counted.
-_NAMED = 3
 #: Seed for initial weights, so that a resumed run without loaded weights has the same teacher.
 _SEED = 0
 
@@ -279,18 +277,29 @@ def build_teacher(
     """Build the teacher on the CPU with its weights; the states of the random generators are restored.
 
     Args:
-        settings: ``teacher`` is a name of `trainables.workloads.models.MODELS`; or ``package.module:function``; or
-            ``same`` or None for the student's architecture (docs/compression.md).
+        settings: of the schedule; docs/compression.md says what its ``teacher`` may be.
         student: the model that will be trained; not changed.
         make_model: builds a fresh model of the student's architecture. None: a copy of the student is used.
 
     Raises:
         UserError: the teacher is unknown or cannot be built, or the checkpoint is missing or does not fit.
     """
-    devices = {parameter.device for parameter in student.parameters()}
-    with kept_generators(devices):
+    name = settings.teacher or SAME
+    if name != SAME and ":" not in name and name not in MODELS:
+        raise unknown_name("teacher", name, [*MODELS, SAME, "package.module:function"])
+    if settings.pretrained and ":" not in name:
+        raise UserError(
+            f"there are no pretrained weights for the teacher {name}: give a checkpoint, or "
+            "package.module:function that loads some"
+        )
+    with kept_generators({parameter.device for parameter in student.parameters()}):
         torch.default_generator.manual_seed(_SEED)
-        teacher = _built(settings, student, make_model)
+        if ":" in name:
+            teacher = _called(name, student, pretrained=settings.pretrained)
+        elif name == SAME:
+            teacher = bare_copy(student) if make_model is None else make_model()
+        else:
+            teacher = _of_registry(name, student)
     if settings.checkpoint is not None:
         load_weights(teacher, settings.checkpoint)
     elif not settings.pretrained:
@@ -302,40 +311,26 @@ def build_teacher(
     return teacher
 
 
-def _built(
-    settings: KnowledgeDistillationConfig, student: nn.Module, make_model: Callable[[], nn.Module] | None
-) -> nn.Module:
-    name = settings.teacher or SAME
-    if ":" in name:
-        return _called(name, student, pretrained=settings.pretrained)
-    if name != SAME and name not in MODELS:
-        raise unknown_name("teacher", name, [*MODELS, SAME, "package.module:function"])
-    if settings.pretrained:
-        raise UserError(
-            f"there are no pretrained weights for the teacher {name}: give a checkpoint, or "
-            "package.module:function that loads some"
-        )
-    if name == SAME:
-        return bare_copy(student) if make_model is None else make_model()
-    channels, classes = _channels(student), _classes(student)
-    if channels is None or classes is None:
-        raise UserError(
-            f"the teacher {name} is built for the student's input channels and classes, but the student has no "
-            f"{'convolution' if channels is None else 'linear layer'} to tell them: give package.module:function"
-        )
-    return build_model(name, classes, channels=channels)
+def _of_registry(name: str, student: nn.Module) -> nn.Module:
+    sizes = _sizes(student)
+    for size, layer in (("channels", "convolution"), ("num_classes", "linear layer")):
+        if size not in sizes:
+            raise UserError(
+                f"the teacher {name} is built for the student's input channels and classes, but the student has no "
+                f"{layer} to tell them: give package.module:function"
+            )
+    return build_model(name, sizes["num_classes"], channels=sizes["channels"])
 
 
 def _called(name: str, student: nn.Module, *, pretrained: bool) -> nn.Module:
     function = import_attribute(name, "teacher")
     if not callable(function):
         raise UserError(f"teacher {name} must be a function or a class, got {type(function).__name__}")
-    sizes = {"num_classes": _classes(student), "channels": _channels(student)}
     try:
         named = set(inspect.signature(function).parameters)
     except ValueError:  # written in C
         named = set()
-    arguments: dict[str, Any] = {key: size for key, size in sizes.items() if key in named and size is not None}
+    arguments: dict[str, Any] = {key: size for key, size in _sizes(student).items() if key in named}
     if pretrained:
         arguments["pretrained"] = True
     try:
@@ -348,14 +343,15 @@ def _called(name: str, student: nn.Module, *, pretrained: bool) -> nn.Module:
     return teacher
 
 
-def _channels(student: nn.Module) -> int | None:
-    """Return the input channels of the first convolution, or None."""
-    return next((m.in_channels for m in student.modules() if isinstance(m, nn.Conv2d)), None)
-
-
-def _classes(student: nn.Module) -> int | None:
-    """Return the outputs of the last linear layer, or None."""
-    return next((m.out_features for m in reversed(list(student.modules())) if isinstance(m, nn.Linear)), None)
+def _sizes(student: nn.Module) -> dict[str, int]:
+    """Return the input channels of the first convolution and the outputs of the last linear layer, where there are."""
+    found = {}
+    for module in student.modules():
+        if isinstance(module, nn.Conv2d):
+            found.setdefault("channels", module.in_channels)
+        elif isinstance(module, nn.Linear):
+            found["num_classes"] = module.out_features
+    return found
 
 
 def load_weights(teacher: nn.Module, checkpoint: str | Path) -> None:
@@ -370,21 +366,12 @@ def load_weights(teacher: nn.Module, checkpoint: str | Path) -> None:
         UserError: the file is missing, not a checkpoint, or has weights of another architecture.
     """
     weights = _read(Path(checkpoint))
-    own = teacher.state_dict()
-    names = {without_parallel(name): name for name in own}
-    found = {names.get(without_parallel(name), name): value for name, value in weights.items()}
-    shapes = {name: f"{name} {list(value.shape)} for {list(own[name].shape)}"
-              for name, value in found.items() if name in own and value.shape != own[name].shape}  # fmt: skip
-    complaints = (
-        _listed("it lacks", [name for name in own if name not in found]),
-        _listed("the teacher has no", [name for name in found if name not in own]),
-        _listed("of another shape are", list(shapes.values())),
-    )
-    if any(complaints):
-        raise UserError(
-            f"teacher checkpoint {checkpoint} does not fit the teacher: {'; '.join(c for c in complaints if c)}"
-        )
-    teacher.load_state_dict(found)
+    names = {without_parallel(name): name for name in teacher.state_dict()}
+    try:
+        teacher.load_state_dict({names.get(without_parallel(name), name): value for name, value in weights.items()})
+    except RuntimeError as error:
+        told = shorten(" ".join(str(error).splitlines()[1:]), 400, placeholder=" ...")
+        raise UserError(f"teacher checkpoint {checkpoint} does not fit the teacher: {told}") from error
 
 
 def _read(path: Path) -> Mapping[str, Tensor]:
@@ -401,17 +388,11 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         content = next((content[key] for key in _WEIGHTS if isinstance(content.get(key), Mapping)), content)
     if not isinstance(content, Mapping):
         raise UserError(f"{rule}, got {type(content).__name__}")
-    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    others = ", ".join(str(name) for name, value in content.items() if not isinstance(value, Tensor))
     if others or not content:
-        raise UserError(f"{rule}, got {_listed('no tensors as', others) or 'nothing'}")
+        got = f"no tensors as {shorten(others, 80)}" if others else "nothing"
+        raise UserError(f"{rule}, got {got}")
     return content
-
-
-def _listed(what: str, names: list[str]) -> str:
-    if not names:
-        return ""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{what} {', '.join(names[:_NAMED])}{more}"
 
 
 # --- Flags of a training script ---------------------------------------------------------------------------------------

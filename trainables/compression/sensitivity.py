@@ -9,10 +9,9 @@ Shapes and symbols: w a weight of n elements, two dimensions or more; filters ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import groupby, islice
 from math import floor, isfinite
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +33,7 @@ _LEAST_DIMENSIONS = {"element": 2, "filter": 3, "channel": 3}
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """Accuracy, or another metric, and loss of a model."""
 
     top1: float
@@ -46,12 +44,10 @@ class Evaluation:
     """Mean loss; None if it was not computed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """Result for one weight pruned to one level."""
 
     parameter: str
-    """Its name, such as ``conv1.weight``."""
     sparsity: float
     """The level."""
     top1: float
@@ -59,8 +55,7 @@ class Row:
     loss: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
+class Proposal(NamedTuple):
     """Proposed level and sensitivity of one weight."""
 
     parameter: str
@@ -129,7 +124,7 @@ def sensitivity_analysis(
                     _prune(parameter.detach(), smallest[: count_at(level, len(smallest))], kind)
                 found = evaluate(model) if level > 0 or dense is None else dense
                 dense = dense or found
-                rows.append(Row(parameter=name, sparsity=level, top1=found.top1, top5=found.top5, loss=found.loss))
+                rows.append(Row(name, level, *found))
                 if on_row is not None:
                     on_row(rows[-1])
         finally:
@@ -189,15 +184,8 @@ def proposed_sensitivities(
             if not lost <= allowed_amount(allowed_drop, own[0].top1) + _ROUNDING:  # also true for NaN
                 break
             best = row
-        found.append(
-            Proposal(
-                parameter=name,
-                elements=weights[name].numel(),
-                level=best.sparsity,
-                top1=best.top1,
-                sensitivity=sensitivity_at(weights[name], best.sparsity),
-            )
-        )
+        sensitivity = sensitivity_at(weights[name], best.sparsity)
+        found.append(Proposal(name, weights[name].numel(), best.sparsity, best.top1, sensitivity))
     return found
 
 
@@ -219,9 +207,8 @@ def sensitivity_at(weight: Tensor, level: float) -> float:
 
 def to_csv(rows: Sequence[Row]) -> str:
     """Return CSV with the columns parameter, sparsity, top1, top5, loss; unknown values are empty."""
-    lines = [list(Row.__dataclass_fields__)]
-    for row in rows:
-        parameter, *numbers = asdict(row).values()
+    lines = [list(Row._fields)]
+    for parameter, *numbers in rows:
         lines.append([parameter, *("" if number is None else f"{number:.6g}" for number in numbers)])
     return "".join(",".join(line) + "\n" for line in lines)
 

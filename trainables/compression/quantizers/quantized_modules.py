@@ -166,7 +166,18 @@ def _follow_buffer(module: nn.Module, incompatible_keys: Any) -> None:
         module.frozen = bool(module.is_frozen)
 
 
-class CalibratedRange(Frozen):
+class _FrozenRange(Frozen):
+    """Quantize to a frozen range."""
+
+    mode: Mode
+    low: Tensor
+    high: Tensor
+
+    def grid(self) -> Grid:
+        return linear_grid(self.low, self.high, self.bits, self.mode)
+
+
+class CalibratedRange(_FrozenRange):
     """Quantize to a range collected from batches in training mode.
 
     clip NONE: least and greatest of all values. AVG: the mean of the batches' least, and of their greatest values.
@@ -181,8 +192,6 @@ class CalibratedRange(Frozen):
     """
 
     batches: Tensor
-    low: Tensor
-    high: Tensor
     values: Tensor
     mean: Tensor
     squares: Tensor
@@ -199,9 +208,6 @@ class CalibratedRange(Frozen):
         if not self.frozen and self.training and x.numel() > 0:
             self._see(x.detach())
         return super().forward(x)
-
-    def grid(self) -> Grid:
-        return linear_grid(self.low, self.high, self.bits, self.mode)
 
     @torch.no_grad()
     def _see(self, x: Tensor) -> None:
@@ -239,26 +245,21 @@ class CalibratedRange(Frozen):
         super().freeze()
 
 
-class FrozenWeight(Frozen):
+class FrozenWeight(_FrozenRange):
     """Quantize to the range that the weight had when it was frozen.
 
     Args:
-        bits, mode, axis: as in `LinearWeight`.
+        bits: k.
+        mode: see `linear_grid`.
+        axis: as in `LinearWeight`.
         like: the weight.
     """
-
-    low: Tensor
-    high: Tensor
 
     def __init__(self, bits: int, mode: Mode, axis: int | None, like: Tensor) -> None:
         super().__init__(bits, like.device)
         self.mode, self.axis = mode, axis
-        low, high = value_range(wide(like.detach()), axis)
-        self.register_buffer("low", torch.zeros_like(low))
-        self.register_buffer("high", torch.zeros_like(high))
-
-    def grid(self) -> Grid:
-        return linear_grid(self.low, self.high, self.bits, self.mode)
+        for name, value in zip(("low", "high"), value_range(wide(like.detach()), axis), strict=True):
+            self.register_buffer(name, torch.zeros_like(value))
 
     def freeze_at(self, w: Tensor) -> None:
         """Take the range of w and quantize from now on."""

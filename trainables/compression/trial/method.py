@@ -156,15 +156,7 @@ attach = AttachedCompression
 
 
 def check_together(config: TrialConfig, schedule: Mapping[str, Any]) -> None:
-    """Check that Gradient-Skip can be combined with this schedule.
-
-    Args:
-        config: with Gradient-Skip's rule.
-        schedule: plain mapping.
-
-    Raises:
-        UserError: the rule uses gradients, or the schedule changes the model's structure.
-    """
+    """Raise UserError if the rule uses gradients, or the plain schedule changes the model's structure."""
     mode = config.gradskip_settings().mode
     if mode not in WEIGHT_RULES:
         raise UserError(
@@ -179,11 +171,7 @@ def check_together(config: TrialConfig, schedule: Mapping[str, Any]) -> None:
 
 
 def attach_with_gradskip(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> GradskipBeside:
-    """Attach both methods.
-
-    Raises:
-        UserError: see `check_together`.
-    """
+    """Attach both methods; see `check_together`."""
     check_together(config, schedule_of(config))
     compress = attach(optimizer, config, run)
     return GradskipBeside(gradskip.attach(optimizer, config, run), compress, "compression")
