@@ -52,6 +52,11 @@ def is_depthwise(module: nn.Module) -> bool:
     return isinstance(module, _ConvNd) and 1 < module.groups == module.in_channels == module.out_channels
 
 
+def is_grouped(module: nn.Module) -> bool:
+    """Return whether a module is a convolution with groups of several channels, which is not cut."""
+    return isinstance(module, _ConvNd) and module.groups > 1 and not is_depthwise(module)
+
+
 def _counts(module: nn.Module, side: int) -> tuple[str, ...]:
     """Return the attributes that hold the number of channels on one side of a module of a type that can be cut."""
     if is_depthwise(module):
@@ -71,32 +76,10 @@ def weight_dimension(module: nn.Module, side: int) -> int:
     return 1 - side if isinstance(module, _ConvNd) and module.transposed and not is_depthwise(module) else side
 
 
-def in_whole_groups(module: nn.Module, side: int, indices: Iterable[int]) -> set[int]:
-    """Return the subset of the indices whose removal keeps all groups of a grouped convolution alike.
-
-    In dimension 0, which concatenates the groups, the same number is removed from each group (the first ones); in the
-    other dimension, the same positions.
-    """
-    wanted = set(indices)
-    if not isinstance(module, _ConvNd) or module.groups == 1 or is_depthwise(module):
-        return wanted
-    channels = width(module, side) // module.groups
-    of_group = [sorted(i for i in wanted if i // channels == group) for group in range(module.groups)]
-    if weight_dimension(module, side) == 0:
-        fewest = min(map(len, of_group))
-        return {i for own in of_group for i in own[:fewest]}
-    places = set.intersection(*({i % channels for i in own} for own in of_group))
-    return {i for i in wanted if i % channels in places}
-
-
 def zero_slices(module: nn.Module, side: int) -> list[bool]:
     """Return for each output channel (side 0) or input channel (side 1) whether all its weights are zero."""
     assert isinstance(module, (_ConvNd, nn.Linear))
-    zero = module.weight.detach() == 0
-    if weight_dimension(module, side) == 0:
-        return zero.flatten(1).all(1).tolist()
-    groups = module.groups if isinstance(module, _ConvNd) else 1
-    return zero.unflatten(0, (groups, -1)).transpose(1, 2).flatten(2).all(2).flatten().tolist()
+    return (module.weight.detach() == 0).transpose(0, weight_dimension(module, side)).flatten(1).all(1).tolist()
 
 
 # --- Cutting modules and all tensors that have their channels: norms, masks, optimizer state --------------------------
@@ -200,13 +183,7 @@ def _tensors(module: nn.Module, sides: Mapping[int, list[int]]) -> list[tuple[nn
     if isinstance(module, NORMS):
         names = ("weight", "bias", "running_mean", "running_var")
         return [(module, name, {0: sides[0]}) for name in names if getattr(module, name) is not None]
-    cuts = {}
-    for side, indices in sides.items():
-        dimension = weight_dimension(module, side)
-        if isinstance(module, _ConvNd) and dimension == 1:  # this dimension has the channels of one group
-            each = width(module, side) // module.groups
-            indices = sorted({i % each for i in indices})
-        cuts[dimension] = indices
+    cuts = {weight_dimension(module, side): indices for side, indices in sides.items()}
     found = []
     for name, removed in (("weight", cuts), ("bias", {0: sides[0]} if 0 in sides else {})):
         if not removed or getattr(module, name, None) is None:
@@ -291,9 +268,8 @@ class _Group:
             for r in sorted(self.parts[0].indices)
             if any(part.side in sides and part.is_zero(r) for part in self.layers) and self._can_go(r, kind)
         ]
-        going = self._in_whole_groups(going)
         while going and not self._fits(going, round_to):
-            going = self._in_whole_groups(going[:-1])
+            going.pop()
         cuts: Cuts = {}
         for part in self.parts:
             own = part.of(going)
@@ -309,7 +285,7 @@ class _Group:
                 return False
             if part.type in _CUT and (
                 part.name in self.excluded
-                or (part.type == "DEPTHWISE_CONV" and not is_depthwise(part.module))  # several inputs for each filter
+                or is_grouped(part.module)
                 or not (part.is_one_number or max(part.indices[r]) < width(part.module, part.side))
             ):
                 return False
@@ -336,16 +312,6 @@ class _Group:
         if part.type == "CONCAT":
             inputs = [i for i in inputs if id(i) in self.by_node and r in self.by_node[id(i)].indices]
         return part.type in _PASSES and bool(inputs) and all(self._is_dead(i, r) for i in inputs)
-
-    def _in_whole_groups(self, going: list[int]) -> list[int]:
-        while True:
-            before = len(going)
-            for part in self.layers:
-                if part.type in _WEIGHTED:
-                    allowed = in_whole_groups(part.module, part.side, part.of(going))
-                    going = [r for r in going if allowed.issuperset(part.indices.get(r, []))]
-            if len(going) == before:
-                return going
 
     def _fits(self, going: list[int], round_to: int) -> bool:
         """Return whether each layer keeps an output, and widths that change are multiples."""

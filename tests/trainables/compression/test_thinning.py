@@ -181,29 +181,6 @@ def test_depthwise(where: int) -> None:
     }
 
 
-def grouped() -> nn.Sequential:
-    """A convolution with two groups of four input and three output channels between two others."""
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 3, groups=2), nn.ReLU(), nn.Conv2d(6, 4, 3))
-    filled(model)
-    return model
-
-
-def test_grouped_inputs_go_from_all_groups_or_stay() -> None:
-    model = grouped()
-    zero_filters([model[0]], [1, 2, 5])  # 1 and 5 are the same place of both groups, 2 has no zero counterpart
-    found = thinned_alike(model, images(2, 3, 8, 8), kind="filters")
-    assert widths(model) == {"0": (6, 3, 1), "2": (6, 6, 2), "4": (4, 6, 1)}
-    assert found.removed["2.weight"] == {1: [1]}
-
-
-def test_grouped_outputs_go_in_equal_numbers() -> None:
-    model = grouped()
-    zero_filters([model[2]], [0, 1, 5])
-    found = thinned_alike(model, images(2, 3, 8, 8), kind="filters")
-    assert widths(model) == {"0": (8, 3, 1), "2": (4, 8, 2), "4": (4, 4, 1)}
-    assert found.removed["4.weight"] == {1: [0, 5]}
-
-
 class Concatenating(nn.Module):
     """Two convolutions side by side, and one that reads both."""
 
@@ -259,6 +236,7 @@ def test_what_cannot_be_cut_stays(knows: bool) -> None:
         [],  # read by no layer
         [nn.GroupNorm(2, 8), nn.Conv2d(8, 2, 1)],  # which mixes channels
         [nn.Conv2d(8, 4, 3, groups=4), nn.Conv2d(4, 2, 1)],  # several input channels for each filter
+        [nn.Conv2d(8, 8, 3, groups=2), nn.Conv2d(8, 2, 1)],  # groups, which have to stay alike
         [nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 2, 1))],  # a weight that is computed
     ],
 )
