@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from trainables.compression.component import Quantizer
-from trainables.compression.quantizers import build_quantizer
+from trainables.compression.quantizers import Quantizer, build_quantizer
 from trainables.compression.schedule.configs import QUANTIZERS, ComponentConfig
 
 LOW_BITS: dict[str, dict[str, Any]] = {

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
         QuantizationPolicy,
         RegularizationPolicy,
         ThinningPolicy,
-        build_regularizer,
     )
     from trainables.compression.pruners import build_pruner
     from trainables.compression.quantizers import build_quantizer
+    from trainables.compression.regularizers import build_regularizer
     from trainables.compression.schedule import ScheduleError, read_schedule
     from trainables.compression.scheduler import CompressionScheduler
     from trainables.compression.sensitivity import sensitivity_analysis
@@ -40,7 +40,8 @@ __getattr__, __dir__ = lazy_names(
     {
         "scheduler": ("CompressionScheduler",),
         "policies": ("PruningPolicy", "RegularizationPolicy", "QuantizationPolicy", "LRPolicy", "ThinningPolicy",
-                     "DistillationPolicy", "build_regularizer"),
+                     "DistillationPolicy"),
+        "regularizers": ("build_regularizer",),
         "pruners": ("build_pruner",),
         "quantizers": ("build_quantizer",),
         "schedule": ("read_schedule", "ScheduleError"),

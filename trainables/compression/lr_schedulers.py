@@ -29,10 +29,17 @@ from trainables.errors import UserError, unknown_name
 
 #: Classes of torch whose arguments cannot be given as text.
 _NOT_IN_TEXT = ("LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler")
+#: Classes of torch that a schedule can name, including `PolynomialLR`.
+_TORCHS: dict[str, type[LRScheduler]] = {
+    name: kind
+    for name, kind in vars(torch_schedulers).items()
+    if inspect.isclass(kind) and issubclass(kind, LRScheduler) and kind is not LRScheduler
+    if not name.startswith("_") and name not in _NOT_IN_TEXT
+}
 
 
 class _PolynomialLR(LambdaLR):
-    """From T_max on the factor is 0: there the formula has no real value or grows again."""
+    """Decay to 0 at T_max, from which on the formula has no real value or grows again."""
 
     def __init__(self, optimizer: Optimizer, T_max: int, power: float) -> None:  # noqa: N803  # the schedule's name
         super().__init__(optimizer, lambda epoch: (1 - min(epoch, T_max) / T_max) ** power)
@@ -62,11 +69,9 @@ _OURS: dict[str, type[LRScheduler]] = {
 class ScheduleLR:
     """Set the learning rates of an optimizer's groups to those of an absolute epoch.
 
-    Groups that are added to the optimizer later (learned clips of a quantizer) use the first group's factor. If the
-    schedule also changes the momentum (CyclicLR, OneCycleLR), it does so only for the initial groups.
-
-    The class runs on a separate optimizer: in closed form if torch has one, else stepped to the epoch.
-    `ReduceLROnPlateau` counts calls, whatever their epochs.
+    Groups that are added to the optimizer later use the first group's factor. If the schedule also changes the
+    momentum (CyclicLR, OneCycleLR), it does so only for the initial groups. The class runs on a separate optimizer: in
+    closed form if torch has one, else stepped to the epoch. `ReduceLROnPlateau` counts calls, whatever their epochs.
 
     Args:
         optimizer: its groups get an ``initial_lr`` if they have none, as with torch's schedules.
@@ -98,17 +103,11 @@ class ScheduleLR:
         self._begin(self._base_rates)
 
     def step_to(self, epoch: int, metric: float | None = None) -> None:
-        """Set the learning rates to those of this epoch.
-
-        Args:
-            epoch: >= 0, in any order.
-            metric: the epoch's loss or accuracy if `metric` requires it.
+        """Set the learning rates to those of this epoch, in any order, given its loss or accuracy if needed.
 
         Raises:
             UserError: the schedule ends before this epoch (OneCycleLR).
         """
-        if epoch < 0:
-            raise ValueError(f"epoch must be >= 0, got {epoch}")
         self._move(epoch, metric)
         groups, moved = self.optimizer.param_groups, self._scratch.param_groups
         self._base_rates += [_base_rate(group) for group in groups[len(self._base_rates) :]]
@@ -139,9 +138,7 @@ class ScheduleLR:
     def _move(self, epoch: int, metric: float | None) -> None:
         """Move torch's schedule to this epoch."""
         if isinstance(self._scheduler, ReduceLROnPlateau):
-            if metric is None:
-                what = "accuracy" if self.metric == "max" else "loss"
-                raise ValueError(f"ReduceLROnPlateau needs the epoch's {what}")
+            assert metric is not None
             self._scheduler.step(metric)
             return
         closed_form = getattr(self._scheduler, "_get_closed_form_lr", None)
@@ -162,10 +159,7 @@ class ScheduleLR:
                 raise UserError(f"{self._class_name} has no epoch {epoch}: {error}") from error
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the base rates; with `ReduceLROnPlateau` also the current rates and torch's counters.
-
-        Rates that depend only on the epoch need no state.
-        """
+        """Return the base rates; with `ReduceLROnPlateau` also the current rates and torch's counters."""
         state: dict[str, Any] = {"base_rates": list(self._base_rates), "own_groups": self._own_groups}
         if isinstance(self._scheduler, ReduceLROnPlateau):
             state["rates"] = [float(group["lr"]) for group in self._scratch.param_groups]
@@ -199,26 +193,13 @@ class _Scratch(Optimizer):
         """Do nothing; torch's schedules expect this call before their own step."""
 
 
-def scheduler_classes() -> dict[str, type[LRScheduler]]:
-    """Return torch's schedule classes that a schedule can name, including `PolynomialLR`, by name."""
-    return {
-        name: kind
-        for name, kind in vars(torch_schedulers).items()
-        if inspect.isclass(kind)
-        and issubclass(kind, LRScheduler)
-        and kind is not LRScheduler
-        and not name.startswith("_")
-        and name not in _NOT_IN_TEXT
-    }
-
-
 def build_lr_scheduler(
     class_name: str, arguments: Mapping[str, Any], optimizer: Optimizer, *, base_lrs: Sequence[float] | None = None
 ) -> ScheduleLR:
     """Build the schedule of this class; it changes no learning rate before its first `ScheduleLR.step_to`.
 
     Args:
-        class_name: of `scheduler_classes`, or of this module.
+        class_name: of torch's, or of this module.
         arguments: the class's arguments, without ``optimizer`` and ``last_epoch``.
         optimizer: the optimizer whose rates are set.
         base_lrs: one base rate per parameter group. None: the groups' ``initial_lr``, or their current rates if no
@@ -227,15 +208,14 @@ def build_lr_scheduler(
     Raises:
         UserError: as `check_lr_scheduler`, or the optimizer has no momentum and the schedule changes it.
     """
-    known = scheduler_classes()
     if class_name in _NOT_IN_TEXT:
         raise UserError(
             f"{class_name} needs functions or other schedules, which a schedule's text cannot hold: use another "
             "class, and a policy for each part of the time"
         )
-    kinds = [classes[class_name] for classes in (known, _OURS) if class_name in classes]
+    kinds = [classes[class_name] for classes in (_TORCHS, _OURS) if class_name in classes]
     if not kinds:
-        raise unknown_name("class of lr_schedulers", class_name, {*known, *_OURS})
+        raise unknown_name("class of lr_schedulers", class_name, {*_TORCHS, *_OURS})
     if "T_max" in arguments:
         kinds.reverse()
     if len(kinds) > 1 and {"T_max", "total_iters"} <= set(arguments):

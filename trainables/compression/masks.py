@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.model_copies import as_built
-from trainables.compression.thinning.cutting import crop
+from trainables.compression.thinning import crop
 from trainables.errors import UserError, unknown_name
 
 
@@ -42,20 +42,16 @@ class _Flags:
     mask_gradients: bool = False
 
 
-class _Plan(NamedTuple):
-    """Tensors of one application of the masks, as lists for ``torch._foreach_*``."""
-
-    weights: list[Tensor]
-    masks: list[Tensor]
-    doubled: tuple[str, ...]
-    """Names of the parameters with an unmasked copy."""
+#: Weights and masks of one application, for ``torch._foreach_*``, and the names of those with an unmasked copy.
+_Plan = tuple[list[Tensor], list[Tensor], list[str]]
 
 
 class Masks:
     """The masks of one model's parameters.
 
     A scheduler calls, in this order: `apply` with ``forward=True`` before a forward, `restore` before the optimizer's
-    step, `apply` with ``forward=False`` after it. Only `state_dict` synchronizes with the device.
+    step, `apply` with ``forward=False`` after it. Only `state_dict` synchronizes with the device. An unknown parameter
+    is a UserError.
 
     Args:
         model: the model; after its parameters are replaced, call `rebind`.
@@ -76,11 +72,7 @@ class Masks:
         return tuple(name for name in self._parameters if name in self._masks)
 
     def get(self, name: str) -> Tensor | None:
-        """Return a parameter's mask, or None.
-
-        Raises:
-            UserError: there is no such parameter.
-        """
+        """Return a parameter's mask, or None."""
         self._known(name)
         return self._masks.get(name)
 
@@ -89,11 +81,7 @@ class Masks:
         return {name: self._parameters[name] for name in names if name in self._parameters}
 
     def dense(self, name: str) -> Tensor:
-        """Return the weight that the optimizer updates: the unmasked copy while it is live, else the weight.
-
-        Raises:
-            UserError: there is no such parameter.
-        """
+        """Return the weight that the optimizer updates: the unmasked copy while it is live, else the weight."""
         weight = self._known(name).detach()
         return self._copies[name] if name in self._live else weight
 
@@ -104,9 +92,6 @@ class Masks:
             name: of the parameter.
             use_double_copies: the forward uses m w, the optimizer's step changes w itself.
             mask_on_forward_only: w is not masked after the step.
-
-        Raises:
-            UserError: there is no such parameter.
         """
         self._known(name)
         if not use_double_copies:
@@ -116,7 +101,7 @@ class Masks:
         self._plans.clear()
 
     def set(self, name: str, mask: Tensor, *, is_regularization_mask: bool = False) -> None:
-        """Give a parameter a mask; the next application uses it.
+        """Give a parameter a mask of its shape; the next application uses it.
 
         Args:
             name: of the parameter.
@@ -125,7 +110,7 @@ class Masks:
                 the unmasked copy; the permanent mask is kept.
 
         Raises:
-            UserError: there is no such parameter, or it has another shape.
+            UserError: the parameter has another shape.
         """
         fitting = self._fitting(name, mask)
         if is_regularization_mask:
@@ -135,23 +120,18 @@ class Masks:
             self._plans.clear()
 
     def mask_gradients(self, name: str, on: bool) -> None:
-        """Start or stop multiplying the parameter's gradient by its current mask at each backward pass.
-
-        Raises:
-            UserError: there is no such parameter.
-        """
+        """Start or stop multiplying the parameter's gradient by its current mask at each backward pass."""
         parameter = self._known(name)
         self._flags[name].mask_gradients = on
         if (handle := self._handles.pop(name, None)) is not None:
             handle.remove()
-        if not on:
-            return
 
         def masked(gradient: Tensor) -> Tensor | None:
             mask = self._masks.get(name)
             return None if mask is None else gradient * mask
 
-        self._handles[name] = hook_gradient(parameter, masked)
+        if on:
+            self._handles[name] = hook_gradient(parameter, masked)
 
     @torch.no_grad()
     def apply(self, forward: bool) -> None:
@@ -164,16 +144,29 @@ class Masks:
             forward: True before a forward: apply all masks. False after a step: skip masks for the forward only.
         """
         if self._once:
-            self._apply_once()
-        plan = self._plans.get(forward) or self._make_plan(forward)
-        if not plan.weights:
-            return
-        for name in plan.doubled:
+            torch._foreach_mul_([self._parameters[name] for name in self._once], list(self._once.values()))
+            for name in self._live.intersection(self._once):
+                self._copies[name].mul_(self._once[name])
+            self._once.clear()
+        if forward not in self._plans:
+            names = [name for name in self.names() if forward or not self._flags[name].mask_on_forward_only]
+            self._plans[forward] = (
+                [self._parameters[name] for name in names],
+                [self._masks[name] for name in names],
+                [name for name in names if self._flags[name].use_double_copies],
+            )
+        weights, masks, doubled = self._plans[forward]
+        for name in doubled:
+            weight = self._parameters[name]
             if forward and name in self._live:
-                self._parameters[name].copy_(self._copies[name])
+                weight.copy_(self._copies[name])
+            elif name in self._copies:
+                self._copies[name].copy_(weight)
             else:
-                self._take_copy(name)
-        torch._foreach_mul_(plan.weights, plan.masks)
+                self._copies[name] = weight.detach().clone()
+            self._live.add(name)
+        if weights:
+            torch._foreach_mul_(weights, masks)
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -183,11 +176,7 @@ class Masks:
         self._live.clear()
 
     def discard(self, names: Iterable[str]) -> None:
-        """Remove masks and restore weights from their unmasked copies, if they have one.
-
-        Raises:
-            UserError: there is no such parameter.
-        """
+        """Remove masks and restore weights from their unmasked copies, if they have one."""
         for name in names:
             self._known(name)
             self._put_back(name)
@@ -199,16 +188,11 @@ class Masks:
         """Keep the mask permanently (``keep_mask``): the weight is masked now and after each later step.
 
         The copy is dropped and gradients are no longer masked. Without a mask, the weight is not changed.
-
-        Raises:
-            UserError: there is no such parameter.
         """
-        weight = self._known(name)
-        self._put_back(name)
         self.configure(name)
         self.mask_gradients(name, False)
         if (mask := self._masks.get(name)) is not None:
-            weight.mul_(mask)
+            self._parameters[name].mul_(mask)
 
     def crop(self, removed: Mapping[str, Mapping[int, Sequence[int]]]) -> None:
         """Cut masks and copies in the same way as their weights, so that they can be kept; call `rebind` afterwards.
@@ -226,11 +210,7 @@ class Masks:
         Masks and copies that no longer fit, or whose parameter no longer exists, are dropped.
         """
         self._parameters = parameters_as_built(model)
-        masked = [name for name, flags in self._flags.items() if flags.mask_gradients]
         self._flags = {name: self._flags.get(name, _Flags()) for name in self._parameters}
-        for handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
         for tensors in (self._masks, self._once, self._copies):
             for name, tensor in list(tensors.items()):
                 weight = self._parameters.get(name)
@@ -239,10 +219,7 @@ class Masks:
                 else:
                     tensors[name] = tensor.to(weight)
         self._live &= set(self._copies)
-        for name in masked:
-            if name in self._parameters:
-                self.mask_gradients(name, True)
-        self._plans.clear()
+        self._hook_again()
 
     def state_dict(self) -> dict[str, Any]:
         """Return masks (as booleans if all values are 0 or 1), flags and live copies."""
@@ -266,9 +243,17 @@ class Masks:
         self._once = {name: self._fitting(name, mask) for name, mask in state["once"].items()}
         self._copies = {name: self._fitting(name, copy).clone() for name, copy in state["copies"].items()}
         self._live = set(self._copies)
-        for name in self._flags:
-            self._flags[name] = _Flags(**state["flags"].get(name, {}))
-            self.mask_gradients(name, self._flags[name].mask_gradients)
+        self._flags = {name: _Flags(**state["flags"].get(name, {})) for name in self._parameters}
+        self._hook_again()
+
+    def _hook_again(self) -> None:
+        """Register the hooks on gradients that the flags ask for, and forget the plans."""
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
+        for name, flags in self._flags.items():
+            if flags.mask_gradients:
+                self.mask_gradients(name, True)
         self._plans.clear()
 
     def _known(self, name: str) -> nn.Parameter:
@@ -284,31 +269,6 @@ class Masks:
                 "state belongs to the model that it was saved with"
             )
         return tensor.detach().to(weight)
-
-    def _make_plan(self, forward: bool) -> _Plan:
-        names = [name for name in self.names() if forward or not self._flags[name].mask_on_forward_only]
-        plan = _Plan(
-            [self._parameters[name] for name in names],
-            [self._masks[name] for name in names],
-            tuple(name for name in names if self._flags[name].use_double_copies),
-        )
-        self._plans[forward] = plan
-        return plan
-
-    def _apply_once(self) -> None:
-        names = list(self._once)
-        torch._foreach_mul_([self._parameters[name] for name in names], list(self._once.values()))
-        for name in self._live.intersection(names):
-            self._copies[name].mul_(self._once[name])
-        self._once.clear()
-
-    def _take_copy(self, name: str) -> None:
-        weight = self._parameters[name]
-        if name in self._copies:
-            self._copies[name].copy_(weight)
-        else:
-            self._copies[name] = weight.detach().clone()
-        self._live.add(name)
 
     @torch.no_grad()
     def _put_back(self, name: str) -> None:

@@ -10,41 +10,23 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import add
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainables.compression.component import Pruner, Quantizer, Regularizer
-from trainables.compression.distillation import DistillationLossWeights, KnowledgeDistillationPolicy
-from trainables.compression.distillation.policy import build_teacher
+from trainables.compression.batchnorm_folding import batchnorms_after, folded
+from trainables.compression.distillation import DistillationLossWeights, KnowledgeDistillationPolicy, build_teacher
 from trainables.compression.lr_schedulers import ScheduleLR, build_lr_scheduler
 from trainables.compression.masks import Masks, parameters_as_built
 from trainables.compression.pruners import build_pruner
-from trainables.compression.quantizers import build_quantizer
+from trainables.compression.pruners.pruner import Pruner
+from trainables.compression.quantizers import Quantizer, build_quantizer
+from trainables.compression.regularizers import Regularizer, build_regularizer
 from trainables.compression.schedule import ModelFacts, PlannedPolicy, PrunerPolicyConfig, Schedule, resolve
-from trainables.compression.schedule.configs import (
-    ComponentConfig,
-    GroupLassoRegularizerConfig,
-    GroupVarianceRegularizerConfig,
-    KnowledgeDistillationConfig,
-    L1RegularizerConfig,
-)
-from trainables.compression.schedule.names import assigned, plain_name
+from trainables.compression.schedule.configs import KnowledgeDistillationConfig
 from trainables.compression.schedule.timing import Moment, Timing
-from trainables.compression.structures import (
-    at_least_single,
-    check_groups,
-    group_count,
-    group_mask,
-    group_norms,
-    parts_of,
-)
-from trainables.compression.thinning import Kind, Thinned, thin
-from trainables.compression.thinning.batchnorm_folding import batchnorms_after, folded
-from trainables.compression.thinning.removing import check_installed
+from trainables.compression.thinning import Kind, Thinned, check_installed, thin
 from trainables.errors import UserError
 
 
@@ -149,21 +131,18 @@ class PruningPolicy(Policy):
         there = masks.weights(self.pruner.targets)
         weights = {name: masks.dense(name).detach() for name in there}
         if self.args.fold_batchnorm:
-            weights = folded(weights, training.model, self._batchnorms_of(training))
+            if self._batchnorms is None:
+                model, example = training.model, training.example
+                if example is None:
+                    raise UserError(
+                        "fold_batchnorm must see the model run: give the scheduler example=, a function that runs a "
+                        "model on a batch"
+                    )
+                self._batchnorms = batchnorms_after(model, lambda: example(model))
+            weights = folded(weights, training.model, self._batchnorms)
         current = {name: mask for name in there if (mask := masks.get(name)) is not None}
         for name, mask in self.pruner.masks(weights, current, moment).items():
             masks.set(name, mask)
-
-    def _batchnorms_of(self, training: Training) -> Mapping[str, str]:
-        if self._batchnorms is None:
-            if training.example is None:
-                raise UserError(
-                    "fold_batchnorm must see the model run: give the scheduler example=, a function that runs a model "
-                    "on a batch"
-                )
-            model, example = training.model, training.example
-            self._batchnorms = batchnorms_after(model, lambda: example(model))
-        return self._batchnorms
 
     def minibatch_end(self, training: Training, moment: Moment) -> None:
         if self.args.discard_masks_at_minibatch_end:
@@ -195,7 +174,7 @@ class RegularizationPolicy(Policy):
         return loss + self.regularizer.loss(training.masks.weights(self.regularizer.targets))
 
     def after_step(self, training: Training, moment: Moment) -> None:
-        if not self.regularizer.thresholds:
+        if self.regularizer.criterion is None:
             return
         weights = {}
         for name, weight in training.masks.weights(self.regularizer.targets).items():
@@ -219,20 +198,11 @@ class QuantizationPolicy(Policy):
 
     def prepare(self, training: Training) -> None:
         """Change the model's modules; later calls do nothing."""
-        if self.prepared:
-            return
-        groups = [] if training.optimizer is None else training.optimizer.param_groups
-        there = len(groups)
-        self.quantizer.prepare(training.model, training.optimizer)
-        # Learned parameters are moved to the last group, because learning-rate schedules refer to groups by index.
-        while len(groups) > there:
-            learned = groups.pop(there)
-            for key in ("params", "param_names"):
-                if key in groups[there - 1]:
-                    groups[there - 1][key].extend(learned[key])
-        self.prepared = True
-        training.masks.rebind(training.model)
-        training.model_changed()
+        if not self.prepared:
+            self.quantizer.prepare(training.model, training.optimizer)
+            self.prepared = True
+            training.masks.rebind(training.model)
+            training.model_changed()
 
     def epoch_begin(self, training: Training, moment: Moment) -> None:
         self.prepare(training)
@@ -242,11 +212,7 @@ class QuantizationPolicy(Policy):
             self.quantizer.finish_epoch(training.model)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"prepared": self.prepared, "quantizer": self.quantizer.state_dict() if self.prepared else {}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state["prepared"]:
-            self.quantizer.load_state_dict(state["quantizer"])
+        return {"prepared": self.prepared}
 
 
 class LRPolicy(Policy):
@@ -324,136 +290,31 @@ class DistillationPolicy(Policy):
         return self.distillation.before_backward(loss)
 
 
-# --- Regularization terms of the loss that push weights or groups towards zero, or the groups' norms apart ------------
-# Symbols: w a weight; g one of its groups (see `structures`); lambda the strength that the schedule gives a parameter,
-# >= 0. Terms are summed over the parameters.
-#
-#     L1               lambda sum |w|
-#     group lasso      lambda sum_g ||g||_2                  (Yuan and Lin 2006, eq. 2.1, without sqrt of the group
-#     size) group variance   lambda / var_g ||g||_2                (Torfi et al. 2018, arXiv:1802.09902; variance
-#     unbiased)
-
-#: Below this variance the group variance term is constant and its gradient is 0: equal norms give no direction in
-#: which to increase the variance, and 1 / var**2 would overflow.
-LEAST_VARIANCE = 1e-12
-
-
-class L1(Regularizer):
-    """lambda sum |w|. With a threshold criterion, elements with |w| <= lambda become zero."""
-
-    def __init__(self, strengths: Mapping[str, float], criterion: str | None = None) -> None:
-        self.strengths = dict(strengths)
-        self.criterion = criterion
-        self.thresholds = criterion is not None
-        self.targets = tuple(self.strengths)
-
-    def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
-        terms = (
-            strength * weights[name].abs().sum(dtype=at_least_single(weights[name].dtype))
-            for name, strength in self.strengths.items()
-        )
-        return reduce(add, terms)
-
-    def masks(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if self.criterion is None:
-            return {}
-        found = {name: weights[name].detach() for name in self.targets}
-        return {name: (w.abs() > self.strengths[name]).to(w.dtype) for name, w in found.items()}
-
-
-class GroupLasso(Regularizer):
-    """lambda times the sum of the groups' L2 norms; with two kinds of groups (``Rows+Cols``) both sums are added.
-
-    With a threshold criterion, groups whose greatest (``Max``) or mean (``Mean_Abs``) absolute value is at most lambda
-    become zero.
-    """
-
-    def __init__(self, regimes: Mapping[str, tuple[float, str]], criterion: str | None = None) -> None:
-        self.regimes = dict(regimes)
-        self.criterion = criterion
-        self.thresholds = criterion is not None
-        self.targets = tuple(self.regimes)
-
-    def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
-        terms = (
-            strength * group_norms(weights[name], kind).sum()
-            for name, (strength, group) in self.regimes.items()
-            for kind in parts_of(group)
-        )
-        return reduce(add, terms)
-
-    def masks(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if self.criterion is None:
-            return {}
-        return {
-            name: group_mask(weights[name], group, strength, self.criterion)
-            for name, (strength, group) in self.regimes.items()
-        }
-
-
-class GroupVariance(Regularizer):
-    """lambda over the unbiased variance of the groups' L2 norms, clamped to at least `LEAST_VARIANCE`."""
-
-    def __init__(self, regimes: Mapping[str, tuple[float, str]]) -> None:
-        self.regimes = dict(regimes)
-        self.targets = tuple(self.regimes)
-
-    def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
-        terms = (
-            strength / group_norms(weights[name], kind).var(unbiased=True).clamp(min=LEAST_VARIANCE)
-            for name, (strength, kind) in self.regimes.items()
-        )
-        return reduce(add, terms)
-
-
-def build_regularizer(name: str, settings: ComponentConfig, model: nn.Module) -> Regularizer:
-    """Build the regularizer that the settings describe, for the parameters of this model.
-
-    Args:
-        name: of the instance in the schedule, for messages.
-        settings: one of `trainables.compression.schedule.configs.REGULARIZERS`.
-        model: as built; the settings' patterns are matched with its parameters' names without a leading ``module.``.
-
-    Raises:
-        UserError: a pattern matches no parameter, or a parameter does not have the requested groups.
-    """
-    if not isinstance(settings, (L1RegularizerConfig, GroupLassoRegularizerConfig, GroupVarianceRegularizerConfig)):
-        raise TypeError(f"{type(settings).__name__} holds the settings of no regularizer")
-    shapes = {plain_name(key): tuple(parameter.shape) for key, parameter in model.named_parameters()}
-    try:
-        regimes: dict[str, Any] = assigned(settings.reg_regims, list(shapes))
-        if isinstance(settings, L1RegularizerConfig):
-            return L1(regimes, settings.threshold_criteria)
-        for parameter, (_, group) in regimes.items():
-            check_groups(parameter, shapes[parameter], group)
-        if isinstance(settings, GroupLassoRegularizerConfig):
-            return GroupLasso(regimes, settings.threshold_criteria)
-        for parameter, (_, group) in regimes.items():
-            if group_count(shapes[parameter], group) < 2:
-                raise UserError(
-                    f"the variance of group {group} needs at least two groups, but {parameter} of shape "
-                    f"{list(shapes[parameter])} has one"
-                )
-        return GroupVariance(regimes)
-    except UserError as error:
-        raise UserError(f"regularizer {name}: {error}") from None
-
-
 # --- Builds the components and policies of a schedule for a model -----------------------------------------------------
 
 #: Structures that each extension removes.
 _REMOVES: dict[str, Kind] = {"FilterRemover": "filters", "ChannelRemover": "channels", "StructureRemover": "structures"}
 
 
-class BuiltPolicy(NamedTuple):
-    """A policy of a schedule, built for a model."""
+@dataclass(kw_only=True)
+class Scheduled:
+    """A policy and its timing."""
 
     policy: Policy
     timing: Timing
-    name: str | None = None
+    component: str | None = None
     """Name of its component in the scheduler's state; None without state."""
-    component: Any = None
-    """The component, if it has state."""
+    is_looking: bool = False
+    """True if its component currently observes training."""
+    has_acted: bool = False
+    """True if it was active, or its component has observed training, in any epoch so far."""
+
+    def looks_in(self, epoch: int) -> bool:
+        """Return whether its component observes training in an epoch."""
+        if isinstance(self.policy, DistillationPolicy):
+            return self.timing.is_active(epoch)
+        begin = max(0, self.timing.starting_epoch - self.policy.epochs_before)
+        return begin <= epoch <= self.timing.last_epoch
 
 
 def model_facts(model: nn.Module) -> ModelFacts:
@@ -473,8 +334,8 @@ def build_policies(
     compatible: bool,
     make_model: Callable[[], nn.Module] | None,
     base_lrs: Sequence[float] | None,
-) -> list[BuiltPolicy]:
-    """Build the components and policies of a schedule, in its order.
+) -> tuple[list[Scheduled], dict[str, Any]]:
+    """Build the policies of a schedule, in its order, and the components with state, by name.
 
     Args: see `CompressionScheduler.from_schedule`.
 
@@ -482,57 +343,47 @@ def build_policies(
         UserError: the model does not have a name, or a component does not fit the model.
     """
     schedule = resolve(schedule, model_facts(model), compatible=compatible).schedule
-    built: dict[str, Any] = {}
+    components: dict[str, Any] = {}
+    quantization: QuantizationPolicy | None = None  # one for all policies of the one quantizer, with its state
 
-    def once(name: str, make: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        if name not in built:
-            built[name] = make(*arguments, **named)
-        return built[name]
-
-    def build(planned: PlannedPolicy) -> BuiltPolicy:
-        component, timing = schedule.component(planned), planned.timing
+    def build(planned: PlannedPolicy) -> tuple[Policy, str | None]:
+        nonlocal quantization
+        component = schedule.component(planned)
         name = f"{component.section}.{component.name}"
         settings: Any = component.settings
         if planned.kind == "pruner":
             args = planned.args if isinstance(planned.args, PrunerPolicyConfig) else PrunerPolicyConfig()
-            if args.levels is not None:
+            if args.levels is not None and hasattr(settings, "levels"):
                 name = f"{name}@{planned.position}"  # its own levels require a separate pruner
-                settings = with_levels(settings, args.levels)
-            pruner = once(name, build_pruner, component.name, settings, model, seed=seed)
-            return BuiltPolicy(PruningPolicy(pruner, args), timing, name, pruner)
+                own = args.levels if isinstance(args.levels, dict) else dict.fromkeys(settings.levels, args.levels)
+                settings = settings.model_copy(update={"levels": own})
+            if name not in components:
+                components[name] = build_pruner(component.name, settings, model, seed=seed)
+            return PruningPolicy(components[name], args), name
         if planned.kind == "regularizer":
             regularizer = build_regularizer(component.name, settings, model)
-            keep_mask = bool(getattr(planned.args, "keep_mask", False))
-            return BuiltPolicy(RegularizationPolicy(regularizer, keep_mask=keep_mask), timing)
-        if planned.kind == "quantizer":  # its state is part of the policy's state
-            quantizing = once(name, lambda: QuantizationPolicy(build_quantizer(component.name, settings, model)))
-            return BuiltPolicy(quantizing, timing)
+            return RegularizationPolicy(regularizer, keep_mask=getattr(planned.args, "keep_mask", False)), None
+        if planned.kind == "quantizer":
+            quantization = quantization or QuantizationPolicy(build_quantizer(component.name, settings, model))
+            return quantization, None
         if planned.kind == "lr_scheduler":
             if optimizer is None:
                 raise UserError("a schedule with lr_schedulers needs an optimizer, got none")
-            arguments = dict(component.arguments)
-            rates = once(name, build_lr_scheduler, component.class_name, arguments, optimizer, base_lrs=base_lrs)
-            return BuiltPolicy(LRPolicy(rates), timing, name, rates)
+            if name not in components:
+                components[name] = build_lr_scheduler(
+                    component.class_name, component.arguments, optimizer, base_lrs=base_lrs
+                )
+            return LRPolicy(components[name]), name
         if planned.kind == "extension":
             check_installed()  # fail now instead of epochs later
-            round_to = int(getattr(settings, "round_to", 1))
-            return BuiltPolicy(ThinningPolicy(_REMOVES[component.class_name], round_to=round_to), timing)
-        return BuiltPolicy(DistillationPolicy(lambda: _distillation(model, settings, make_model)), timing)
+            return ThinningPolicy(_REMOVES[component.class_name], round_to=settings.round_to), None
+        return DistillationPolicy(lambda: _distillation(model, settings, make_model)), None
 
-    return [build(planned) for planned in schedule.policies]
-
-
-def with_levels(settings: Any, levels: Any) -> Any:
-    """Return a level pruner's settings with the policy's own levels.
-
-    Raises:
-        UserError: the pruner has no levels.
-    """
-    there = getattr(settings, "levels", None)
-    if there is None:
-        raise UserError(f"levels are arguments for SparsityLevelParameterPruner, got them for {settings.class_}")
-    new = levels if isinstance(levels, dict) else dict.fromkeys(there, levels)
-    return settings.model_copy(update={"levels": new})
+    policies = []
+    for planned in schedule.policies:
+        policy, name = build(planned)
+        policies.append(Scheduled(policy=policy, timing=planned.timing, component=name))
+    return policies, components
 
 
 def _distillation(

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,7 @@ from trainables.compression.policies import (
     Policy,
     PruningPolicy,
     QuantizationPolicy,
+    Scheduled,
     Training,
     build_policies,
     model_facts,
@@ -45,33 +45,13 @@ from trainables.compression.policies import (
 from trainables.compression.schedule import ModelFacts, Schedule, read_marks, read_schedule, resolve
 from trainables.compression.schedule.reading import check_marks
 from trainables.compression.schedule.timing import Moment, Timing
+from trainables.compression.thinning import thin_again
 from trainables.config import TrialConfig
 from trainables.runtime.isolation import isolated
 from trainables.workloads import build
 
 if TYPE_CHECKING:
     from typing import Self
-
-
-@dataclass(kw_only=True)
-class Scheduled:
-    """A policy and its timing."""
-
-    policy: Policy
-    timing: Timing
-    component: str | None = None
-    """Name of its component, if that has state."""
-    is_looking: bool = False
-    """True if its component currently observes training."""
-    has_acted: bool = False
-    """True if it was active, or its component has observed training, in any epoch so far."""
-
-    def looks_in(self, epoch: int) -> bool:
-        """Return whether its component observes training in an epoch."""
-        begin = max(0, self.timing.starting_epoch - self.policy.epochs_before)
-        if isinstance(self.policy, DistillationPolicy):
-            return self.timing.is_active(epoch)
-        return begin <= epoch <= self.timing.last_epoch
 
 
 class CompressionScheduler:
@@ -100,11 +80,7 @@ class CompressionScheduler:
         self._before_change = before_change
         self._told = model_changed
         self.training = Training(
-            model=model,
-            masks=self.masks,
-            optimizer=optimizer,
-            example=example,
-            model_changed=self._model_changed,
+            model=model, masks=self.masks, optimizer=optimizer, example=example, model_changed=self._model_changed
         )
         self._components: dict[str, Any] = {}
         self._open: int | None = None
@@ -149,12 +125,9 @@ class CompressionScheduler:
         """
         read = schedule if isinstance(schedule, Schedule) else read_schedule(schedule, compatible=compatible)
         scheduler = cls(model, optimizer, example=example, before_change=before_change, model_changed=model_changed)
-        for built in build_policies(
+        scheduler.policies, scheduler._components = build_policies(
             model, optimizer, read, seed=seed, compatible=compatible, make_model=make_model, base_lrs=base_lrs
-        ):
-            scheduler.schedule(built.policy, built.timing, component=built.name)
-            if built.name is not None:
-                scheduler.add_component(built.name, built.component)
+        )
         return scheduler
 
     def add_policy(
@@ -177,10 +150,6 @@ class CompressionScheduler:
         if isinstance(policy, KnowledgeDistillationPolicy):
             made = policy
             policy = DistillationPolicy(lambda: made)
-        self.schedule(policy, timing, component=component)
-
-    def schedule(self, policy: Policy, timing: Timing, *, component: str | None = None) -> None:
-        """Append a policy with its timing."""
         self.policies.append(Scheduled(policy=policy, timing=timing, component=component))
 
     def add_component(self, name: str, component: Any) -> None:
@@ -189,7 +158,7 @@ class CompressionScheduler:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """Return the optimizer."""
+        """Return the optimizer, if there is one."""
         return self.training.optimizer
 
     @property
@@ -209,8 +178,8 @@ class CompressionScheduler:
         self._use(optimizer)
         self._look(epoch)
         self._open = epoch
-        for scheduled in self._active(epoch):
-            scheduled.policy.epoch_begin(self.training, Moment(epoch=epoch, timing=scheduled.timing))
+        for policy, moment in self._active(epoch):
+            policy.epoch_begin(self.training, moment)
 
     def on_minibatch_begin(
         self, epoch: int, minibatch_id: int, minibatches_per_epoch: int, optimizer: Optimizer | None = None
@@ -220,12 +189,10 @@ class CompressionScheduler:
         if self._open != epoch:
             self._look(epoch)  # the run was resumed in the middle of the epoch
             self._open = epoch
-        prunes = False
-        for scheduled in self._active(epoch):
-            moment = _moment(epoch, scheduled.timing, minibatch_id, minibatches_per_epoch)
-            scheduled.policy.minibatch_begin(self.training, moment)
-            prunes = prunes or isinstance(scheduled.policy, PruningPolicy)
-        if prunes:
+        active = self._active(epoch, minibatch_id, minibatches_per_epoch)
+        for policy, moment in active:
+            policy.minibatch_begin(self.training, moment)
+        if any(isinstance(policy, PruningPolicy) for policy, _ in active):
             self.masks.apply(forward=True)
 
     def before_backward_pass(
@@ -237,8 +204,8 @@ class CompressionScheduler:
         optimizer: Optimizer | None = None,
     ) -> Tensor:
         """Return the loss for the backward pass: each active policy modifies the result of the previous one."""
-        for scheduled in self._active(epoch):
-            loss = scheduled.policy.before_backward(self.training, loss)
+        for policy, _ in self._active(epoch):
+            loss = policy.before_backward(self.training, loss)
         return loss
 
     def before_parameter_optimization(
@@ -252,9 +219,7 @@ class CompressionScheduler:
     ) -> None:
         """Handle the end of an optimizer step; masks are applied in every epoch, also after their policies end."""
         self._use(optimizer)
-        active = [
-            (s.policy, _moment(epoch, s.timing, minibatch_id, minibatches_per_epoch)) for s in self._active(epoch)
-        ]
+        active = self._active(epoch, minibatch_id, minibatches_per_epoch)
         for policy, moment in active:
             policy.after_step(self.training, moment)
         self.masks.apply(forward=False)
@@ -272,9 +237,8 @@ class CompressionScheduler:
             metrics: ``min``, a loss, and ``max``, an accuracy, for learning rates that depend on them.
         """
         self._use(optimizer)
-        for scheduled in self._active(epoch):
-            moment = Moment(epoch=epoch, timing=scheduled.timing)
-            scheduled.policy.epoch_end(self.training, moment, metrics or {})
+        for policy, moment in self._active(epoch):
+            policy.epoch_end(self.training, moment, metrics or {})
         self.close()
 
     def apply_masks(self) -> None:
@@ -310,8 +274,6 @@ class CompressionScheduler:
         for policy in prepared:
             policy.prepare(self.training)
         if state["removed"]:
-            from trainables.compression.thinning import thin_again
-
             for record in state["removed"]:
                 thin_again(self.model, record, self.optimizer)
             self.training.removed = list(state["removed"])
@@ -355,8 +317,12 @@ class CompressionScheduler:
 
     # --- internal ---------------------------------------------------------------------------------------------------
 
-    def _active(self, epoch: int) -> list[Scheduled]:
-        return [scheduled for scheduled in self.policies if scheduled.timing.is_active(epoch)]
+    def _active(self, epoch: int, minibatch: int = 0, per_epoch: int = 1) -> list[tuple[Policy, Moment]]:
+        return [
+            (s.policy, Moment(epoch=epoch, timing=s.timing, minibatch=minibatch, minibatches_per_epoch=per_epoch))
+            for s in self.policies
+            if s.timing.is_active(epoch)
+        ]
 
     def _use(self, optimizer: Optimizer | None) -> None:
         if optimizer is not None:
@@ -370,7 +336,7 @@ class CompressionScheduler:
                 self._change()
                 scheduled.policy.look(self.training)
                 scheduled.is_looking = scheduled.has_acted = True
-        if any(scheduled.policy.wants_inputs for scheduled in self._active(epoch)):
+        if any(policy.wants_inputs for policy, _ in self._active(epoch)):
             self._keep_inputs()
 
     def _change(self) -> None:
@@ -395,10 +361,6 @@ class CompressionScheduler:
         if self._input_hook is not None:
             self._input_hook.remove()
             self._input_hook = None
-
-
-def _moment(epoch: int, timing: Timing, minibatch: int, per_epoch: int) -> Moment:
-    return Moment(epoch=epoch, timing=timing, minibatch=minibatch, minibatches_per_epoch=per_epoch)
 
 
 # --- Check a schedule on the model of a run before training -----------------------------------------------------------

@@ -8,14 +8,10 @@ Shapes and symbols: w a weight of n elements, two dimensions or more; filters ar
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby, islice
 from math import floor, isfinite
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +33,7 @@ _LEAST_DIMENSIONS = {"element": 2, "filter": 3, "channel": 3}
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """Accuracy, or another metric, and loss of a model."""
 
     top1: float
@@ -49,12 +44,10 @@ class Evaluation:
     """Mean loss; None if it was not computed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """Result for one weight pruned to one level."""
 
     parameter: str
-    """Its name, such as ``conv1.weight``."""
     sparsity: float
     """The level."""
     top1: float
@@ -62,8 +55,7 @@ class Row:
     loss: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
+class Proposal(NamedTuple):
     """Proposed level and sensitivity of one weight."""
 
     parameter: str
@@ -125,36 +117,28 @@ def sensitivity_analysis(
         if name not in chosen:
             continue
         smallest = order(parameter, kind)
-        with _restored(parameter):
+        saved = parameter.detach().clone()
+        try:
             for level in ascending:
                 if level > 0:
-                    _prune(parameter, smallest[: count_at(level, len(smallest))], kind)
+                    _prune(parameter.detach(), smallest[: count_at(level, len(smallest))], kind)
                 found = evaluate(model) if level > 0 or dense is None else dense
                 dense = dense or found
-                rows.append(Row(parameter=name, sparsity=level, top1=found.top1, top5=found.top5, loss=found.loss))
+                rows.append(Row(name, level, *found))
                 if on_row is not None:
                     on_row(rows[-1])
+        finally:
+            parameter.detach().copy_(saved)
     return rows
 
 
-@contextmanager
-def _restored(parameter: nn.Parameter) -> Iterator[None]:
-    saved = parameter.detach().clone()
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            parameter.copy_(saved)
-
-
-def _prune(parameter: nn.Parameter, numbers: Tensor, kind: Kind) -> None:
+def _prune(parameter: Tensor, numbers: Tensor, kind: Kind) -> None:
     """Zero elements, filters or channels by index."""
-    with torch.no_grad():
-        if kind == "element":
-            chosen = torch.zeros(parameter.numel(), dtype=torch.bool, device=parameter.device)
-            parameter.masked_fill_(chosen.index_fill_(0, numbers, True).view(parameter.shape), 0)
-        else:
-            parameter.index_fill_(0 if kind == "filter" else 1, numbers, 0)
+    if kind == "element":
+        chosen = torch.zeros(parameter.numel(), dtype=torch.bool, device=parameter.device)
+        parameter.masked_fill_(chosen.index_fill_(0, numbers, True).view(parameter.shape), 0)
+    else:
+        parameter.index_fill_(0 if kind == "filter" else 1, numbers, 0)
 
 
 def count_at(level: float, number: int) -> int:
@@ -191,26 +175,17 @@ def proposed_sensitivities(
         UserError: ``allowed_drop`` is out of range.
     """
     allowed_drop = read_drop(allowed_drop, quality)
-    by_parameter: dict[str, list[Row]] = {}
-    for row in rows:
-        by_parameter.setdefault(row.parameter, []).append(row)
     found = []
-    for name, own in by_parameter.items():
+    for name, group in groupby(rows, key=lambda row: row.parameter):
+        own = list(group)
         best = own[0]
         for row in own:
             lost = quality.lost(row.top1, own[0].top1)
             if not lost <= allowed_amount(allowed_drop, own[0].top1) + _ROUNDING:  # also true for NaN
                 break
             best = row
-        found.append(
-            Proposal(
-                parameter=name,
-                elements=weights[name].numel(),
-                level=best.sparsity,
-                top1=best.top1,
-                sensitivity=sensitivity_at(weights[name], best.sparsity),
-            )
-        )
+        sensitivity = sensitivity_at(weights[name], best.sparsity)
+        found.append(Proposal(name, weights[name].numel(), best.sparsity, best.top1, sensitivity))
     return found
 
 
@@ -232,13 +207,10 @@ def sensitivity_at(weight: Tensor, level: float) -> float:
 
 def to_csv(rows: Sequence[Row]) -> str:
     """Return CSV with the columns parameter, sparsity, top1, top5, loss; unknown values are empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["parameter", "sparsity", "top1", "top5", "loss"])
-    for row in rows:
-        numbers = [row.sparsity, row.top1, row.top5, row.loss]
-        writer.writerow([row.parameter, *("" if number is None else f"{number:.6g}" for number in numbers)])
-    return text.getvalue()
+    lines = [list(Row._fields)]
+    for parameter, *numbers in rows:
+        lines.append([parameter, *("" if number is None else f"{number:.6g}" for number in numbers)])
+    return "".join(",".join(line) + "\n" for line in lines)
 
 
 def pruners_section(proposals: Sequence[Proposal], kind: Kind) -> dict[str, Any]:

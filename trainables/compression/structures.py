@@ -53,13 +53,9 @@ _WEIGHTS = {
 }
 
 
-def parts_of(group: str) -> tuple[str, ...]:
-    """Return the structures that a schedule's group names: one, or two joined by ``+``.
-
-    >>> parts_of("Rows+Cols")
-    ('Rows', 'Cols')
-    """
-    return tuple(group.split("+"))
+def parts_of(group: str) -> list[str]:
+    """Return the structures that a schedule's group names: one, or two joined by ``+``."""
+    return group.split("+")
 
 
 def ranked_group(group: GroupType) -> GroupType:
@@ -81,11 +77,7 @@ def lacking_weight(group: str, shape: Sequence[int]) -> str:
 
 
 def check_groups(name: str, shape: Sequence[int], group: str) -> None:
-    """Check that a parameter has the groups of this type.
-
-    Raises:
-        UserError: it has another number of dimensions.
-    """
+    """Raise UserError unless a parameter has the groups of this type."""
     for part in parts_of(group):
         counts = _DIMENSIONS[KINDS[part]]
         if len(shape) not in counts:
@@ -100,10 +92,7 @@ def group_count(shape: Sequence[int], group: str) -> int:
 
 
 def group_norms(weight: Tensor, group: str) -> Tensor:
-    """Return the L2 norm of each group, (G,), at least float32.
-
-    The gradient at a group of zeros is 0, one of the norm's subgradients there.
-    """
+    """Return the L2 norm of each group, (G,), at least float32; the gradient at a group of zeros is 0."""
     from torch.linalg import vector_norm
 
     return vector_norm(weight, dim=_extent(weight, group), dtype=at_least_single(weight.dtype)).flatten()
@@ -150,17 +139,12 @@ class Structures:
     """Split weights into structures, and expand one value per structure to a weight's shape."""
 
     kind: Kind
-    """Filters W[i], channels W[:, i], rows and columns of a matrix, kernels W[i, j], the whole weight, or blocks."""
     block: tuple[int, int] = (1, 1)
     """For blocks: r consecutive filters by d consecutive channels at one kernel position; G = O/r I/d H W, ordered by
     filter group, then channel group, then position."""
 
     def check(self, name: str, shape: torch.Size) -> None:
-        """Check that a weight of this shape has these structures.
-
-        Raises:
-            UserError: it has another number of dimensions, or its size is not a multiple of the block.
-        """
+        """Raise UserError unless a weight of this shape has these structures, and a block divides its size."""
         if len(shape) not in _DIMENSIONS[self.kind]:
             raise UserError(
                 f"{self.kind} need a weight with {_listed(_DIMENSIONS[self.kind])} dimensions, got {name} of shape "
@@ -196,9 +180,8 @@ class Structures:
             grouped = values.reshape(shape[0] // r, 1, shape[1] // d, 1, -1)
             return grouped.expand(-1, r, -1, d, -1).reshape(shape).contiguous()
         indexed = _INDEXED_BY[self.kind]
-        return (
-            values.reshape([size if dim in indexed else 1 for dim, size in enumerate(shape)]).expand(shape).contiguous()
-        )
+        sizes = [size if dim in indexed else 1 for dim, size in enumerate(shape)]
+        return values.reshape(sizes).expand(shape).contiguous()
 
 
 def structures_of(group_type: GroupType, block_shape: tuple[int, int, int, int] | None = None) -> Structures:

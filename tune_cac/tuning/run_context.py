@@ -38,7 +38,7 @@ def run_context(config: TrialConfig) -> SpaceContext:
 
     The device is not touched.
     """
-    from trainables.compression.measures.sizes import weight_layers
+    from trainables.compression.measures import weight_layers
     from trainables.gradskip.layers import unit_ends, watch_needed
     from trainables.runtime.isolation import isolated
     from trainables.workloads import build_for

@@ -1,7 +1,10 @@
-"""Schedules set to absolute epochs, against torch's own stepped one by one, and ours against their formulas."""
+"""Schedules set to absolute epochs, against torch's own stepped one by one, and ours against their formulas; their
+state, base rates, and the arguments that they refuse.
+"""
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
@@ -11,9 +14,10 @@ from torch import nn
 from torch.optim import Adam, Optimizer
 from torch.optim import lr_scheduler as torch_schedulers
 
-from trainables.compression.lr_schedulers import build_lr_scheduler
+from trainables.compression.lr_schedulers import build_lr_scheduler, check_lr_scheduler
 from trainables.compression.policies import LRPolicy
 from trainables.compression.scheduler import CompressionScheduler
+from trainables.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -150,7 +154,133 @@ def test_plateau_goes_by_its_metric_as_torchs_does(mode: str) -> None:
     assert len(seen) > 3
 
 
-def test_plateau_without_its_metric() -> None:
-    schedule = build_lr_scheduler("ReduceLROnPlateau", {"mode": "max"}, sgd(0.1))
-    with pytest.raises(ValueError, match=r"^ReduceLROnPlateau needs the epoch's accuracy$"):
-        schedule.step_to(1)
+# --- state, base rates, refused arguments -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("class_name", "arguments"), [*TORCH, ("MultiStepMultiGammaLR", {"milestones": [2], "gammas": [0.5]})]
+)
+def test_a_resumed_schedule_gives_the_same_rates(class_name: str, arguments: dict[str, Any]) -> None:
+    optimizer = sgd(0.5, 0.02)
+    schedule = build_lr_scheduler(class_name, arguments, optimizer)
+    schedule.step_to(5)
+    # The optimizer's own state is loaded after the schedule is built, and was another before.
+    other = sgd(7.0, 7.0)
+    resumed = build_lr_scheduler(class_name, arguments, other)
+    file = io.BytesIO()
+    torch.save({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    other.load_state_dict(state["optimizer"])
+    resumed.load_state_dict(state["schedule"])
+    for epoch in (6, 7, 20):
+        schedule.step_to(epoch)
+        resumed.step_to(epoch)
+        assert rates(other) == rates(optimizer)
+
+
+def test_several_schedules_start_from_the_same_base_rates() -> None:
+    optimizer = sgd(0.4)
+    first = build_lr_scheduler("StepLR", {"step_size": 2, "gamma": 0.1}, optimizer)
+    first.step_to(6)
+    assert rates(optimizer) == pytest.approx([4e-4])
+    second = build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, optimizer)
+    third = build_lr_scheduler("ReduceLROnPlateau", {"patience": 0}, optimizer)
+    second.step_to(2)
+    assert rates(optimizer) == pytest.approx([0.1])
+    third.step_to(3, 1.0)
+    assert rates(optimizer) == [0.4]
+    first.step_to(2)
+    assert rates(optimizer) == pytest.approx([0.04])
+
+
+def test_base_rates_of_another_number() -> None:
+    with pytest.raises(ValueError, match=r"^base_lrs must hold one rate a parameter group, got 1 for 2$"):
+        build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, sgd(0.1, 0.2), base_lrs=[0.1])
+
+
+def test_groups_added_later_follow_the_first_groups_factor() -> None:
+    optimizer = sgd(0.4, 0.2)
+    schedules = [
+        build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, optimizer),
+        build_lr_scheduler("CosineAnnealingWarmRestarts", {"T_0": 4}, optimizer),
+        build_lr_scheduler("MultiStepMultiGammaLR", {"milestones": [3], "gammas": [0.1]}, optimizer),
+        build_lr_scheduler("ReduceLROnPlateau", {"patience": 0, "factor": 0.5}, optimizer),
+    ]
+    schedules[0].step_to(1)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(()))], "lr": 0.05})
+    expected = [(3, 0.125), (2, 0.5), (3, 0.1)]
+    for schedule, (epoch, factor) in zip(schedules, expected, strict=False):
+        schedule.step_to(epoch)
+        assert rates(optimizer) == pytest.approx([0.4 * factor, 0.2 * factor, 0.05 * factor])
+    for epoch in range(3):
+        schedules[3].step_to(epoch, 1.0)
+    assert rates(optimizer) == pytest.approx([0.1, 0.05, 0.0125])
+    # Another run has the group from the start when it resumes.
+    resumed = sgd(0.4, 0.2, 0.05)
+    again = build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, resumed)
+    again.load_state_dict(schedules[0].state_dict())
+    again.step_to(3)
+    assert rates(resumed) == pytest.approx([0.05, 0.025, 0.00625])
+
+
+def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
+    rate = torch.tensor(0.5)
+    optimizer = Adam([nn.Parameter(torch.zeros(2))], lr=rate, foreach=False)
+    schedule = build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, optimizer)
+    schedule.step_to(2)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 0.125
+    schedule.step_to(1)
+    assert rate.item() == 0.25
+
+
+BAD = [
+    ("StepLr", {}, "unknown class of lr_schedulers 'StepLr': did you mean 'StepLR'? Valid: ConstantLR, "
+     "CosineAnnealingLR, CosineAnnealingWarmRestarts, CyclicLR, ExponentialLR, LinearLR, MultiStepLR, "
+     "MultiStepMultiGammaLR, OneCycleLR, PolynomialLR, ReduceLROnPlateau, StepLR"),
+    ("LambdaLR", {}, "LambdaLR needs functions or other schedules, which a schedule's text cannot hold: use another "
+     "class, and a policy for each part of the time"),
+    ("StepLR", {"step_size": 3, "gama": 0.1}, "unknown argument of StepLR 'gama': did you mean 'gamma'? "
+     "Valid: gamma, step_size in StepLR(step_size, gamma=0.1)"),
+    ("StepLR", {"gamma": 0.1}, "StepLR needs step_size: StepLR(step_size, gamma=0.1)"),
+    ("StepLR", {"step_size": 2.5}, "step_size of StepLR must be a whole number >= 1, got 2.5: "
+     "StepLR(step_size, gamma=0.1)"),
+    ("ExponentialLR", {"gamma": "9e-1"}, "gamma of ExponentialLR must be a number >= 0, got '9e-1' (YAML reads that "
+     "as text: a number with an exponent needs a point, as 1.0e-4): ExponentialLR(gamma)"),
+    ("PolynomialLR", {"Tmax": 3}, "unknown argument of PolynomialLR 'Tmax': did you mean 'T_max'? Valid: T_max, power, "
+     "total_iters in PolynomialLR(total_iters=5, power=1.0) or PolynomialLR(T_max, power)"),
+    ("PolynomialLR", {"T_max": 3, "total_iters": 3, "power": 1}, "PolynomialLR takes T_max or total_iters: "
+     "PolynomialLR(T_max, power) or PolynomialLR(total_iters=5, power=1.0)"),
+    ("MultiStepMultiGammaLR", {"milestones": [5, 2], "gammas": [1, 1]},
+     "milestones of MultiStepMultiGammaLR must ascend, got [5, 2]"),
+    ("MultiStepMultiGammaLR", {"milestones": [5], "gammas": [1, 1]},
+     "MultiStepMultiGammaLR needs one gamma for each milestone, got 2 gammas for 1 milestones"),
+    ("ReduceLROnPlateau", {"factor": 1.5}, "ReduceLROnPlateau refuses its arguments: Factor should be < 1.0."),
+    ("CyclicLR", {"base_lr": 0.1, "max_lr": 0.2, "scale_fn": "sqrt"}, "scale_fn of CyclicLR must be left out, for it "
+     "is a function, got 'sqrt': CyclicLR(base_lr, max_lr, step_size_up=2000, step_size_down=None, "
+     "mode='triangular', gamma=1.0, scale_fn=None, scale_mode='cycle', cycle_momentum=True, base_momentum=0.8, "
+     "max_momentum=0.9)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("class_name", "arguments", "message"), BAD)
+def test_bad_arguments_are_named(class_name: str, arguments: dict[str, Any], message: str) -> None:
+    for refused in (
+        lambda: check_lr_scheduler(class_name, arguments),
+        lambda: build_lr_scheduler(class_name, arguments, sgd(0.1)),
+    ):
+        with pytest.raises(UserError) as raised:
+            refused()
+        assert str(raised.value) == message
+
+
+def test_a_schedule_that_ends_says_so() -> None:
+    schedule = build_lr_scheduler("OneCycleLR", {"max_lr": 0.1, "total_steps": 4}, sgd(0.1))
+    for epoch in (6, 5):
+        with pytest.raises(UserError) as raised:
+            schedule.step_to(epoch)
+        assert str(raised.value) == (
+            f"OneCycleLR has no epoch {epoch}: Tried to step 5 times. The specified number of total steps is 4"
+        )
+    schedule.step_to(2)

@@ -11,19 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from trainables.compression.component import Pruner
 from trainables.compression.masks import Masks
 from trainables.compression.policies import (
     PruningPolicy,
     QuantizationPolicy,
     RegularizationPolicy,
     Training,
-    build_regularizer,
 )
-from trainables.compression.pruners.ranked import LevelPruner, constant_share
-from trainables.compression.pruners.thresholds import MagnitudePruner, SensitivityPruner
+from trainables.compression.pruners import build_pruner
+from trainables.compression.pruners.pruner import Pruner
+from trainables.compression.regularizers import build_regularizer
 from trainables.compression.schedule import PrunerPolicyConfig
-from trainables.compression.schedule.configs import GroupLassoRegularizerConfig, L1RegularizerConfig
+from trainables.compression.schedule.configs import PRUNERS, GroupLassoRegularizerConfig, L1RegularizerConfig
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.compression.scheduler import CompressionScheduler
 from trainables.errors import UserError
@@ -49,6 +48,10 @@ def line(values: list[float] = START) -> nn.Linear:
     with torch.no_grad():
         model.weight.copy_(torch.tensor([values], dtype=torch.float64))
     return model
+
+
+def pruner_of(class_: str, model: nn.Module, **arguments: Any) -> Pruner:
+    return build_pruner("p", PRUNERS[class_](**arguments), model, seed=0)
 
 
 def numbers(model: nn.Module) -> list[float]:
@@ -154,8 +157,10 @@ def test_every_combination_of_pruning_arguments(rule: str, forward_only: bool, g
         )  # fmt: skip
         model = line()
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
-        pruner: Pruner = (
-            LevelPruner({"weight": constant_share(0.4)}) if rule == "level" else SensitivityPruner({"weight": 0.6})
+        pruner = (
+            pruner_of("SparsityLevelParameterPruner", model, levels={"weight": 0.4})
+            if rule == "level"
+            else pruner_of("SensitivityPruner", model, sensitivities={"weight": 0.6})
         )
         scheduler = CompressionScheduler(model, optimizer)
         scheduler.add_policy(PruningPolicy(pruner, args), **TIMING)
@@ -170,7 +175,9 @@ def test_masks_outlive_their_policy_and_nothing_is_masked_before_it() -> None:
     model = line()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     scheduler = CompressionScheduler(model, optimizer)
-    scheduler.add_policy(PruningPolicy(LevelPruner({"weight": constant_share(0.5)})), epochs=[2])
+    scheduler.add_policy(
+        PruningPolicy(pruner_of("SparsityLevelParameterPruner", model, levels={"weight": 0.5})), epochs=[2]
+    )
     seen = trained(scheduler, optimizer)
     assert all(0.0 not in weights for weights in seen[: 2 * (2 * PER_EPOCH + 1)])
     pruned = [i for i, value in enumerate(seen[2 * (2 * PER_EPOCH + 1)]) if value == 0.0]
@@ -225,7 +232,12 @@ def test_folded_norms_decide_which_filters_go() -> None:
 def test_folding_without_an_example_says_what_to_give() -> None:
     model = norm_model()
     scheduler = CompressionScheduler(model)
-    scheduler.add_policy(PruningPolicy(MagnitudePruner({"0.weight": 1.0}), PrunerPolicyConfig(fold_batchnorm=True)))
+    scheduler.add_policy(
+        PruningPolicy(
+            pruner_of("MagnitudeParameterPruner", model, thresholds={"0.weight": 1.0}),
+            PrunerPolicyConfig(fold_batchnorm=True),
+        )
+    )
     with pytest.raises(UserError, match="fold_batchnorm must see the model run: give the scheduler example="):
         scheduler.on_epoch_begin(0)
 
@@ -298,7 +310,9 @@ def test_a_kept_threshold_leaves_what_a_pruner_has_pruned_pruned() -> None:
         )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     scheduler = CompressionScheduler(model, optimizer)
-    scheduler.add_policy(PruningPolicy(MagnitudePruner({"0.weight": 1.2})), epochs=[0])
+    scheduler.add_policy(
+        PruningPolicy(pruner_of("MagnitudeParameterPruner", model, thresholds={"0.weight": 1.2})), epochs=[0]
+    )
     settings = GroupLassoRegularizerConfig(reg_regims={"0.weight": (0.5, "Filters")}, threshold_criteria="Max")
     scheduler.add_policy(RegularizationPolicy(build_regularizer("r", settings, model), keep_mask=True), epochs=[0])
     for epoch in range(3):

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainables.compression.component import Regularizer
-from trainables.compression.policies import build_regularizer
+from trainables.compression.regularizers import Regularizer, build_regularizer
 from trainables.compression.schedule.configs import REGULARIZERS
 from trainables.errors import UserError
 

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from trainables.compression.distillation import DistillationLossWeights, KnowledgeDistillationPolicy
 from trainables.compression.policies import DistillationPolicy, Policy, PruningPolicy, Training
-from trainables.compression.pruners.ranked import LevelPruner, constant_share
+from trainables.compression.pruners import build_pruner
 from trainables.compression.schedule import Schedule
+from trainables.compression.schedule.configs import SparsityLevelParameterPrunerConfig
 from trainables.compression.schedule.timing import Moment
 from trainables.compression.scheduler import CompressionScheduler
 from trainables.config import TrialConfig
@@ -143,7 +144,8 @@ def test_masks_are_applied_between_policies_and_the_loop() -> None:
         def minibatch_end(self, training: Training, moment: Moment) -> None:
             seen.append(("end", int((model.weight == 0).sum())))
 
-    scheduler.add_policy(PruningPolicy(LevelPruner({"weight": constant_share(0.5)})))
+    settings = SparsityLevelParameterPrunerConfig(levels={"weight": 0.5})
+    scheduler.add_policy(PruningPolicy(build_pruner("p", settings, model, seed=0)))
     scheduler.add_policy(Sees())
     scheduler.on_epoch_begin(0)
     scheduler.on_minibatch_begin(0, 0, 1)

@@ -1,218 +1,30 @@
-"""Pruning of the share of the structures that rank lowest.
+"""Pruning of a share: of the elements with the smallest values, or of the structures that rank lowest.
 
-Shapes and symbols: G structures of a weight, n elements each; s the share to prune; a map is G numbers, 0 removes a
-structure.
+Shapes and symbols: G structures of a weight, n elements each; s the share to prune, in [0, 1]; a map is G numbers, 0
+removes a structure. Exact counts; of equal values the first goes first, on every device alike.
 """
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from trainables.compression.component import Pruner
 from trainables.compression.masks import hook_gradient, parameters_as_built
-from trainables.compression.schedule.configs import _DesiredConfig, _GradualConfig
+from trainables.compression.pruners.pruner import Pruner
 from trainables.compression.schedule.names import plain_name
 from trainables.compression.schedule.timing import Moment, gradual_share
-from trainables.compression.structures import Structures
+from trainables.compression.structures import ranked_group, structures_of
 from trainables.errors import UserError
 
-
-def seeded_generator(seed: int, name: str) -> torch.Generator:
-    """Return a CPU generator whose numbers depend only on seed and name, the same in each process."""
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class StructuredWeights:
-    """Weights whose structures are pruned."""
-
-    names: tuple[str, ...]
-    """Parameter names, at least one."""
-    structures: Structures
-    """The structures that are pruned."""
-    has_leader: bool = False
-    """True if all weights lose the same structures as the first one."""
-
-    @property
-    def ranked(self) -> tuple[str, ...]:
-        """Return the names of the weights that are ranked: all, or only the leader."""
-        return self.names[:1] if self.has_leader else self.names
-
-    def check(self, shapes: Mapping[str, torch.Size]) -> None:
-        """Check that weights of these shapes can be pruned this way.
-
-        Raises:
-            UserError: a weight does not have these structures, or not as many as the leader.
-        """
-        for name in self.names:
-            self.structures.check(name, shapes[name])
-        leader = self.names[0]
-        wanted = self.structures.count(shapes[leader])
-        for name in self.names[1:]:
-            if self.has_leader and (count := self.structures.count(shapes[name])) != wanted:
-                raise UserError(
-                    f"group_dependency Leader needs weights with equally many {self.structures.kind}, got {wanted} in "
-                    f"{leader} {tuple(shapes[leader])} and {count} in {name} {tuple(shapes[name])}"
-                )
-
-
-class StructuresPruner(Pruner):
-    """Base of all pruners of structures: one map per weight, or the leader's map for all.
-
-    Args:
-        weights: the weights and their structures.
-        share: s at a moment.
-    """
-
-    def __init__(self, weights: StructuredWeights, share: Share) -> None:
-        self.targets = weights.names
-        self.weights = weights
-        self.structures = weights.structures
-        self._share = share
-
-    def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
-        # Thinning changes shapes after the pruner was built.
-        self.weights.check({name: weights[name].shape for name in self.targets})
-        maps = {}
-        for name in self.weights.ranked:
-            found = self.map(name, weights[name].detach(), self._share(moment))
-            if found is not None:
-                maps[name] = found
-        if self.weights.has_leader and maps:
-            maps = dict.fromkeys(self.targets, maps[self.targets[0]])
-        return {name: self.structures.spread(found, weights[name]) for name, found in maps.items()}
-
-    @abstractmethod
-    def map(self, name: str, weight: Tensor, share: float) -> Tensor | None:
-        """Return the map of one weight, shape (G,); None if it cannot be computed yet."""
-
-
-class DrawingPruner(StructuresPruner):
-    """Base of pruners with random numbers; the generator's state is the pruner's state.
-
-    Args:
-        weights, share: see `StructuresPruner`.
-        generator: on the CPU; also draws any random share.
-    """
-
-    def __init__(self, weights: StructuredWeights, share: Share, *, generator: torch.Generator) -> None:
-        super().__init__(weights, share)
-        self._generator = generator
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._generator.set_state(state["generator"])
-
-
-class NormRankedPruner(DrawingPruner):
-    """Remove exactly k structures with the smallest norm: sum |w| (Li et al. 2017, section 3.1), or sqrt(sum w^2).
-
-    All structures of a weight have n elements, so ranking by means would give the same order.
-
-    Args:
-        weights, share, generator: see `DrawingPruner`.
-        order: of the norm.
-        group_size: k is a multiple of it.
-        noise: standard deviation of the normal factor (mean 1) on each norm, >= 0.
-    """
-
-    def __init__(
-        self,
-        weights: StructuredWeights,
-        share: Share,
-        *,
-        order: Literal[1, 2],
-        group_size: int = 1,
-        noise: float = 0.0,
-        generator: torch.Generator,
-    ) -> None:
-        super().__init__(weights, share, generator=generator)
-        self._order = order
-        self._group_size = group_size
-        self._noise = noise
-
-    def map(self, name: str, weight: Tensor, share: float) -> Tensor:
-        norms = torch.linalg.vector_norm(self.structures.split(weight), self._order, dim=1)
-        if self._noise:
-            # Drawn on the CPU, so that the ranking is the same on every device.
-            factors = torch.randn(len(norms), generator=self._generator, dtype=torch.float64)
-            norms = norms * (1 + self._noise * factors).to(norms)
-        return kept_after(norms, structure_count(share, len(norms), self._group_size))
-
-
-def random_share(least: float, greatest: float, generator: torch.Generator) -> Share:
-    """Return a share that is drawn uniformly at each call."""
-
-    def draw(moment: Moment) -> float:
-        return least + (greatest - least) * float(torch.rand((), generator=generator, dtype=torch.float64))
-
-    return draw
-
-
-# --- Pruning of a share of the elements with the smallest values, fixed or growing over the epochs --------------------
-# Symbols: s share of the elements that is zero, in [0, 1]; s_i, s_f its first and last value; p the policy's progress.
-
-#: The share to prune at a moment.
-Share = Callable[[Moment], float]
-
-
-def constant_share(share: float) -> Share:
-    """Return a share that is the same at every moment."""
-    return lambda moment: share
-
-
-def share_of(settings: _DesiredConfig | _GradualConfig) -> Share:
-    """Return the share that settings describe: constant, or a cubic over the policy's active epochs."""
-    if isinstance(settings, _DesiredConfig):
-        return constant_share(settings.desired_sparsity)
-    initial, final = settings.initial_sparsity, settings.final_sparsity
-    return lambda moment: gradual_share(initial, final, moment.progress)
-
-
-class LevelPruner(Pruner):
-    """Zero exactly int(s n) of a weight's n elements, those with the smallest absolute values.
-
-    Args:
-        shares: by parameter name.
-    """
-
-    def __init__(self, shares: Mapping[str, Share]) -> None:
-        self.targets = tuple(shares)
-        self._shares = dict(shares)
-
-    def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
-        return {name: level_mask(weights[name], share(moment)) for name, share in self._shares.items()}
-
-
-def level_mask(weight: Tensor, share: float) -> Tensor:
-    """Return the mask that removes the elements with the smallest absolute values.
-
-    Args:
-        weight: any shape.
-        share: s.
-
-    Returns:
-        Zeros and ones of the weight's shape, type and device; among equal elements the first is removed first.
-    """
-    kept = kept_after(weight.detach().abs().flatten(), element_count(share, weight.numel()))
-    return kept.to(weight.dtype).reshape(weight.shape)
-
-
-# --- Selection of the k smallest of n values: exact counts, ties by index, the same on every device -------------------
-# Symbols: n values; s the share to prune, in [0, 1]; k how many are pruned. A NaN counts as the largest value.
+# --- Counts and selections --------------------------------------------------------------------------------------------
 
 
 def element_count(share: float, n: int) -> int:
@@ -238,7 +50,7 @@ def kept_after(values: Tensor, count: int) -> Tensor:
     """Return which values are kept when the k smallest are removed; among equal values the first is removed first.
 
     Args:
-        values: shape (n,), any real type, any device.
+        values: shape (n,), any real type, any device; a NaN counts as the largest.
         count: k, in [0, n].
 
     Returns:
@@ -258,21 +70,130 @@ def kept_after(values: Tensor, count: int) -> Tensor:
     return kept
 
 
-# --- Random removal of filters: an exact share, or each filter with a probability -------------------------------------
-# Symbols: G filters; s share or probability of removal; a map is G numbers, 0 removes a filter.
+def level_mask(weight: Tensor, share: float) -> Tensor:
+    """Return the mask, of any weight's shape, type and device, that removes a share of the elements, the smallest."""
+    kept = kept_after(weight.detach().abs().flatten(), element_count(share, weight.numel()))
+    return kept.to(weight.dtype).reshape(weight.shape)
 
 
-class RandomPruner(DrawingPruner):
+# --- Elements ---------------------------------------------------------------------------------------------------------
+
+
+class LevelPruner(Pruner):
+    """Zero exactly int(s n) of a weight's n elements, those with the smallest absolute values."""
+
+    argument = "levels"
+
+    def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
+        return {name: level_mask(weights[name], share) for name, share in self.values.items()}
+
+
+class GradualPruner(Pruner):
+    """Zero the same with a share that grows by a cubic over the policy's active epochs (Zhu & Gupta 2017)."""
+
+    def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
+        share = gradual_share(self.settings.initial_sparsity, self.settings.final_sparsity, moment.progress)
+        return {name: level_mask(weights[name], share) for name in self.targets}
+
+
+# --- Structures -------------------------------------------------------------------------------------------------------
+
+
+class StructuresPruner(Pruner):
+    """Base of all pruners of structures: one map per weight, or the leader's map for all.
+
+    Its state is that of its random numbers.
+    """
+
+    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
+        super().__init__(settings, model, generator)
+        block = getattr(settings, "kwargs", None)
+        self.structures = structures_of(ranked_group(settings.group_type), block and block.block_shape)
+        self.has_leader = settings.group_dependency == "Leader"
+        self.ranked = self.targets[:1] if self.has_leader else self.targets
+        """Names of the weights that are ranked."""
+        self.generator = generator
+        self._check(parameters_as_built(model))
+
+    def _check(self, weights: Mapping[str, Tensor]) -> None:
+        leader = self.targets[0]
+        for name in self.targets:
+            self.structures.check(name, weights[name].shape)
+            wanted, count = (self.structures.count(weights[one].shape) for one in (leader, name))
+            if self.has_leader and count != wanted:
+                raise UserError(
+                    f"group_dependency Leader needs weights with equally many {self.structures.kind}, got {wanted} in "
+                    f"{leader} {tuple(weights[leader].shape)} and {count} in {name} {tuple(weights[name].shape)}"
+                )
+
+    def _share(self, moment: Moment) -> float:
+        """Return s: constant, a cubic over the policy's active epochs, or drawn at each call."""
+        s = self.settings
+        if hasattr(s, "sparsity_range"):
+            least, greatest = s.sparsity_range
+            return float(
+                least + (greatest - least) * float(torch.rand((), generator=self.generator, dtype=torch.float64))
+            )
+        if hasattr(s, "desired_sparsity"):
+            return float(s.desired_sparsity)
+        return gradual_share(s.initial_sparsity, s.final_sparsity, moment.progress)
+
+    def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
+        self._check(weights)  # thinning changes shapes after the pruner was built
+        maps = {}
+        for name in self.ranked:
+            found = self.map(name, weights[name].detach(), self._share(moment))
+            if found is not None:
+                maps[name] = found
+        if self.has_leader and maps:
+            maps = dict.fromkeys(self.targets, maps[self.targets[0]])
+        return {name: self.structures.spread(found, weights[name]) for name, found in maps.items()}
+
+    @abstractmethod
+    def map(self, name: str, weight: Tensor, share: float) -> Tensor | None:
+        """Return the map of one weight, shape (G,); None if it cannot be computed yet."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.generator.set_state(state["generator"])
+
+
+class NormRankedPruner(StructuresPruner):
+    """Remove exactly k structures with the smallest norm: sum |w| (Li et al. 2017, section 3.1).
+
+    All structures of a weight have n elements, so ranking by means would give the same order.
+    """
+
+    order = 1
+
+    def map(self, name: str, weight: Tensor, share: float) -> Tensor:
+        norms = torch.linalg.vector_norm(self.structures.split(weight), self.order, dim=1)
+        if noise := getattr(self.settings, "noise", 0.0):
+            # Drawn on the CPU, so that the ranking is the same on every device.
+            factors = torch.randn(len(norms), generator=self.generator, dtype=torch.float64)
+            norms = norms * (1 + noise * factors).to(norms)
+        return kept_after(norms, structure_count(share, len(norms), getattr(self.settings, "group_size", 1)))
+
+
+class L2RankedPruner(NormRankedPruner):
+    """Remove exactly k structures with the smallest sqrt(sum w^2)."""
+
+    order = 2
+
+
+class RandomPruner(StructuresPruner):
     """Remove exactly floor(s G) filters, drawn again at each use."""
 
     def map(self, name: str, weight: Tensor, share: float) -> Tensor:
         count = self.structures.count(weight.shape)
         kept = torch.ones(count, dtype=torch.bool)
-        kept[torch.randperm(count, generator=self._generator)[: structure_count(share, count)]] = False
+        kept[torch.randperm(count, generator=self.generator)[: structure_count(share, count)]] = False
         return kept
 
 
-class BernoulliPruner(DrawingPruner):
+class BernoulliPruner(StructuresPruner):
     """Remove each filter with probability s; the kept filters are multiplied by G over their number.
 
     If all would be removed, the one with the largest L2 norm is kept.
@@ -280,24 +201,22 @@ class BernoulliPruner(DrawingPruner):
 
     def map(self, name: str, weight: Tensor, share: float) -> Tensor:
         count = self.structures.count(weight.shape)
-        kept = (torch.rand(count, generator=self._generator, dtype=torch.float64) >= share).double()
+        kept = (torch.rand(count, generator=self.generator, dtype=torch.float64) >= share).double()
         if not kept.any():
             norms = torch.linalg.vector_norm(self.structures.split(weight), dim=1)
             kept[norms.argmax().cpu()] = 1
         return kept * (count / kept.sum())
 
 
-# --- Pruning of filters ranked by activations or gradients that are collected during training -------------------------
+# --- Filters ranked by activations or gradients that are collected during training ------------------------------------
 # Shapes and symbols: F filters of a weight w, shape (F, ...); g the loss's gradient with respect to w; s the share to
 # prune. Each decision uses the data collected since the last decision and then discards it.
 
 
 class _SeenPruner(StructuresPruner):
-    """Remove exactly floor(s F) filters with the lowest scores; among equal scores the first is removed first.
+    """Remove exactly floor(s F) filters with the lowest scores.
 
     A weight without collected data keeps its current mask, so the first decision is delayed.
-
-    Args: see `StructuresPruner`.
     """
 
     epochs_before = 1
@@ -315,20 +234,16 @@ class _SeenPruner(StructuresPruner):
         """Return the filters' scores, shape (F,), and discard the collected data; None without data."""
 
 
-class ActivationPruner(_SeenPruner):
-    """Remove filters whose activations are most often inactive (APoZ) or have the smallest mean.
+class ApozPruner(_SeenPruner):
+    """Remove filters whose activations are most often inactive, APoZ (Hu et al. 2016, eq. 1).
 
     Activations <= 0 count as inactive, so that functions that never return exactly 0 are ranked too.
-
-    Args:
-        weights, share: see `StructuresPruner`.
-        criterion: ``apoz`` (Hu et al. 2016, eq. 1) or ``mean`` (Molchanov et al. 2017, section 2.2).
     """
 
-    def __init__(self, weights: StructuredWeights, share: Share, *, criterion: Literal["apoz", "mean"]) -> None:
-        super().__init__(weights, share)
-        self._criterion = criterion
-        self._watch = ActivationWatch(self.weights.ranked)
+    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
+        super().__init__(settings, model, generator)
+        convolutions(model, self.ranked)
+        self._watch = ActivationWatch(self.ranked)
 
     def start(self, model: nn.Module) -> None:
         self._watch.start(model)
@@ -338,9 +253,11 @@ class ActivationPruner(_SeenPruner):
 
     def scores(self, name: str) -> Tensor | None:
         sums = self._watch.sums.pop(name, None)
-        if sums is None:
-            return None
-        return -sums.inactive_share if self._criterion == "apoz" else sums.mean
+        return None if sums is None else self.score(sums)
+
+    def score(self, sums: Sums) -> Tensor:
+        """Return the scores, shape (F,), lowest first."""
+        return -sums.inactive_share
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": self._watch.state_dict()}
@@ -349,26 +266,29 @@ class ActivationPruner(_SeenPruner):
         self._watch.load_state_dict(state["seen"])
 
 
+class ActivationMeanPruner(ApozPruner):
+    """Remove filters with the smallest mean activation (Molchanov et al. 2017, section 2.2)."""
+
+    def score(self, sums: Sums) -> Tensor:
+        return sums.mean
+
+
 class GradientPruner(_SeenPruner):
     """Remove filters with the smallest |sum g w|, summed over their elements and all backward passes.
 
     This is the first-order estimate of the loss change when the filter is removed (Molchanov et al. 2017, eq. 8),
-    applied to weights instead of activations.
-    Terms that are not finite (a step that mixed precision skips) count as 0.
-
-    Args: see `StructuresPruner`.
+    applied to weights instead of activations. Terms that are not finite (a step that mixed precision skips) count as 0.
     """
 
-    def __init__(self, weights: StructuredWeights, share: Share) -> None:
-        super().__init__(weights, share)
+    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
+        super().__init__(settings, model, generator)
         self._sums: dict[str, Tensor] = {}
         self._handles: list[RemovableHandle] = []
 
     def start(self, model: nn.Module) -> None:
         self.stop()
         parameters = parameters_as_built(model)
-        for name in self.weights.ranked:
-            self._handles.append(hook_gradient(parameters[name], self._adding(name, parameters[name])))
+        self._handles = [hook_gradient(parameters[name], self._adding(name, parameters[name])) for name in self.ranked]
 
     def stop(self) -> None:
         for handle in self._handles:
@@ -437,16 +357,6 @@ class Sums:
         return self.total / self.seen
 
 
-class _Output(NamedTuple):
-    """Facts about a convolution's output, kept until its activation is found."""
-
-    node: Node | None
-    """Autograd node of the output; None without gradients."""
-    filters: int
-    sums: Sums
-    """Of the output's relu."""
-
-
 def sums_of(activation: Tensor) -> Sums:
     """Sum an activation (N, F, ...) over all dimensions except the second."""
     rest = [d for d in range(activation.dim()) if d != 1]
@@ -464,15 +374,13 @@ def convolutions(model: nn.Module, weights: Sequence[str]) -> dict[str, nn.Modul
         UserError: a weight does not belong to a convolution.
     """
     modules = {plain_name(name): module for name, module in model.named_modules()}
-    found: dict[str, nn.Module] = {}
-    for name in weights:
-        module = modules[name.rpartition(".")[0]]
+    found = {name: modules[name.rpartition(".")[0]] for name in weights}
+    for name, module in found.items():
         if not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) or not name.endswith("weight"):
             raise UserError(
                 f"ranking filters by their activations needs weights of convolutions, got {name} of "
                 f"{type(module).__name__}"
             )
-        found[name] = module
     return found
 
 
@@ -494,13 +402,13 @@ class ActivationWatch:
         self.sums: dict[str, Sums] = {}
         self._handles: list[RemovableHandle] = []
         # A module may be called several times in a forward (torchvision's blocks share one ReLU): calls are counted.
-        self._calls: Counter[nn.Module] = Counter()
-        self._consumers: dict[tuple[nn.Module, int], list[str]] | None = None
-        self._loaded: list[list[Any]] | None = None
-        self._names: dict[nn.Module, str] = {}
-        self._without: frozenset[str] = frozenset()
-        self._open: dict[str, _Output] = {}
-        self._found: dict[tuple[nn.Module, int], list[str]] = {}
+        self._calls: Counter[str] = Counter()
+        # The weights whose activation each call (module, number) returns; all others use relu of their output.
+        self._found: dict[tuple[str, int], list[str]] | None = None
+        self._loaded: dict[tuple[str, int], list[str]] | None = None
+        # During the search: what was found, and node and sums of outputs whose activation was not.
+        self._finding: dict[tuple[str, int], list[str]] = {}
+        self._open: dict[str, tuple[Node | None, Sums]] = {}
 
     def start(self, model: nn.Module) -> None:
         """Start watching this model; searches for its activations again unless a state was just loaded.
@@ -510,15 +418,15 @@ class ActivationWatch:
         """
         self.stop()
         owners = convolutions(model, self._weights)
-        self._names = {module: plain_name(name) for name, module in model.named_modules()}
-        if self._loaded is not None:
-            modules = {name: module for module, name in self._names.items()}
-            self._know({(modules[name], int(call)): list(weights) for name, call, weights in self._loaded})
-            self._loaded = None
+        self._found, self._loaded = self._loaded, None
         self._handles = [
             model.register_forward_pre_hook(self._begun),
             *(module.register_forward_hook(self._convolved(name)) for name, module in owners.items()),
-            *(m.register_forward_hook(self._activated) for m in model.modules() if isinstance(m, ACTIVATIONS)),
+            *(
+                module.register_forward_hook(self._activated(plain_name(name)))
+                for name, module in model.named_modules()
+                if isinstance(module, ACTIVATIONS)
+            ),
             # Registered last, because the model itself may be a convolution.
             model.register_forward_hook(self._ended),
         ]
@@ -528,63 +436,53 @@ class ActivationWatch:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._open, self._found = {}, {}
-        self._consumers = None
-
-    def _know(self, consumers: dict[tuple[nn.Module, int], list[str]]) -> None:
-        """Set the weights whose activation each module call returns; all other weights use relu of their output."""
-        self._consumers = consumers
-        self._without = frozenset(self._weights).difference(*consumers.values())
+        self._found = None
 
     def _begun(self, model: nn.Module, inputs: object) -> None:
         self._calls.clear()
-        self._open, self._found = {}, {}
+        self._open, self._finding = {}, {}
 
     def _convolved(self, name: str) -> Callable[[nn.Module, object, Tensor], None]:
         def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
             if not (module.training and torch.is_grad_enabled()):
                 return
-            if self._consumers is None:
+            if self._found is None:
                 # An in-place activation would change the output before the forward ends, so sum it now.
-                sums = sums_of(output.detach().relu())
-                self._open[name] = _Output(output.grad_fn, output.shape[1], sums)
-            elif name in self._without:
+                self._open[name] = (output.grad_fn, sums_of(output.detach().relu()))
+            elif not any(name in names for names in self._found.values()):
                 self._add(name, sums_of(output.detach().relu()))
 
         return hook
 
-    def _activated(self, module: nn.Module, inputs: object, output: Tensor) -> None:
-        call = (module, self._calls[module])
-        self._calls[module] += 1
-        if not (module.training and torch.is_grad_enabled()):
-            return
-        if self._consumers is None:
-            names = self._consumed(output)
-            for name in names:
-                del self._open[name]
+    def _activated(self, name: str) -> Callable[[nn.Module, object, Tensor], None]:
+        def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
+            call = (name, self._calls[name])
+            self._calls[name] += 1
+            if not (module.training and torch.is_grad_enabled()):
+                return
+            if self._found is None:
+                self._finding[call] = self._consumed(output)
+            names = self._finding[call] if self._found is None else self._found.get(call, [])
             if names:
-                self._found[call] = names
-        else:
-            names = self._consumers.get(call, [])
-        if names:
-            sums = sums_of(output.detach())
-            for name in names:
-                self._add(name, sums)
+                sums = sums_of(output.detach())
+                for weight in names:
+                    self._open.pop(weight, None)
+                    self._add(weight, sums)
+
+        return hook
 
     def _ended(self, model: nn.Module, inputs: object, output: object) -> None:
-        if self._consumers is not None or not (model.training and torch.is_grad_enabled()):
-            return
-        for name, left in self._open.items():
-            self._add(name, left.sums)
-        self._know(self._found)
-        self._open, self._found = {}, {}
+        if self._found is None and model.training and torch.is_grad_enabled():
+            for name, (_, sums) in self._open.items():
+                self._add(name, sums)
+            self._found = {call: names for call, names in self._finding.items() if names}
 
     def _consumed(self, activation: Tensor) -> list[str]:
         """Return the open convolutions that this activation is computed from, by a search back through the graph."""
         outputs = {
-            output.node: name
-            for name, output in self._open.items()
-            if output.node is not None and activation.dim() > 1 and activation.shape[1] == output.filters
+            node: name
+            for name, (node, sums) in self._open.items()
+            if node is not None and activation.dim() > 1 and activation.shape[1] == len(sums.total)
         }
         found: list[str] = []
         if not outputs or activation.grad_fn is None:
@@ -609,12 +507,13 @@ class ActivationWatch:
     def state_dict(self) -> dict[str, Any]:
         """Return the sums and the activations that were found, each as [module, number of its call, weights]."""
         sums = {name: [one.inactive.clone(), one.total.clone(), one.seen] for name, one in self.sums.items()}
-        if self._consumers is None:
+        if self._found is None:
             return {"sums": sums, "found": None}
-        found = [[self._names[module], call, list(names)] for (module, call), names in self._consumers.items()]
+        found = [[module, call, list(names)] for (module, call), names in self._found.items()]
         return {"sums": sums, "found": found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; call `start` afterwards."""
         self.sums = {name: Sums(inactive, total, int(seen)) for name, (inactive, total, seen) in state["sums"].items()}
-        self._loaded = None if state["found"] is None else list(state["found"])
+        found = state["found"]
+        self._loaded = None if found is None else {(module, int(call)): list(names) for module, call, names in found}

@@ -5,15 +5,16 @@ Symbols: w a weight, s sensitivity, t threshold; a mask keeps |w| > t.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trainables.compression.component import Pruner
+from trainables.compression.masks import parameters_as_built
+from trainables.compression.pruners.pruner import Pruner
 from trainables.compression.schedule.timing import Moment, Timing
-from trainables.compression.structures import Structures
+from trainables.compression.structures import structures_of
 from trainables.errors import UserError
 
 
@@ -28,37 +29,29 @@ def deviation(weight: Tensor) -> float:
 
 
 class MagnitudePruner(Pruner):
-    """Prune with a given t.
+    """Prune with a given t."""
 
-    Args:
-        thresholds: by parameter name, >= 0.
-    """
-
-    def __init__(self, thresholds: Mapping[str, float]) -> None:
-        self.targets = tuple(thresholds)
-        self._thresholds = dict(thresholds)
+    argument = "thresholds"
 
     def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
-        return {name: threshold_mask(weights[name], threshold) for name, threshold in self._thresholds.items()}
+        return {name: threshold_mask(weights[name], threshold) for name, threshold in self.values.items()}
 
 
 class SensitivityPruner(Pruner):
     """Prune with t = s std(w), std from the first use (Han et al. 2015, section 3.1, as in their implementation).
 
     Later uses prune more only because weights have moved below the same t.
-
-    Args:
-        sensitivities: s by parameter name, >= 0.
     """
 
-    def __init__(self, sensitivities: Mapping[str, float]) -> None:
-        self.targets = tuple(sensitivities)
-        self._sensitivities = dict(sensitivities)
+    argument = "sensitivities"
+
+    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
+        super().__init__(settings, model, generator)
         self._deviations: dict[str, float] = {}
 
     def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
         masks = {}
-        for name, sensitivity in self._sensitivities.items():
+        for name, sensitivity in self.values.items():
             if name not in self._deviations:
                 self._deviations[name] = deviation(weights[name])
             masks[name] = threshold_mask(weights[name], sensitivity * self._deviations[name])
@@ -75,43 +68,38 @@ class StructureThresholdPruner(Pruner):
     """Zero structures whose greatest or mean absolute value is at most a threshold.
 
     Rows and columns refer to torch's weight, as in the group regularizers.
-
-    Args:
-        regimes: (threshold, structure) by parameter name.
-        criterion: ``Max`` or ``Mean_Abs``.
     """
 
-    def __init__(self, regimes: Mapping[str, tuple[float, Structures]], criterion: Literal["Max", "Mean_Abs"]) -> None:
-        self.targets = tuple(regimes)
-        self._regimes = dict(regimes)
-        self._criterion = criterion
+    argument = "reg_regims"
+
+    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
+        super().__init__(settings, model, generator)
+        parameters = parameters_as_built(model)
+        for name, (_, group_type) in self.values.items():
+            structures_of(group_type).check(name, parameters[name].shape)
 
     def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
         masks = {}
-        for name, (threshold, structures) in self._regimes.items():
-            weight = weights[name]
+        for name, (threshold, group_type) in self.values.items():
+            weight, structures = weights[name], structures_of(group_type)
             structures.check(name, weight.shape)
             sizes = structures.split(weight).abs()
-            sizes = sizes.amax(dim=1) if self._criterion == "Max" else sizes.mean(dim=1)
+            sizes = sizes.amax(dim=1) if self.settings.threshold_criteria == "Max" else sizes.mean(dim=1)
             # Negated "<=" instead of ">", so that a NaN counts as large.
             masks[name] = structures.spread(~(sizes <= threshold), weight)
         return masks
 
 
-# --- Pruning of recurrent networks with a threshold that rises along two straight lines (Narang et al. 2017, sec. 3)
-# Symbols: S, E, f starting epoch, ending epoch and frequency of the policy; R the ramp's epoch; q the 90th percentile
-# of |w| of a trained dense network; theta and phi the slopes of the first and the second line; t the threshold.
-
-
 def ramp_threshold(epoch: int, timing: Timing, *, q: float, ramp_epoch: int, slope_factor: float) -> float:
-    """Return t: theta (e - S + 1) / f before epoch R, theta (R - S + 1) / f + phi (e - R + 1) / f from R on.
+    """Return t, which rises along two straight lines (Narang et al. 2017, section 3).
 
-    theta = 2 q f / (2 (R - S) + 3 (E - R)) (their eq. 1), phi = slope_factor theta.
+    t = theta (e - S + 1) / f before epoch R, theta (R - S + 1) / f + phi (e - R + 1) / f from R on, with
+    theta = 2 q f / (2 (R - S) + 3 (E - R)) (their eq. 1) and phi = slope_factor theta.
 
     Args:
         epoch: e, an active one.
-        timing: of the policy.
-        q: as above, > 0.
+        timing: of the policy: S, E and f are its starting epoch, ending epoch and frequency.
+        q: the 90th percentile of |w| of a trained dense network, > 0.
         ramp_epoch: R, in [S, E].
         slope_factor: phi over theta; 1.5 to 2 in the paper.
 
@@ -131,68 +119,46 @@ def ramp_threshold(epoch: int, timing: Timing, *, q: float, ramp_epoch: int, slo
 
 
 class RecurrentPruner(Pruner):
-    """Zero elements whose absolute value is at most `ramp_threshold`.
-
-    Args:
-        targets: parameter names.
-        q: as above, > 0.
-        ramp_from: returns R for S.
-        slope_factor: phi over theta, > 0.
-    """
-
-    def __init__(
-        self, targets: Sequence[str], *, q: float, ramp_from: Callable[[int], int], slope_factor: float
-    ) -> None:
-        self.targets = tuple(targets)
-        self._q, self._ramp_from, self._slope_factor = q, ramp_from, slope_factor
+    """Zero elements whose absolute value is at most `ramp_threshold`."""
 
     def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
         threshold = ramp_threshold(
             moment.epoch,
             moment.timing,
-            q=self._q,
-            ramp_epoch=self._ramp_from(moment.timing.starting_epoch),
-            slope_factor=self._slope_factor,
+            q=self.settings.q,
+            ramp_epoch=self.settings.ramp_from(moment.timing.starting_epoch),
+            slope_factor=self.settings.ramp_slope_mult,
         )
         return {name: threshold_mask(weights[name], threshold) for name in self.targets}
 
 
-# --- Dynamic network surgery: connections are pruned and restored (Guo et al. 2016) -----------------------------------
-# Symbols: w a weight, m its mask; mean and std of |w| at the first use; s sensitivity; a <= b the thresholds (a_k, b_k
-# in the paper); e epoch, S the first active one.
-
-
 class SplicingPruner(Pruner):
-    """Set m to 0 where |w| < a and to 1 where |w| >= b; between them m does not change (eq. 3).
+    """Prune and restore connections: dynamic network surgery (Guo et al. 2016, eq. 3).
 
-    a and b are (mean + s std), each times a factor. Needs the unmasked weights; otherwise nothing is restored.
-
-    Args:
-        sensitivities: s by parameter name, >= 0.
-        low: a over (mean + s std), > 0.
-        high: b over the same, >= low.
-        growth: s is multiplied by 1 + (e - S) times this, >= 0.
+    m is 0 where |w| < a and 1 where |w| >= b; between them it does not change. a and b are (mean|w| + s std|w|), taken
+    at the first use, each times a factor. Needs the unmasked weights; otherwise nothing is restored.
     """
 
-    def __init__(self, sensitivities: Mapping[str, float], *, low: float, high: float, growth: float) -> None:
-        self.targets = tuple(sensitivities)
-        self._sensitivities = dict(sensitivities)
-        self._low, self._high, self._growth = low, high, growth
+    argument = "sensitivities"
+
+    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
+        super().__init__(settings, model, generator)
         self._statistics: dict[str, tuple[float, float]] = {}
 
     def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
-        grown = 1 + (moment.epoch - moment.timing.starting_epoch) * self._growth
+        s = self.settings
+        grown = 1 + (moment.epoch - moment.timing.starting_epoch) * s.sensitivity_multiplier
         masks = {}
-        for name, sensitivity in self._sensitivities.items():
+        for name, sensitivity in self.values.items():
             sizes = weights[name].detach().abs()
             if name not in self._statistics:
                 self._statistics[name] = (float(sizes.double().mean()), deviation(sizes))
             mean, std = self._statistics[name]
             middle = mean + sensitivity * grown * std
             before = current[name] if name in current else torch.ones_like(sizes)
-            cut = torch.where(sizes < self._low * middle, 0.0, before)
+            cut = torch.where(sizes < s.low_thresh_mult * middle, 0.0, before)
             # Negated "<" instead of ">=", so that a NaN counts as large.
-            masks[name] = torch.where(~(sizes < self._high * middle), 1.0, cut).to(sizes.dtype)
+            masks[name] = torch.where(~(sizes < s.hi_thresh_mult * middle), 1.0, cut).to(sizes.dtype)
         return masks
 
     def state_dict(self) -> dict[str, Any]:

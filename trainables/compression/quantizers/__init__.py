@@ -1,43 +1,388 @@
 """Quantizers: the model computes with few bits while the optimizer trains its float weights.
 
-`build_quantizer` builds any of `schedule.configs.QUANTIZERS`. Parameters stay the same objects; the layers compute with
-quantized values (`torch.nn.utils.parametrize` on the instance), and an activation's child module ``quantized_output``
-quantizes its output. 32 bits and null leave all values unchanged, bit for bit.
+Parameters stay the same objects; the layers compute with quantized values (`torch.nn.utils.parametrize` on the
+instance), and an activation's child module ``quantized_output`` quantizes its output. A quantizer's complete state is
+in the model's state dict. 32 bits and null leave all values unchanged, bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import warnings
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.optim import Optimizer
 
-from trainables.compression.component import Quantizer
-from trainables.compression.quantizers.linear import (
-    DorefaQuantizer,
-    LinearTrainingQuantizer,
-    ModelQuantizer,
-    PactQuantizer,
-    PostTrainingQuantizer,
-    WrpnQuantizer,
+from trainables.compression.quantizers.functions import dorefa_weight, unit_activation, wrpn_weight
+from trainables.compression.quantizers.quantized_modules import (
+    INPUT,
+    CalibratedRange,
+    Frozen,
+    FrozenBias,
+    FrozenWeight,
+    LearnedClipActivation,
+    LinearWeight,
+    MovingRange,
+    Quantization,
+    is_quantized,
+    quantize_input,
+    quantize_output,
+    quantize_parameter,
 )
-from trainables.compression.quantizers.quantized_module import is_quantized
-from trainables.compression.schedule.configs import ComponentConfig
-from trainables.errors import unknown_name
+from trainables.compression.schedule.configs import ComponentConfig, OverridesConfig
+from trainables.compression.schedule.matching import match_modules
+from trainables.errors import UserError, unknown_name
 
-__all__ = ["build_quantizer", "is_quantized"]
+__all__ = ["Quantizer", "build_quantizer", "is_quantized"]
 
-_BUILDERS: dict[str, Callable[[str, Any], ModelQuantizer]] = {
-    "DorefaQuantizer": DorefaQuantizer,
-    "WRPNQuantizer": WrpnQuantizer,
-    "PACTQuantizer": PactQuantizer,
-    "QuantAwareTrainRangeLinearQuantizer": LinearTrainingQuantizer,
-    "PostTrainLinearQuantizer": PostTrainingQuantizer,
+#: Numbers of bits of a module, 1 to 31, of its ``weights``, ``bias`` and ``activations``; None: not quantized.
+Bits = dict[str, int | None]
+
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+#: Layers whose weights and biases are quantized, subclasses included.
+WEIGHT_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED, nn.Linear, nn.Embedding)
+#: Activations that clip values below 0.
+RECTIFIERS = (nn.ReLU, nn.ReLU6)
+#: Activations whose output a linear quantizer quantizes.
+ACTIVATIONS = (
+    *RECTIFIERS, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus,
+    nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh,
+)  # fmt: skip
+
+
+def usable(bits: int | None) -> int | None:
+    """Return a schedule's number of bits, where 32 also means not quantized."""
+    return None if bits is None or bits >= 32 else bits
+
+
+def plan_bits(model: nn.Module, default: Bits, overrides: Mapping[str, OverridesConfig]) -> dict[nn.Module, Bits]:
+    """Return the bits of each module in the model's order; a module with several names occurs once.
+
+    The first pattern that matches a module applies; keys it does not set inherit the default. Patterns are matched by
+    `match_modules`, as in the check of a schedule.
+
+    Args:
+        model: as built; the root module has no name, so no pattern matches it.
+        default: bits of modules that no pattern matches.
+        overrides: by pattern, in their order.
+
+    Raises:
+        UserError: a pattern matches no module, or a module has several names with different bits.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    chosen: dict[str, Bits] = {}
+    for pattern, override in overrides.items():
+        matches = match_modules(pattern, [name for name in modules if name])
+        if not any(isinstance(modules[name], (*WEIGHT_LAYERS, *ACTIVATIONS)) for name in matches):
+            hint = f"; {matches[0]}.* means what is in it" if any(modules[matches[0]].children()) else ""
+            warnings.warn(
+                f"overrides of {pattern!r} have no effect: {', '.join(matches)} has neither a weight nor an activation "
+                f"of its own that is quantized{hint}",
+                stacklevel=4,
+            )
+        own = {what: usable(getattr(override, f"bits_{what}"))
+               for what in default if f"bits_{what}" in override.model_fields_set}  # fmt: skip
+        for name in matches:
+            chosen.setdefault(name, {**default, **own})
+    plan: dict[nn.Module, tuple[str, Bits]] = {}
+    for name, module in modules.items():
+        bits = chosen.get(name, default)
+        first, before = plan.setdefault(module, (name, bits))
+        if before != bits:
+            raise UserError(
+                f"{first} and {name} are one module and must have the same bits, got different overrides: name both "
+                "in one pattern"
+            )
+    return {module: bits for module, (_, bits) in plan.items()}
+
+
+class Quantizer:
+    """Quantize weights and biases with `dorefa_weight`, outputs of rectifiers with `unit_activation` (DoReFa-Net).
+
+    The other quantizers are its subclasses.
+
+    Args:
+        name: of the instance in the schedule, for messages.
+        given: its settings.
+    """
+
+    activation_kinds: ClassVar[tuple[type[nn.Module], ...]] = RECTIFIERS
+    """Modules whose output is quantized."""
+
+    def __init__(self, name: str, given: Any) -> None:
+        self.name = name
+        self.given = given
+        weights, bias = (
+            (given.bits_weights, given.bits_bias)
+            if hasattr(given, "bits_weights")
+            else (given.bits_parameters, given.bits_accum)
+        )
+        self.default: Bits = {
+            "weights": usable(weights), "bias": usable(bias), "activations": usable(given.bits_activations)
+        }  # fmt: skip
+
+    def least_bits(self, what: str) -> int:
+        """Return the fewest bits allowed for ``weights``, ``bias`` or ``activations``: 2 if one is a sign bit."""
+        return 1
+
+    def weight_quantization(self, layer: nn.Module, bits: int) -> Quantization:
+        """Build the module that quantizes the layer's weight."""
+        return Quantization(bits, dorefa_weight)
+
+    def bias_quantization(self, layer: nn.Module, bits: int) -> Quantization:
+        """Build the module that quantizes the layer's bias."""
+        return self.weight_quantization(layer, bits)
+
+    def activation_quantization(self, bits: int, options: Mapping[str, Any]) -> Quantization:
+        """Build a module that quantizes activations; ``options`` are device and dtype of its parameters and buffers."""
+        return Quantization(bits, unit_activation)
+
+    def plan(self, model: nn.Module) -> dict[nn.Module, Bits]:
+        """Return the bits by module, after checking them.
+
+        Raises:
+            UserError: overrides do not fit the model, or bits are too few.
+        """
+        plan = plan_bits(model, self.default, self.given.overrides)
+        names = {module: name for name, module in model.named_modules()}
+        for module, bits in plan.items():
+            for what, number in self._used(module, bits).items():
+                self._check(names[module] or "the model", module, what, number)
+        return plan
+
+    def _check(self, name: str, module: nn.Module, what: str, bits: int) -> None:
+        if bits < self.least_bits(what):
+            raise UserError(
+                f"bits of {what} of quantizer {self.name} must be at least {self.least_bits(what)} "
+                f"(one is the sign's), got {bits} for {name}"
+            )
+        parameter = {"weights": "weight", "bias": "bias"}.get(what)
+        if parameter and not (parameter in module._parameters or parametrize.is_parametrized(module, parameter)):
+            raise UserError(
+                f"{parameter} of {name} must be a parameter to be quantized, got one that a hook computes: use "
+                "torch.nn.utils.parametrizations instead of torch.nn.utils.weight_norm or spectral_norm"
+            )
+
+    def _used(self, module: nn.Module, bits: Bits) -> dict[str, int]:
+        """Return the bits of what the module has and the quantizer quantizes."""
+        has = {
+            "weights": isinstance(module, WEIGHT_LAYERS),
+            "bias": isinstance(module, WEIGHT_LAYERS) and getattr(module, "bias", None) is not None,
+            "activations": isinstance(module, self.activation_kinds),
+        }
+        return {what: number for what, number in bits.items() if has[what] and number is not None}
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        """Change the model's modules in place, and add learned parameters to the optimizer's last group.
+
+        Parameters stay the same objects, but their names and their order in the model change: an optimizer whose state
+        is to be loaded must have been built before `prepare`, like the one that was saved.
+
+        Raises:
+            UserError: the model is quantized already; overrides or bits do not fit it; a hook computes a weight. The
+                model is then unchanged.
+        """
+        if is_quantized(model):
+            raise UserError(f"a model must be quantized once, got a quantized one for quantizer {self.name}")
+        plan = self.plan(model)
+        known = {id(p) for p in model.parameters()}
+        options = _options_of(model)
+        for module, bits in plan.items():
+            self.change(module, bits, options)
+        self.change_inputs(model, options)
+        self._warn_of_nothing(model, plan)
+        learned = [(name, p) for name, p in model.named_parameters() if id(p) not in known]
+        if optimizer is not None and learned:
+            # Added, so that Gradient-Skip's optimizers see them; not as a group of their own, because learning-rate
+            # schedules refer to groups by index.
+            last = optimizer.param_groups[-1]
+            named = "param_names" in last
+            optimizer.add_param_group({"params": learned if named else [p for _, p in learned]})
+            added = optimizer.param_groups.pop()
+            for key in ("params", "param_names") if named else ("params",):
+                last[key].extend(added[key])
+
+    def change_inputs(self, model: nn.Module, options: Mapping[str, Any]) -> None:
+        """Quantize the model's input, if the quantizer does that."""
+
+    def change(self, module: nn.Module, bits: Bits, options: Mapping[str, Any]) -> None:
+        """Quantize a module's weight, bias and output, where present and given bits."""
+        used = self._used(module, bits)
+        if "weights" in used:
+            quantize_parameter(module, "weight", self.weight_quantization(module, used["weights"]))
+        if "bias" in used:
+            quantize_parameter(module, "bias", self.bias_quantization(module, used["bias"]))
+        if "activations" in used:
+            quantize_output(module, self.activation_quantization(used["activations"], options))
+
+    def _warn_of_nothing(self, model: nn.Module, plan: Mapping[nn.Module, Bits]) -> None:
+        wants_activations = any(bits["activations"] is not None for bits in plan.values())
+        if wants_activations and not any(isinstance(module, self.activation_kinds) for module in plan):
+            kinds = ", ".join(kind.__name__ for kind in self.activation_kinds)
+            warnings.warn(
+                f"quantizer {self.name} quantizes no activations, for no module is one of {kinds}; functions such as "
+                "F.relu cannot be seen: use modules in their place",
+                stacklevel=3,
+            )
+        elif not is_quantized(model):
+            warnings.warn(
+                f"quantizer {self.name} quantizes nothing: every number of bits is 32 or null, or for what the model "
+                "does not have",
+                stacklevel=3,
+            )
+
+    def finish_epoch(self, model: nn.Module) -> None:
+        """Handle the end of the last step of an active epoch."""
+
+
+class _Wrpn(Quantizer):
+    """Quantize weights and biases with `wrpn_weight`, outputs of rectifiers with `unit_activation`."""
+
+    def least_bits(self, what: str) -> int:
+        return 1 if what == "activations" else 2
+
+    def weight_quantization(self, layer: nn.Module, bits: int) -> Quantization:
+        return Quantization(bits, wrpn_weight)
+
+
+class _Pact(Quantizer):
+    """Quantize weights as DoReFa-Net, outputs of rectifiers with `pact_activation` and a separate alpha for each."""
+
+    def activation_quantization(self, bits: int, options: Mapping[str, Any]) -> Quantization:
+        return LearnedClipActivation(bits, self.given.act_clip_init_val, options)
+
+
+class _LinearTraining(Quantizer):
+    """Quantize weights and biases to their own range, outputs of activation modules to a moving average range.
+
+    So is the model's first argument, where it is a floating-point tensor. Biases and embeddings have one range, even if
+    ``per_channel_wts`` gives each filter its own.
+    """
+
+    activation_kinds: ClassVar[tuple[type[nn.Module], ...]] = ACTIVATIONS
+
+    def change_inputs(self, model: nn.Module, options: Mapping[str, Any]) -> None:
+        given = self.given
+        bits = usable(given.bits_activations if given.num_bits_inputs is None else given.num_bits_inputs)
+        if given.quantize_inputs and bits is not None:
+            quantize_input(model, self.activation_quantization(bits, options))
+
+    def least_bits(self, what: str) -> int:
+        return 2 if self.given.mode.startswith("SYMMETRIC") else 1  # one bit would have no positive level
+
+    def weight_quantization(self, layer: nn.Module, bits: int) -> Quantization:
+        return LinearWeight(bits, self.given.mode, self.channel_axis(layer))
+
+    def channel_axis(self, layer: nn.Module) -> int | None:
+        """Return the axis of the layer's weight whose slices (filters) each get a grid; None: one grid for all."""
+        if not self.given.per_channel_wts or isinstance(layer, nn.Embedding):  # its rows are outputs, not filters
+            return None
+        return 1 if isinstance(layer, TRANSPOSED) else 0
+
+    def bias_quantization(self, layer: nn.Module, bits: int) -> Quantization:
+        return LinearWeight(bits, self.given.mode, None)
+
+    def activation_quantization(self, bits: int, options: Mapping[str, Any]) -> Quantization:
+        return MovingRange(bits, self.given.mode, self.given.ema_decay, options)
+
+
+class _PostTraining(_LinearTraining):
+    """Quantize inputs, weights, biases and outputs of layers, and outputs of activation modules, of a trained model.
+
+    The ranges are collected during one epoch: until `finish_epoch` the model computes as before, and every forward pass
+    in training mode updates them; after it they are fixed. Of an embedding only the weight is quantized, since its
+    output consists of weight rows.
+
+    A layer's bias becomes signed integers of ``bits_accum`` bits times s_x s_w, the step of the sum it is added to; it
+    is not quantized if input or weight are not.
+    """
+
+    activation_kinds = tuple(kind for kind in (*WEIGHT_LAYERS, *ACTIVATIONS) if kind is not nn.Embedding)
+
+    def change_inputs(self, model: nn.Module, options: Mapping[str, Any]) -> None:
+        pass
+
+    def least_bits(self, what: str) -> int:
+        return 2 if what == "bias" else super().least_bits(what)
+
+    def weight_quantization(self, layer: nn.Module, bits: int) -> Quantization:
+        weight: Any = layer.weight
+        return FrozenWeight(bits, self.given.mode, self.channel_axis(layer), weight)
+
+    def bias_quantization(self, layer: nn.Module, bits: int) -> Quantization:
+        bias: Any = layer.bias
+        return FrozenBias(bits, bias, per_channel=self.given.per_channel_wts)
+
+    def activation_quantization(self, bits: int, options: Mapping[str, Any]) -> Quantization:
+        return CalibratedRange(bits, self.given.mode, self.given.clip_acts, self.given.clip_n_stds, options)
+
+    def change(self, module: nn.Module, bits: Bits, options: Mapping[str, Any]) -> None:
+        super().change(module, bits, options)
+        used = self._used(module, bits)
+        if isinstance(module, WEIGHT_LAYERS) and "activations" in used:
+            quantize_input(module, self.activation_quantization(used["activations"], options))
+
+    def finish_epoch(self, model: nn.Module) -> None:
+        """Freeze all ranges for good; later calls do nothing.
+
+        Activations that no batch reached are not quantized, with a warning.
+
+        Raises:
+            UserError: there was no forward pass in training mode.
+        """
+        if any(module.frozen for module in model.modules() if isinstance(module, Frozen)):
+            return
+        ranges = {name: module for name, module in model.named_modules() if isinstance(module, CalibratedRange)}
+        unseen = [name for name, module in ranges.items() if int(module.batches) == 0]
+        if unseen and len(unseen) == len(ranges):
+            raise UserError(
+                f"quantizer {self.name} needs at least one forward pass in training mode in its first active epoch to "
+                "see the activations' ranges, got none"
+            )
+        if unseen:
+            layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in unseen))
+            warnings.warn(f"not quantized, for no batch went through it: activations of {layers}", stacklevel=2)
+        for name, seen in ranges.items():
+            if name not in unseen:
+                seen.freeze()
+        for module in model.modules():
+            if isinstance(module, WEIGHT_LAYERS):
+                _freeze_parameters(module)
+
+
+def _freeze_parameters(layer: nn.Module) -> None:
+    lists: Any = getattr(layer, "parametrizations", {})
+    weight, bias = (lists[name][-1] if name in lists else None for name in ("weight", "bias"))
+    if not isinstance(weight, FrozenWeight):
+        return
+    # Not frozen yet, it returns its input unchanged, so this is the weight without quantization.
+    current: Any = layer.weight
+    weight.freeze_at(current)
+    seen = layer._modules.get(INPUT)
+    if isinstance(bias, FrozenBias) and isinstance(seen, CalibratedRange) and seen.frozen:
+        bias.freeze_at(1 / seen.grid().scale, 1 / weight.grid().scale)
+
+
+def _options_of(model: nn.Module) -> dict[str, Any]:
+    """Return the model's device, and the dtype for added tensors: double if the model is double, else single."""
+    like: Tensor = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    return {"device": like.device, "dtype": torch.float64 if like.dtype == torch.float64 else torch.float32}
+
+
+_QUANTIZERS: dict[str, type[Quantizer]] = {
+    "DorefaQuantizer": Quantizer,
+    "WRPNQuantizer": _Wrpn,
+    "PACTQuantizer": _Pact,
+    "QuantAwareTrainRangeLinearQuantizer": _LinearTraining,
+    "PostTrainLinearQuantizer": _PostTraining,
 }
 
 
 def build_quantizer(name: str, settings: ComponentConfig, model: nn.Module | None = None) -> Quantizer:
-    """Build the quantizer that a schedule describes; it changes no model before `prepare` is called.
+    """Build the quantizer that a schedule describes; it changes no model before `Quantizer.prepare` is called.
 
     Args:
         name: of the instance in the schedule, for messages.
@@ -47,10 +392,9 @@ def build_quantizer(name: str, settings: ComponentConfig, model: nn.Module | Non
     Raises:
         UserError: the settings contradict each other or do not fit the model.
     """
-    builder = _BUILDERS.get(settings.class_)
-    if builder is None:
-        raise unknown_name("quantizer", settings.class_, _BUILDERS)
-    quantizer = builder(name, settings)
+    if settings.class_ not in _QUANTIZERS:
+        raise unknown_name("quantizer", settings.class_, _QUANTIZERS)
+    quantizer = _QUANTIZERS[settings.class_](name, settings)
     if model is not None:
         quantizer.plan(model)
     return quantizer

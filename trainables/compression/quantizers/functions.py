@@ -10,12 +10,12 @@ weight that is exactly 0 stays exactly 0 in every scheme, so that pruned weights
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-Mode = Literal["SYMMETRIC", "SYMMETRIC_RESTRICTED", "ASYMMETRIC_UNSIGNED", "ASYMMETRIC_SIGNED"]
+from trainables.compression.schedule.configs import Mode
 
 
 def wide(x: Tensor) -> Tensor:
@@ -37,19 +37,18 @@ def dorefa_weight(w: Tensor, bits: int) -> Tensor:
     k = 1: sign(w) E|w|, gradient 1; E is over the nonzero weights, which are all weights without pruning.
     """
     if bits == 1:
-        return straight_through(w, _signs)
+
+        def signs(w: Tensor) -> Tensor:
+            values = wide(w)
+            mean = values.abs().sum() / torch.count_nonzero(values).clamp(min=1)
+            return (torch.sign(values) * mean).to(w.dtype)
+
+        return straight_through(w, signs)
     bent = torch.tanh(wide(w))
     peak = bent.abs().amax()
     even = bent / (peak + (peak == 0))  # all zeros stay zeros, with finite gradients
     levels = straight_through(even, lambda e: torch.where(e == 0, 0, 2 * unit_levels(e / 2 + 0.5, bits) - 1))
     return levels.to(w.dtype)
-
-
-def _signs(w: Tensor) -> Tensor:
-    """Return sign(w) times the mean of |w| over the nonzero elements."""
-    values = wide(w)
-    mean = values.abs().sum() / torch.count_nonzero(values).clamp(min=1)
-    return (torch.sign(values) * mean).to(w.dtype)
 
 
 def wrpn_weight(w: Tensor, bits: int) -> Tensor:
@@ -58,43 +57,29 @@ def wrpn_weight(w: Tensor, bits: int) -> Tensor:
     k >= 2: one bit is the sign bit. The gradient is 1 in [-1, 1], else 0.
     """
     steps = 2 ** (bits - 1) - 1
-
-    def levels(w: Tensor) -> Tensor:
-        return (torch.round(wide(w).clamp(-1, 1) * steps) / steps).to(w.dtype)
-
-    return straight_through(w, levels, w.detach().abs() <= 1)
+    return straight_through(
+        w, lambda w: (torch.round(wide(w).clamp(-1, 1) * steps) / steps).to(w.dtype), w.detach().abs() <= 1
+    )
 
 
 def unit_activation(x: Tensor, bits: int) -> Tensor:
     """Return Q_k(clip(x, 0, 1)) (DoReFa-Net, section 2.6; WRPN, section 4). The gradient is 1 in [0, 1], else 0."""
-
-    def levels(x: Tensor) -> Tensor:
-        return unit_levels(wide(x).clamp(0, 1), bits).to(x.dtype)
-
-    return straight_through(x, levels, (x.detach() >= 0) & (x.detach() <= 1))
+    inside = (x.detach() >= 0) & (x.detach() <= 1)
+    return straight_through(x, lambda x: unit_levels(wide(x).clamp(0, 1), bits).to(x.dtype), inside)
 
 
 def pact_activation(x: Tensor, alpha: Tensor, bits: int) -> Tensor:
-    """Return Q_k(clip(x, 0, alpha) / alpha) alpha (Choi et al. 2018, eqs. 1 to 3), gradients as in `learned_clip`.
+    """Return Q_k(clip(x, 0, alpha) / alpha) alpha, gradients of PACT (Choi et al. 2018, eqs. 1 to 3).
+
+    The gradient of x is g in [0, alpha), else 0; that of alpha is the sum of g where x >= alpha.
 
     Args:
         x: any shape.
         alpha: scalar; smaller values are raised to the smallest normal number.
         bits: k >= 1.
     """
-
-    def levels(x: Tensor, alpha: Tensor) -> Tensor:
-        values = wide(x)
-        clip = alpha.to(values.dtype).clamp(min=torch.finfo(values.dtype).tiny)
-        scale = ((2**bits - 1) / clip).clamp(max=torch.finfo(values.dtype).max)
-        return (values.clamp(min=0).minimum(clip) * scale).round_().div_(scale).to(x.dtype)
-
-    return learned_clip(x, alpha, levels)
-
-
-def least_linear_bits(mode: Mode) -> int:
-    """Return the fewest bits of a grid: 2 if symmetric, since a symmetric grid of one bit has no positive level."""
-    return 2 if mode in ("SYMMETRIC", "SYMMETRIC_RESTRICTED") else 1
+    y: Tensor = _LearnedClip.apply(x, alpha, bits)
+    return y
 
 
 class Grid(NamedTuple):
@@ -110,11 +95,6 @@ class Grid(NamedTuple):
     """Lower end of the range; values below it have gradient 0."""
     high: Tensor
     """Upper end of the range; values above it have gradient 0."""
-
-    @property
-    def step(self) -> Tensor:
-        """Distance s between two neighbouring values."""
-        return 1 / self.scale
 
 
 def linear_grid(low: Tensor, high: Tensor, bits: int, mode: Mode) -> Grid:
@@ -134,7 +114,7 @@ def linear_grid(low: Tensor, high: Tensor, bits: int, mode: Mode) -> Grid:
         mode: see above.
     """
     low, high = wide(low), wide(high)
-    if mode in ("SYMMETRIC", "SYMMETRIC_RESTRICTED"):
+    if mode.startswith("SYMMETRIC"):
         high = torch.maximum(low.abs(), high.abs())
         low = -high
         q_max = 2 ** (bits - 1) - 1
@@ -169,19 +149,14 @@ def value_range(w: Tensor, axis: int | None) -> tuple[Tensor, Tensor]:
 
 
 # --- Straight-through estimators: gradients pass through rounding as if the value had not been rounded ----------------
-# Shapes: x and y have any, the same, shape; alpha ().
-# Symbols: y the quantized x; alpha a learned clip; k bits; g the gradient of y.
+# g is the gradient of the quantized value. Results are new tensors, not views: later operations may write into them.
 
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, quantize: Callable[[Tensor], Tensor], inside: Tensor | None) -> Tensor:
-        # The result is a new tensor, not a view: later operations may write into it (in-place dropout, +=).
+    def forward(ctx: Any, x: Tensor, quantize: Callable[[Tensor], Tensor], inside: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inside)
         return quantize(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[2])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -203,29 +178,14 @@ def straight_through(x: Tensor, quantize: Callable[[Tensor], Tensor], inside: Te
 
 class _LearnedClip(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, alpha: Tensor, quantize: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        return quantize(x, alpha)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, alpha, _ = inputs
+    def forward(ctx: Any, x: Tensor, alpha: Tensor, bits: int) -> Tensor:
         ctx.save_for_backward((x >= 0) & (x < alpha), x >= alpha, alpha)
+        values = wide(x)
+        clip = alpha.to(values.dtype).clamp(min=torch.finfo(values.dtype).tiny)
+        scale = ((2**bits - 1) / clip).clamp(max=torch.finfo(values.dtype).max)
+        return (values.clamp(min=0).minimum(clip) * scale).round_().div_(scale).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         inside, above, alpha = ctx.saved_tensors
         return gradients[0] * inside, (gradients[0] * above).sum(dtype=alpha.dtype), None
-
-
-def learned_clip(x: Tensor, alpha: Tensor, quantize: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Return quantize(x, alpha) with the gradients of PACT (Choi et al. 2018, eq. 3).
-
-    The gradient of x is g in [0, alpha), else 0; the gradient of alpha is the sum of g where x >= alpha.
-
-    Args:
-        x: any shape, real.
-        alpha: scalar.
-        quantize: returns a new tensor of x's shape and dtype; not differentiated.
-    """
-    y: Tensor = _LearnedClip.apply(x, alpha, quantize)
-    return y

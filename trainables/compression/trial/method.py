@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainables.attachment import Attached, RunFacts
-from trainables.compression.measures.latency import latency
-from trainables.compression.measures.sizes import layer_macs, sparsity_now
+from trainables.compression.measures import latency, layer_macs, size_columns
 from trainables.compression.model_copies import model_inputs
 from trainables.compression.policies import DistillationPolicy, LRPolicy
 from trainables.compression.scheduler import CompressionScheduler
@@ -23,7 +22,11 @@ from trainables.runtime.isolation import kept_generators
 
 
 class AttachedCompression(Attached):
-    """A compression schedule attached to one training run."""
+    """A compression schedule attached to one training run.
+
+    Raises:
+        UserError: the schedule is invalid, or has names that the model does not have.
+    """
 
     def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
         self._run = run
@@ -78,9 +81,11 @@ class AttachedCompression(Attached):
 
     def end_epoch(self, metrics: Mapping[str, Any]) -> None:
         epoch = int(metrics["epoch"]) - 1
-        value = metrics.get("quality")
-        known = {"max": value if self._run.quality.direction == "max" else None}
-        if self._follows_loss(epoch):
+        known = {"max": metrics.get("quality") if self._run.quality.direction == "max" else None}
+        if any(
+            isinstance(s.policy, LRPolicy) and s.policy.scheduler.metric == "min" and s.timing.is_active(epoch)
+            for s in self.scheduler.policies
+        ):
             assert self._run.validation_loss is not None
             known["min"] = self._run.validation_loss()
             if known["min"] is None:
@@ -90,12 +95,6 @@ class AttachedCompression(Attached):
                 )
         self.scheduler.on_epoch_end(epoch, metrics=known)
 
-    def _follows_loss(self, epoch: int) -> bool:
-        return any(
-            isinstance(s.policy, LRPolicy) and s.policy.scheduler.metric == "min" and s.timing.is_active(epoch)
-            for s in self.scheduler.policies
-        )
-
     def runs_beside(self) -> Sequence[nn.Module]:
         policies = [s.policy for s in self.scheduler.policies if isinstance(s.policy, DistillationPolicy)]
         found = [p.distillation for p in policies if p.distillation is not None and p.distillation.is_attached]
@@ -104,39 +103,28 @@ class AttachedCompression(Attached):
     def measured(self) -> dict[str, Any]:
         if not self.scheduler.has_acted:
             return {}  # the same as in uncompressed runs, which share these rows
-        model = self._run.model
+        run = self._run
+        assert run.loss is not None
+        assert run.example_batch is not None
+        assert run.make_model is not None
         with self.scheduler.unhooked():
             if self._macs is None:
-                self._macs = self._count(model)
+                self._macs = layer_macs(run.model, run.loss, run.example_batch())
             if self._built_macs is None:
-                self._built_macs = sum((self._macs if not self.scheduler.removed else self._count_as_built()).values())
-            found = sparsity_now(model, self._macs, reference_macs=self._built_macs).to_columns()
-            if self.scheduler.removed and self._iteration == self._run.total_steps:
-                found["latency_s"] = self._latency()
+                built = self._macs
+                if self.scheduler.removed:
+                    with kept_generators([]):
+                        built = layer_macs(run.make_model(), run.loss, run.example_batch())
+                self._built_macs = sum(built.values())
+            found = size_columns(run.model, self._macs, self._built_macs)
+            if self.scheduler.removed and self._iteration == run.total_steps:
+                device = next(run.model.parameters()).device
+                batch = tuple(tensor.to(device) for tensor in run.example_batch())
+                try:
+                    found["latency_s"] = latency(run.model, model_inputs(run.model, run.loss, batch))
+                except ValueError:  # the model is called in another way than with positional arguments
+                    found["latency_s"] = None
         return found
-
-    def _latency(self) -> float | None:
-        """Return the seconds for one sample; None if `model_inputs` cannot find the model's positional arguments."""
-        model = self._run.model
-        assert self._run.loss is not None
-        assert self._run.example_batch is not None
-        device = next(model.parameters()).device
-        batch = tuple(tensor.to(device) for tensor in self._run.example_batch())
-        try:
-            inputs = model_inputs(model, self._run.loss, batch)
-        except ValueError:
-            return None
-        return latency(model, inputs)
-
-    def _count(self, model: nn.Module) -> dict[str, int]:
-        assert self._run.loss is not None
-        assert self._run.example_batch is not None
-        return layer_macs(model, self._run.loss, self._run.example_batch())
-
-    def _count_as_built(self) -> dict[str, int]:
-        assert self._run.make_model is not None
-        with kept_generators([]):
-            return self._count(self._run.make_model())
 
     def model_metadata(self) -> dict[str, Any]:
         return {"steps_per_epoch": self._run.steps_per_epoch}
@@ -160,28 +148,15 @@ class AttachedCompression(Attached):
             self.scheduler.load_state_dict(training_state["compression"])
 
 
-def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> AttachedCompression:
-    """Attach the configuration's schedule.
-
-    Raises:
-        UserError: the schedule is invalid, or has names that the model does not have.
-    """
-    return AttachedCompression(optimizer, config, run)
+#: Attaches the configuration's schedule.
+attach = AttachedCompression
 
 
 # --- Gradient-Skip and a compression schedule on one training run -----------------------------------------------------
 
 
 def check_together(config: TrialConfig, schedule: Mapping[str, Any]) -> None:
-    """Check that Gradient-Skip can be combined with this schedule.
-
-    Args:
-        config: with Gradient-Skip's rule.
-        schedule: plain mapping.
-
-    Raises:
-        UserError: the rule uses gradients, or the schedule changes the model's structure.
-    """
+    """Raise UserError if the rule uses gradients, or the plain schedule changes the model's structure."""
     mode = config.gradskip_settings().mode
     if mode not in WEIGHT_RULES:
         raise UserError(
@@ -196,11 +171,7 @@ def check_together(config: TrialConfig, schedule: Mapping[str, Any]) -> None:
 
 
 def attach_with_gradskip(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> GradskipBeside:
-    """Attach both methods.
-
-    Raises:
-        UserError: see `check_together`.
-    """
+    """Attach both methods; see `check_together`."""
     check_together(config, schedule_of(config))
     compress = attach(optimizer, config, run)
     return GradskipBeside(gradskip.attach(optimizer, config, run), compress, "compression")

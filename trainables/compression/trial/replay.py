@@ -30,9 +30,10 @@ def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
     return ("compression",)
 
 
-def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> CompressionReplay:
-    """Create the replay of a configuration."""
-    return CompressionReplay(config, facts)
+def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> PlannedActs:
+    """Create the replay of a configuration's schedule over recorded training."""
+    schedule, steps = schedule_of(config), int(facts["steps_per_epoch"])
+    return PlannedActs(interventions_of(schedule, steps_per_epoch=steps, epochs=config.epochs), METHOD_DEFAULTS)
 
 
 def timing_of(policy: Mapping[str, Any]) -> Timing:
@@ -57,10 +58,7 @@ def looks_from(kind: str, class_name: str, timing: Timing) -> int:
 def interventions_of(schedule: Mapping[str, Any], *, steps_per_epoch: int, epochs: int) -> list[Intervention]:
     """Return the interventions of a plain schedule, ascending, at most one per iteration.
 
-    Args:
-        schedule: its sections.
-        steps_per_epoch: optimizer steps of an epoch.
-        epochs: of the run; policies that begin later never act.
+    Policies that begin after the epochs of the run never act.
     """
     acts: dict[int, list[Any]] = {}
     policies = schedule.get("policies", [])
@@ -93,13 +91,3 @@ def _content(component: Mapping[str, Any]) -> dict[str, str]:
         except OSError:
             return {}  # reported when the teacher is built
     return {"content": digest.hexdigest()[:24]}
-
-
-class CompressionReplay(PlannedActs):
-    """Replay of one configuration's schedule over recorded training."""
-
-    def __init__(self, config: TrialConfig, facts: Mapping[str, Any]) -> None:
-        acts = interventions_of(
-            schedule_of(config), steps_per_epoch=int(facts["steps_per_epoch"]), epochs=config.epochs
-        )
-        super().__init__(acts, METHOD_DEFAULTS)

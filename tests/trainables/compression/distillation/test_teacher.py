@@ -223,9 +223,8 @@ def test_weights_of_another_architecture(small: nn.Module, tmp_path: Path) -> No
     weights["9.weight"] = torch.zeros(2)
     torch.save(weights, tmp_path / "other.pt")
     before = state(small)
-    assert refused(small, checkpoint=str(tmp_path / "other.pt")) == (
-        f"teacher checkpoint {tmp_path / 'other.pt'} does not fit the teacher: it lacks 1.weight, 1.bias, "
-        "1.running_mean and 1 more; the teacher has no 9.weight; of another shape are 0.weight [8, 1, 3, 3] for "
-        "[4, 1, 3, 3]"
-    )
+    message = refused(small, checkpoint=str(tmp_path / "other.pt"))
+    assert message.startswith(f"teacher checkpoint {tmp_path / 'other.pt'} does not fit the teacher: ")
+    for part in ('"1.weight"', 'Unexpected key(s) in state_dict: "9.weight"', "size mismatch for 0.weight"):
+        assert part in message
     assert same(small, before)

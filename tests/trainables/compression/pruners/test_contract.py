@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainables.compression.component import Pruner
 from trainables.compression.pruners import build_pruner
+from trainables.compression.pruners.pruner import Pruner
 from trainables.compression.schedule.configs import PRUNERS, QUANTIZERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError

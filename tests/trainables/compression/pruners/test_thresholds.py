@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainables.compression.component import Pruner
 from trainables.compression.pruners import build_pruner
+from trainables.compression.pruners.pruner import Pruner
 from trainables.compression.pruners.thresholds import ramp_threshold
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing

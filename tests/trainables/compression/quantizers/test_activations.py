@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainables.compression.quantizers.linear import CalibratedRange, Clip, LearnedClipActivation, MovingRange
+from trainables.compression.quantizers.quantized_modules import CalibratedRange, LearnedClipActivation, MovingRange
+from trainables.compression.schedule.configs import Clip
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": torch.float64}
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from trainables.compression.quantizers.functions import (
-    Mode,
     dorefa_weight,
     linear_grid,
     on_grid,
@@ -20,6 +19,7 @@ from trainables.compression.quantizers.functions import (
     value_range,
     wrpn_weight,
 )
+from trainables.compression.schedule.configs import Mode
 
 MODES: tuple[Mode, ...] = ("SYMMETRIC", "SYMMETRIC_RESTRICTED", "ASYMMETRIC_UNSIGNED", "ASYMMETRIC_SIGNED")
 
@@ -94,7 +94,7 @@ def test_grids_are_those_of_torchs_fake_quantization(mode: Mode, bits: int) -> N
     grid = linear_grid(low, high, bits, mode)
     ours = on_grid(x, grid)
     theirs = torch.fake_quantize_per_tensor_affine(
-        x, float(grid.step), int(grid.zero), quant_min=grid.q_min, quant_max=grid.q_max
+        x, float(1 / grid.scale), int(grid.zero), quant_min=grid.q_min, quant_max=grid.q_max
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
     weights = normal(200, seed=1).float()

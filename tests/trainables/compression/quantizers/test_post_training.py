@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainables.compression.component import Quantizer
-from trainables.compression.quantizers import build_quantizer
+from trainables.compression.quantizers import Quantizer, build_quantizer
 from trainables.compression.schedule.configs import PostTrainLinearQuantizerConfig
 from trainables.errors import UserError
 

@@ -11,8 +11,7 @@ from quantized_nets import LOW_BITS, NAMES, Net, batches, make_model, prepared, 
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from trainables.compression.component import Quantizer
-from trainables.compression.quantizers import build_quantizer, is_quantized
+from trainables.compression.quantizers import Quantizer, build_quantizer, is_quantized
 from trainables.errors import UserError
 from trainables.workloads.batch_shapes import on_meta
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from quantized_nets import LOW_BITS, NAMES, batches, make_model, prepared, settings_of, step
 from torch import Tensor, nn
-from torch.optim import AdamW
 
 from trainables.compression.quantizers import build_quantizer, is_quantized
 from trainables.compression.schedule.configs import ComponentConfig
@@ -156,23 +155,3 @@ def test_gradient_skip_stops_a_quantized_layer(name: str) -> None:
         moved.append((not torch.equal(weight, before[0]), not torch.equal(last, before[1])))
     assert moved == [(True, True), (True, True), (False, True), (False, True)]
     assert not weight.requires_grad
-
-
-def test_learned_clips_join_the_optimizer_with_the_options_of_its_first_group() -> None:
-    model = make_model()
-    first = {"params": list(model.conv.named_parameters()), "lr": 0.3, "weight_decay": 0.25, "betas": (0.5, 0.6)}
-    rest = [(n, p) for n, p in model.named_parameters() if not n.startswith("conv.")]
-    optimizer = AdamW([first, {"params": rest}], lr=0.1)
-    before = [n for n, _ in model.named_parameters()]
-    quantizer = build_quantizer("q", settings_of("PACTQuantizer", bits_weights=32, bits_bias=None))
-    quantizer.prepare(model, optimizer)
-    group = optimizer.param_groups[2]
-    assert (group["lr"], group["weight_decay"], group["betas"]) == (0.3, 0.25, (0.5, 0.6))
-    assert group["param_names"] == ["relu.quantized_output.alpha", "last.quantized_output.alpha"]
-    assert [n for n, _ in model.named_parameters() if "quantized" not in n] == before
-    alphas = group["params"]
-    assert [alpha.item() for alpha in alphas] == [1.5, 1.5]
-    assert alphas[0] is model.relu.quantized_output.alpha
-    model(batches()[0][0]).square().sum().backward()
-    optimizer.step()
-    assert all(alpha.item() != 1.5 for alpha in alphas)

@@ -1,15 +1,27 @@
-"""Distillation in a training loop: collects the student's and the teacher's logits of a step and computes the loss.
+"""Knowledge distillation: a model learns from another model's logits.
 
-Shapes: B samples, C classes, T positions; logits (B, C), (B, T, C) or, flattened to rows, (N, C).
+Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015 (arXiv:1503.02531), section 2.
+
+Symbols: s, t logits of student and teacher; T temperature; p = softmax(t / T), q = softmax(s / T); w_d, w_s, w_t the
+weights; N rows, C classes.
+
+    L = w_s CE(s, labels) + w_d T^2 mean_n sum_c p (log p - log q) + w_t CE(t, labels)
+
+T^2 keeps the gradients of both terms at a similar magnitude when T changes: the gradient of the second term with
+respect to s is w_d T (q - p) / N.
+
+Shapes: logits (B, C), then N = B, or (B, T', C) for sequences, then N = B T'; labels as the logits without C.
 """
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import torch
@@ -25,19 +37,6 @@ from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
 from trainables.runtime.isolation import kept_generators
 from trainables.workloads.models import MODELS, build_model
 from trainables.workloads.user_code import import_attribute
-
-# --- The loss of knowledge distillation ------------------------------------------------------------------------------
-# Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015 (arXiv:1503.02531), section 2.
-#
-# Symbols: s, t logits of student and teacher; T temperature; p = softmax(t / T), q = softmax(s / T); w_d, w_s, w_t the
-# weights; N rows, C classes.
-#
-#     L = w_s CE(s, labels) + w_d T^2 mean_n sum_c p (log p - log q) + w_t CE(t, labels)
-#
-# T^2 keeps the gradients of both terms at a similar magnitude when T changes: the gradient of the second term with
-# respect to s is w_d T (q - p) / N.
-#
-# Shapes: logits (B, C), then N = B, or (B, T', C) for sequences, then N = B T'; labels as the logits without C.
 
 
 class DistillationLossWeights(NamedTuple):
@@ -102,9 +101,6 @@ def _rows(logits: Tensor) -> Tensor:
     return logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
 
 
-# --- The policy ------------------------------------------------------------------------------------------------------
-
-
 class KnowledgeDistillationPolicy:
     """Run a teacher on the student's inputs and add the distillation term to the loss.
 
@@ -135,13 +131,13 @@ class KnowledgeDistillationPolicy:
         if not 0 < temperature < math.inf:
             raise UserError(f"temperature of distillation must be a number > 0, got {temperature}")
         loss_weights = DistillationLossWeights(*loss_weights)
-        for name, weight in zip(loss_weights._fields, loss_weights, strict=True):
+        for name, weight in loss_weights._asdict().items():
             if not 0 <= weight < math.inf:
                 raise UserError(f"loss weight {name} of distillation must be a number >= 0, got {weight}")
-        names = {id(parameter): name for name, parameter in student_model.named_parameters()}
-        shared = [names[id(parameter)] for parameter in teacher_model.parameters() if id(parameter) in names]
-        if shared:
-            raise UserError(f"the teacher must be another model than the student, they share {shared[0]}")
+        theirs = {id(parameter) for parameter in teacher_model.parameters()}
+        for name, parameter in student_model.named_parameters():
+            if id(parameter) in theirs:
+                raise UserError(f"the teacher must be another model than the student, they share {name}")
         self.student = student_model
         self.teacher = teacher_model.eval().requires_grad_(False)
         self.temperature = temperature
@@ -149,7 +145,8 @@ class KnowledgeDistillationPolicy:
         self._follow(next((parameter.device for parameter in student_model.parameters()), None))
         self._handle: RemovableHandle | None = None
         self._was_attached = False
-        self._in_forward = False
+        self.in_forward = False
+        """True while `forward` runs the student, whose hook then does nothing."""
         self.clear()
 
     @property
@@ -179,8 +176,7 @@ class KnowledgeDistillationPolicy:
     def clear(self) -> None:
         """Discard the stored logits, for example after a step whose loss is not used."""
         self._calls = 0
-        self._student_logits: Tensor | None = None
-        self._teacher_logits: Tensor | None = None
+        self._logits: tuple[Tensor, Tensor] | None = None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Return the student's output for these inputs; with gradients enabled, also run the teacher on them.
@@ -188,13 +184,13 @@ class KnowledgeDistillationPolicy:
         Raises:
             UserError: student or teacher does not return logits.
         """
-        self._in_forward = True
+        self.in_forward = True
         try:
             output = self.student(*inputs, **named)
         finally:
-            self._in_forward = False
+            self.in_forward = False
         if self.is_attached or not self._was_attached:
-            self._keep(inputs, named, output)
+            self.keep(inputs, named, output)
         return output
 
     def before_backward(self, loss: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -209,50 +205,34 @@ class KnowledgeDistillationPolicy:
         """
         if not self.calls_teacher_each_step:
             return self.loss_weights.student * loss
-        calls, student, teacher = self._calls, self._student_logits, self._teacher_logits
+        calls, logits = self._calls, self._logits
         self.clear()
         if calls > 1:
             raise UserError(
                 f"distillation needs a loss made of one call of the student, it was called {calls} times since the "
                 "last loss: call it in eval mode or without gradients for anything else"
             )
-        if student is None or teacher is None:
+        if logits is None:
             raise UserError(
                 "distillation needs the student's logits: call the policy's forward(inputs) instead of the model, or "
                 "its attach(), before the loss"
             )
-        return distillation_loss(
-            student,
-            teacher,
-            loss,
-            temperature=self.temperature,
-            distill_weight=self.loss_weights.distill,
-            student_weight=self.loss_weights.student,
-            teacher_weight=self.loss_weights.teacher,
-            labels=labels,
-        )
+        weights = {f"{name}_weight": weight for name, weight in self.loss_weights._asdict().items()}
+        return distillation_loss(*logits, loss, temperature=self.temperature, labels=labels, **weights)
 
-    def watch(self, args: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
-        """Handle a call of the student that the hook reports."""
-        if self.student.training and not self._in_forward:
-            self._keep(args, named, output)
-
-    def _keep(self, args: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
+    def keep(self, args: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
+        """Keep the logits of a call of the student, and those of the teacher on the same inputs."""
         if not torch.is_grad_enabled() or not self.calls_teacher_each_step:
             return
         self._calls += 1
-        self._student_logits = self._teacher_logits = None
-        if self._calls > 1:  # before_backward will raise
-            return
-        self._student_logits = _logits(output, "student")
-        self._follow(self._student_logits.device)
-        if self.teacher.training:
-            self.teacher.eval()
-        with torch.no_grad():
-            self._teacher_logits = _logits(self.teacher(*args, **named), "teacher")
+        self._logits = None
+        if self._calls == 1:  # else before_backward will raise
+            student = _checked(output, "student")
+            self._follow(student.device)
+            with torch.no_grad():
+                self._logits = (student, _checked(self.teacher.eval()(*args, **named), "teacher"))
 
     def _follow(self, device: torch.device | None) -> None:
-        """Move the teacher to the student's device."""
         here = next((parameter.device for parameter in self.teacher.parameters()), device)
         if device is not None and here != device:
             self.teacher.to(device)
@@ -264,15 +244,15 @@ class _Watch:
     def __init__(self, policy: KnowledgeDistillationPolicy | None) -> None:
         self._policy = policy
 
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if self._policy is not None:
-            self._policy.watch(args, named, output)
+    def __call__(self, student: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        if self._policy is not None and student.training and not self._policy.in_forward:
+            self._policy.keep(args, named, output)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Watch:
         return _Watch(None)
 
 
-def _logits(output: Any, who: str) -> Tensor:
+def _checked(output: Any, who: str) -> Tensor:
     rule = f"distillation needs a {who} that returns one tensor of logits, (B, C) or (B, T, C)"
     if not isinstance(output, Tensor):
         raise UserError(f"{rule}, got {type(output).__name__}")
@@ -281,14 +261,12 @@ def _logits(output: Any, who: str) -> Tensor:
     return output
 
 
-# --- The teacher model of distillation: built by name, by the user's function, or like the student; and its weights
+# --- The teacher: built by name, by the user's function, or like the student; and its weights -------------------------
 
 #: The name of a teacher with the student's architecture.
 SAME = "same"
 #: Keys under which a checkpoint may store the weights.
 _WEIGHTS = ("model", "state_dict", "model_state_dict")
-#: Number of names that a message lists in full; the rest are counted.
-_NAMED = 3
 #: Seed for initial weights, so that a resumed run without loaded weights has the same teacher.
 _SEED = 0
 
@@ -299,20 +277,29 @@ def build_teacher(
     """Build the teacher on the CPU with its weights; the states of the random generators are restored.
 
     Args:
-        settings: ``teacher`` is a name of `trainables.workloads.models.MODELS`, built for the student's input channels
-            and classes; or ``package.module:function``, called with ``num_classes`` and ``channels`` if its signature
-            has them and, if ``pretrained``, with ``pretrained=True``; or ``same`` or None for the student's
-            architecture.
+        settings: of the schedule; docs/compression.md says what its ``teacher`` may be.
         student: the model that will be trained; not changed.
         make_model: builds a fresh model of the student's architecture. None: a copy of the student is used.
 
     Raises:
         UserError: the teacher is unknown or cannot be built, or the checkpoint is missing or does not fit.
     """
-    devices = {parameter.device for parameter in student.parameters()}
-    with kept_generators(devices):
+    name = settings.teacher or SAME
+    if name != SAME and ":" not in name and name not in MODELS:
+        raise unknown_name("teacher", name, [*MODELS, SAME, "package.module:function"])
+    if settings.pretrained and ":" not in name:
+        raise UserError(
+            f"there are no pretrained weights for the teacher {name}: give a checkpoint, or "
+            "package.module:function that loads some"
+        )
+    with kept_generators({parameter.device for parameter in student.parameters()}):
         torch.default_generator.manual_seed(_SEED)
-        teacher = _built(settings, student, make_model)
+        if ":" in name:
+            teacher = _called(name, student, pretrained=settings.pretrained)
+        elif name == SAME:
+            teacher = bare_copy(student) if make_model is None else make_model()
+        else:
+            teacher = _of_registry(name, student)
     if settings.checkpoint is not None:
         load_weights(teacher, settings.checkpoint)
     elif not settings.pretrained:
@@ -324,40 +311,26 @@ def build_teacher(
     return teacher
 
 
-def _built(
-    settings: KnowledgeDistillationConfig, student: nn.Module, make_model: Callable[[], nn.Module] | None
-) -> nn.Module:
-    name = settings.teacher or SAME
-    if ":" in name:
-        return _called(name, student, pretrained=settings.pretrained)
-    if name != SAME and name not in MODELS:
-        raise unknown_name("teacher", name, [*MODELS, SAME, "package.module:function"])
-    if settings.pretrained:
-        raise UserError(
-            f"there are no pretrained weights for the teacher {name}: give a checkpoint, or "
-            "package.module:function that loads some"
-        )
-    if name == SAME:
-        return bare_copy(student) if make_model is None else make_model()
-    channels, classes = _channels(student), _classes(student)
-    if channels is None or classes is None:
-        raise UserError(
-            f"the teacher {name} is built for the student's input channels and classes, but the student has no "
-            f"{'convolution' if channels is None else 'linear layer'} to tell them: give package.module:function"
-        )
-    return build_model(name, classes, channels=channels)
+def _of_registry(name: str, student: nn.Module) -> nn.Module:
+    sizes = _sizes(student)
+    for size, layer in (("channels", "convolution"), ("num_classes", "linear layer")):
+        if size not in sizes:
+            raise UserError(
+                f"the teacher {name} is built for the student's input channels and classes, but the student has no "
+                f"{layer} to tell them: give package.module:function"
+            )
+    return build_model(name, sizes["num_classes"], channels=sizes["channels"])
 
 
 def _called(name: str, student: nn.Module, *, pretrained: bool) -> nn.Module:
     function = import_attribute(name, "teacher")
     if not callable(function):
         raise UserError(f"teacher {name} must be a function or a class, got {type(function).__name__}")
-    sizes = {"num_classes": _classes(student), "channels": _channels(student)}
     try:
         named = set(inspect.signature(function).parameters)
     except ValueError:  # written in C
         named = set()
-    arguments: dict[str, Any] = {key: size for key, size in sizes.items() if key in named and size is not None}
+    arguments: dict[str, Any] = {key: size for key, size in _sizes(student).items() if key in named}
     if pretrained:
         arguments["pretrained"] = True
     try:
@@ -370,58 +343,39 @@ def _called(name: str, student: nn.Module, *, pretrained: bool) -> nn.Module:
     return teacher
 
 
-def _channels(student: nn.Module) -> int | None:
-    """Return the input channels of the first convolution, or None."""
-    return next((int(m.in_channels) for m in student.modules() if isinstance(m, nn.Conv2d)), None)
-
-
-def _classes(student: nn.Module) -> int | None:
-    """Return the outputs of the last linear layer, or None."""
-    widths = [int(module.out_features) for module in student.modules() if isinstance(module, nn.Linear)]
-    return widths[-1] if widths else None
+def _sizes(student: nn.Module) -> dict[str, int]:
+    """Return the input channels of the first convolution and the outputs of the last linear layer, where there are."""
+    found = {}
+    for module in student.modules():
+        if isinstance(module, nn.Conv2d):
+            found.setdefault("channels", module.in_channels)
+        elif isinstance(module, nn.Linear):
+            found["num_classes"] = module.out_features
+    return found
 
 
 def load_weights(teacher: nn.Module, checkpoint: str | Path) -> None:
-    """Load a checkpoint's weights into a teacher.
-
-    A ``module`` that a parallel wrapper added to names is ignored on both sides.
+    """Load a checkpoint's weights into a teacher; a ``module`` of a parallel wrapper in names is ignored.
 
     Args:
         teacher: its parameters and buffers are overwritten.
-        checkpoint: a file with a state dict, or with a dict that has one under ``model``, ``state_dict`` or
-            ``model_state_dict``, such as tune_cac's checkpoints; or the folder of a tune_cac checkpoint.
+        checkpoint: a file with a state dict, or with a dict that has one under one of `_WEIGHTS`, such as tune_cac's
+            checkpoints; or the folder of a tune_cac checkpoint.
 
     Raises:
         UserError: the file is missing, not a checkpoint, or has weights of another architecture.
     """
     weights = _read(Path(checkpoint))
-    own = teacher.state_dict()
-    names = {without_parallel(name): name for name in own}
-    found = {names.get(without_parallel(name), name): value for name, value in weights.items()}
-    complaints = [
-        _listed("it lacks", [name for name in own if name not in found]),
-        _listed("the teacher has no", [name for name in found if name not in own]),
-        _listed(
-            "of another shape are",
-            [
-                f"{name} {list(value.shape)} for {list(own[name].shape)}"
-                for name, value in found.items()
-                if name in own and value.shape != own[name].shape
-            ],
-        ),
-    ]
-    if any(complaints):
-        raise UserError(
-            f"teacher checkpoint {checkpoint} does not fit the teacher: {'; '.join(c for c in complaints if c)}"
-        )
-    teacher.load_state_dict(found)
+    names = {without_parallel(name): name for name in teacher.state_dict()}
+    try:
+        teacher.load_state_dict({names.get(without_parallel(name), name): value for name, value in weights.items()})
+    except RuntimeError as error:
+        told = shorten(" ".join(str(error).splitlines()[1:]), 400, placeholder=" ...")
+        raise UserError(f"teacher checkpoint {checkpoint} does not fit the teacher: {told}") from error
 
 
 def _read(path: Path) -> Mapping[str, Tensor]:
-    """Return a checkpoint's tensors by name."""
-    file = path
-    if path.is_dir():
-        file = path / CHECKPOINT_FILE
+    file = path / CHECKPOINT_FILE if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"teacher checkpoint {path}: there is no such file")
     rule = f"teacher checkpoint {path} must hold tensors by name, as torch.save(model.state_dict(), file) writes them"
@@ -434,14 +388,67 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         content = next((content[key] for key in _WEIGHTS if isinstance(content.get(key), Mapping)), content)
     if not isinstance(content, Mapping):
         raise UserError(f"{rule}, got {type(content).__name__}")
-    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    others = ", ".join(str(name) for name, value in content.items() if not isinstance(value, Tensor))
     if others or not content:
-        raise UserError(f"{rule}, got {_listed('no tensors as', others) or 'nothing'}")
+        got = f"no tensors as {shorten(others, 80)}" if others else "nothing"
+        raise UserError(f"{rule}, got {got}")
     return content
 
 
-def _listed(what: str, names: list[str]) -> str:
-    if not names:
-        return ""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{what} {', '.join(names[:_NAMED])}{more}"
+# --- Flags of a training script ---------------------------------------------------------------------------------------
+
+
+def add_distillation_args(
+    parser: argparse.ArgumentParser, arch_choices: Sequence[str] | None = None, enable_pretrained: bool = True
+) -> None:
+    """Add the group "Knowledge Distillation Training Arguments" to a parser.
+
+    The parsed values are ``kd_teacher``, ``kd_pretrained``, ``kd_resume``, ``kd_temp``, ``kd_distill_wt``,
+    ``kd_student_wt``, ``kd_teacher_wt`` and ``kd_start_epoch``.
+
+    Args:
+        parser: the script's parser.
+        arch_choices: accepted teacher names; None accepts any name.
+        enable_pretrained: whether to add the flag ``--kd-pretrained``; without it ``kd_pretrained`` is False.
+    """
+    group = parser.add_argument_group("Knowledge Distillation Training Arguments")
+    group.add_argument(
+        "--kd-teacher", choices=arch_choices, metavar="ARCH", help="Model architecture for teacher model"
+    )
+    if enable_pretrained:
+        group.add_argument("--kd-pretrained", action="store_true", help="Use pre-trained model for teacher")
+    else:
+        parser.set_defaults(kd_pretrained=False)
+    group.add_argument("--kd-resume", metavar="PATH", help="Path to checkpoint from which to load teacher weights")
+    group.add_argument(
+        "--kd-temperature", "--kd-temp", dest="kd_temp", default=1.0, metavar="TEMP",
+        type=_number(float, lambda value: 0 < value < math.inf, "a number > 0"),
+        help="Knowledge distillation softmax temperature (default: %(default)s)",
+    )  # fmt: skip
+    for flag, short, default, what in (
+        ("distill", "dw", 0.5, "distillation loss (student vs. teacher soft targets)"),
+        ("student", "sw", 0.5, "student vs. labels loss"),
+        ("teacher", "tw", 0.0, "teacher vs. labels loss"),
+    ):
+        group.add_argument(
+            f"--kd-{flag}-wt", f"--kd-{short}", default=default, metavar="WEIGHT",
+            type=_number(float, lambda value: 0 <= value < math.inf, "a number >= 0"),
+            help=f"Weight for {what} (default: %(default)s)",
+        )  # fmt: skip
+    group.add_argument(
+        "--kd-start-epoch", type=_number(int, lambda value: value >= 0, "a whole number >= 0"), default=0,
+        metavar="EPOCH_NUM", help="Epoch from which to enable distillation (default: %(default)s)",
+    )  # fmt: skip
+
+
+def _number(kind: Callable[[str], Any], holds: Callable[[Any], bool], rule: str) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not holds(value):
+            raise argparse.ArgumentTypeError(f"must be {rule}, got {text!r}")
+        return value
+
+    return read

@@ -8,12 +8,12 @@ magnitude criteria rank these folded weights (policy argument ``fold_batchnorm``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.hooks import RemovableHandle
 
+from trainables.compression.model_copies import evaluating
 from trainables.compression.schedule.names import plain_name
 
 
@@ -29,53 +29,42 @@ def batchnorms_after(model: nn.Module, run: Callable[[], object]) -> dict[str, s
     Returns:
         Convolution module names mapped to batch norm module names; convolutions without a batch norm are missing.
     """
-    outputs: dict[int, tuple[str, Tensor]] = {}
+    names = {module: plain_name(name) for name, module in model.named_modules()}
+    outputs: dict[int, tuple[str, Tensor]] = {}  # with the tensor, so that no later one gets the same id
     found: dict[str, str] = {}
-    handles: list[RemovableHandle] = []
 
-    def remember(name: str) -> Callable[[nn.Module, object, Tensor], None]:
-        def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
-            # Keep a reference to the tensor so that no later tensor gets the same id.
-            outputs[id(output)] = (name, output)
+    def convolved(module: nn.Module, inputs: object, output: Tensor) -> None:
+        outputs[id(output)] = (names[module], output)
 
-        return hook
+    def read(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and id(inputs[0]) in outputs:
+            found[outputs[id(inputs[0])][0]] = names[module]
 
-    def look(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            if inputs and id(inputs[0]) in outputs:
-                found[outputs[id(inputs[0])][0]] = name
-
-        return hook
-
-    for name, module in model.named_modules():
-        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-            handles.append(module.register_forward_hook(remember(plain_name(name))))
-        elif isinstance(module, _BatchNorm):
-            handles.append(module.register_forward_pre_hook(look(plain_name(name))))
-    training = {module: module.training for module in model.modules()}
+    handles = [
+        module.register_forward_pre_hook(read)
+        if isinstance(module, _BatchNorm)
+        else module.register_forward_hook(convolved)
+        for module in names
+        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, _BatchNorm))
+    ]
     try:
-        model.eval()
-        with torch.no_grad():
+        with evaluating(model):
             run()
     finally:
         for handle in handles:
             handle.remove()
-        for module, mode in training.items():
-            module.training = mode
     return found
 
 
 def folded(weights: Mapping[str, Tensor], model: nn.Module, batchnorms: Mapping[str, str]) -> dict[str, Tensor]:
     """Return the weights with each filter multiplied by gamma / sqrt(v + eps); unchanged where no batch norm follows.
 
+    Batch norms without running statistics cannot be folded in inference and are skipped.
+
     Args:
         weights: by parameter name.
         model: the model that contains the batch norms.
         batchnorms: from `batchnorms_after`.
-
-    Returns:
-        New tensors where a batch norm follows. Batch norms without running statistics cannot be folded in inference
-        and are skipped.
     """
     modules = {plain_name(name): module for name, module in model.named_modules()}
     result = dict(weights)

@@ -1,1 +1,0 @@
-"""Size, multiply-adds and latency of a model."""

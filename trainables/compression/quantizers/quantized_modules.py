@@ -1,0 +1,350 @@
+"""Modules that quantizers add to a model's layers, and functions that add them.
+
+Only instances are changed, by parametrizations, child modules and hooks. A copy of the model has them too, because the
+hooks look up the child module on the module that they are called with.
+
+Shapes: x an activation, w a weight, both any; ranges () or, per channel, with w's number of dimensions and size 1
+except along ``axis``. ``options`` are device and dtype of parameters and buffers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from trainables.compression.quantizers.functions import (
+    Grid,
+    linear_grid,
+    on_grid,
+    pact_activation,
+    value_range,
+    wide,
+)
+from trainables.compression.schedule.configs import Clip, Mode
+
+OUTPUT = "quantized_output"
+INPUT = "quantized_input"
+
+
+class Quantization(nn.Module):
+    """A map from a tensor to one of the same shape and dtype with few distinct values.
+
+    Args:
+        bits: k; at most 2^k values per tensor or, with one grid per channel, per channel.
+        quantize: the map, called with a tensor and k; a subclass has its own.
+    """
+
+    def __init__(self, bits: int, quantize: Callable[[Tensor, int], Tensor] | None = None) -> None:
+        super().__init__()
+        self.bits = bits
+        self.quantize = quantize
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the quantized tensor."""
+        assert self.quantize is not None
+        return self.quantize(x, self.bits)
+
+    def extra_repr(self) -> str:
+        shown = {name: getattr(self, name, None) for name in ("bits", "mode", "axis", "decay", "clip", "deviations")}
+        return ", ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
+
+
+class LearnedClipActivation(Quantization):
+    """`pact_activation` with a learned alpha that begins at a value > 0."""
+
+    def __init__(self, bits: int, begin: float, options: Mapping[str, Any]) -> None:
+        super().__init__(bits)
+        self.alpha = nn.Parameter(torch.full((), begin, **options))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pact_activation(x, self.alpha, self.bits)
+
+
+class LinearWeight(Quantization):
+    """Quantize a weight to the grid of its least and greatest value, computed again at each use.
+
+    Args:
+        bits: k.
+        mode: see `linear_grid`.
+        axis: of the channels, each with its own grid; None: one grid for all.
+    """
+
+    def __init__(self, bits: int, mode: Mode, axis: int | None) -> None:
+        super().__init__(bits)
+        self.mode, self.axis = mode, axis
+
+    def forward(self, w: Tensor) -> Tensor:
+        return on_grid(w, linear_grid(*value_range(w.detach(), self.axis), self.bits, self.mode))
+
+
+class MovingRange(Quantization):
+    """Quantize to the exponential moving average of the batches' least and greatest values (Jacob et al. 2018, 3.1).
+
+    In training mode, before batch n is quantized, r is set to the weighted average of the batches so far,
+    sum_i d^(n-i) r_i / sum_i d^(n-i), which has no bias towards the first batch or zero (Kingma and Ba 2015,
+    section 3). In evaluation mode r does not change; before the first batch the input is returned unchanged.
+
+    Args:
+        bits: k.
+        mode: see `linear_grid`.
+        decay: d in [0, 1].
+        options: of the range.
+    """
+
+    low: Tensor
+    high: Tensor
+    seen: Tensor
+
+    def __init__(self, bits: int, mode: Mode, decay: float, options: Mapping[str, Any]) -> None:
+        super().__init__(bits)
+        self.mode, self.decay = mode, decay
+        _add_buffers(self, ("low", "high"), options)
+        # A tensor of a type that every device and torch's DistributedDataParallel support.
+        _add_buffers(self, ("seen",), {**options, "dtype": torch.int64})
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.numel() == 0:
+            return x
+        if self.training:
+            self._see(x.detach())
+        quantized = on_grid(x, linear_grid(self.low, self.high, self.bits, self.mode))
+        return quantized if self.training else torch.where(self.seen > 0, quantized, x)
+
+    @torch.no_grad()
+    def _see(self, x: Tensor) -> None:
+        self.seen += 1
+        for kept, value in zip((self.low, self.high), torch.aminmax(x), strict=True):
+            new = value.to(kept.dtype)
+            kept.copy_(torch.where(self.seen > 1, kept + self._weight_of_new(kept.dtype) * (new - kept), new))
+
+    def _weight_of_new(self, dtype: torch.dtype) -> Tensor:
+        """Return the last batch's weight in the average, (1 - d) / (1 - d^n), as a scalar on the range's device."""
+        batches = self.seen.to(dtype)
+        if self.decay == 1:
+            return 1 / batches
+        if self.decay == 0:
+            return torch.ones_like(batches)
+        return (1 - self.decay) / -torch.expm1(batches * math.log(self.decay))
+
+
+class Frozen(Quantization):
+    """Return its input unchanged until it is frozen, in post-training quantization.
+
+    The frozen state is stored twice: as a Python flag, so that the forward pass does not synchronize with the device,
+    and as a buffer in the model's state dict. Loading a state sets the flag from the buffer.
+    """
+
+    is_frozen: Tensor
+
+    def __init__(self, bits: int, device: torch.device) -> None:
+        super().__init__(bits)
+        self.frozen = False
+        _add_buffers(self, ("is_frozen",), {"dtype": torch.bool, "device": device})
+        self.register_load_state_dict_post_hook(_follow_buffer)
+
+    def grid(self) -> Grid:
+        """Return the frozen grid, whose shapes broadcast to the quantized tensor."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return on_grid(x, self.grid()) if self.frozen else x
+
+    def freeze(self) -> None:
+        """Quantize from now on."""
+        self.frozen = True
+        self.is_frozen.fill_(True)
+
+
+def _follow_buffer(module: nn.Module, incompatible_keys: Any) -> None:
+    assert isinstance(module, Frozen)
+    if not module.is_frozen.is_meta:
+        module.frozen = bool(module.is_frozen)
+
+
+class _FrozenRange(Frozen):
+    """Quantize to a frozen range."""
+
+    mode: Mode
+    low: Tensor
+    high: Tensor
+
+    def grid(self) -> Grid:
+        return linear_grid(self.low, self.high, self.bits, self.mode)
+
+
+class CalibratedRange(_FrozenRange):
+    """Quantize to a range collected from batches in training mode.
+
+    clip NONE: least and greatest of all values. AVG: the mean of the batches' least, and of their greatest values.
+    N_STD: mean -+ c standard deviations (of all values, biased), limited to the least and greatest.
+
+    Args:
+        bits: k.
+        mode: see `linear_grid`.
+        clip: see above.
+        deviations: c > 0; for N_STD.
+        options: of the range.
+    """
+
+    batches: Tensor
+    values: Tensor
+    mean: Tensor
+    squares: Tensor
+
+    def __init__(self, bits: int, mode: Mode, clip: Clip, deviations: float | None, options: Mapping[str, Any]) -> None:
+        super().__init__(bits, options["device"])
+        self.mode, self.clip, self.deviations = mode, clip, deviations
+        _add_buffers(self, ("batches",), {**options, "dtype": torch.int64})
+        _add_buffers(self, ("low", "high"), options)
+        if clip == "N_STD":
+            _add_buffers(self, ("values", "mean", "squares"), options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.frozen and self.training and x.numel() > 0:
+            self._see(x.detach())
+        return super().forward(x)
+
+    @torch.no_grad()
+    def _see(self, x: Tensor) -> None:
+        low, high = (value.to(self.low.dtype) for value in torch.aminmax(x))
+        if self.clip == "AVG":
+            low = self.low + (low - self.low) / (self.batches + 1)
+            high = self.high + (high - self.high) / (self.batches + 1)
+        else:
+            low = torch.where(self.batches > 0, torch.minimum(self.low, low), low)
+            high = torch.where(self.batches > 0, torch.maximum(self.high, high), high)
+        self.low.copy_(low)
+        self.high.copy_(high)
+        if self.clip == "N_STD":
+            self._see_deviations(wide(x).to(self.mean.dtype))
+        self.batches += 1
+
+    def _see_deviations(self, x: Tensor) -> None:
+        """Merge a batch into the running mean and sum of squared deviations (Chan et al. 1979)."""
+        mean = x.mean()
+        squares = ((x - mean) ** 2).sum()
+        values = self.values + x.numel()
+        apart = mean - self.mean
+        self.squares += squares + apart**2 * self.values * (x.numel() / values)
+        self.mean += apart * (x.numel() / values)
+        self.values.copy_(values)
+
+    @torch.no_grad()
+    def freeze(self) -> None:
+        """Fix the range and quantize from now on; requires that at least one batch was seen."""
+        if self.clip == "N_STD":
+            assert self.deviations is not None
+            reach = self.deviations * (self.squares / self.values).sqrt()
+            self.low.copy_(torch.maximum(self.low, self.mean - reach))
+            self.high.copy_(torch.minimum(self.high, self.mean + reach))
+        super().freeze()
+
+
+class FrozenWeight(_FrozenRange):
+    """Quantize to the range that the weight had when it was frozen.
+
+    Args:
+        bits: k.
+        mode: see `linear_grid`.
+        axis: as in `LinearWeight`.
+        like: the weight.
+    """
+
+    def __init__(self, bits: int, mode: Mode, axis: int | None, like: Tensor) -> None:
+        super().__init__(bits, like.device)
+        self.mode, self.axis = mode, axis
+        for name, value in zip(("low", "high"), value_range(wide(like.detach()), axis), strict=True):
+            self.register_buffer(name, torch.zeros_like(value))
+
+    def freeze_at(self, w: Tensor) -> None:
+        """Take the range of w and quantize from now on."""
+        low, high = value_range(w.detach(), self.axis)
+        self.low.copy_(low)
+        self.high.copy_(high)
+        self.freeze()
+
+
+class FrozenBias(Frozen):
+    """Quantize a bias to signed integers times s_x s_w, the input and weight steps (Jacob et al. 2018, section 2.4).
+
+    Shapes: b (C,); step () or (C,).
+
+    Args:
+        bits: k >= 2, of the sum that the bias is added to.
+        like: the bias.
+        per_channel: whether the weight has one step per channel.
+    """
+
+    step: Tensor
+
+    def __init__(self, bits: int, like: Tensor, per_channel: bool) -> None:
+        super().__init__(bits, like.device)
+        values = wide(like.detach())
+        self.register_buffer("step", torch.ones_like(values) if per_channel else values.new_ones(()))
+
+    def grid(self) -> Grid:
+        q_min, q_max = -(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1
+        zero = torch.zeros_like(self.step)
+        return Grid(1 / self.step, zero, q_min, q_max, self.step * q_min, self.step * q_max)
+
+    def freeze_at(self, input_step: Tensor, weight_step: Tensor) -> None:
+        """Take s_x, (), and s_w, () or one value per channel, and quantize from now on."""
+        step = (input_step * weight_step).flatten()
+        # The groups of a transposed convolution share their channels' steps.
+        self.step.copy_(step.repeat(self.step.numel() // step.numel()).reshape(self.step.shape))
+        self.freeze()
+
+
+def _add_buffers(module: nn.Module, names: tuple[str, ...], options: Mapping[str, Any]) -> None:
+    for name in names:
+        module.register_buffer(name, torch.zeros((), **options))
+
+
+# --- Adding them to a model -------------------------------------------------------------------------------------------
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Return whether a quantizer has changed the model."""
+    return any(isinstance(module, Quantization) for module in model.modules())
+
+
+def quantize_parameter(layer: nn.Module, name: str, quantization: Quantization) -> None:
+    """Register a quantization as parametrization; the parameter stays the same object, under ``parametrizations``."""
+    # Shape and dtype do not change, so torch's check with a forward pass is not needed.
+    parametrize.register_parametrization(layer, name, quantization, unsafe=True)
+
+
+def quantize_output(layer: nn.Module, quantization: Quantization) -> None:
+    """Quantize a layer's output.
+
+    Uses a hook instead of replacing the layer: the layer keeps its class, name and hooks; other hooks see what the next
+    layer sees; and torch's fused transformer layers, which would skip a replacement, are disabled by the hook.
+    """
+    layer.add_module(OUTPUT, quantization.train(layer.training))
+    layer.register_forward_hook(_output_quantized, prepend=True)
+
+
+def quantize_input(layer: nn.Module, quantization: Quantization) -> None:
+    """Quantize the first argument of a layer or model, where it is a floating-point tensor."""
+    layer.add_module(INPUT, quantization.train(layer.training))
+    layer.register_forward_pre_hook(_input_quantized, with_kwargs=True)
+
+
+def _output_quantized(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+    quantized: Tensor = layer._modules[OUTPUT](output)  # type: ignore[misc]
+    return quantized
+
+
+def _input_quantized(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    quantization: Any = layer._modules[INPUT]
+    first = args[0] if args else kwargs.get("input")
+    if not (isinstance(first, Tensor) and first.is_floating_point()):
+        return args, kwargs
+    if args:
+        return (quantization(first), *args[1:]), kwargs
+    return args, {**kwargs, "input": quantization(first)}

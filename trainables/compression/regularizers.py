@@ -1,0 +1,118 @@
+"""Regularization terms of the loss that push weights or groups towards zero, or the groups' norms apart.
+
+Symbols: w a weight; g one of its groups (see `structures`); lambda the strength that the schedule gives a parameter,
+>= 0. Terms are summed over the parameters, and over both kinds of groups of ``Rows+Cols``.
+
+    L1               lambda sum |w|
+    group lasso      lambda sum_g ||g||_2          (Yuan and Lin 2006, eq. 2.1, without sqrt of the group size)
+    group variance   lambda / var_g ||g||_2        (Torfi et al. 2018, arXiv:1802.09902; variance unbiased)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import add
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainables.compression.schedule.configs import REGULARIZERS, ComponentConfig
+from trainables.compression.schedule.names import assigned, plain_name
+from trainables.compression.structures import (
+    at_least_single,
+    check_groups,
+    group_count,
+    group_mask,
+    group_norms,
+    parts_of,
+)
+from trainables.errors import UserError
+
+#: Below this variance the group variance term is constant and its gradient is 0: equal norms give no direction in
+#: which to increase the variance, and 1 / var**2 would overflow.
+LEAST_VARIANCE = 1e-12
+
+
+def _l1(weight: Tensor, strength: float) -> list[Tensor]:
+    return [strength * weight.abs().sum(dtype=at_least_single(weight.dtype))]
+
+
+def _group_lasso(weight: Tensor, regime: tuple[float, str]) -> list[Tensor]:
+    return [regime[0] * group_norms(weight, kind).sum() for kind in parts_of(regime[1])]
+
+
+def _group_variance(weight: Tensor, regime: tuple[float, str]) -> list[Tensor]:
+    return [regime[0] / group_norms(weight, regime[1]).var(unbiased=True).clamp(min=LEAST_VARIANCE)]
+
+
+_TERMS: dict[str, Callable[[Tensor, Any], list[Tensor]]] = {
+    "L1Regularizer": _l1,
+    "GroupLassoRegularizer": _group_lasso,
+    "GroupVarianceRegularizer": _group_variance,
+}
+
+
+class Regularizer:
+    """Add a term to the loss; with a threshold criterion also zero elements or groups of at most lambda.
+
+    Args:
+        terms: of one weight, given its regime.
+        regimes: lambda, or (lambda, group), by parameter name.
+        criterion: ``Max``, a group's greatest absolute value, or ``Mean_Abs``, the mean; None: nothing is zeroed.
+    """
+
+    def __init__(
+        self, terms: Callable[[Tensor, Any], list[Tensor]], regimes: Mapping[str, Any], criterion: str | None = None
+    ) -> None:
+        self.targets = tuple(regimes)
+        self.criterion = criterion
+        self._terms, self._regimes = terms, dict(regimes)
+
+    def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """Return the term, a differentiable scalar, without synchronization with the device."""
+        return reduce(
+            add, [term for name, regime in self._regimes.items() for term in self._terms(weights[name], regime)]
+        )
+
+    def masks(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return masks of weights that the threshold criterion zeroes after a step, else empty; no synchronization."""
+        if self.criterion is None:
+            return {}
+        masks = {}
+        for name, regime in self._regimes.items():
+            weight = weights[name].detach()
+            if isinstance(regime, tuple):
+                masks[name] = group_mask(weight, regime[1], regime[0], self.criterion)
+            else:
+                masks[name] = (weight.abs() > regime).to(weight.dtype)
+        return masks
+
+
+def build_regularizer(name: str, settings: ComponentConfig, model: nn.Module) -> Regularizer:
+    """Build the regularizer that the settings describe, for the parameters of this model.
+
+    Args:
+        name: of the instance in the schedule, for messages.
+        settings: one of `trainables.compression.schedule.configs.REGULARIZERS`.
+        model: as built; the settings' patterns are matched with its parameters' names without a leading ``module.``.
+
+    Raises:
+        UserError: a pattern matches no parameter, or a parameter does not have the requested groups.
+    """
+    assert isinstance(settings, tuple(REGULARIZERS.values()))
+    given: Any = settings
+    shapes = {plain_name(key): tuple(parameter.shape) for key, parameter in model.named_parameters()}
+    try:
+        regimes: dict[str, Any] = assigned(given.reg_regims, list(shapes))
+        for parameter, regime in regimes.items():
+            if isinstance(regime, tuple):
+                check_groups(parameter, shapes[parameter], regime[1])
+            if settings.class_ == "GroupVarianceRegularizer" and group_count(shapes[parameter], regime[1]) < 2:
+                raise UserError(
+                    f"the variance of group {regime[1]} needs at least two groups, but {parameter} of shape "
+                    f"{list(shapes[parameter])} has one"
+                )
+    except UserError as error:
+        raise UserError(f"regularizer {name}: {error}") from None
+    return Regularizer(_TERMS[settings.class_], regimes, getattr(settings, "threshold_criteria", None))
