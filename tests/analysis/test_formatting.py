@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from studies import result_row
 
 import analysis
-from analysis.formatting import points_number
+from analysis.formatting import drop_number
 from analysis.io.studies import to_frame
 from analysis.presentation.markdown_report import ranked_table
 from trainables.config import TrialConfig
+from trainables.quality import ACCURACY
 
 COUNTS = st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(-n, n), st.just(n)))
 
@@ -20,9 +21,9 @@ COUNTS = st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(-n, n), 
 @given(COUNTS, st.sampled_from([0.0, 0.0033, 0.005, 0.01, 0.1]))
 def test_what_is_above_the_allowed_drop_reads_so_and_nothing_else_does(counts: tuple[int, int], allowed: float) -> None:
     drop = counts[0] / counts[1]
-    shown = Decimal(points_number(drop, allowed=allowed)) / 100
+    shown = Decimal(drop_number(drop, ACCURACY, allowed=allowed)) / 100
     assert (shown > Decimal(str(allowed))) == (drop > allowed + 1e-9)
-    assert len(points_number(drop, allowed=allowed)) >= len(points_number(drop))
+    assert len(drop_number(drop, ACCURACY, allowed=allowed)) >= len(drop_number(drop, ACCURACY))
 
 
 def test_no_row_of_the_table_is_beyond_what_it_shows_to_be_allowed() -> None:

@@ -152,7 +152,7 @@ def test_the_report_has_sums_and_layers_of_the_best() -> None:
     table = report_markdown(
         INFO, trials, ranking, analysis.best(ranking), 0.005, confirmation=confirmation(0.5, 0.00215)
     )
-    assert "| trial | seeds | inference compute saved | accuracy loss | from | to | confirmed |" in table
+    assert "| inference compute saved | accuracy loss (points) | interval (points) | confidence | confirmed |" in table
     assert "| 1 | 4 | 52.5 % |" in table
 
 
