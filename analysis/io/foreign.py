@@ -1,4 +1,4 @@
-"""Trials that no search of `tune_cac` wrote: rows of their own metrics, parameters and states only. Pure."""
+"""Columns of the frames of this package, and trials that no search of `tune_cac` wrote. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainables.config import field_kinds, field_names
 from trainables.metrics import METRICS, RELATIVE, metrics_of, row_metrics
 from trainables.quality import ACCURACY, QUALITY_FIELDS, Quality
 
-# --- Columns of the frames of this package: order, nullable dtypes, and their descriptions in `df.attrs` --------------
+# --- Columns: order, nullable dtypes, and their descriptions in `df.attrs` --------------------------------------------
 
 #: Columns that identify the trial of a row.
 IDENTITY: dict[str, str] = {
@@ -59,11 +59,8 @@ def trial_dtypes(quality: Quality = ACCURACY, further: Iterable[str] = ()) -> di
 
     Args are those of `row_dtypes`.
     """
-    return {
-        **IDENTITY,
-        **row_dtypes(quality, further),
-        **{name: _BY_KIND[kind] for name, kind in field_kinds().items()},
-    }
+    config = {name: _BY_KIND[kind] for name, kind in field_kinds().items()}
+    return {**IDENTITY, **row_dtypes(quality, further), **config}
 
 
 def typed(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> pd.DataFrame:
@@ -71,16 +68,14 @@ def typed(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> pd.DataFrame:
 
     A column of integers with a missing value is ``Int64``.
     """
-    columns, found = {}, {}
+    columns = {}
     for name, dtype in dtypes.items():
         column = frame[name] if name in frame.columns else pd.Series(None, index=frame.index, dtype="object")
         missing = column.isna().any()
-        if dtype == "int64" and missing:
+        if missing and dtype == "int64":
             dtype = "Int64"
-        if name in _ALWAYS and not missing:
-            dtype = "int64"
-        columns[name], found[name] = column, dtype
-    return pd.DataFrame(columns, index=frame.index).astype(found)
+        columns[name] = column.astype("int64" if name in _ALWAYS and not missing else dtype)
+    return pd.DataFrame(columns, index=frame.index)
 
 
 class Descriptions(dict[str, dict[str, Any]]):
@@ -115,8 +110,7 @@ def side_by_side(names: Sequence[str], frames: Sequence[pd.DataFrame]) -> pd.Dat
         study = pd.Series(name, index=frame.index, dtype="string")
         if "study" in frame.columns:
             study = study + "/" + frame["study"].astype("string")
-            frame = frame.drop(columns="study")
-        named.append(pd.concat([study.rename("study"), frame], axis="columns"))
+        named.append(pd.concat([study.rename("study"), frame.drop(columns="study", errors="ignore")], axis="columns"))
     return described(pd.concat(named, ignore_index=True))
 
 
@@ -170,51 +164,38 @@ def foreign_frame(trials: Sequence[ForeignTrial]) -> pd.DataFrame:
     """Return a frame with one row per trial, without the columns relative to a baseline.
 
     Returns:
-        `analysis.io.foreign.IDENTITY`, role always ``search``; then a column for each metric, parameter and attribute
-        of the trials under its own name, or with the prefix ``metrics/``, ``parameters/`` or ``attributes/`` where
-        another column has that name; then the other columns of `trial_dtypes`, all missing. Lists are JSON.
+        `IDENTITY`, role always ``search``; then a column for each metric, parameter and attribute of the trials under
+        its own name, or with the prefix ``metrics/``, ``parameters/`` or ``attributes/`` where another column has that
+        name; then the other columns of `trial_dtypes`, all missing. Lists are JSON.
     """
-    metric_names = _names(trials, "metrics", _OURS)
-    taken = _OURS | set(row_dtypes()) | set(metric_names.values())
-    parameter_names = _names(trials, "parameters", taken)
-    attribute_names = _names(trials, "attributes", taken | set(trial_dtypes()) | set(parameter_names.values()))
-    rows = [
-        {
-            **{metric_names[name]: value for name, value in trial.metrics.items()},
-            **{parameter_names[name]: value for name, value in trial.parameters.items()},
-            **{attribute_names[name]: value for name, value in trial.attributes.items()},
-        }
-        for trial in trials
-    ]
-    identity = typed(
-        pd.DataFrame(
-            [{"trial": t.number, "role": "search", "status": t.status, "error": t.error} for t in trials],
-            dtype="object",
-        ),
-        IDENTITY,
-    )
-    names = [*metric_names.values(), *parameter_names.values(), *attribute_names.values()]
-    theirs = {name: _column(name, [row.get(name) for row in rows]) for name in names}
-    ours = typed(identity, {name: kind for name, kind in trial_dtypes().items() if name not in {*IDENTITY, *theirs}})
-    return pd.concat([identity, pd.DataFrame(theirs, index=identity.index), ours], axis="columns")
-
-
-def _names(trials: Sequence[ForeignTrial], kind: str, taken: frozenset[str] | set[str]) -> dict[str, str]:
-    """Map the trials' metrics, parameters or attributes (`kind`) to column names, in order of occurrence."""
-    found = dict.fromkeys(name for trial in trials for name in getattr(trial, kind))
-    return {name: f"{kind}/{name}" if name in taken else name for name in found}
+    ours = trial_dtypes()
+    identity = [{"trial": t.number, "role": "search", "status": t.status, "error": t.error} for t in trials]
+    theirs: dict[str, pd.Series[Any]] = {}
+    for kind, taken in (
+        ("metrics", _OURS),
+        ("parameters", _OURS | set(row_dtypes())),
+        ("attributes", _OURS | set(ours)),
+    ):
+        before = set(theirs)
+        for name in dict.fromkeys(name for trial in trials for name in getattr(trial, kind)):
+            column = f"{kind}/{name}" if name in taken | before else name
+            theirs[column] = _column(column, [getattr(trial, kind).get(name) for trial in trials])
+    first = typed(pd.DataFrame(identity, dtype="object"), IDENTITY)
+    last = typed(first, {name: dtype for name, dtype in ours.items() if name not in {*IDENTITY, *theirs}})
+    return pd.concat([first, pd.DataFrame(theirs, index=first.index), last], axis="columns")
 
 
 def _column(name: str, values: Sequence[Any]) -> pd.Series[Any]:
-    """Return a column of values, with the dtype of `trial_dtypes` where all values fit, else with a nullable dtype."""
+    """Return a column of values, with the dtype that this package gives it if all values fit, else a nullable one."""
     flat = [json.dumps(value) if isinstance(value, (list, tuple, dict)) else value for value in values]
     kinds = {type(value) for value in flat if value is not None}
-    dtype = _dtype(kinds)
-    if dtype == "Int64" and any(isinstance(value, int) and not -(2**63) <= value < 2**63 for value in flat):
-        dtype = "float64"
-    series = pd.Series([str(value) if dtype == "string" and value is not None else value for value in flat],
-                       dtype=dtype)  # fmt: skip
-    ours = trial_dtypes().get(name)
+    if kinds == {int} and all(value is None or -(2**63) <= value < 2**63 for value in flat):
+        dtype = "Int64"
+    else:
+        dtype = "boolean" if kinds == {bool} else "float64" if kinds <= {int, float} else "string"
+    if dtype == "string":
+        flat = [None if value is None else str(value) for value in flat]
+    series, ours = pd.Series(flat, dtype=dtype), trial_dtypes().get(name)
     if ours is None or (ours == "string") != (dtype == "string"):
         return series
     try:
@@ -223,11 +204,3 @@ def _column(name: str, values: Sequence[Any]) -> pd.Series[Any]:
         return series
     # A seed of 7.5 would have become 7.
     return cast if (cast.dropna() == series.dropna()).all() else series
-
-
-def _dtype(kinds: set[type]) -> str:
-    if kinds == {bool}:
-        return "boolean"
-    if kinds == {int}:
-        return "Int64"
-    return "float64" if kinds <= {int, float} else "string"
