@@ -45,14 +45,13 @@ _COLUMNS = {
     BOTH: (_MEAN, _TRAINING, *_INFERENCE),
     TIME: (("training time saved (%)", "time_saved", 1), ("peak memory saved (%)", "peak_memory_saved", 1)),
 }
-_LATEX_COMMANDS = {
-    "\\": "textbackslash", "~": "textasciitilde", "^": "textasciicircum",
-    "<": "textless", ">": "textgreater", "|": "textbar",
-}  # fmt: skip
 _LATEX = str.maketrans(
     {character: rf"\{character}" for character in "&%$#_{}"}
-    | {character: rf"\{command}{{}}" for character, command in _LATEX_COMMANDS.items()}
-)
+    | {
+        "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+        "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    }
+)  # fmt: skip
 _MARKDOWN = str.maketrans({character: "\\" + character for character in "\\|*_`<>[]"})
 
 
