@@ -68,14 +68,14 @@ def typed(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> pd.DataFrame:
 
     A column of integers with a missing value is ``Int64``.
     """
-    columns = {}
+    columns, found = {}, {}
     for name, dtype in dtypes.items():
         column = frame[name] if name in frame.columns else pd.Series(None, index=frame.index, dtype="object")
         missing = column.isna().any()
         if missing and dtype == "int64":
             dtype = "Int64"
-        columns[name] = column.astype("int64" if name in _ALWAYS and not missing else dtype)
-    return pd.DataFrame(columns, index=frame.index)
+        columns[name], found[name] = column, "int64" if name in _ALWAYS and not missing else dtype
+    return pd.DataFrame(columns, index=frame.index).astype(found)
 
 
 class Descriptions(dict[str, dict[str, Any]]):
@@ -187,7 +187,7 @@ def foreign_frame(trials: Sequence[ForeignTrial]) -> pd.DataFrame:
 
 def _column(name: str, values: Sequence[Any]) -> pd.Series[Any]:
     """Return a column of values, with the dtype that this package gives it if all values fit, else a nullable one."""
-    flat = [json.dumps(value) if isinstance(value, (list, tuple, dict)) else value for value in values]
+    flat: list[Any] = [json.dumps(value) if isinstance(value, (list, tuple, dict)) else value for value in values]
     kinds = {type(value) for value in flat if value is not None}
     if kinds == {int} and all(value is None or -(2**63) <= value < 2**63 for value in flat):
         dtype = "Int64"

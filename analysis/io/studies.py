@@ -431,9 +431,9 @@ def _load_one(source: Source) -> pd.DataFrame:
     layout = Layout(source.path)
     if layout.info.exists():
         layout.read_info()  # raises where this version cannot read the study
-    trials, journal = layout.trials, layout.journal
-    if trials.exists() and not (journal.exists() and journal.stat().st_mtime_ns > trials.stat().st_mtime_ns):
-        return _read_parquet_or_journal(trials, journal)
+    table, journal = layout.trials, layout.journal
+    if table.exists() and not (journal.exists() and journal.stat().st_mtime_ns > table.stat().st_mtime_ns):
+        return _read_parquet_or_journal(table, journal)
     return _of_journal(journal)
 
 

@@ -48,12 +48,13 @@ def gradient_statistics(epochs: pd.DataFrame) -> pd.DataFrame:
             step, estimator, total = _count(entry.get("step")), entry.get("estimator"), entry.get("total")
             if step is None or not isinstance(estimator, str) or not isinstance(total, dict):
                 continue
-            named = entry.get("layers") if isinstance(entry.get("layers"), dict) else {}
-            layers = {"": total, **{name: found for name, found in named.items() if name and isinstance(found, dict)}}
+            named = entry.get("layers")
+            layers = {"": total} | (named if isinstance(named, dict) else {}) | {"": total}
             cost = _number(entry.get("gradient_evaluations"))
             rows += [
                 (*place, step, estimator, layer, cost, *(_number(found.get(name)) for name in _MOMENTS))
                 for layer, found in layers.items()
+                if isinstance(found, dict)
             ]
     return _tidy(epochs, rows, _STATISTICS)
 

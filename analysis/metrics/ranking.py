@@ -431,9 +431,9 @@ def rank(
     limit = allowed_amount(allowed_drop, reference_values(done, quality))
     done["within_drop"] = (done[quality.drop] <= limit + ROUNDING).astype(bool)  # False where it is not known
     values = _to_maximise(done, (quality.drop if several else quality.name, SAVED), quality)
-    known = ~np.isnan(values).any(axis=1)
-    done["on_front"] = known
-    done.loc[known, "on_front"] = non_dominated(values[known])
+    on_front = ~np.isnan(values).any(axis=1)
+    on_front[on_front] = non_dominated(values[on_front])
+    done["on_front"] = on_front
     if "role" not in done.columns:
         done["role"] = pd.Series(pd.NA, index=done.index, dtype="string")
     done["duplicate_of"] = duplicate_of(done)
@@ -551,7 +551,7 @@ def front_hypervolume(
     0.002
     """
     done, objectives, quality, values = _counting(trials, objectives, controls=controls)
-    values = values[np.isfinite(values).all(axis=1)]
+    values = values.loc[np.isfinite(values.to_numpy()).all(axis=1)]
     if reference is not None:
         if len(reference) != len(objectives):
             raise UserError(

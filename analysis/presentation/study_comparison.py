@@ -9,7 +9,7 @@ trial dominates it. Baselines and controls are excluded from fronts because all 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -235,10 +235,14 @@ def _listed(values: dict[str, Any], form: str = "{0}: {1}") -> str:
 # --- As text ----------------------------------------------------------------------------------------------------------
 
 
+#: Columns of a table: heading, column of the frame and format.
+_Columns = dict[str, tuple[str, Callable[..., str]]]
+
+
 def comparison_table(comparison: Comparison) -> list[list[str]]:
     """Return the studies as text cells, header first."""
     quality = comparison.quality
-    columns = {
+    columns: _Columns = {
         "study": ("study", str),
         "space": ("space", str),
         "trials": ("trials", str),
@@ -257,7 +261,7 @@ def comparison_table(comparison: Comparison) -> list[list[str]]:
 def joint_front_table(comparison: Comparison, *, top: int | None = None) -> list[list[str]]:
     """Return the joint front as text cells, header first, most saved first; at most `top` rows."""
     front, quality = comparison.joint_front[:top], comparison.quality
-    columns = {
+    columns: _Columns = {
         "study": ("study", str),
         "trial": ("trial", str),
         "saved": (SAVED, percent),
@@ -270,7 +274,7 @@ def joint_front_table(comparison: Comparison, *, top: int | None = None) -> list
 
 def equal_compute_table(reached: pd.DataFrame, quality: Quality) -> list[list[str]]:
     """Return a frame of `analysis.equal_compute` as text cells, header first."""
-    columns = {
+    columns: _Columns = {
         "budget": ("budget", percent),
         "study": ("study", str),
         "trials": ("trials", str),
@@ -283,8 +287,8 @@ def equal_compute_table(reached: pd.DataFrame, quality: Quality) -> list[list[st
     return _cells(reached, columns)
 
 
-def _cells(frame: pd.DataFrame, columns: Mapping[str, tuple[str, Callable[..., str]]]) -> list[list[str]]:
-    """Return a table as text cells from its columns: heading, column of the frame and format."""
+def _cells(frame: pd.DataFrame, columns: _Columns) -> list[list[str]]:
+    """Return a table as text cells, header first."""
     rows = [
         ["-" if pd.isna(row[column]) else form(row[column]) for column, form in columns.values()]
         for row in frame.to_dict("records")

@@ -281,7 +281,7 @@ def importance(data: ReportData) -> Figure | None:
         str(objective): rows.nlargest(_MOST_BARS, "importance").set_index("parameter")["importance"]
         for objective, rows in data.importance.groupby("objective", sort=False)
     }
-    names = list(dict.fromkeys(name for values in shares.values() for name in values.index))
+    names = list(dict.fromkeys(name for values in shares.values() for name in map(str, values.index)))
     traces = []
     for (objective, values), colour in zip(shares.items(), ("@front", "@control"), strict=False):
         title = objective.replace("_", " ")
@@ -289,7 +289,8 @@ def importance(data: ReportData) -> Figure | None:
             title += f": shares of {percent(explained[objective])} of its variance"
         values = values.reindex([name for name in names if name in values.index])
         hover = [
-            f"{short_name(name)}\nimportance (share) for {objective}: {share:.3f}" for name, share in values.items()
+            f"{short_name(str(name))}\nimportance (share) for {objective}: {share:.3f}"
+            for name, share in values.items()
         ]
         traces.append(
             {

@@ -377,7 +377,8 @@ def learning_curves(data: ReportData) -> Figure | None:
     quality, kinds = data.quality, _kinds(data)
     names = {"trial": "trial", "epoch": "epoch", "value": quality.name}
     rows = pd.DataFrame({name: array_of(data.history, column) for name, column in names.items()})
-    rows = rows[np.isfinite(rows).all(axis=1) & rows["trial"].isin(kinds)].sort_values("epoch", kind="stable")
+    finite = np.isfinite(rows.to_numpy()).all(axis=1)
+    rows = rows[finite & rows["trial"].isin(kinds)].sort_values("epoch", kind="stable")
     rows["value"] = metric_values(rows["value"].to_numpy(), quality)
     if rows.empty:
         return None
