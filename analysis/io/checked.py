@@ -7,6 +7,7 @@ text. Every computation on a user's frame starts with these checks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -56,7 +57,7 @@ def plain(trials: pd.DataFrame, *, needed: Sequence[str] = ()) -> pd.DataFrame:
     numbers = _NUMBERS.union(*((one.name, one.test, one.drop, one.test_drop) for one in own))
     for name in trials.columns:
         if isinstance(trials[name].dtype, pd.CategoricalDtype):
-            dtype = trials[name].cat.categories.dtype
+            dtype: Any = trials[name].cat.categories.dtype
             nullable = {"i": "Int64", "u": "UInt64", "b": "boolean"}.get(dtype.kind, dtype)
             trials[name] = trials[name].astype(nullable if trials[name].isna().any() else dtype)
         if name in numbers and not pd.api.types.is_numeric_dtype(trials[name].dtype):

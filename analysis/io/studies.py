@@ -133,13 +133,11 @@ def history(path: Paths) -> pd.DataFrame:
 
     Returns:
         One row per trial and epoch, sorted by both: ``trial``, ``role``, the columns of `trainables.metrics.ROW`; for
-        several paths, with a first column ``study`` as in `analysis.load`. Counts are sums since the run's start. Units
-        and meanings of the columns are in ``df.attrs["columns"]``, of one path the metric's name, direction and unit in
-        ``df.attrs["quality"]``. Rows that Ray is just writing are left out.
+        several paths, with a first column ``study`` as in `analysis.load`. Counts are sums since the run's start.
+        ``df.attrs``: ``columns`` (units and meanings) and, of one path, ``quality`` (the metric).
 
     Raises:
-        UserError: there is no study and no Ray experiment, its trials are not `trainables.trial.Trial`, or a file was
-            given, which holds no epochs.
+        UserError: there is no study and no Ray experiment of `trainables.trial.Trial`; files hold no epochs.
     """
     found = sources(path)
     frames = [_history(source) for source in found]
@@ -378,34 +376,26 @@ def load(path: Paths) -> pd.DataFrame:
     """Read the trials of one or several studies, running or finished.
 
     Args:
-        path: the folder that a search wrote; or the folder of a Ray experiment whose trials are
-            `trainables.trial.Trial`, a study's own (``ray/run-000``) or any other; or an Optuna journal; or a Parquet
-            file of trials; or several of these. For a study, the Parquet file is read unless the journal is newer. Ray
-            experiments and Optuna studies of other programs than `tune_cac` can be read, too.
+        path: the folder that a search wrote (of which the Parquet file is read unless the journal is newer), the folder
+            of a Ray experiment, an Optuna journal, a Parquet file of trials, or several of these. Experiments and
+            journals of other programs than `tune_cac` can be read, too.
 
     Returns:
-        One row per trial, by number: ``trial``, ``role`` (baseline, published, search, cut, control, candidate),
-        ``status`` (completed, failed, running, interrupted, pruned), ``error``, ``control`` (kind of control),
-        ``candidate`` (number of the trial that it confirms) and ``options`` (options of the workload that the space
-        searches, as NAME=VALUE texts) and ``of_epochs`` (epochs of the full run, for a trial that trains fewer), each
-        missing for others; the columns of `trainables.metrics`; the
-        fields of `TrialConfig`. All columns always exist, whatever the study's version. Units, directions and meanings
-        of the columns are in ``df.attrs["columns"]``.
-
-        For several paths, all rows, with their study's name in a first column ``study``, which does not exist for one
-        path. Each trial is compared with the baseline of its own study.
+        One row per trial, by number: the columns of `analysis.io.foreign.IDENTITY`, of `trainables.metrics` and the
+        fields of `TrialConfig`, all of them whatever the study's version; their units, directions and meanings are in
+        ``df.attrs["columns"]``. For several paths, all rows, with their study's name in a first column ``study``; each
+        trial is compared with the baseline of its own study.
 
         A Ray experiment of `trainables.trial.Trial` has no roles: a trial without a method is the baseline, or a
         control if it is shorter than another trial without a method of its workload. A trial is pruned where Ray ended
         it before its last epoch, and running where Ray has not ended it.
 
-        For an experiment or a journal of another program: its states, metrics and parameters, and nothing else.
-        Metrics (Ray: the last row; Optuna: the objectives by name, ``value`` or ``values_0``, ... if they have none),
-        parameters (Ray's nested keys joined by a slash) and Optuna's user attributes are columns of their own names,
-        with the prefix ``metrics/``, ``parameters/`` or ``attributes/`` where another column has the name. A metric
-        named like a column of `trainables.metrics`, such as ``accuracy``, fills that column; the other columns are
-        missing. Every such trial has the role ``search``; one that Ray's scheduler ended early has the status
-        completed, as Ray does not record early ends.
+        Of an experiment or a journal of another program: states, metrics (Ray: the last row; Optuna: the objectives by
+        name, ``value`` or ``values_0``, ... if they have none), parameters (Ray's nested keys joined by a slash) and
+        Optuna's user attributes under their own names, with the prefix ``metrics/``, ``parameters/`` or
+        ``attributes/`` where another column has the name. A metric named like a column of `trainables.metrics`, such as
+        ``accuracy``, fills that column. Every such trial has the role ``search``; one that Ray's scheduler ended early
+        has the status completed, as Ray does not record early ends.
 
     Raises:
         UserError: nothing can be read.

@@ -194,12 +194,11 @@ def confirm_table(
     resolution: float | None = None,
     planned: int = 0,
 ) -> pd.DataFrame:
-    """Evaluate the retraining of each candidate on fresh seeds.
+    """Return what retraining each candidate on fresh seeds showed.
 
     The accuracy loss is baseline minus candidate in `test_accuracy`, on data the search never used (in `accuracy` where
-    the runs have no test split: then only the seeds are fresh), over the seeds on which both completed; a seed trained
-    several times counts once, with its mean. Intervals are corrected for the number of candidates, including those that
-    never completed. The intervals of each column hold together with `confidence`.
+    the runs have no test split), over the seeds on which both completed; a seed trained several times counts once, with
+    its mean. The intervals of each column hold together with `confidence`, all candidates counting.
 
     A candidate is *confirmed* if it was trained on at least 3 seeds, failed on none, has mean savings above 0 there,
     and the upper end of its accuracy loss is within the allowed one. It is *refuted* if even the lower end exceeds the
@@ -215,10 +214,10 @@ def confirm_table(
         planned: number of selected candidates, where some have not begun yet.
 
     Returns:
-        One row per candidate: `candidate`, `seeds` (pairs), `failed` (seeds on which it failed and the baseline did
-        not), means and intervals of training compute saved, of the compute that the study ranks by (`saved`) and of the
-        accuracy loss (fractions; intervals NaN below two pairs), `confidence`, `confirmed`, `refuted`, and `compared`,
-        the accuracy that was compared, in words. Confirmed ones first, then by `saved`, largest first, then by number.
+        One row per candidate, confirmed ones first, then by `saved`, largest first: `candidate`, `seeds` (pairs),
+        `failed` (seeds on which it failed and the baseline did not), means and intervals of training compute saved, of
+        the compute that the study ranks by (`saved`) and of the accuracy loss (fractions; intervals NaN below two
+        pairs), `confidence`, `confirmed`, `refuted`, and `compared`, the accuracy that was compared, in words.
 
     Raises:
         UserError: a number is out of range, or the trials are not of a confirmation study.

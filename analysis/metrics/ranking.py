@@ -88,23 +88,18 @@ def relative_names(quality: Quality) -> list[str]:
 
 
 def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns of `trainables.metrics.RELATIVE`: drops of the metric, shares of time, bytes and memory saved.
+    """Return trials with the columns of `trainables.metrics.RELATIVE`: drops of the metric, shares saved.
 
     A trial is compared with the completed trial of role ``baseline`` of the same study, workload, seed and searched
-    options of the workload (of those columns that exist); with several, with the mean of the longest ones. Without one,
-    as among rows that were selected from a study, columns keep their values, NaN where there are none yet. `saved`, the
-    compute that the study ranks by, needs no baseline.
+    options (of those columns that exist); with several, with the mean of the longest ones. Without one, columns keep
+    their values, NaN where there are none yet. `saved`, the compute that the study ranks by, needs no baseline.
 
-    A trial measures `compute_saved` and `backward_saved` against its own full budget. For a trial with another number
-    of epochs than its baseline, such as a cut dense run, or with another full budget in FLOPs, such as a script that
-    knows only what it executed, they are recomputed against the baseline's: ``1 - executed_flops / dense_flops``, and
-    likewise for the backward FLOPs. A second call changes nothing.
+    For a trial with another number of epochs than its baseline, such as a cut dense run, or with another full budget in
+    FLOPs, such as a script that knows only what it executed, `compute_saved` and `backward_saved` are recomputed
+    against the baseline's: ``1 - executed_flops / dense_flops``, and likewise for the backward FLOPs.
 
     Args:
         trials: one row per trial, as `analysis.load` gives it.
-
-    Returns:
-        A copy with the columns added (or recomputed), and with columns of numbers converted (`analysis.io.checked`).
 
     Raises:
         UserError: a column of numbers holds text.
@@ -243,9 +238,8 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns ``trial``, ``epochs``, ``compute_saved`` (against the baseline's budget), ``accuracy`` or the study's
-        metric. Empty where the study has no completed baseline or no completed cut dense run.
-        ``line.attrs["quality"]`` is the metric, ``line.attrs["resolution"]`` one sample of the validation split as a
-        fraction, None where it is not known and for other metrics than an accuracy.
+        metric; no rows without a completed baseline or cut dense run. ``line.attrs``: ``quality`` (the metric) and
+        ``resolution`` (one sample of the validation split as a fraction, None where it is not known).
 
     Raises:
         UserError: a column is missing or holds text instead of numbers; the controls are of several studies or seeds.
@@ -284,9 +278,7 @@ def _quality_of(line: pd.DataFrame) -> Quality:
 
 
 def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]:
-    """Return (N,) accuracies, or values of the study's metric, that cut dense runs reach at these savings.
-
-    They are NaN beyond the shortest of these runs.
+    """Return (N,) values of the metric that cut dense runs reach at these savings; NaN beyond the shortest.
 
     Args:
         line: from `control_line`.
@@ -330,8 +322,8 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
 
     Returns:
         ``yes``, ``no`` or, within `difference_that_says_nothing`, ``about equal``, on the trials' index; NA beyond the
-        end of the line, for trials that save nothing or did not complete, for the points of the line itself, and where
-        the study ranks by other compute than that of training.
+        line's end, for its own points, for trials that save nothing or did not complete, and where the study ranks by
+        other compute than that of training.
 
     >>> line = pd.DataFrame({"compute_saved": [0.0, 0.2, 0.4], "accuracy": [0.97, 0.968, 0.95]})
     >>> trials = pd.DataFrame({
@@ -381,19 +373,17 @@ def rank(
             largest drop in its unit, >= 0; or text such as ``2%`` of the baseline's value. By default 0.005, and 1 % of
             a metric that is no fraction.
         price: price of a point (0.01) of accuracy, or of a unit of another metric, as a fraction of the compute, > 0.
-            With 0.1, a trial that saves 30 % at an accuracy loss of one point has the worth 0.2.
         controls: whether trials of role ``control`` are ranked, too.
 
     Returns:
-        The trials with `rank` (from 1), `within_drop` (within the allowed loss), `on_front` (of accuracy, or of the
-        loss among several studies or seeds, and `saved`, among the ranked) and `duplicate_of` (Int64: an earlier trial,
-        see `duplicates`) before the other columns; where a study searches options of the workload also `baseline`
-        (Int64: the trial that it is compared with, of the same options); with a price also `worth`.
+        The trials with `rank` (from 1), `within_drop`, `on_front` (of accuracy and `saved`, among the ranked) and
+        `duplicate_of` (Int64: an earlier trial, see `duplicates`) before the other columns; where a study searches
+        options of the workload also `baseline` (Int64: the trial of the same options that it is compared with); with a
+        price also `worth`.
 
     Raises:
-        UserError: the allowed loss or the price is out of range; a column is missing (`trial`, `status`, `accuracy`,
-            `compute_saved`, and `role` unless there is an `accuracy_drop`) or holds text instead of numbers; a trial
-            occurs twice.
+        UserError: the allowed loss or the price is out of range; a column is missing or holds text instead of numbers;
+            a trial occurs twice.
 
     Warns:
         UserWarning: some of several studies, workloads or seeds have no completed baseline, or there is none at all.
@@ -431,9 +421,8 @@ def rank(
     limit = allowed_amount(allowed_drop, reference_values(done, quality))
     done["within_drop"] = (done[quality.drop] <= limit + ROUNDING).astype(bool)  # False where it is not known
     values = _to_maximise(done, (quality.drop if several else quality.name, SAVED), quality)
-    on_front = ~np.isnan(values).any(axis=1)
-    on_front[on_front] = non_dominated(values[on_front])
-    done["on_front"] = on_front
+    known = np.flatnonzero(~np.isnan(values).any(axis=1))
+    done["on_front"] = np.isin(np.arange(len(done)), known[non_dominated(values[known])])
     if "role" not in done.columns:
         done["role"] = pd.Series(pd.NA, index=done.index, dtype="string")
     done["duplicate_of"] = duplicate_of(done)
@@ -495,9 +484,7 @@ def pareto_front(
         The front, best in the last objective first (by default: most saved), ties by the objective before it.
 
     Raises:
-        UserError: an objective is unknown, has no direction or is not a column of these trials; there is no column
-            `status`; a column of numbers holds text; accuracy losses are needed, and neither `accuracy_drop` nor `role`
-            exists.
+        UserError: an objective is unknown, has no direction or is not a column of these trials; a column is missing.
 
     Warns:
         UserWarning: some of several studies, workloads or seeds have no completed baseline; or accuracy itself is an
@@ -524,19 +511,15 @@ def front_hypervolume(
     *,
     controls: bool = False,
 ) -> float:
-    """Compute the volume of the objectives that the trials dominate above a reference.
+    """Compute the volume of the objectives that the trials dominate above a reference, in the product of their units.
 
     Args:
         trials: one row per trial.
         objectives: as for `pareto_front`.
         reference: one number per objective, in its units; trials that are not better in every objective add nothing.
             By default the mean of the completed baselines, with accuracies less and accuracy losses more by
-            `GIVEN_AWAY`. Volumes are comparable only with the same reference: studies with the same workload, epochs
-            and seed have the same baseline and so the same default; for others pass one reference to all.
+            `GIVEN_AWAY`. Volumes are comparable only with the same reference.
         controls: as for `pareto_front`.
-
-    Returns:
-        The volume in the product of the objectives' units.
 
     Raises:
         UserError: as `pareto_front`; there is no baseline for a default reference; the reference has another length.

@@ -140,30 +140,27 @@ class _Read:
 def stage_frame(path: str | Path) -> pd.DataFrame:
     """Return the stages of a study in tree order: parents before their children, siblings by iteration.
 
+    A stage whose path to the root was lost because a file was corrupt is left out until a trial writes the file again.
+
     Args:
         path: the folder that a search wrote; the search may be running.
 
     Returns:
-        One row per stage; none if the study has no tree. ``df.attrs["total_steps"]`` is the number of steps of a whole
-        run, ``df.attrs["saving"]`` the compute that the study ranks by, ``df.attrs["quality"]`` its
-        metric.
+        One row per stage; none if the study has no tree. ``df.attrs``: ``total_steps`` of a whole run, ``saving`` (the
+        compute that the study ranks by) and ``quality`` (its metric).
 
         - ``root``, ``stage``, ``parent``: ids; ``parent`` is missing for a root stage.
         - ``depth``: number of interventions from the root to the stage.
         - ``begin``: iteration of the intervention that starts the stage, missing for a root stage; ``start``: its
           first own iteration; ``known_until``: the iteration after the last recorded one.
         - ``action``: the intervention in words.
-        - ``trials``: numbers of the trials whose training contains the stage; ``ends``: numbers of the trials whose
-          last stage it is.
-        - ``accuracy`` (fraction, validation) or the study's metric, ``compute_saved``, ``inference_saved``, ``saved``
-          (fractions; the study ranks by the last one): results of the run that ends in the stage; NaN if no run was
+        - ``trials``: numbers of the trials whose training contains the stage; ``ends``: of those that end in it.
+        - ``accuracy`` (validation) or the study's metric, ``compute_saved``, ``inference_saved``, ``saved``
+          (fractions; the study ranks by the last one): results of the run that ends in the stage, NaN if none was
           trained to the end. Of a run with fewer epochs, what is saved of the compute of the study's longest one.
         - ``steps_shared``: additional steps that the stage's trials would have executed without sharing it.
-        - ``checkpoints``: number of checkpoints; ``checkpoint_bytes``: bytes of their contents (contents shared by two
-          stages count for both); ``checkpoint_steps``: their iterations, ascending.
-
-        A stage whose path to the root was lost because a file was corrupt is left out until a trial writes the file
-        again.
+        - ``checkpoints``, ``checkpoint_bytes`` (contents shared by two stages count for both), ``checkpoint_steps``:
+          number, bytes and ascending iterations of its checkpoints.
 
     Raises:
         UserError: if there is no study at the path.
