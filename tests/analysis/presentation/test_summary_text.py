@@ -133,13 +133,6 @@ def test_what_is_too_unsure_to_be_an_answer_is_not_said_to_save_nothing() -> Non
     assert "Trial 1 saves" not in headline(dear, analysis.best(dear, sure=0.5), 0.005, sure=0.5)  # it is sure, and dear
 
 
-def test_headline_when_nothing_saves() -> None:
-    ranking = analysis.rank(study(record(1, 0.9, 0.5, **VARIABLES)))
-    assert headline(ranking, analysis.best(ranking), 0.005) == (
-        "No setting tried saves compute within the allowed accuracy loss of 0.50 points."
-    )
-
-
 def test_headline_without_baseline_or_trials() -> None:
     alone = analysis.rank(to_frame([record(1, 0.9, 0.5)]))
     assert headline(alone, analysis.best(alone), 0.005).startswith("The baseline did not complete")
@@ -155,20 +148,6 @@ def source(text: str, **environment: str) -> dict[str, str]:
     )  # fmt: skip
     lines = (line.partition("=") for line in done.stdout.splitlines() if line.startswith("CAC_"))
     return {name: value for name, _, value in lines}
-
-
-def test_best_env_sourced_gives_the_best_settings_back() -> None:
-    ranking = analysis.rank(study(record(1, 0.967, 0.31, **VARIABLES), record(2, 0.97, 0.2)))
-    text = best_env(INFO, analysis.best(ranking), 0.005)
-    found = Settings.from_environment(source(text))
-    assert found == Settings(start_itr=66, start_thr=0.97, samples=5, braking_distance=6)
-
-
-def test_best_env_overrules_manual_lists_left_in_the_shell() -> None:
-    ranking = analysis.rank(study(record(1, 0.967, 0.31, **VARIABLES)))
-    text = best_env(INFO, analysis.best(ranking), 0.005)
-    left = {"CAC_STOP_LAYER_NUM": "3", "CAC_STOP_LAYER_ITR": "1"}
-    assert Settings.from_environment(source(text, **left)).mode == "auto"
 
 
 #: A shell in which every variable is left over: some would win, some be ignored, some be refused.
@@ -240,19 +219,6 @@ def test_the_report_says_what_was_held() -> None:
     text = report_markdown(info, trials, ranking, analysis.best(ranking), 0.005)
     assert "Fixed in every trial but the baseline: CAC_WATCH=conv,linear CAC_WHOLE_UNITS=1." in text
     assert "Held" not in report_markdown(INFO, trials, ranking, analysis.best(ranking), 0.005)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        VARIABLES,
-        {"CAC_STOP_LAYER_NUM": (3, 9), "CAC_STOP_LAYER_ITR": (5, 6)},
-        {"CAC_VAR_MT_COUNT_THR": 3, "CAC_VAR_START_THR": 1.0, "CAC_VAR_SLOPE_THR": 1.0},
-    ],
-)
-def test_a_config_survives_the_frame(config: dict[str, Any]) -> None:
-    trials = study(record(1, 0.9, 0.1, **config), record(2, 0.9, 0.1))
-    assert config_of(trials.iloc[1]) == TrialConfig(**config)
 
 
 def test_the_table_always_shows_the_baseline_and_hides_the_test_split() -> None:
@@ -413,14 +379,6 @@ def test_the_report_has_sums_and_layers_of_the_best() -> None:
     )
     assert "| inference compute saved | accuracy loss (points) | interval (points) | confidence | confirmed |" in table
     assert "| 1 | 4 | 52.5 % |" in table
-
-
-def test_a_held_schedule_is_counted_in_lines() -> None:
-    trials = frame_of(pruned(0.968, 0.5, schedule=MARKED, schedule_values=("levels.conv1.weight=0.5",)))
-    ranking = analysis.rank(trials)
-    text = report_markdown(replace(COMPRESSED, hold={"schedule": MARKED}), trials, ranking, None, 0.005)
-    assert "Fixed in every trial but the baseline: schedule=YAML of 8 lines." in text
-    assert "SparsityLevelParameterPruner" not in text
 
 
 def test_best_env_of_compression_alone_points_to_best_yaml() -> None:

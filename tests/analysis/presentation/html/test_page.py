@@ -203,12 +203,6 @@ def test_importing_loads_no_plotter_and_nothing_that_trains() -> None:
     assert not {"plotly", "matplotlib", "torch", "ray", "scipy", "sklearn", "optuna", "tune_cac"} & set(loaded)
 
 
-def test_what_the_page_is_made_of_is_installed_with_the_package() -> None:
-    text = (Path(page.__file__).parents[3] / "pyproject.toml").read_text()
-    assert '"*.css"' in text, "package-data of analysis.presentation.html in pyproject.toml lacks *.css"
-    assert '"*.js"' in text, "package-data of analysis.presentation.html in pyproject.toml lacks *.js"
-
-
 class TestTable:
     def test_values_are_those_of_the_trials_in_percent(self) -> None:
         data = report_data(30)
