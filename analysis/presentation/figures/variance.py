@@ -268,20 +268,9 @@ def _to_one(title: str, values: pd.Series[float]) -> dict[str, Any]:
 
 
 def _logarithmic(title: str, values: pd.Series[float]) -> dict[str, Any]:
-    """Return a logarithmic axis with ticks at multiples of powers of ten, or at powers alone if there are many.
-
-    Plotly's own ticks within a decade are digits without their power.
-    """
-    low, high = math.floor(math.log10(values.min())), math.ceil(math.log10(values.max()))
-    digits = (1, 2, 3, 4, 5, 7) if high - low <= 1 else (1, 2, 5) if high - low <= _MOST_DECADES else (1,)
-    ticks = [float(f"{digit}e{power}") for power in range(low, high + 1) for digit in digits]
-    first = max((tick for tick in ticks if tick <= values.min()), default=ticks[0])
-    last = min((tick for tick in ticks if tick >= values.max()), default=ticks[-1])
-    last = last if last > first else 10 * first
-    ticks = [tick for tick in ticks if first <= tick <= last]
-    names = [f"{tick:g}".replace("e-0", "e-").replace("e+0", "e+") for tick in ticks]
-    ends = [math.log10(first) - 0.02, math.log10(last) + 0.02]
-    return axis(title, type="log", tickvals=ticks, ticktext=names, range=ends)
+    """Return a logarithmic axis with ticks at 1, 2 and 5 times powers of ten, or at powers alone if there are many."""
+    decades = math.log10(values.max() / values.min())
+    return axis(title, type="log", dtick="D2" if decades <= _MOST_DECADES else 1, tickformat="~e")
 
 
 def _both_ends(name: str) -> str:
