@@ -1,20 +1,16 @@
-"""Columns of the frames of this package, and trials that no search of `tune_cac` wrote. Pure."""
+"""Columns of the frames of this package: order, nullable dtypes, and their descriptions in `df.attrs`. Pure."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
 from analysis.metrics.saving import quality_of
-from trainables.config import field_kinds, field_names
-from trainables.metrics import METRICS, RELATIVE, metrics_of, row_metrics
+from trainables.config import field_kinds
+from trainables.metrics import METRICS, metrics_of, row_metrics
 from trainables.quality import ACCURACY, QUALITY_FIELDS, Quality
-
-# --- Columns: order, nullable dtypes, and their descriptions in `df.attrs` --------------------------------------------
 
 #: Columns that identify the trial of a row.
 IDENTITY: dict[str, str] = {
@@ -112,95 +108,3 @@ def side_by_side(names: Sequence[str], frames: Sequence[pd.DataFrame]) -> pd.Dat
             study = study + "/" + frame["study"].astype("string")
         named.append(pd.concat([study.rename("study"), frame.drop(columns="study", errors="ignore")], axis="columns"))
     return described(pd.concat(named, ignore_index=True))
-
-
-# --- Trials that no search of `tune_cac` wrote ------------------------------------------------------------------------
-
-#: Fields of every `TrialConfig.to_dict`.
-_OF_EVERY_TRIAL = frozenset({"workload", "epochs", "seed", "method"})
-#: Columns that only `tune_cac` fills; a metric or parameter with one of these names gets a prefix.
-_OURS = frozenset({"study", *IDENTITY, *(metric.name for metric in RELATIVE)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class ForeignTrial:
-    """One trial of an Optuna study or a Ray experiment that `tune_cac` did not write."""
-
-    number: int
-    """Its number within the study or the experiment, from 0."""
-    status: str
-    """As in `analysis.load`."""
-    error: str | None = None
-    """Reason of its failure, where known."""
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    """Values of its last report, or of its objectives, by name."""
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    """Its hyperparameters by name."""
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    """Everything else that is stored for it, by name."""
-
-
-def is_our_config(found: Any) -> bool:
-    """Return whether this is a dict of fields of `TrialConfig` only, with those that every trial has."""
-    return isinstance(found, dict) and _OF_EVERY_TRIAL <= set(found) <= set(field_names())
-
-
-def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten nested mappings, keys joined by a slash as Ray joins them.
-
-    >>> flattened({"optimizer": {"lr": 0.1, "betas": [0.9, 0.99]}, "seed": 1})
-    {'optimizer/lr': 0.1, 'optimizer/betas': [0.9, 0.99], 'seed': 1}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= {f"{key}/{inner}": leaf for inner, leaf in flattened(value).items()}
-        else:
-            flat[str(key)] = value
-    return flat
-
-
-def foreign_frame(trials: Sequence[ForeignTrial]) -> pd.DataFrame:
-    """Return a frame with one row per trial, without the columns relative to a baseline.
-
-    Returns:
-        `IDENTITY`, role always ``search``; then a column for each metric, parameter and attribute of the trials under
-        its own name, or with the prefix ``metrics/``, ``parameters/`` or ``attributes/`` where another column has that
-        name; then the other columns of `trial_dtypes`, all missing. Lists are JSON.
-    """
-    ours = trial_dtypes()
-    identity = [{"trial": t.number, "role": "search", "status": t.status, "error": t.error} for t in trials]
-    theirs: dict[str, pd.Series[Any]] = {}
-    for kind, taken in (
-        ("metrics", _OURS),
-        ("parameters", _OURS | set(row_dtypes())),
-        ("attributes", _OURS | set(ours)),
-    ):
-        before = set(theirs)
-        for name in dict.fromkeys(name for trial in trials for name in getattr(trial, kind)):
-            column = f"{kind}/{name}" if name in taken | before else name
-            theirs[column] = _column(column, [getattr(trial, kind).get(name) for trial in trials])
-    first = typed(pd.DataFrame(identity, dtype="object"), IDENTITY)
-    last = typed(first, {name: dtype for name, dtype in ours.items() if name not in {*IDENTITY, *theirs}})
-    return pd.concat([first, pd.DataFrame(theirs, index=first.index), last], axis="columns")
-
-
-def _column(name: str, values: Sequence[Any]) -> pd.Series[Any]:
-    """Return a column of values, with the dtype that this package gives it if all values fit, else a nullable one."""
-    flat: list[Any] = [json.dumps(value) if isinstance(value, (list, tuple, dict)) else value for value in values]
-    kinds = {type(value) for value in flat if value is not None}
-    if kinds == {int} and all(value is None or -(2**63) <= value < 2**63 for value in flat):
-        dtype = "Int64"
-    else:
-        dtype = "boolean" if kinds == {bool} else "float64" if kinds <= {int, float} else "string"
-    if dtype == "string":
-        flat = [None if value is None else str(value) for value in flat]
-    series, ours = pd.Series(flat, dtype=dtype), trial_dtypes().get(name)
-    if ours is None or (ours == "string") != (dtype == "string"):
-        return series
-    try:
-        cast = typed(series.to_frame(name), {name: ours})[name]
-    except (ValueError, TypeError):
-        return series
-    # A seed of 7.5 would have become 7.
-    return cast if (cast.dropna() == series.dropna()).all() else series

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 #: Codes of the operations that are read (optuna.storages.journal._storage.JournalOperation).
-_CREATE_STUDY, _DELETE_STUDY, _STUDY_SYSTEM_ATTR = 0, 1, 3
+_CREATE_STUDY, _DELETE_STUDY = 0, 1
 _CREATE_TRIAL, _TRIAL_PARAM, _TRIAL_STATE, _TRIAL_USER_ATTR = 4, 5, 6, 8
 #: Optuna's states by their number.
 _STATES = ("RUNNING", "COMPLETE", "PRUNED", "FAIL", "WAITING")
@@ -70,8 +70,6 @@ class JournalStudy:
 
     name: str
     """Its name."""
-    metric_names: tuple[str, ...] = ()
-    """Names of the objectives, where they were set."""
     trials: list[JournalTrial] = field(default_factory=list)
     """Trials by number."""
 
@@ -174,10 +172,6 @@ class _Replay:
             self._create_study(operation["study_name"])
         elif code == _DELETE_STUDY:
             self.studies.pop(operation["study_id"], None)
-        elif code == _STUDY_SYSTEM_ATTR:
-            names = operation["system_attr"].get("study:metric_names")
-            if names is not None and (study := self._study(operation["study_id"])) is not None:
-                study.metric_names = tuple(names)
         elif code == _CREATE_TRIAL:
             self._create_trial(operation)
         elif code in (_TRIAL_PARAM, _TRIAL_STATE, _TRIAL_USER_ATTR):

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,26 +14,14 @@ from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
-from analysis.io.foreign import (
-    IDENTITY,
-    ForeignTrial,
-    described,
-    flattened,
-    foreign_frame,
-    further_names,
-    is_our_config,
-    row_dtypes,
-    side_by_side,
-    trial_dtypes,
-    typed,
-)
+from analysis.io.columns import IDENTITY, described, further_names, row_dtypes, side_by_side, trial_dtypes, typed
 from analysis.io.journal import LINE_BEGIN, JournalStudy, JournalTrial, read_study
 from analysis.io.layout import STUDY_NAME, Layout
 from analysis.metrics.ranking import SHORTER, relative_names, relative_to_baseline
 from analysis.metrics.saving import quality_of
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
-from trainables.metrics import RELATIVE, ROW, current_row, named_row
+from trainables.metrics import ROW, current_row, named_row
 from trainables.quality import Quality, quality_in
 
 # --- Recognition of what a path contains, and names for several paths -------------------------------------------------
@@ -148,11 +136,6 @@ def _history(source: Source) -> pd.DataFrame:
     layout, roles = Layout(source.path), {}
     if source.kind == "ray":
         trials = read_experiment(source.path)
-        if not all(trial.ours for trial in trials):
-            raise UserError(
-                f"epochs are read of trials of trainables.trial.Trial, those of {source.path} are others: "
-                "read their last rows with analysis.load, or all rows with ray.tune.ExperimentAnalysis"
-            )
     elif source.kind == "study":
         trials = [trial for run in sorted(layout.ray.glob("run-*")) for trial in read_experiment(run)]
         try:
@@ -198,32 +181,27 @@ def _continued(trials: list[RayTrial]) -> dict[int, dict[int, dict[str, Any]]]:
 
 
 # --- Reader of a Ray Tune experiment on disk: one folder per trial, with its config and one JSON line per reported row
-# The files are Ray's (``ray.air.constants``): ``params.json``, ``result.json``, ``error.txt`` of each trial, and
-# ``experiment_state-*.json`` with the state of all trials. Does not need Ray.
+# The files are Ray's (``ray.air.constants``): ``params.json``, ``result.json``, ``error.txt``. Does not need Ray.
 
 #: Name of the folder of a trial that a search of `tune_cac` wrote.
 _OUR_NAME = re.compile(r"trial-(\d+)")
 _DTYPES = {metric.name: metric.dtype for metric in ROW}
 #: Columns that every row of `trainables.trial.Trial` has had in all versions.
 _SIGNATURE = frozenset({"epoch", "compute_saved", "executed_flops", "dense_flops"})
-#: Keys that Ray adds to every row for its own use (``ray.tune.result.AUTO_RESULT_KEYS`` and those of its loggers).
-BOOKKEEPING = frozenset({
-    "timestamp", "checkpoint_dir_name", "done", "date", "pid", "hostname", "node_ip", "config", "experiment_tag",
-    "time_this_iter_s", "time_since_restore", "iterations_since_restore", "trial_log_path", "should_checkpoint",
-})  # fmt: skip
+#: Fields of every `TrialConfig.to_dict`.
+_OF_EVERY_TRIAL = frozenset({"workload", "epochs", "seed", "method"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayTrial(ForeignTrial):
-    """One trial of a Ray experiment.
+class RayTrial:
+    """One trial of a Ray experiment."""
 
-    Its number is that of the Optuna trial where a search of `tune_cac` named the folders, else by the order of their
-    names; its metrics are its last row as reported, its parameters Ray's config as given, nested keys joined by a
-    slash. It is ``running`` also where it was killed without an error.
-    """
-
-    ours: bool
-    """True if the experiment's trials are `trainables.trial.Trial`; if not, ``config`` and ``rows`` are empty."""
+    number: int
+    """Number of the Optuna trial where a search of `tune_cac` named the folders, else by the order of their names."""
+    status: str
+    """Status as in `analysis.load`; ``running`` also for a trial that was killed without an error."""
+    error: str | None
+    """Last line of its error message, where it failed."""
     config: dict[str, Any]
     """Fields of `TrialConfig` in plain types; with defaults filled in where the config is valid."""
     resume_from: str | None
@@ -242,37 +220,36 @@ def read_experiment(folder: Path) -> list[RayTrial]:
     """Return the trials of an experiment that have begun, sorted by number.
 
     A trial that failed before its first row may have only an ``error.txt``; its config is then not known.
+
+    Raises:
+        UserError: the trials are not `trainables.trial.Trial`.
     """
-    states = _states(folder)
     names = ("params.json", "result.json", "error.txt")
     folders = sorted({path.parent for name in names for path in folder.glob(f"*/{name}")})
     ours = [int(found[1]) for path in folders if (found := _OUR_NAME.fullmatch(path.name))]
     numbered = len(ours) == len(folders)
     lines = [_read_lines(path / "result.json") for path in folders]
     params = [_params(path, rows) for path, rows in zip(folders, lines, strict=True)]
-    is_ours = _is_ours(params, lines) or (numbered and not any(params) and not any(lines))
+    if not (_is_ours(params, lines) or (numbered and not any(params) and not any(lines))):
+        raise UserError(
+            f"a Ray experiment must be of trainables.trial.Trial, the trials of {folder} are others: read them with "
+            "ray.tune.ExperimentAnalysis"
+        )
     numbers = ours if numbered else range(len(folders))
     trials = []
-    for number, path, given, rows in zip(numbers, folders, params, lines, strict=True):
-        config, by_epoch = (_config(given), _rows_by_epoch(rows)) if is_ours else ({}, {})
-        error, done = _error(path), bool(rows and rows[-1].get("done"))
-        status = "completed" if done else "running" if error is None else "failed"
-        if is_ours and done and max(by_epoch, default=0) < config.get("epochs", 0):
-            status = "pruned"
-        if not is_ours and not done and path.name in states:
-            # Early ends by a scheduler are not known; a trial that has not begun or is paused counts as running.
-            status = {"TERMINATED": "completed", "ERROR": "failed"}.get(states[path.name], "running")
+    for number, path, given, reported in zip(numbers, folders, params, lines, strict=True):
+        config, rows, error = _config(given), _rows_by_epoch(reported), _error(path)
+        status = "running" if error is None else "failed"
+        if reported and reported[-1].get("done"):
+            status = "completed" if max(rows, default=0) >= config.get("epochs", 0) else "pruned"
         trials.append(
             RayTrial(
                 number=number,
-                ours=is_ours,
-                config=config,
-                parameters=flattened(given),
-                resume_from=given.get("resume_from") if is_ours else None,
-                rows=by_epoch,
-                metrics=_metrics(rows),
                 status=status,
                 error=error if status == "failed" else None,
+                config=config,
+                resume_from=given.get("resume_from"),
+                rows=rows,
             )
         )
     return sorted(trials, key=lambda trial: trial.number)
@@ -284,22 +261,12 @@ def _is_ours(params: list[dict[str, Any]], lines: list[list[dict[str, Any]]]) ->
     configs = [given["config"] for given in params if isinstance(given.get("config"), dict) and given["config"]]
     if reported:  # a user may have run trainables.trial.Trial with a few fields only
         return any(set(row) >= _SIGNATURE for row in reported) and any(set(config) <= fields for config in configs)
-    return any(map(is_our_config, configs))
+    return any(map(_is_our_config, configs))
 
 
-def _states(folder: Path) -> dict[str, str]:
-    """Return Ray's state of each trial by folder name, from the newest readable state file."""
-    for path in sorted(folder.glob("experiment_state-*.json"), reverse=True):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            trials = [json.loads(trial) for trial, _ in json.loads(path.read_text())["trial_data"]]
-            return {trial["relative_logdir"]: trial["status"] for trial in trials}
-    return {}
-
-
-def _metrics(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    last = {name: value for name, value in (lines[-1] if lines else {}).items() if name not in BOOKKEEPING}
-    # Ray writes NumPy's NaN as the text "null".
-    return {name: None if value == "null" else value for name, value in flattened(last).items()}
+def _is_our_config(found: Any) -> bool:
+    """Return whether this is a dict of fields of `TrialConfig` only, with those that every trial has."""
+    return isinstance(found, dict) and _OF_EVERY_TRIAL <= set(found) <= set(field_names())
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -377,8 +344,8 @@ def load(path: Paths) -> pd.DataFrame:
 
     Args:
         path: the folder that a search wrote (of which the Parquet file is read unless the journal is newer), the folder
-            of a Ray experiment, an Optuna journal, a Parquet file of trials, or several of these. Experiments and
-            journals of other programs than `tune_cac` can be read, too.
+            of a Ray experiment of `trainables.trial.Trial`, the journal of a search, a Parquet file of trials, or
+            several of these.
 
     Returns:
         One row per trial, by number: the columns of `analysis.io.foreign.IDENTITY`, of `trainables.metrics` and the
@@ -386,16 +353,9 @@ def load(path: Paths) -> pd.DataFrame:
         ``df.attrs["columns"]``. For several paths, all rows, with their study's name in a first column ``study``; each
         trial is compared with the baseline of its own study.
 
-        A Ray experiment of `trainables.trial.Trial` has no roles: a trial without a method is the baseline, or a
-        control if it is shorter than another trial without a method of its workload. A trial is pruned where Ray ended
-        it before its last epoch, and running where Ray has not ended it.
-
-        Of an experiment or a journal of another program: states, metrics (Ray: the last row; Optuna: the objectives by
-        name, ``value`` or ``values_0``, ... if they have none), parameters (Ray's nested keys joined by a slash) and
-        Optuna's user attributes under their own names, with the prefix ``metrics/``, ``parameters/`` or
-        ``attributes/`` where another column has the name. A metric named like a column of `trainables.metrics`, such as
-        ``accuracy``, fills that column. Every such trial has the role ``search``; one that Ray's scheduler ended early
-        has the status completed, as Ray does not record early ends.
+        A Ray experiment has no roles: a trial without a method is the baseline, or a control if it is shorter than
+        another trial without a method of its workload. A trial is pruned where Ray ended it before its last epoch, and
+        running where Ray has not ended it.
 
     Raises:
         UserError: nothing can be read.
@@ -414,10 +374,7 @@ def _load_one(source: Source) -> pd.DataFrame:
     if source.kind == "journal":
         return _of_journal(source.path)
     if source.kind == "ray":
-        trials = read_experiment(source.path)
-        if all(trial.ours for trial in trials):
-            return to_frame(_records_of_experiment(trials))
-        return _foreign(trials)
+        return to_frame(_records_of_experiment(read_experiment(source.path)))
     layout = Layout(source.path)
     if layout.info.exists():
         layout.read_info()  # raises where this version cannot read the study
@@ -430,36 +387,12 @@ def _load_one(source: Source) -> pd.DataFrame:
 def _of_journal(path: Path) -> pd.DataFrame:
     study = read_study(path)
     configs = [trial.user_attrs.get("config") for trial in study.trials if trial.values or trial.user_attrs]
-    if any(map(is_our_config, configs)) or (study.name == STUDY_NAME and None not in configs):
-        return to_frame(_records(study))
-    states = {"COMPLETE": "completed", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
-    most = max((len(trial.values or ()) for trial in study.trials), default=0)
-    names = study.metric_names or (["value"] if most == 1 else [f"values_{place}" for place in range(most)])
-    return _foreign(
-        [
-            ForeignTrial(
-                number=trial.number,
-                status=states[trial.state],
-                metrics=dict(zip(names, trial.values or (), strict=False)),
-                parameters=trial.params(),
-                attributes=trial.user_attrs,
-            )
-            for trial in study.trials
-            if trial.state != "WAITING"
-        ]
-    )
-
-
-def _foreign(trials: Sequence[ForeignTrial]) -> pd.DataFrame:
-    """Return the frame of trials that are not of `tune_cac`.
-
-    Columns that need a baseline are missing; so is `saved` where a metric with the name of one of our columns is text.
-    """
-    frame = foreign_frame(trials)
-    try:
-        return described(_with_relative(frame))
-    except UserError:  # a metric with the name of one of our columns is not a number
-        return described(pd.concat([frame, typed(frame, {metric.name: metric.dtype for metric in RELATIVE})], axis=1))
+    if not any(map(_is_our_config, configs)) and (study.name != STUDY_NAME or None in configs):
+        raise UserError(
+            f"a journal must be of a search of tune_cac, the study {study.name} of {path} is of another program: read "
+            "it with optuna.load_study"
+        )
+    return to_frame(_records(study))
 
 
 def _read_parquet_or_journal(path: Path, journal: Path) -> pd.DataFrame:

@@ -66,9 +66,6 @@ def test_every_study_reads_as_optuna_reads_it(actions: list[tuple[int, str]], de
             optuna.create_study(study_name=STUDY_NAME, storage=opened, directions=["maximize"] * 2),
             optuna.create_study(study_name="other", storage=opened),
         ]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            studies[0].set_metric_names(["accuracy", "compute_saved"])
         running: list[list[optuna.Trial]] = [[], []]
         for position, (which, action) in enumerate(actions):
             study, values = studies[which], [position / 7, float("inf")][: 2 - which]
@@ -94,7 +91,6 @@ def test_every_study_reads_as_optuna_reads_it(actions: list[tuple[int, str]], de
         with no_warning():
             found = read_studies(path)
         assert facts(found) == as_optuna_reads(path)
-        assert found[0].metric_names == ("accuracy", "compute_saved")
 
 
 @pytest.fixture(scope="module")
