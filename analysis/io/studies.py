@@ -348,7 +348,7 @@ def load(path: Paths) -> pd.DataFrame:
             several of these.
 
     Returns:
-        One row per trial, by number: the columns of `analysis.io.foreign.IDENTITY`, of `trainables.metrics` and the
+        One row per trial, by number: the columns of `analysis.io.columns.IDENTITY`, of `trainables.metrics` and the
         fields of `TrialConfig`, all of them whatever the study's version; their units, directions and meanings are in
         ``df.attrs["columns"]``. For several paths, all rows, with their study's name in a first column ``study``; each
         trial is compared with the baseline of its own study.
