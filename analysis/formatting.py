@@ -1,4 +1,7 @@
-"""Formatting of numbers as text: percentages, points of accuracy, counts. Pure."""
+"""Formatting of numbers, and of values and drops of a metric, as text. Pure.
+
+Fractions are shown in percent and points, all other metrics in their own unit.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ if TYPE_CHECKING:
 ROUNDING = 1e-9
 #: Maximum length of a line of names or code in a file to paste from, in characters.
 LINE_WIDTH = 110
-#: Most decimals printed to distinguish two values.
-_MOST_DECIMALS = 12
+#: Significant digits of a value and of a drop that are no fractions, and most digits that tell a drop from its limit.
+_VALUE_DIGITS, _DROP_DIGITS, _MOST_DIGITS = 5, 3, 12
 
 
 def fixed(value: float, decimals: int, *, sign: str = "") -> str:
@@ -39,45 +42,8 @@ def percent(fraction: float) -> str:
 
 
 def whole_percent(fraction: float) -> str:
-    """Format a fraction as a percentage without decimals.
-
-    >>> whole_percent(0.675)
-    '68 %'
-    """
+    """Format a fraction as a percentage without decimals."""
     return f"{fixed(100 * fraction, 0)} %"
-
-
-def decimals_above(value: float, limit: float, decimals: int) -> int:
-    """Return the fewest decimals >= `decimals` with which a value above a limit is still printed above it.
-
-    >>> decimals_above(0.00501, 0.005, 4), decimals_above(0.0061, 0.005, 4), decimals_above(0.005, 0.005, 4)
-    (5, 4, 4)
-    """
-    if value > limit + ROUNDING:
-        while round(value, decimals) <= limit and decimals < _MOST_DECIMALS:
-            decimals += 1
-    return decimals
-
-
-def points(fraction: float, *, allowed: float | None = None) -> str:
-    """Format a difference of accuracies in points.
-
-    Two decimals; more where a difference above `allowed` would otherwise be printed as within it.
-
-    >>> points(0.0017), points(0.00501, allowed=0.005)
-    ('0.17 points', '0.501 points')
-    """
-    return f"{points_number(fraction, allowed=allowed)} points"
-
-
-def points_number(fraction: float, *, allowed: float | None = None, sign: str = "") -> str:
-    """Format the number of `points` without its unit.
-
-    >>> points_number(-0.00001, sign="+")
-    '+0.00'
-    """
-    decimals = 2 if allowed is None else decimals_above(100 * fraction, 100 * allowed, 2)
-    return fixed(100 * fraction, decimals, sign=sign)
 
 
 def plural(count: int, noun: str) -> str:
@@ -98,18 +64,11 @@ def short_name(variable: str) -> str:
     return variable.removeprefix("CAC_").removeprefix("VAR_")
 
 
-# --- Values and drops of a metric as text: fractions in percent and points, all others in their own unit. Pure
-
-#: Significant digits of a value and of a drop that are no fractions, and the most that tell a drop from its limit.
-_VALUE_DIGITS, _DROP_DIGITS, _MOST_DIGITS = 5, 3, 12
+# --- Values and drops of a metric -------------------------------------------------------------------------------------
 
 
 def metric_words(quality: Quality) -> str:
-    """Return the metric in words, for the middle of a sentence.
-
-    >>> metric_words(Quality()), metric_words(Quality(name="val_loss", direction="min", unit=""))
-    ('validation accuracy', 'val_loss')
-    """
+    """Return the metric in words, for the middle of a sentence."""
     return "validation accuracy" if quality.is_accuracy else quality.name
 
 
@@ -134,11 +93,7 @@ def value_text(value: Any, quality: Quality) -> str:
 
 
 def value_with_unit(value: float, quality: Quality) -> str:
-    """Return a value as in pictures and sentences: fractions in percent.
-
-    >>> value_with_unit(0.97, Quality()), value_with_unit(1.25, Quality(name="nll", direction="min", unit="nats"))
-    ('97.00 %', '1.25 nats')
-    """
+    """Return a value as in pictures and sentences: fractions in percent."""
     return plotted_text(float(plotted(value, quality)), quality)
 
 
@@ -154,6 +109,8 @@ def drop_text(drop: float, quality: Quality, *, allowed: float | None = None) ->
 def drop_number(drop: float, quality: Quality, *, allowed: float | None = None, sign: str = "") -> str:
     """Return the number of `drop_text`, with enough digits that a drop above ``allowed`` is not shown as within it.
 
+    >>> drop_number(0.0017, Quality()), drop_number(0.00501, Quality(), allowed=0.005)
+    ('0.17', '0.501')
     >>> drop_number(0.05004, Quality(name="nll", direction="min", unit=""), allowed=0.05)
     '0.05004'
     >>> drop_number(float("nan"), Quality())
@@ -162,7 +119,7 @@ def drop_number(drop: float, quality: Quality, *, allowed: float | None = None, 
     if math.isnan(drop):
         return "-"
     if quality.is_fraction:
-        return points_number(drop, allowed=allowed, sign=sign)
+        return fixed(100 * drop, _decimals(100 * drop, None if allowed is None else 100 * allowed, 2), sign=sign)
     digits = _DROP_DIGITS
     if allowed is not None and drop > allowed + ROUNDING:
         while float(f"{drop:.{digits}g}") <= allowed and digits < _MOST_DIGITS:
@@ -174,21 +131,29 @@ def drop_cell(drop: float, quality: Quality, *, allowed: float | None = None) ->
     """Return a drop for a cell of a table, with its sign: fractions as such, with four decimals or as many as tell."""
     if not quality.is_fraction:
         return drop_number(drop, quality, allowed=allowed, sign="+")
-    return fixed(drop, 4 if allowed is None else decimals_above(drop, allowed, 4), sign="+")
+    return fixed(drop, _decimals(drop, allowed, 4), sign="+")
+
+
+def _decimals(value: float, limit: float | None, decimals: int) -> int:
+    """Return the fewest decimals >= `decimals` with which a value above a limit is still printed above it."""
+    if limit is not None and value > limit + ROUNDING:
+        while round(value, decimals) <= limit and decimals < _MOST_DIGITS:
+            decimals += 1
+    return decimals
 
 
 def allowed_text(allowed: float | str, quality: Quality, *, baseline: float | None = None) -> str:
-    """Return an allowed drop in words.
+    """Return an allowed drop in words; of a relative one also what it comes to, where the baseline's value is known.
 
     >>> allowed_text(0.005, Quality()), allowed_text("2%", Quality())
     ('0.50 points', "2 % of the baseline's")
     """
-    if isinstance(allowed, str):
-        words = f"{allowed.removesuffix('%')} % of the baseline's"
-        if baseline is None or not math.isfinite(baseline):
-            return words
-        return f"{words}, {drop_text(float(allowed_amount(allowed, baseline)), quality)}"
-    return drop_text(allowed, quality)
+    if not isinstance(allowed, str):
+        return drop_text(allowed, quality)
+    words = f"{allowed.removesuffix('%')} % of the baseline's"
+    if baseline is None or not math.isfinite(baseline):
+        return words
+    return f"{words}, {drop_text(float(allowed_amount(allowed, baseline)), quality)}"
 
 
 def plotted(values: Any, quality: Quality) -> NDArray[np.float64]:
@@ -208,11 +173,7 @@ def plotted_text(value: float, quality: Quality) -> str:
 
 
 def axis_words(quality: Quality) -> str:
-    """Return the title of an axis of values.
-
-    >>> axis_words(Quality()), axis_words(Quality(name="nll", direction="min", unit="nats"))
-    ('validation accuracy (%)', 'nll (nats)')
-    """
+    """Return the title of an axis of values, with its unit in brackets."""
     unit = "%" if quality.is_fraction else quality.unit
     return f"{metric_words(quality)} ({unit})" if unit else metric_words(quality)
 

@@ -45,22 +45,28 @@ def plain(trials: pd.DataFrame, *, needed: Sequence[str] = ()) -> pd.DataFrame:
     twice = trials.columns[trials.columns.duplicated()]
     if len(twice):
         raise UserError(f"each column of the trials must be there once, {twice[0]!r} is there twice: rename one")
-    for name in needed:
-        if name not in trials.columns:
-            raise UserError(
-                f"the trials have no column {name!r}, this needs {', '.join(needed)}: load them with analysis.load, or "
-                "rename your own columns"
-            )
+    if missing := [name for name in needed if name not in trials.columns]:
+        raise UserError(
+            f"the trials have no column {missing[0]!r}, this needs {', '.join(needed)}: load them with analysis.load, "
+            "or rename your own columns"
+        )
     trials = trials.copy(deep=False)
     trials.attrs = {}
-    numbers = _NUMBERS if "metric" not in trials.columns else _NUMBERS | _numbers_of_metrics(trials["metric"])
+    metrics = trials["metric"].dropna().unique() if "metric" in trials.columns else ()
+    own = [Quality(name=str(name)) for name in metrics]
+    numbers = _NUMBERS.union(*((one.name, one.test, one.drop, one.test_drop) for one in own))
     for name in trials.columns:
         if isinstance(trials[name].dtype, pd.CategoricalDtype):
-            trials[name] = trials[name].astype(_of_categories(trials[name]))
+            dtype: Any = trials[name].cat.categories.dtype
+            nullable = {"i": "Int64", "u": "UInt64", "b": "boolean"}.get(dtype.kind, dtype)
+            trials[name] = trials[name].astype(nullable if trials[name].isna().any() else dtype)
         if name in numbers and not pd.api.types.is_numeric_dtype(trials[name].dtype):
-            trials[name] = _numbers(trials[name])
+            found = pd.to_numeric(trials[name].astype("object"), errors="coerce")
+            _check(trials[name], found.notna(), "numbers")
+            trials[name] = found
     if "status" in trials.columns:
-        _check_statuses(trials["status"])
+        _check(trials["status"], trials["status"].isin(STATUSES), ", ".join(STATUSES),
+               ": rename them, for trials of another status would not be ranked")  # fmt: skip
     if "seed" in trials.columns and not pd.api.types.is_numeric_dtype(trials["seed"].dtype):
         seeds = pd.to_numeric(trials["seed"].astype("object"), errors="coerce")
         if (seeds.notna() == trials["seed"].notna()).all():  # 7 and "7" are one seed; "a" and "b" stay text
@@ -68,35 +74,12 @@ def plain(trials: pd.DataFrame, *, needed: Sequence[str] = ()) -> pd.DataFrame:
     return trials
 
 
-def _numbers_of_metrics(metrics: pd.Series) -> set[str]:
-    """Return the columns of numbers that trials of these metrics have."""
-    named = [Quality(name=str(name)) for name in metrics.dropna().unique()]
-    return {column for metric in named for column in (metric.name, metric.test, metric.drop, metric.test_drop)}
-
-
-def _check_statuses(column: pd.Series) -> None:
-    unknown = column[column.notna() & ~column.isin(STATUSES)]
-    if len(unknown):
-        raise UserError(
-            f"the column 'status' must hold {', '.join(STATUSES)}, got {unknown.iloc[0]!r} in row {unknown.index[0]}: "
-            "rename them, for trials of another status would not be ranked"
-        )
-
-
-def _of_categories(column: pd.Series) -> Any:
-    """Return the dtype of a categorical column's values; a nullable one where values are missing."""
-    dtype = column.cat.categories.dtype
-    if not column.isna().any():
-        return dtype
-    return {"i": "Int64", "u": "UInt64", "b": "boolean"}.get(dtype.kind, dtype)
-
-
-def _numbers(column: pd.Series) -> pd.Series:
-    found = pd.to_numeric(column.astype("object"), errors="coerce")
-    wrong = column[found.isna() & column.notna()]
+def _check(column: pd.Series, is_right: pd.Series[bool], rule: str, way_out: str = "") -> None:
+    wrong = column[column.notna() & ~is_right]
     if len(wrong):
-        raise UserError(f"the column {column.name!r} must hold numbers, got {wrong.iloc[0]!r} in row {wrong.index[0]}")
-    return found
+        raise UserError(
+            f"the column {column.name!r} must hold {rule}, got {wrong.iloc[0]!r} in row {wrong.index[0]}{way_out}"
+        )
 
 
 def is_value(trials: pd.DataFrame, name: str, value: str) -> pd.Series[bool]:

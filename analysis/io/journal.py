@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.formatting import plural
 from analysis.io.layout import STUDY_NAME
 from trainables.errors import UserError
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 #: Codes of the operations that are read (optuna.storages.journal._storage.JournalOperation).
-_CREATE_STUDY, _DELETE_STUDY, _STUDY_SYSTEM_ATTR = 0, 1, 3
+_CREATE_STUDY, _DELETE_STUDY = 0, 1
 _CREATE_TRIAL, _TRIAL_PARAM, _TRIAL_STATE, _TRIAL_USER_ATTR = 4, 5, 6, 8
 #: Optuna's states by their number.
 _STATES = ("RUNNING", "COMPLETE", "PRUNED", "FAIL", "WAITING")
@@ -56,14 +57,19 @@ class JournalTrial:
         return {name: _distribution(text) for name, (_, text) in self.stored_params.items()}
 
 
+@cache
+def _distribution(text: str) -> BaseDistribution:
+    from optuna.distributions import json_to_distribution  # takes half a second; not needed for studies of tune_cac
+
+    return json_to_distribution(text)
+
+
 @dataclass(kw_only=True)
 class JournalStudy:
     """One study of a journal."""
 
     name: str
     """Its name."""
-    metric_names: tuple[str, ...] = ()
-    """Names of the objectives, where they were set."""
     trials: list[JournalTrial] = field(default_factory=list)
     """Trials by number."""
 
@@ -76,17 +82,15 @@ def read_study(path: Path) -> JournalStudy:
     """
     if not path.is_file():
         raise UserError(f"the study has no journal ({path}): its search never began; delete the folder and search anew")
-    studies = read_studies(path)
-    for study in studies:
-        if study.name == STUDY_NAME or len(studies) == 1:
-            return study
+    studies = {study.name: study for study in read_studies(path)}
     if not studies:
         raise UserError(f"the journal {path} holds no study: its search never began; delete the folder")
-    names = ", ".join(study.name for study in studies)
-    raise UserError(
-        f"a journal must hold one study or one named {STUDY_NAME}, {path} holds {names}: "
-        "copy one with optuna.copy_study"
-    )
+    if len(studies) > 1 and STUDY_NAME not in studies:
+        raise UserError(
+            f"a journal must hold one study or one named {STUDY_NAME}, {path} holds {', '.join(studies)}: "
+            "copy one with optuna.copy_study"
+        )
+    return studies[STUDY_NAME] if len(studies) > 1 else next(iter(studies.values()))
 
 
 def read_studies(path: Path) -> list[JournalStudy]:
@@ -106,12 +110,13 @@ def read_studies(path: Path) -> list[JournalStudy]:
     replay, damaged = _Replay(), []
     for number, line in enumerate(lines, start=1):
         for operation in _operations(line, last=number == len(lines)):
-            if operation is None:
-                replay.lost += 1
+            replay.lost += operation is None
             if operation is None or not replay.apply(operation):
                 damaged.append(number)
     if damaged:
-        warnings.warn(f"{path}: {_numbered(damaged)}", stacklevel=2)
+        shown = ", ".join(map(str, damaged[:5])) + (f" and {len(damaged) - 5} more" if len(damaged) > 5 else "")
+        noun = plural(len(damaged), "line").partition(" ")[2]
+        warnings.warn(f"{path}: damaged and left out: {noun} {shown}", stacklevel=2)
     return list(replay.studies.values())
 
 
@@ -145,18 +150,6 @@ def _operations(line: bytes, *, last: bool) -> Iterator[dict[str, Any] | None]:
             return
 
 
-@cache
-def _distribution(text: str) -> BaseDistribution:
-    from optuna.distributions import json_to_distribution  # takes half a second; not needed for studies of tune_cac
-
-    return json_to_distribution(text)
-
-
-def _numbered(lines: list[int]) -> str:
-    shown = ", ".join(map(str, lines[:5])) + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")
-    return f"damaged and left out: line{'' if len(lines) == 1 else 's'} {shown}"
-
-
 class _Replay:
     """State after a sequence of operations, by Optuna's rules."""
 
@@ -179,10 +172,6 @@ class _Replay:
             self._create_study(operation["study_name"])
         elif code == _DELETE_STUDY:
             self.studies.pop(operation["study_id"], None)
-        elif code == _STUDY_SYSTEM_ATTR:
-            names = operation["system_attr"].get("study:metric_names")
-            if names is not None and (study := self._study(operation["study_id"])) is not None:
-                study.metric_names = tuple(names)
         elif code == _CREATE_TRIAL:
             self._create_trial(operation)
         elif code in (_TRIAL_PARAM, _TRIAL_STATE, _TRIAL_USER_ATTR):

@@ -70,6 +70,16 @@ class StudyInfo(StudyOptions):
         return f"{self.script_epochs} epoch{'' if self.script_epochs == 1 else 's'} of the script"
 
 
+class _File:
+    """Path of a file or folder in a study folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, layout: Layout, owner: type[Layout]) -> Path:
+        return layout.root / self._name
+
+
 @dataclass(frozen=True)
 class Layout:
     """Paths of the files in one study folder."""
@@ -77,30 +87,28 @@ class Layout:
     root: Path
     """The study folder."""
 
-    @property
-    def info(self) -> Path:
-        """Return the path of `study.json`, the settings of the study."""
-        return self.root / "study.json"
-
-    @property
-    def journal(self) -> Path:
-        """Return the path of the Optuna journal."""
-        return self.root / "optuna.journal"
-
-    @property
-    def lock(self) -> Path:
-        """Return the path of the lock file that a running search holds."""
-        return self.root / "search.lock"
-
-    @property
-    def ray(self) -> Path:
-        """Return the folder of the Ray experiments, one per search command: ``run-000``, ``run-001``, ..."""
-        return self.root / "ray"
-
-    @property
-    def tree(self) -> Path:
-        """Return the folder of the shared training: one folder per root, and checkpoints."""
-        return self.root / "tree"
+    info = _File("study.json")
+    """Settings of the study."""
+    journal = _File("optuna.journal")
+    """Optuna's journal."""
+    lock = _File("search.lock")
+    """Lock that a running search holds."""
+    ray = _File("ray")
+    """Folder of the Ray experiments, one per search command: ``run-000``, ``run-001``, ..."""
+    tree = _File("tree")
+    """Folder of the shared training: one folder per root, and checkpoints."""
+    trials = _File("trials.parquet")
+    """Table of trials, one row per trial."""
+    ranking = _File("ranking.csv")
+    """Ranked table."""
+    best = _File("best.env")
+    """Best settings as a shell file to source."""
+    best_schedule = _File("best.yaml")
+    """Compression schedule of the best settings, written where they compress."""
+    report = _File("report.md")
+    """Report in Markdown."""
+    page = _File("report.html")
+    """Report in HTML."""
 
     @property
     def shared_tree(self) -> Path | str:
@@ -112,36 +120,6 @@ class Layout:
     def confirmation(self) -> Layout:
         """Return the layout of the confirmation of its best settings, a study of its own."""
         return Layout(self.root / "confirmation")
-
-    @property
-    def trials(self) -> Path:
-        """Return the path of the table of trials, one row per trial."""
-        return self.root / "trials.parquet"
-
-    @property
-    def ranking(self) -> Path:
-        """Return the path of the ranked table."""
-        return self.root / "ranking.csv"
-
-    @property
-    def best(self) -> Path:
-        """Return the path of the best settings as a shell file to source."""
-        return self.root / "best.env"
-
-    @property
-    def best_schedule(self) -> Path:
-        """Return the path of the best settings' compression schedule, written where they compress."""
-        return self.root / "best.yaml"
-
-    @property
-    def report(self) -> Path:
-        """Return the path of the report in Markdown."""
-        return self.root / "report.md"
-
-    @property
-    def page(self) -> Path:
-        """Return the path of the report in HTML."""
-        return self.root / "report.html"
 
     def read_info(self) -> StudyInfo:
         """Read the settings of the study.

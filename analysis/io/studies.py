@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,30 +14,17 @@ from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
-from analysis.io.foreign import (
-    IDENTITY,
-    ForeignTrial,
-    described,
-    flattened,
-    foreign_frame,
-    further_names,
-    is_our_config,
-    row_dtypes,
-    side_by_side,
-    trial_dtypes,
-    typed,
-)
+from analysis.io.columns import IDENTITY, described, further_names, row_dtypes, side_by_side, trial_dtypes, typed
 from analysis.io.journal import LINE_BEGIN, JournalStudy, JournalTrial, read_study
 from analysis.io.layout import STUDY_NAME, Layout
 from analysis.metrics.ranking import SHORTER, relative_names, relative_to_baseline
 from analysis.metrics.saving import quality_of
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
-from trainables.metrics import RELATIVE, ROW, current_row, named_row
+from trainables.metrics import ROW, current_row, named_row
 from trainables.quality import Quality, quality_in
 
-# --- Recognition of what a path contains (study, Ray experiment, journal, Parquet file), and names for several ---
-# paths ---
+# --- Recognition of what a path contains, and names for several paths -------------------------------------------------
 
 #: One path or several.
 Paths: TypeAlias = "str | Path | Iterable[str | Path]"
@@ -55,10 +43,10 @@ class Source:
     @property
     def study(self) -> Path:
         """Return the path that gives its name: a folder itself, a file's study folder, else the file without suffix."""
+        path = self.path.resolve()
         if self.kind in ("study", "ray"):
-            return self.path.resolve()
-        folder = self.path.resolve().parent
-        return folder if Layout(folder).info.exists() else self.path.resolve().with_suffix("")
+            return path
+        return path.parent if Layout(path.parent).info.exists() else path.with_suffix("")
 
 
 def sources(paths: Paths) -> list[Source]:
@@ -74,15 +62,20 @@ def sources(paths: Paths) -> list[Source]:
 
 
 def recognise(path: Path) -> Kind:
-    """Determine what a path contains, by its contents and not by its name alone.
-
-    Raises:
-        UserError: it contains nothing that can be read.
-    """
+    """Determine what a path contains; UserError if it contains nothing that can be read."""
     if path.is_file():
-        return _recognise_file(path)
+        try:
+            with path.open("rb") as file:
+                begin = file.read(len(LINE_BEGIN))
+        except OSError:
+            begin = b""  # decide by the name; the reader reports why the file cannot be read
+        if path.suffix == ".parquet" or begin.startswith(b"PAR1"):
+            return "parquet"
+        if path.suffix == ".journal" or begin.startswith(LINE_BEGIN):
+            return "journal"
+        raise UserError(f"a file of trials must be an Optuna journal or a Parquet file, {path} is neither")
     layout = Layout(path)
-    if layout.info.exists() or layout.journal.exists() or layout.trials.exists():
+    if any(file.exists() for file in (layout.info, layout.journal, layout.trials)):
         return "study"
     if is_experiment(path):
         return "ray"
@@ -96,19 +89,6 @@ def recognise(path: Path) -> Kind:
     )
 
 
-def _recognise_file(path: Path) -> Kind:
-    try:
-        with path.open("rb") as file:
-            begin = file.read(len(LINE_BEGIN))
-    except OSError:
-        begin = b""  # decide by the name; the reader reports why the file cannot be read
-    if path.suffix == ".parquet" or begin.startswith(b"PAR1"):
-        return "parquet"
-    if path.suffix == ".journal" or begin.startswith(LINE_BEGIN):
-        return "journal"
-    raise UserError(f"a file of trials must be an Optuna journal or a Parquet file, {path} is neither")
-
-
 def distinct_names(found: list[Source]) -> list[str]:
     """Return a unique name for each source: its study's name, preceded by as many parent folders as needed.
 
@@ -119,21 +99,17 @@ def distinct_names(found: list[Source]) -> list[str]:
     for source, path in zip(found, paths, strict=True):
         if paths.count(path) > 1:
             raise UserError(f"each study must be given once, got {source.path} twice: leave one out")
-    depth = 1
-    while True:
+    for depth in itertools.count(1):
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):
-            return names
-        depth += 1
+            break
+    return names
 
 
 # --- Reports of trials after each epoch as one tidy DataFrame: one row per epoch and trial ----------------------------
 
 
-_Rows = dict[int, dict[str, Any]]
-
-
-def history(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
+def history(path: Paths) -> pd.DataFrame:
     """Read what the trials of a study, running or finished, reported after each epoch, from Ray's result files.
 
     A trial that continued from the checkpoint of an interrupted one gets its earlier epochs from that trial, which also
@@ -145,39 +121,34 @@ def history(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
 
     Returns:
         One row per trial and epoch, sorted by both: ``trial``, ``role``, the columns of `trainables.metrics.ROW`; for
-        several paths, with a first column ``study`` as in `analysis.load`. Counts are sums since the run's start. Units
-        and meanings of the columns are in ``df.attrs["columns"]``, of one path the metric's name, direction and unit in
-        ``df.attrs["quality"]``. Rows that Ray is just writing are left out.
+        several paths, with a first column ``study`` as in `analysis.load`. Counts are sums since the run's start.
+        ``df.attrs``: ``columns`` (units and meanings) and, of one path, ``quality`` (the metric).
 
     Raises:
-        UserError: there is no study and no Ray experiment, its trials are not `trainables.trial.Trial`, or a file was
-            given, which holds no epochs.
+        UserError: there is no study and no Ray experiment of `trainables.trial.Trial`; files hold no epochs.
     """
     found = sources(path)
-    for source in found:
-        if source.kind not in ("study", "ray"):
-            raise UserError(
-                f"epochs are read from the folder of a study or of a Ray experiment, got the file {source.path}"
-            )
-    if len(found) == 1:
-        return _history(found[0])
-    return side_by_side(distinct_names(found), [_history(source) for source in found])
+    frames = [_history(source) for source in found]
+    return frames[0] if len(found) == 1 else side_by_side(distinct_names(found), frames)
 
 
 def _history(source: Source) -> pd.DataFrame:
+    layout, roles = Layout(source.path), {}
     if source.kind == "ray":
         trials = read_experiment(source.path)
-        if not all(trial.ours for trial in trials):
-            raise UserError(
-                f"epochs are read of trials of trainables.trial.Trial, those of {source.path} are others: "
-                "read their last rows with analysis.load, or all rows with ray.tune.ExperimentAnalysis"
-            )
-        roles = {trial.number: role for trial, (role, _) in zip(trials, roles_by_method(trials), strict=True)}
-    else:
-        layout = Layout(source.path)
+    elif source.kind == "study":
         trials = [trial for run in sorted(layout.ray.glob("run-*")) for trial in read_experiment(run)]
-        roles = _roles(layout, trials)
-    quality = quality_of_configs(trial.config for trial in trials)
+        try:
+            roles = {record["trial"]: record["role"] for record in read_journal(layout.journal)}
+        except UserError as error:
+            warnings.warn(f"roles are told by the trials' methods alone: {error}", stacklevel=3)
+    else:
+        raise UserError(
+            f"epochs are read from the folder of a study or of a Ray experiment, got the file {source.path}"
+        )
+    if not roles:
+        roles = {trial.number: role for trial, (role, _) in zip(trials, _roles_by_method(trials), strict=True)}
+    quality = _quality_of_configs(trial.config for trial in trials)
     rows = [
         {"trial": number, "role": roles.get(number), **named_row(row, quality)}
         for number, epochs in sorted(_continued(trials).items())
@@ -189,51 +160,36 @@ def _history(source: Source) -> pd.DataFrame:
     return frame
 
 
-def _roles(layout: Layout, trials: list[RayTrial]) -> dict[int, str]:
-    try:
-        return {record["trial"]: record["role"] for record in read_journal(layout.journal)}
-    except UserError as error:
-        warnings.warn(f"roles are told by the trials' methods alone: {error}", stacklevel=2)
-        return {trial.number: role for trial, (role, _) in zip(trials, roles_by_method(trials), strict=True)}
-
-
-def _continued(trials: list[RayTrial]) -> dict[int, _Rows]:
+def _continued(trials: list[RayTrial]) -> dict[int, dict[int, dict[str, Any]]]:
     """Return rows by trial and epoch, including those of the trial that each one continued; earlier experiments first.
 
     The continued trial has a lower number. It is found by the number in its folder's name, as the study may have been
     moved since.
     """
-    rows: dict[int, _Rows] = {}
+    rows: dict[int, dict[int, dict[str, Any]]] = {}
     continues: dict[int, int] = {}
     for trial in trials:
-        rows[trial.number] = {**rows.get(trial.number, {}), **trial.rows}
-        _, _, source = Path(trial.resume_from or "").parent.name.rpartition("-")
+        rows.setdefault(trial.number, {}).update(trial.rows)
+        source = Path(trial.resume_from or "").parent.name.rpartition("-")[2]
         if source.isdigit() and int(source) < trial.number:
             continues[trial.number] = int(source)
     for number in sorted(rows):  # ascending, so that the continued trial's rows are complete
-        own = rows[number]
-        before = rows.get(continues.get(number, -1), {})
-        inherited = {epoch: row for epoch, row in before.items() if epoch < min(own, default=0)}
-        rows[number] = dict(sorted({**inherited, **own}.items()))
+        own, before = rows[number], rows.get(continues.get(number, -1), {})
+        first = min(own, default=0)
+        rows[number] = {**{epoch: row for epoch, row in before.items() if epoch < first}, **dict(sorted(own.items()))}
     return rows
 
 
 # --- Reader of a Ray Tune experiment on disk: one folder per trial, with its config and one JSON line per reported row
-# The files are Ray's (``ray.air.constants``): ``params.json``, ``result.json``, ``error.txt`` of each trial, and
-# ``experiment_state-*.json`` with the state of all trials. Does not need Ray.
+# The files are Ray's (``ray.air.constants``): ``params.json``, ``result.json``, ``error.txt``. Does not need Ray.
 
 #: Name of the folder of a trial that a search of `tune_cac` wrote.
 _OUR_NAME = re.compile(r"trial-(\d+)")
 _DTYPES = {metric.name: metric.dtype for metric in ROW}
 #: Columns that every row of `trainables.trial.Trial` has had in all versions.
 _SIGNATURE = frozenset({"epoch", "compute_saved", "executed_flops", "dense_flops"})
-#: Keys that Ray adds to every row for its own use (``ray.tune.result.AUTO_RESULT_KEYS`` and those of its loggers).
-BOOKKEEPING = frozenset({
-    "timestamp", "checkpoint_dir_name", "done", "date", "pid", "hostname", "node_ip", "config", "experiment_tag",
-    "time_this_iter_s", "time_since_restore", "iterations_since_restore", "trial_log_path", "should_checkpoint",
-})  # fmt: skip
-#: Values of ``status`` for Ray's states; a trial that has not begun or is paused counts as running.
-_STATES = {"TERMINATED": "completed", "ERROR": "failed"}
+#: Fields of every `TrialConfig.to_dict`.
+_OF_EVERY_TRIAL = frozenset({"workload", "epochs", "seed", "method"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,78 +198,60 @@ class RayTrial:
 
     number: int
     """Number of the Optuna trial where a search of `tune_cac` named the folders, else by the order of their names."""
-    ours: bool
-    """True if the experiment's trials are `trainables.trial.Trial`; if not, ``config`` and ``rows`` are empty."""
+    status: str
+    """Status as in `analysis.load`; ``running`` also for a trial that was killed without an error."""
+    error: str | None
+    """Last line of its error message, where it failed."""
     config: dict[str, Any]
     """Fields of `TrialConfig` in plain types; with defaults filled in where the config is valid."""
-    parameters: dict[str, Any]
-    """Ray's config as given, nested keys joined by a slash."""
     resume_from: str | None
     """Checkpoint that it continued from."""
     rows: dict[int, dict[str, Any]]
     """Its rows by epoch, ascending; the last row of an epoch that was reported more than once."""
-    metrics: dict[str, Any]
-    """Its last row as reported, nested keys joined by a slash, without the keys in `BOOKKEEPING`."""
-    done: bool
-    """True if Ray ended it; also True where a scheduler ended it before its last epoch."""
-    state: str | None
-    """Ray's state of the trial (``TERMINATED``, ``ERROR``, ...), None where Ray wrote none."""
-    error: str | None
-    """Last line of its error message, where it failed."""
-
-    @property
-    def status(self) -> str:
-        """Return the status as in `analysis.load`; ``running`` also for trials that were killed without an error.
-
-        Trials that are not `trainables.trial.Trial` are never ``pruned``, as early ends by a scheduler are not known.
-        """
-        if not self.ours:
-            ended = "completed" if self.done else "running" if self.error is None else "failed"
-            return ended if self.done or self.state is None else _STATES.get(self.state, "running")
-        if self.done:
-            epochs = self.config.get("epochs", 0)
-            return "completed" if max(self.rows, default=0) >= epochs else "pruned"
-        return "running" if self.error is None else "failed"
 
 
 def is_experiment(folder: Path) -> bool:
     """Return whether Ray Tune wrote an experiment to this folder."""
-    return any(
-        next(folder.glob(pattern), None) is not None
-        for pattern in ("experiment_state-*.json", "*/result.json", "*/params.json")
-    )
+    patterns = ("experiment_state-*.json", "*/result.json", "*/params.json")
+    return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
 
 
 def read_experiment(folder: Path) -> list[RayTrial]:
     """Return the trials of an experiment that have begun, sorted by number.
 
     A trial that failed before its first row may have only an ``error.txt``; its config is then not known.
+
+    Raises:
+        UserError: the trials are not `trainables.trial.Trial`.
     """
-    states = _states(folder)
     names = ("params.json", "result.json", "error.txt")
     folders = sorted({path.parent for name in names for path in folder.glob(f"*/{name}")})
     ours = [int(found[1]) for path in folders if (found := _OUR_NAME.fullmatch(path.name))]
     numbered = len(ours) == len(folders)
     lines = [_read_lines(path / "result.json") for path in folders]
     params = [_params(path, rows) for path, rows in zip(folders, lines, strict=True)]
-    is_ours = _is_ours(params, lines) or (numbered and not any(params) and not any(lines))
-    trials = [
-        RayTrial(
-            number=number,
-            ours=is_ours,
-            config=_config(given) if is_ours else {},
-            parameters=flattened(given),
-            resume_from=given.get("resume_from") if is_ours else None,
-            rows=rows_by_epoch(rows) if is_ours else {},
-            metrics=_metrics(rows),
-            done=bool(rows and rows[-1].get("done")),
-            state=states.get(path.name),
-            error=_error(path),
+    if not (_is_ours(params, lines) or (numbered and not any(params) and not any(lines))):
+        raise UserError(
+            f"a Ray experiment must be of trainables.trial.Trial, the trials of {folder} are others: read them with "
+            "ray.tune.ExperimentAnalysis"
         )
-        for number, path, given, rows in zip(
-            ours if numbered else range(len(folders)), folders, params, lines, strict=True
+    numbers = ours if numbered else range(len(folders))
+    trials = []
+    for number, path, given, reported in zip(numbers, folders, params, lines, strict=True):
+        config, rows, error = _config(given), _rows_by_epoch(reported), _error(path)
+        status = "running" if error is None else "failed"
+        if reported and reported[-1].get("done"):
+            status = "completed" if max(rows, default=0) >= config.get("epochs", 0) else "pruned"
+        trials.append(
+            RayTrial(
+                number=number,
+                status=status,
+                error=error if status == "failed" else None,
+                config=config,
+                resume_from=given.get("resume_from"),
+                rows=rows,
+            )
         )
-    ]
     return sorted(trials, key=lambda trial: trial.number)
 
 
@@ -323,22 +261,12 @@ def _is_ours(params: list[dict[str, Any]], lines: list[list[dict[str, Any]]]) ->
     configs = [given["config"] for given in params if isinstance(given.get("config"), dict) and given["config"]]
     if reported:  # a user may have run trainables.trial.Trial with a few fields only
         return any(set(row) >= _SIGNATURE for row in reported) and any(set(config) <= fields for config in configs)
-    return any(map(is_our_config, configs))
+    return any(map(_is_our_config, configs))
 
 
-def _states(folder: Path) -> dict[str, str]:
-    """Return Ray's state of each trial by folder name, from the newest readable state file."""
-    for path in sorted(folder.glob("experiment_state-*.json"), reverse=True):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            trials = [json.loads(trial) for trial, _ in json.loads(path.read_text())["trial_data"]]
-            return {trial["relative_logdir"]: trial["status"] for trial in trials}
-    return {}
-
-
-def _metrics(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    last = {name: value for name, value in (lines[-1] if lines else {}).items() if name not in BOOKKEEPING}
-    # Ray writes NumPy's NaN as the text "null".
-    return {name: None if value == "null" else value for name, value in flattened(last).items()}
+def _is_our_config(found: Any) -> bool:
+    """Return whether this is a dict of fields of `TrialConfig` only, with those that every trial has."""
+    return isinstance(found, dict) and _OF_EVERY_TRIAL <= set(found) <= set(field_names())
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -356,7 +284,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def rows_by_epoch(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+def _rows_by_epoch(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     """Return the keys of a row (`trainables.metrics`) by epoch, ascending; the last row of an epoch counts."""
     rows = {}
     for line in lines:
@@ -407,44 +335,27 @@ def _error(folder: Path) -> str | None:
 
 # --- Studies, Ray experiments, journals and Parquet files as one tidy DataFrame ---------------------------------------
 
-#: Columns of a trial without a result: the FLOPs until it failed or was interrupted.
-_SO_FAR = ("search_flops", "dense_flops")
 #: Columns that every Parquet file of trials must have.
 _NEEDED = ("trial", "status")
 
 
-def load(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
+def load(path: Paths) -> pd.DataFrame:
     """Read the trials of one or several studies, running or finished.
 
     Args:
-        path: the folder that a search wrote; or the folder of a Ray experiment whose trials are
-            `trainables.trial.Trial`, a study's own (``ray/run-000``) or any other; or an Optuna journal; or a Parquet
-            file of trials; or several of these. For a study, the Parquet file is read unless the journal is newer. Ray
-            experiments and Optuna studies of other programs than `tune_cac` can be read, too.
+        path: the folder that a search wrote (of which the Parquet file is read unless the journal is newer), the folder
+            of a Ray experiment of `trainables.trial.Trial`, the journal of a search, a Parquet file of trials, or
+            several of these.
 
     Returns:
-        One row per trial, by number: ``trial``, ``role`` (baseline, published, search, cut, control, candidate),
-        ``status`` (completed, failed, running, interrupted, pruned), ``error``, ``control`` (kind of control),
-        ``candidate`` (number of the trial that it confirms) and ``options`` (options of the workload that the space
-        searches, as NAME=VALUE texts) and ``of_epochs`` (epochs of the full run, for a trial that trains fewer), each
-        missing for others; the columns of `trainables.metrics`; the
-        fields of `TrialConfig`. All columns always exist, whatever the study's version. Units, directions and meanings
-        of the columns are in ``df.attrs["columns"]``.
+        One row per trial, by number: the columns of `analysis.io.columns.IDENTITY`, of `trainables.metrics` and the
+        fields of `TrialConfig`, all of them whatever the study's version; their units, directions and meanings are in
+        ``df.attrs["columns"]``. For several paths, all rows, with their study's name in a first column ``study``; each
+        trial is compared with the baseline of its own study.
 
-        For several paths, all rows, with their study's name in a first column ``study``, which does not exist for one
-        path. Each trial is compared with the baseline of its own study.
-
-        A Ray experiment of `trainables.trial.Trial` has no roles: a trial without a method is the baseline, or a
-        control if it is shorter than another trial without a method of its workload. A trial is pruned where Ray ended
-        it before its last epoch, and running where Ray has not ended it.
-
-        For an experiment or a journal of another program: its states, metrics and parameters, and nothing else.
-        Metrics (Ray: the last row; Optuna: the objectives by name, ``value`` or ``values_0``, ... if they have none),
-        parameters (Ray's nested keys joined by a slash) and Optuna's user attributes are columns of their own names,
-        with the prefix ``metrics/``, ``parameters/`` or ``attributes/`` where another column has the name. A metric
-        named like a column of `trainables.metrics`, such as ``accuracy``, fills that column; the other columns are
-        missing. Every such trial has the role ``search``; one that Ray's scheduler ended early has the status
-        completed, as Ray does not record early ends.
+        A Ray experiment has no roles: a trial without a method is the baseline, or a control if it is shorter than
+        another trial without a method of its workload. A trial is pruned where Ray ended it before its last epoch, and
+        running where Ray has not ended it.
 
     Raises:
         UserError: nothing can be read.
@@ -453,9 +364,8 @@ def load(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
         UserWarning: part of the data is damaged; the rest is read.
     """
     found = sources(path)
-    if len(found) == 1:
-        return _load_one(found[0])
-    return side_by_side(distinct_names(found), [_load_one(source) for source in found])
+    frames = [_load_one(source) for source in found]
+    return frames[0] if len(found) == 1 else side_by_side(distinct_names(found), frames)
 
 
 def _load_one(source: Source) -> pd.DataFrame:
@@ -464,75 +374,25 @@ def _load_one(source: Source) -> pd.DataFrame:
     if source.kind == "journal":
         return _of_journal(source.path)
     if source.kind == "ray":
-        trials = read_experiment(source.path)
-        if all(trial.ours for trial in trials):
-            return to_frame(_records_of_experiment(trials))
-        return foreign_trials([_foreign(trial) for trial in trials])
+        return to_frame(_records_of_experiment(read_experiment(source.path)))
     layout = Layout(source.path)
     if layout.info.exists():
         layout.read_info()  # raises where this version cannot read the study
-    if _is_current(layout):
-        return _read_parquet_or_journal(layout.trials, layout.journal)
-    return _of_journal(layout.journal)
+    table, journal = layout.trials, layout.journal
+    if table.exists() and not (journal.exists() and journal.stat().st_mtime_ns > table.stat().st_mtime_ns):
+        return _read_parquet_or_journal(table, journal)
+    return _of_journal(journal)
 
 
 def _of_journal(path: Path) -> pd.DataFrame:
     study = read_study(path)
-    if is_ours(study):
-        return to_frame(_records(study))
-    begun = [trial for trial in study.trials if trial.state != "WAITING"]
-    return foreign_trials([_foreign_of(trial, study.metric_names) for trial in begun])
-
-
-#: Values of ``status`` for Optuna's states of trials that are not of `tune_cac`.
-_FOREIGN_STATES = {"COMPLETE": "completed", "PRUNED": "pruned", "FAIL": "failed"}
-
-
-def is_ours(study: JournalStudy) -> bool:
-    """Return whether a search of `tune_cac` wrote the study, judged by its name and its trials' configs."""
     configs = [trial.user_attrs.get("config") for trial in study.trials if trial.values or trial.user_attrs]
-    return any(map(is_our_config, configs)) or (study.name == STUDY_NAME and None not in configs)
-
-
-def foreign_trials(trials: Sequence[ForeignTrial]) -> pd.DataFrame:
-    """Return the frame of trials that are not of `tune_cac`.
-
-    Columns that need a baseline are missing; so is `saved` where a metric with the name of one of our columns is text.
-    """
-    frame = foreign_frame(trials)
-    try:
-        return described(_with_relative(frame))
-    except UserError:  # a metric with the name of one of our columns is not a number
-        return described(pd.concat([frame, typed(frame, {metric.name: metric.dtype for metric in RELATIVE})], axis=1))
-
-
-def _foreign(trial: RayTrial) -> ForeignTrial:
-    return ForeignTrial(
-        number=trial.number,
-        status=trial.status,
-        error=trial.error if trial.status == "failed" else None,
-        metrics=trial.metrics,
-        parameters=trial.parameters,
-    )
-
-
-def _foreign_of(trial: JournalTrial, names: Sequence[str]) -> ForeignTrial:
-    values = trial.values or []
-    names = names or (["value"] if len(values) == 1 else [f"values_{place}" for place in range(len(values))])
-    return ForeignTrial(
-        number=trial.number,
-        status=_FOREIGN_STATES.get(trial.state, "running"),
-        metrics=dict(zip(names, values, strict=False)),
-        parameters=trial.params(),
-        attributes=trial.user_attrs,
-    )
-
-
-def _is_current(layout: Layout) -> bool:
-    """Return whether the study's Parquet file exists and is at least as new as its journal, if there is a journal."""
-    if not layout.trials.exists() or not layout.journal.exists():
-        return layout.trials.exists()
-    return layout.trials.stat().st_mtime_ns >= layout.journal.stat().st_mtime_ns
+    if not any(map(_is_our_config, configs)) and (study.name != STUDY_NAME or None in configs):
+        raise UserError(
+            f"a journal must be of a search of tune_cac, the study {study.name} of {path} is of another program: read "
+            "it with optuna.load_study"
+        )
+    return to_frame(_records(study))
 
 
 def _read_parquet_or_journal(path: Path, journal: Path) -> pd.DataFrame:
@@ -579,23 +439,18 @@ def _records(study: JournalStudy) -> list[dict[str, Any]]:
     for trial in study.trials:  # a failed trial that a later search restarted
         if "continues" in trial.user_attrs:
             study.trials[trial.user_attrs["continues"]].user_attrs.setdefault("continued_by", trial.number)
-    return [_record(trial) for trial in study.trials if trial.state != "WAITING"]
-
-
-def _record(trial: JournalTrial) -> dict[str, Any]:
-    attrs = trial.user_attrs
-    return {
-        "trial": trial.number,
-        "role": attrs.get("role", "search"),
-        "status": _status(trial),
-        "error": attrs.get("error"),
-        "control": attrs.get("control"),
-        "candidate": attrs.get("candidate"),
-        "options": attrs.get("options"),
-        "of_epochs": attrs.get("of_epochs"),
-        "row": current_row(attrs.get("row") or _cost_so_far(attrs)),
-        "config": attrs.get("config", {}),
-    }
+    return [
+        {
+            **{name: trial.user_attrs.get(name) for name in IDENTITY},
+            "trial": trial.number,
+            "role": trial.user_attrs.get("role", "search"),
+            "status": _status(trial),
+            "row": current_row(trial.user_attrs.get("row") or _so_far(trial.user_attrs.get("row_so_far") or {})),
+            "config": trial.user_attrs.get("config", {}),
+        }
+        for trial in study.trials
+        if trial.state != "WAITING"
+    ]
 
 
 def _status(trial: JournalTrial) -> str:
@@ -609,44 +464,30 @@ def _status(trial: JournalTrial) -> str:
     return "running"
 
 
-def _cost_so_far(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    row = attrs.get("row_so_far") or {}
-    return {name: row[name] for name in _SO_FAR if row.get(name) is not None}
+def _so_far(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the FLOPs until a trial without a result failed or was interrupted."""
+    return {name: row[name] for name in ("search_flops", "dense_flops") if row.get(name) is not None}
 
 
 def _records_of_experiment(trials: list[RayTrial]) -> list[dict[str, Any]]:
     """Return records in the form of `read_journal`."""
     records = []
-    for trial, (role, control) in zip(trials, roles_by_method(trials), strict=True):
+    for trial, (role, control) in zip(trials, _roles_by_method(trials), strict=True):
         row = trial.rows[max(trial.rows)] if trial.rows else {}
-        if trial.status not in ("completed", "pruned"):
-            row = {name: row[name] for name in _SO_FAR if name in row}
-        records.append(
-            {
-                "trial": trial.number,
-                "role": role,
-                "status": trial.status,
-                "error": trial.error if trial.status == "failed" else None,
-                "control": control,
-                "row": row,
-                "config": trial.config,
-            }
-        )
+        row = row if trial.status in ("completed", "pruned") else _so_far(row)
+        named = {"trial": trial.number, "role": role, "status": trial.status, "error": trial.error, "control": control}
+        records.append({**named, "row": row, "config": trial.config})
     return records
 
 
-def roles_by_method(trials: list[RayTrial]) -> list[tuple[str, str | None]]:
+def _roles_by_method(trials: list[RayTrial]) -> list[tuple[str, str | None]]:
     """Infer role and control of each trial of a Ray experiment from its method and length; Ray does not store them."""
     dense = [trial.config for trial in trials if trial.config.get("method") == "none"]
-    longest: dict[str, int] = {}
-    for config in dense:
-        longest[config["workload"]] = max(longest.get(config["workload"], 0), config["epochs"])
     roles: list[tuple[str, str | None]] = []
-    for trial in trials:
-        config = trial.config
+    for config in (trial.config for trial in trials):
         if config not in dense:
             roles.append(("search", None))
-        elif config["epochs"] == longest[config["workload"]]:
+        elif config["epochs"] == max(other["epochs"] for other in dense if other["workload"] == config["workload"]):
             roles.append(("baseline", None))
         else:
             roles.append(("control", SHORTER))
@@ -656,7 +497,7 @@ def roles_by_method(trials: list[RayTrial]) -> list[tuple[str, str | None]]:
 def to_frame(records: list[dict[str, Any]]) -> pd.DataFrame:
     """Convert records of `read_journal` to the DataFrame that `load` returns."""
     rows = []
-    quality = quality_of_configs(record["config"] for record in records)
+    quality = _quality_of_configs(record["config"] for record in records)
     results = [named_row(record["row"], quality) for record in records]
     for record, result in zip(records, results, strict=True):
         config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in record["config"].items()}
@@ -665,7 +506,7 @@ def to_frame(records: list[dict[str, Any]]) -> pd.DataFrame:
     return described(_with_relative(typed(pd.DataFrame(rows, dtype="object"), dtypes)))
 
 
-def quality_of_configs(configs: Iterable[Mapping[str, Any]]) -> Quality:
+def _quality_of_configs(configs: Iterable[Mapping[str, Any]]) -> Quality:
     """Return the metric of the trials of one study from their configs, which may be damaged or empty."""
     return quality_in(next((config for config in configs if config.get("metric")), {}))
 

@@ -1,14 +1,13 @@
-"""Declaration of a search's options: name, default, range, meaning, flag; and those that a study keeps.
+"""Declaration of a search's options, and the options that a study keeps.
 
-The command line, the keywords and documentation of `tune_cac.search`, `study.json`
-are generated from these declarations.
+The command line, the keywords of `tune_cac.search`, their documentation and `study.json` follow from it.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -70,7 +69,7 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A declared option."""
+    """A declared option; see `option`."""
 
     name: str
     """Its name in Python."""
@@ -106,29 +105,27 @@ class Option:
 @cache
 def options_of(declared: type) -> tuple[Option, ...]:
     """Return the options that a dataclass declares with `option`, in order."""
-    hints = get_type_hints(declared)
-    return tuple(_option_of(found, hints[found.name]) for found in fields(declared) if "meaning" in found.metadata)
-
-
-def _option_of(found: Field[Any], hint: Any) -> Option:
-    given = found.metadata
-    kinds = [kind for kind in get_args(hint) if kind is not type(None)] if _is_union(hint) else [hint]
-    default = found.default
-    text = given["default_words"]
-    if not text and default is not None and default != () and default is not False:
-        text = "on" if default is True else f"{default:g}" if isinstance(default, float) else str(default)
-    return Option(
-        name=found.name,
-        flag=given["flag"] or "--" + found.name.replace("_", "-"),
-        type=str if str in kinds else get_origin(kinds[0]) or kinds[0],
-        default=default,
-        default_text=text,
-        **{name: given[name] for name in ("meaning", "metavar", "at_least", "at_most", "on_resume", "rare")},
-    )
-
-
-def _is_union(hint: Any) -> bool:
-    return get_origin(hint) in (Union, types.UnionType)
+    hints, found = get_type_hints(declared), []
+    for one in fields(declared):
+        if "meaning" not in one.metadata:
+            continue
+        given, hint, default = dict(one.metadata), hints[one.name], one.default
+        kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+        kinds = kinds if get_origin(hint) in (Union, types.UnionType) else [hint]
+        text = given.pop("default_words")
+        if not text and default is not None and default != () and default is not False:
+            text = "on" if default is True else f"{default:g}" if isinstance(default, float) else str(default)
+        found.append(
+            Option(
+                name=one.name,
+                flag=given.pop("flag") or "--" + one.name.replace("_", "-"),
+                type=str if str in kinds else get_origin(kinds[0]) or kinds[0],
+                default=default,
+                default_text=text,
+                **given,
+            )
+        )
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)

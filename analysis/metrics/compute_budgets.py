@@ -42,14 +42,14 @@ def equal_compute(paths: str | Path | Iterable[str | Path], budgets: Sequence[fl
         UserError: a budget that is not above 0, or studies of different metrics or dense FLOPs.
     """
     found = sources(paths)
-    names = distinct_names(found)
     check_budgets(budgets)
-    epochs = {name: history(source.path) for name, source in zip(names, found, strict=True)}
+    frames = [history(source.path) for source in found]
+    epochs = dict(zip(distinct_names(found), frames, strict=True))
     qualities = {name: quality_in(frame.attrs["quality"]) for name, frame in epochs.items()}
-    quality = next(iter(qualities.values()))
-    if any(other.name != quality.name for other in qualities.values()):
-        shown = ", ".join(f"{other.name} ({name})" for name, other in qualities.items())
+    if len({quality.name for quality in qualities.values()}) > 1:
+        shown = ", ".join(f"{quality.name} ({name})" for name, quality in qualities.items())
         raise UserError(f"studies can be compared if their metric is the same, got {shown}: leave out what differs")
+    quality = next(iter(qualities.values()))
     return reached_within(epochs, quality, budgets)
 
 
@@ -82,47 +82,33 @@ def reached_within(
         )
     rows = []
     for budget in budgets:
-        within = {name: _last_within(frame, budget * dense[name], quality) for name, frame in epochs.items()}
-        baselines = {name: _best(frame[frame["role"] == "baseline"], quality) for name, frame in within.items()}
-        rows += [
-            _row(budget, name, frame[frame["role"] != "baseline"], baselines[name], quality, dense[name])
-            for name, frame in within.items()
-        ]
-        first = next((name for name, best in baselines.items() if best is not None), None)
-        every = within[first][within[first]["role"] == "baseline"] if first is not None else pd.DataFrame()
-        own = (None, None) if first is None else (baselines[first], dense[first])
-        rows.append(_row(budget, DENSE, every, own[0], quality, own[1]))
+        cut = None  # the dense run of the first study that has one
+        for name, frame in epochs.items():
+            own = frame[~is_control(frame) & frame[quality.name].notna()]
+            own = own[own["executed_flops"] <= budget * dense[name] * (1 + _TOLERANCE)]
+            last = own.sort_values("epoch", kind="stable").drop_duplicates("trial", keep="last")
+            is_dense = last["role"] == "baseline"
+            baseline = _best(last[is_dense], quality)
+            rows.append(_row(budget, name, last[~is_dense], baseline, quality, dense[name]))
+            if cut is None and baseline is not None:
+                cut = _row(budget, DENSE, last[is_dense], baseline, quality, dense[name])
+        rows.append(cut or _row(budget, DENSE, pd.DataFrame(), None, quality, 0.0))
     dtypes = {"budget": "float64", "study": "string", "trials": "int64", "trial": "Int64", "epoch": "Int64",
               "executed": "float64", quality.name: "float64", "gain": "float64"}  # fmt: skip
-    return pd.DataFrame(rows).astype(dtypes)
+    return pd.DataFrame(rows, columns=list(dtypes)).astype(dtypes)
 
 
-def _last_within(epochs: pd.DataFrame, flops: float, quality: Quality) -> pd.DataFrame:
-    """Return the last epoch within so many FLOPs of every trial that is no control."""
-    own = epochs[~is_control(epochs) & epochs[quality.name].notna()]
-    fits = own[own["executed_flops"] <= flops * (1 + _TOLERANCE)]
-    return fits.sort_values("epoch", kind="stable").drop_duplicates("trial", keep="last")
-
-
-def _best(rows: pd.DataFrame, quality: Quality) -> Any:
-    if rows.empty:
-        return None
-    values = rows[quality.name]
-    return rows.iloc[int((quality.sign * values).to_numpy().argmax())]
+def _best(rows: pd.DataFrame, quality: Quality) -> pd.Series | None:
+    return None if rows.empty else rows.iloc[int((quality.sign * rows[quality.name]).to_numpy().argmax())]
 
 
 def _row(
-    budget: float, name: str, rows: pd.DataFrame, dense: Any, quality: Quality, dense_flops: float | None
+    budget: float, name: str, rows: pd.DataFrame, baseline: pd.Series | None, quality: Quality, dense_flops: float
 ) -> dict[str, Any]:
-    best = _best(rows, quality)
     row: dict[str, Any] = {"budget": budget, "study": name, "trials": len(rows)}
-    if best is None:
-        return {**row, "trial": None, "epoch": None, "executed": None, quality.name: None, "gain": None}
-    return {
-        **row,
-        "trial": best["trial"],
-        "epoch": best["epoch"],
-        "executed": best["executed_flops"] / dense_flops,
-        quality.name: best[quality.name],
-        "gain": None if dense is None else quality.sign * (best[quality.name] - dense[quality.name]),
-    }
+    if (best := _best(rows, quality)) is None:
+        return row
+    gain = None if baseline is None else quality.sign * (best[quality.name] - baseline[quality.name])
+    executed = best["executed_flops"] / dense_flops
+    reached = {quality.name: best[quality.name], "gain": gain}
+    return {**row, "trial": best["trial"], "epoch": best["epoch"], "executed": executed, **reached}

@@ -16,12 +16,12 @@ from analysis.io.layout import Layout
 from analysis.io.studies import load
 from analysis.metrics.duplicates import outcome_of, outcomes
 from analysis.metrics.noise import is_constant, resolution_of
-from analysis.metrics.saving import quality_of, saved_of, saving_of
+from analysis.metrics.saving import quality_of, saved_of
 from trainables.errors import UserError
 from trainables.quality import Quality, allowed_amount, read_drop
-from trainables.savings import SAVED, TRAINING
+from trainables.savings import SAVED
 
-# --- Confidence of accuracy losses: intervals for means of paired differences over a few seeds, confirmation table ----
+# --- Confidence of accuracy losses ------------------------------------------------------------------------------------
 # A confirmation study trains candidates and the baseline on the same fresh seeds. The difference for a seed compares
 # two runs with the same initial weights and data order; therefore pairs are compared and not two means. An interval
 # covers retraining with another seed on the same test split, not a change of the test split.
@@ -104,15 +104,11 @@ def mean_limits(
 
     - the bootstrap's percentile interval (`scipy.stats.bootstrap`), taken at the wider level Phi(-sqrt(n / (n - 1)) t)
       instead of Phi(-z), t being Student's quantile with n - 1 degrees of freedom (the *expanded* percentile interval
-      of Hesterberg 2015, "What Teachers Should Know About the Bootstrap"). It is not sufficient alone: it never extends
-      beyond the smallest and the largest value, and 5 values all lie on one side of a symmetric distribution's mean
-      with probability 2 / 2^5, so it covers 93.75 % at most. From about 8 values on it is sometimes the widest;
+      of Hesterberg 2015, "What Teachers Should Know About the Bootstrap"). It never extends beyond the smallest and the
+      largest value; from about 8 values on it is sometimes the widest;
     - Student's t interval, which is exact for normal samples;
     - the t interval shifted by g (1 + 2 t^2) / (6 n) standard deviations, g being the sample's skewness (Johnson 1978,
       "Modified t tests and confidence intervals for asymmetrical populations", with the quadratic term kept).
-
-    The bootstrap-t interval was tested and is not used: where most resamples of a few values hardly vary, its ends
-    become extremely large, and with many equal values they are unbounded.
 
     Coverage in %, with Student's t interval alone in brackets; 20,000 samples of size n per cell, standard error below
     0.3; 99 % is 95 % with 5 comparisons. The row *discrete* draws differences of counts over a test set of 599, Poisson
@@ -127,9 +123,7 @@ def mean_limits(
     | discrete, resolution   | 99.0 (91.6) | 98.4 (95.5) | 99.7 (94.7) | 99.5 (92.0) | 99.9 (98.7) | 99.9 (98.6) |
 
     The nominal coverage is reached for symmetric differences, including heavy tails. It is not reached where few seeds
-    lose much accuracy and most lose none (exponential): three to ten seeds cannot show how long this tail is, and the
-    means outside the interval nearly always lie above its upper end. For normal differences the shift makes intervals
-    5 to 24 % wider.
+    lose much accuracy and most lose none (exponential): three to ten seeds cannot show how long this tail is.
 
     Equal values give an interval of zero width. This is correct for compute saved, which is counted exactly. An
     accuracy is a count of test samples, so equal differences show only that they vary by less than one sample:
@@ -149,21 +143,47 @@ def mean_limits(
         UserError: a number is out of range.
     """
     values = np.asarray(samples, dtype=float)
-    count = _check(values, confidence, comparisons, resolution)
+    _check_levels(confidence, comparisons, resolution)
+    count = values.shape[-1] if values.ndim else 0
+    if count < 2:
+        raise UserError(f"an interval needs at least two seeds, got {count}: train on more seeds")
+    if not np.isfinite(values).all():
+        raise UserError("an interval needs finite numbers: leave out seeds without a result")
     from scipy import stats
 
-    tail = (1 - confidence) / comparisons / 2
-    quantile = float(stats.t.isf(tail, count - 1))
+    quantile = float(stats.t.isf((1 - confidence) / comparisons / 2, count - 1))
     mean, deviation = values.mean(axis=-1), values.std(axis=-1, ddof=1)
-    half = quantile * deviation / math.sqrt(count)
+    half, least = quantile * deviation / math.sqrt(count), resolution or 0.0
     third = ((values - mean[..., None]) ** 3).mean(axis=-1)
     skewness = np.divide(third, deviation**3, out=np.zeros_like(mean), where=deviation > 0)
     shift = skewness * (1 + 2 * quantile**2) / (6 * count) * deviation
-    low, high = _expanded_percentile(values, quantile, resamples)
-    least = 0.0 if resolution is None else resolution
-    low = np.min([low, mean - half, mean - half + shift, mean - least], axis=0)
-    high = np.max([high, mean + half, mean + half + shift, mean + least], axis=0)
+    tail = float(stats.norm.cdf(-math.sqrt(count / (count - 1)) * quantile))
+    resampled = stats.bootstrap(
+        (values,),
+        np.mean,
+        axis=-1,
+        vectorized=True,
+        n_resamples=resamples,
+        batch=max(1, 4_000_000 // values.size),
+        confidence_level=1 - 2 * tail,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    low = np.min([resampled.low, mean - half, mean - half + shift, mean - least], axis=0)
+    high = np.max([resampled.high, mean + half, mean + half + shift, mean + least], axis=0)
     return low, high
+
+
+def _check_levels(confidence: float, comparisons: int, resolution: float | None) -> None:
+    if not 0 < confidence < 1:
+        raise UserError(f"the confidence must be a fraction between 0 and 1, such as 0.95, got {confidence}")
+    if comparisons < 1:
+        raise UserError(f"the number of comparisons must be >= 1, got {comparisons}")
+    if resolution is not None and not (math.isfinite(resolution) and resolution > 0):
+        raise UserError(f"the resolution must be > 0, such as 1 / number of test samples, got {resolution}")
+
+
+# --- The table of candidates ------------------------------------------------------------------------------------------
 
 
 def confirm_table(
@@ -174,12 +194,11 @@ def confirm_table(
     resolution: float | None = None,
     planned: int = 0,
 ) -> pd.DataFrame:
-    """Evaluate the retraining of each candidate on fresh seeds.
+    """Return what retraining each candidate on fresh seeds showed.
 
     The accuracy loss is baseline minus candidate in `test_accuracy`, on data the search never used (in `accuracy` where
-    the runs have no test split: then only the seeds are fresh), over the seeds on which both completed; a seed trained
-    several times counts once, with its mean. Intervals are corrected for the number of candidates, including those that
-    never completed. The intervals of each column hold together with `confidence`.
+    the runs have no test split), over the seeds on which both completed; a seed trained several times counts once, with
+    its mean. The intervals of each column hold together with `confidence`, all candidates counting.
 
     A candidate is *confirmed* if it was trained on at least 3 seeds, failed on none, has mean savings above 0 there,
     and the upper end of its accuracy loss is within the allowed one. It is *refuted* if even the lower end exceeds the
@@ -195,10 +214,10 @@ def confirm_table(
         planned: number of selected candidates, where some have not begun yet.
 
     Returns:
-        One row per candidate: `candidate`, `seeds` (pairs), `failed` (seeds on which it failed and the baseline did
-        not), means and intervals of training compute saved, of the compute that the study ranks by (`saved`) and of the
-        accuracy loss (fractions; intervals NaN below two pairs), `confidence`, `confirmed`, `refuted`, and `compared`,
-        the accuracy that was compared, in words. Confirmed ones first, then by `saved`, largest first, then by number.
+        One row per candidate, confirmed ones first, then by `saved`, largest first: `candidate`, `seeds` (pairs),
+        `failed` (seeds on which it failed and the baseline did not), means and intervals of training compute saved, of
+        the compute that the study ranks by (`saved`) and of the accuracy loss (fractions; intervals NaN below two
+        pairs), `confidence`, `confirmed`, `refuted`, and `compared`, the accuracy that was compared, in words.
 
     Raises:
         UserError: a number is out of range, or the trials are not of a confirmation study.
@@ -223,37 +242,49 @@ def confirm_table(
     trials = plain(trials, needed=needed if quality.name in trials else [*needed, quality.test])
     # A run's baseline has its seed and, where the study searched options of the workload, its options.
     trials["pair"] = group_codes(trials, [column for column in ("seed", "options") if column in trials.columns])
-    done = trials[trials["status"] == "completed"]
     name = compared_column(trials)
-    baseline = done[done["role"] == "baseline"].groupby("pair")[name].mean()
-    candidates = trials.loc[trials["role"] == "candidate", "candidate"].dropna().astype("int64").unique()
-    done = done[(done["role"] == "candidate") & done["candidate"].notna()]
+    baseline = trials[(trials["status"] == "completed") & (trials["role"] == "baseline")].groupby("pair")[name].mean()
+    attempts = trials[(trials["role"] == "candidate") & trials["candidate"].notna()].astype({"candidate": "int64"})
+    done = attempts[attempts["status"] == "completed"]
     done = done.assign(**{SAVED: saved_of(done)})
     runs = done.groupby(["candidate", "pair"])[[name, "compute_saved", SAVED]].mean().reset_index()
     references = runs["pair"].map(baseline).astype(float)
     runs["drop"] = quality.sign * (references - runs[name])
     runs["limit"] = allowed_amount(allowed_drop, references)
     runs = runs.dropna(subset=["drop", "compute_saved", SAVED])
-    by_training = saving_of(trials) == TRAINING
+    words = _compared_words(name, quality)
+    candidates = attempts["candidate"].unique()
     comparisons = max(len(candidates), planned)
     rows = []
     for number in candidates:
         own = runs[runs["candidate"] == number]
-        limit = float(own["limit"].mean())
-        failed = _failed_pairs(trials, number, baseline) - set(own["pair"])
-        compute = _mean_and_limits(own["compute_saved"], confidence, comparisons, None)
-        saved = compute if by_training else _mean_and_limits(own[SAVED], confidence, comparisons, None)
-        drop = _mean_and_limits(own["drop"], confidence, comparisons, resolution)
+        failures = attempts[(attempts["candidate"] == number) & (attempts["status"] == "failed")]
+        failed = (set(failures["pair"]) & set(baseline.index)) - set(own["pair"])
+        limit = float(own["limit"].mean()) + ROUNDING
+        compute, saved, drop = (
+            _mean_and_limits(own[column], confidence, comparisons, unit)
+            for column, unit in (("compute_saved", None), (SAVED, None), ("drop", resolution))
+        )
         varies = resolution is not None or not is_constant(own["drop"])
-        holds = bool(drop[2] <= limit + ROUNDING) and varies  # NaN does not
+        holds = drop[2] <= limit and varies  # NaN does not
         confirmed = holds and len(own) >= FEWEST_PAIRS and not failed and saved[0] > 0
-        refuted = bool(drop[1] > limit + ROUNDING) or (bool(failed) and len(failed) >= len(own))
-        said = _compared_words(name, quality)
-        figures = (*compute, *saved, *drop)
-        rows.append((int(number), len(own), len(failed), *figures, confidence, confirmed, refuted, said))
+        refuted = drop[1] > limit or (bool(failed) and len(failed) >= len(own))
+        found = (int(number), len(own), len(failed), *compute, *saved, *drop)
+        rows.append((*found, confidence, confirmed, refuted, words))
     columns = confirm_columns(quality)
     table = pd.DataFrame(rows, columns=columns).astype({column: _DTYPES.get(column, "float64") for column in columns})
     return table.sort_values(["confirmed", SAVED, "candidate"], ascending=[False, False, True], ignore_index=True)
+
+
+def _mean_and_limits(
+    column: pd.Series, confidence: float, comparisons: int, resolution: float | None
+) -> tuple[float, float, float]:
+    """Return mean, low, high; NaN where not known."""
+    values = column.to_numpy(dtype=float)
+    if len(values) < 2:
+        return (float(values[0]) if len(values) else math.nan, math.nan, math.nan)
+    found = paired_interval(values, confidence=confidence, comparisons=comparisons, resolution=resolution)
+    return (found.mean, found.low, found.high)
 
 
 def compared_column(trials: pd.DataFrame) -> str:
@@ -271,64 +302,7 @@ def _compared_words(column: str, quality: Quality) -> str:
     return f"{quality.name} on the test split" if tested else quality.name
 
 
-def _failed_pairs(trials: pd.DataFrame, candidate: int, baseline: pd.Series[float]) -> set[int]:
-    """Return the groups (seeds) in which a candidate failed and the baseline did not."""
-    runs = trials[(trials["role"] == "candidate") & (trials["candidate"] == candidate)]
-    return set(runs.loc[runs["status"] == "failed", "pair"]) & set(baseline.index)
-
-
-def _mean_and_limits(
-    column: pd.Series, confidence: float, comparisons: int, resolution: float | None
-) -> tuple[float, float, float]:
-    """Return mean, low, high; NaN where not known."""
-    values = column.to_numpy(dtype=float)
-    if len(values) < 2:
-        return (float(values[0]) if len(values) else math.nan, math.nan, math.nan)
-    found = paired_interval(values, confidence=confidence, comparisons=comparisons, resolution=resolution)
-    return (found.mean, found.low, found.high)
-
-
-def _expanded_percentile(
-    values: NDArray[np.float64], quantile: float, resamples: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    from scipy import stats
-
-    count = values.shape[-1]
-    tail = stats.norm.cdf(-math.sqrt(count / (count - 1)) * quantile)
-    found = stats.bootstrap(
-        (values,),
-        np.mean,
-        axis=-1,
-        vectorized=True,
-        n_resamples=resamples,
-        batch=max(1, 4_000_000 // values.size),
-        confidence_level=1 - 2 * float(tail),
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return np.asarray(found.low), np.asarray(found.high)
-
-
-def _check(values: NDArray[np.float64], confidence: float, comparisons: int, resolution: float | None) -> int:
-    _check_levels(confidence, comparisons, resolution)
-    count = values.shape[-1] if values.ndim else 0
-    if count < 2:
-        raise UserError(f"an interval needs at least two seeds, got {count}: train on more seeds")
-    if not np.isfinite(values).all():
-        raise UserError("an interval needs finite numbers: leave out seeds without a result")
-    return count
-
-
-def _check_levels(confidence: float, comparisons: int, resolution: float | None) -> None:
-    if not 0 < confidence < 1:
-        raise UserError(f"the confidence must be a fraction between 0 and 1, such as 0.95, got {confidence}")
-    if comparisons < 1:
-        raise UserError(f"the number of comparisons must be >= 1, got {comparisons}")
-    if resolution is not None and not (math.isfinite(resolution) and resolution > 0):
-        raise UserError(f"the resolution must be > 0, such as 1 / number of test samples, got {resolution}")
-
-
-# --- Results of a study's confirmation --------------------------------------------------------------------------------
+# --- A study's own confirmation ---------------------------------------------------------------------------------------
 
 
 def read_confirmation(layout: Layout, ranking: pd.DataFrame, *, allowed_drop: float | str) -> pd.DataFrame | None:

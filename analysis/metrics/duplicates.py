@@ -65,9 +65,7 @@ def _stage_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
     """Return a number for each stage in which trials ended, -1 where not known."""
     if "stage" not in trials.columns:
         return np.full(len(trials), -1)
-    stages = trials["stage"].astype("object")
-    known = (stages.notna() & (stages != "")).to_numpy(dtype=bool)
-    return np.where(known, _codes(trials, ["stage"]), -1)
+    return _codes(trials, ["stage"], trials["stage"].notna() & (trials["stage"] != ""))
 
 
 def _setting_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
@@ -75,7 +73,7 @@ def _setting_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
     names = list(field_names())
     if not set(names) <= set(trials.columns):  # columns are missing: an equal seed alone does not make duplicates
         return np.full(len(trials), -1)
-    return np.where(trials["method"].notna(), _codes(trials, names), -1)
+    return _codes(trials, names, trials["method"].notna())
 
 
 def _result_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
@@ -83,11 +81,9 @@ def _result_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
     quality = quality_of(trials)
     if not {"train_loss", quality.name, "executed_flops", *_SETTING} <= set(trials.columns):
         return np.full(len(trials), -1)
-    evidence = _evidence(trials)
-    known = (evidence.notna() & trials["executed_flops"].notna()).to_numpy(dtype=bool)
+    trials = trials.assign(evidence=_evidence(trials))
     names = [name for name in (quality.name, quality.test, *_RESULT, *_SETTING) if name in trials.columns]
-    codes = _codes(trials.assign(evidence=evidence), ["evidence", *names]) if known.any() else -1
-    return np.where(known, codes, -1)
+    return _codes(trials, ["evidence", *names], trials["evidence"].notna() & trials["executed_flops"].notna())
 
 
 def _evidence(trials: pd.DataFrame) -> pd.Series[Any]:
@@ -99,6 +95,7 @@ def _evidence(trials: pd.DataFrame) -> pd.Series[Any]:
     return losses.where(losses.notna(), stops.where(~stops.isin(["", "[]"])))
 
 
-def _codes(trials: pd.DataFrame, names: Sequence[str]) -> NDArray[np.int64]:
-    """Return a number for each combination of values within a study."""
-    return group_codes(trials, [*names, *({"study"} & set(trials.columns))])
+def _codes(trials: pd.DataFrame, names: Sequence[str], known: pd.Series[bool]) -> NDArray[np.int64]:
+    """Return a number for each combination of values within a study, -1 where not known."""
+    codes = group_codes(trials, [*names, *({"study"} & set(trials.columns))]) if known.any() else -1
+    return np.where(known.fillna(False).to_numpy(dtype=bool), codes, -1)

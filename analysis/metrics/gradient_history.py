@@ -42,11 +42,20 @@ def gradient_statistics(epochs: pd.DataFrame) -> pd.DataFrame:
     >>> found[["trial", "step", "layer", "snr"]].values.tolist()
     [[3, 8, '', 0.5], [3, 8, 'conv1', 0.25]]
     """
-    rows = [
-        (*place, step, estimator, layer, evaluations, *(_number(found.get(name)) for name in _MOMENTS))
-        for place, step, estimator, evaluations, moments in _measurements(epochs)
-        for layer, found in moments
-    ]
+    rows = []
+    for place, entries in _entries(epochs, "gradient_statistics"):
+        for entry in entries:
+            step, estimator, total = _count(entry.get("step")), entry.get("estimator"), entry.get("total")
+            if step is None or not isinstance(estimator, str) or not isinstance(total, dict):
+                continue
+            named = entry.get("layers")
+            layers = {"": total} | (named if isinstance(named, dict) else {}) | {"": total}
+            cost = _number(entry.get("gradient_evaluations"))
+            rows += [
+                (*place, step, estimator, layer, cost, *(_number(found.get(name)) for name in _MOMENTS))
+                for layer, found in layers.items()
+                if isinstance(found, dict)
+            ]
     return _tidy(epochs, rows, _STATISTICS)
 
 
@@ -77,21 +86,6 @@ def gradient_clusters(epochs: pd.DataFrame) -> pd.DataFrame:
             kept = tuple(sample for sample in examples if sample is not None)
             rows.append((*place, number, size, size / total, _number(entry.get("spread")), kept))
     return _tidy(epochs, rows, _CLUSTERS)
-
-
-def _measurements(
-    epochs: pd.DataFrame,
-) -> Iterator[tuple[tuple[Any, ...], int, str, float, list[tuple[str, dict[str, Any]]]]]:
-    """Yield place, step, estimator, gradient evaluations, and moments by layer, those of all together first."""
-    for place, entries in _entries(epochs, "gradient_statistics"):
-        for entry in entries:
-            step, estimator = _count(entry.get("step")), entry.get("estimator")
-            total, layers = entry.get("total"), entry.get("layers")
-            if step is None or not isinstance(estimator, str) or not isinstance(total, dict):
-                continue
-            named = layers.items() if isinstance(layers, dict) else ()
-            moments = [("", total), *((name, found) for name, found in named if name and isinstance(found, dict))]
-            yield place, step, estimator, _number(entry.get("gradient_evaluations")), moments
 
 
 def _entries(epochs: pd.DataFrame, column: str) -> Iterator[tuple[tuple[Any, ...], list[dict[str, Any]]]]:

@@ -24,9 +24,8 @@ _MOST_LOOKED_AT = 64
 def resolution_of(accuracies: pd.Series[float]) -> float | None:
     """Infer the size of a split from accuracies, which are counts over it, and return one sample as a fraction.
 
-    The denominator of an accuracy as a reduced fraction is at most the split's size; the largest one is used. From
-    accuracies in float32, sizes up to some thousand can be inferred. A size that is inferred too small makes intervals
-    wider.
+    The denominator of an accuracy as a reduced fraction is at most the split's size; the largest one is used. A size
+    that is inferred too small makes intervals wider.
 
     Returns:
         1 / size; None where all accuracies are 0 or 1.
@@ -94,7 +93,7 @@ def with_holds(ranking: pd.DataFrame, holds: Mapping[str, float]) -> pd.DataFram
 
 
 def is_unsure(ranking: pd.DataFrame, sure: float) -> pd.Series[bool]:
-    """Return whether each trial is known to hold on another seed with less than a probability."""
+    """Return a mask of the trials that are known to hold on another seed with less than a probability."""
     return is_less(ranking["holds"], sure) if "holds" in ranking.columns else pd.Series(False, index=ranking.index)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ from trainables.quality import Quality, quality_in
 from trainables.savings import TRAINING, objectives_of
 
 if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
 #: Fewest trials that are evaluated. In 20 draws of 20 random trials with seven parameters, two of them effective with
@@ -66,40 +65,41 @@ def importance(path: str | Path) -> pd.DataFrame:
     """
     trials = _search_trials(_journal_of(path))
     attrs: dict[str, Any] = {"evaluator": "", "trials": len(trials), "explained": {}}
+    rows, reasons = [], []
     if len(trials) < LEAST_TRIALS:
-        few = f"{len(trials)} completed trials of the search with parameters are too few, {LEAST_TRIALS} are needed"
-        return _frame([], [few], attrs)
-    conditional = any(trial.distributions != trials[0].distributions for trial in trials)
-    attrs["evaluator"] = "PED-ANOVA" if conditional else "fANOVA"
-    rows: list[dict[str, Any]] = []
-    reasons = []
-    # The values in Optuna's study are those of the objectives that the study ranks by.
-    config = trials[0].user_attrs.get("config", {})
-    quality = quality_in(config)
-    for place, objective in enumerate(objectives_of(config.get("saving") or TRAINING, quality.name)):
-        if is_constant([trial.values[place] for trial in trials]):
-            reasons.append(f"{objective} is the same in all {len(trials)} trials")
-            continue
-        found = _evaluated(trials, place, quality, conditional=conditional)
-        total = sum(found.values())
-        if total <= 0:
-            reasons.append(f"no parameter explains {objective}")
-            continue
-        if not conditional:
-            attrs["explained"][objective] = total
-        shares = {name: value / total for name, value in found.items()}
-        ordered = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
-        rows += [{"objective": objective, "parameter": name, "importance": share} for name, share in ordered]
-    return _frame(rows, reasons, attrs)
+        reasons.append(
+            f"{len(trials)} completed trials of the search with parameters are too few, {LEAST_TRIALS} are needed"
+        )
+    else:
+        conditional = any(trial.distributions != trials[0].distributions for trial in trials)
+        attrs["evaluator"] = "PED-ANOVA" if conditional else "fANOVA"
+        # The values in Optuna's study are those of the objectives that the study ranks by.
+        config = trials[0].user_attrs.get("config", {})
+        quality = quality_in(config)
+        for place, objective in enumerate(objectives_of(config.get("saving") or TRAINING, quality.name)):
+            if is_constant([trial.values[place] for trial in trials]):
+                reasons.append(f"{objective} is the same in all {len(trials)} trials")
+                continue
+            found = _evaluated(trials, place, quality, conditional=conditional)
+            total = sum(found.values())
+            if total <= 0:
+                reasons.append(f"no parameter explains {objective}")
+                continue
+            if not conditional:
+                attrs["explained"][objective] = total
+            ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+            rows += [(objective, name, value / total) for name, value in ordered]
+    dtypes = {"objective": "string", "parameter": "string", "importance": "float64"}
+    frame = pd.DataFrame(rows, columns=list(dtypes)).astype(dtypes)
+    frame.attrs |= {**attrs, "reason": "; ".join(reasons)}
+    return frame
 
 
 def _journal_of(path: str | Path) -> Path:
     path = Path(path)
     kind = recognise(path)
-    if kind == "journal":
-        return path
-    journal = Layout(path).journal
-    if kind != "study" or not journal.is_file():
+    journal = path if kind == "journal" else Layout(path).journal
+    if kind not in ("journal", "study") or not journal.is_file():
         raise UserError(
             f"importance needs a study with its Optuna journal, {path} has none: give the folder that a search wrote"
         )
@@ -108,34 +108,26 @@ def _journal_of(path: str | Path) -> Path:
 
 def _search_trials(journal: Path) -> list[FrozenTrial]:
     """Return the trials that count, in the order of their numbers."""
+    from optuna.distributions import FloatDistribution
     from optuna.trial import create_trial
 
     study = read_study(journal)
     if study.name != STUDY_NAME:
         raise UserError(f"the journal {journal} holds no study of a search: importance needs one")
     found = []
-    for trial in study.trials:
-        if _counts(trial):
-            with suppress(ValueError):  # a value of a starting point may lie outside its range
-                found.append(
-                    create_trial(
-                        params=trial.params(),
-                        distributions=_without_steps(trial.distributions()),
-                        values=trial.values,
-                        user_attrs=trial.user_attrs,
-                    )
+    for trial in filter(_counts, study.trials):
+        # Floats lie anywhere in their range: a search moves thresholds off the space's grid.
+        ranges = {
+            name: FloatDistribution(one.low, one.high) if isinstance(one, FloatDistribution) and one.step else one
+            for name, one in trial.distributions().items()
+        }
+        with suppress(ValueError):  # a value of a starting point may lie outside its range
+            found.append(
+                create_trial(
+                    params=trial.params(), distributions=ranges, values=trial.values, user_attrs=trial.user_attrs
                 )
+            )
     return found
-
-
-def _without_steps(distributions: Mapping[str, BaseDistribution]) -> dict[str, BaseDistribution]:
-    """Return distributions whose floats lie anywhere in their range: a search moves thresholds off the space's grid."""
-    from optuna.distributions import FloatDistribution
-
-    return {
-        name: FloatDistribution(one.low, one.high) if isinstance(one, FloatDistribution) and one.step else one
-        for name, one in distributions.items()
-    }
 
 
 def _counts(trial: JournalTrial) -> bool:
@@ -178,10 +170,3 @@ def _evaluated(trials: Sequence[FrozenTrial], place: int, quality: Quality, *, c
     finally:
         optuna.logging.set_verbosity(level)
     return {name: float(value) for name, value in found.items()}
-
-
-def _frame(rows: list[dict[str, Any]], reasons: Sequence[str], attrs: dict[str, Any]) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=["objective", "parameter", "importance"])
-    frame = frame.astype({"objective": "string", "parameter": "string", "importance": "float64"})
-    frame.attrs.update(attrs, reason="; ".join(reasons))
-    return frame

@@ -2,8 +2,6 @@
 
 Compute is that of training, that of inference or their mean, as the study specifies (`analysis.metrics.saving`).
 
-Treatment of the trials:
-
 | trial | ranking | front, hypervolume, knee |
 |---|---|---|
 | completed | by its values | by its values |
@@ -12,16 +10,13 @@ Treatment of the trials:
 | of several studies or seeds, its own without a baseline | after the others; a warning says so | left out; so it says |
 | tie in the order | the higher accuracy first, then the earlier trial | |
 | equal in all objectives | see tie | on the front together, counted once in the volume |
-| duplicate of an earlier one | stays, by its values; `duplicate_of` is the earlier trial's number | stays |
+| duplicate of an earlier one (`analysis.metrics.duplicates`) | stays; `duplicate_of` is the earlier trial | stays |
 | role ``control`` | left out unless `controls=True` | left out unless `controls=True` |
 | role ``baseline`` | ranked like any other: it saves nothing at no loss | like any other |
 
-For duplicates, see `analysis.metrics.duplicates`.
-
-What is said of accuracy holds for a study's own metric, too: a higher accuracy is a better value of it.
-Among trials of one study, workload and seed, accuracy and accuracy loss give the same order, and fronts use accuracy.
-Among several, and among several combinations of options of the workload where a study searches them, each trial counts
-by the accuracy loss against its own baseline, in fronts, too.
+What is said of accuracy holds for a study's own metric, too: a higher accuracy is a better value of it. Among trials of
+one study, workload and seed, fronts use accuracy. Among several, and among several combinations of searched options of
+the workload, each trial counts by the accuracy loss against its own baseline.
 """
 
 from __future__ import annotations
@@ -46,16 +41,11 @@ from trainables.metrics import RELATIVE, metrics_of
 from trainables.quality import ACCURACY, Quality, allowed_amount, default_drop, read_drop
 from trainables.savings import SAVED, objectives_of, share_saved
 
-# --- Drops of the metric: limits, and the values that are compared across studies and seeds. Pure ---------------------
+# --- Drops of the metric --------------------------------------------------------------------------------------------
 
 #: Accuracy, or share of the value of a metric that is no fraction, by which the default reference of the hypervolume is
 #: worse than the baseline.
 GIVEN_AWAY = 0.05
-
-
-def drop_of(quality: Quality) -> dict[str, str]:
-    """Return the columns that are not comparable across studies and seeds, and what is compared instead of each."""
-    return {quality.name: quality.drop, quality.test: quality.test_drop}
 
 
 def given_away(quality: Quality, baseline: float) -> float:
@@ -68,20 +58,14 @@ def reference_values(rows: pd.DataFrame, quality: Quality) -> pd.Series[float]:
     return rows[quality.name] + quality.sign * rows[quality.drop]
 
 
-def allowed_limit(ranking: pd.DataFrame, allowed_drop: float | str) -> float:
-    """Return an allowed drop in the metric's unit, a relative one of the mean baseline; NaN where there is none."""
-    return float(allowed_amount(allowed_drop, reference_of(ranking)))
-
-
 def reference_of(trials: pd.DataFrame) -> float:
     """Return the mean value of the baselines; NaN where there is none."""
     return float(numbers_of(trials[is_value(trials, "role", "baseline")], quality_of(trials).name).mean())
 
 
-def within_drop(rows: pd.DataFrame, allowed_drop: float | str, quality: Quality) -> pd.Series[bool]:
-    """Return a mask of the rows within an allowed drop; False where the drop is not known."""
-    limit = allowed_amount(allowed_drop, reference_values(rows, quality))
-    return (rows[quality.drop] <= limit + ROUNDING).astype(bool)
+def allowed_limit(ranking: pd.DataFrame, allowed_drop: float | str) -> float:
+    """Return an allowed drop in the metric's unit, a relative one of the mean baseline; NaN where there is none."""
+    return float(allowed_amount(allowed_drop, reference_of(ranking)))
 
 
 # --- Comparison of every trial with the baseline of its own study, workload, seed and searched options ----------------
@@ -104,26 +88,18 @@ def relative_names(quality: Quality) -> list[str]:
 
 
 def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns of `trainables.metrics.RELATIVE`: drops of the metric, shares of time, bytes and memory saved.
-
-    `saved` is the compute that the study ranks by (`analysis.metrics.saving`); it needs no baseline.
+    """Return trials with the columns of `trainables.metrics.RELATIVE`: drops of the metric, shares saved.
 
     A trial is compared with the completed trial of role ``baseline`` of the same study, workload, seed and searched
-    options of the workload (of those columns that exist). With several baselines, the mean of the longest ones counts.
-    Without a baseline, as among rows that were selected from a study, accuracy losses and shares keep their values, NaN
-    where there are none yet.
+    options (of those columns that exist); with several, with the mean of the longest ones. Without one, columns keep
+    their values, NaN where there are none yet. `saved`, the compute that the study ranks by, needs no baseline.
 
-    A trial measures `compute_saved` and `backward_saved` against its own full budget. For a trial with another number
-    of epochs than its baseline, such as a cut dense run, or with another full budget in FLOPs, such as a
-    script that knows only what it executed, they are recomputed against the baseline's budget:
-    ``1 - executed_flops / the baseline's dense_flops``, and likewise for the backward FLOPs. Both are computed from
-    counts, so a second call changes nothing.
+    For a trial with another number of epochs than its baseline, such as a cut dense run, or with another full budget in
+    FLOPs, such as a script that knows only what it executed, `compute_saved` and `backward_saved` are recomputed
+    against the baseline's: ``1 - executed_flops / dense_flops``, and likewise for the backward FLOPs.
 
     Args:
         trials: one row per trial, as `analysis.load` gives it.
-
-    Returns:
-        A copy with the columns added (or recomputed), and with columns of numbers converted (`analysis.io.checked`).
 
     Raises:
         UserError: a column of numbers holds text.
@@ -136,32 +112,36 @@ def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
     [[0.0, 0.0], [0.01, 0.2], [nan, nan]]
     """
     attrs, trials = trials.attrs, plain(trials)
-    add_relative(trials)
+    _add_relative(trials)
     trials.attrs = dict(attrs)
     return trials
 
 
-def add_relative(trials: pd.DataFrame) -> None:
+def _add_relative(trials: pd.DataFrame) -> None:
     """Add the columns of `relative_to_baseline` to a frame; columns are replaced, so a shallow copy is sufficient."""
     quality = quality_of(trials)
     baseline, compared = _baseline_of_each(trials, quality)
+
+    def saved(spent: str, whole: str) -> pd.Series[float]:
+        return share_saved(numbers_of(trials, spent), baseline[whole].where(baseline[whole] > 0))
+
     relative = {
         name: quality.sign * (baseline[measured] - numbers_of(trials, measured)) + 0.0  # no negative zero
         for name, measured in ((quality.drop, quality.name), (quality.test_drop, quality.test))
     }
-    relative |= {name: _saved(trials, spent, baseline[spent]) for name, spent in _SAVED.items()}
+    relative |= {name: saved(spent, spent) for name, spent in _SAVED.items()}
     for name, values in relative.items():
         trials[name] = values if compared.all() else values.where(compared, numbers_of(trials, name))
     epochs = numbers_of(trials, "epochs")
     other_length = epochs.notna() & baseline["epochs"].notna() & (epochs != baseline["epochs"])
     # The mean budget of several baselines may differ from each of them by rounding.
-    whole_flops = baseline["dense_flops"]
-    other_budget = (numbers_of(trials, "dense_flops") - whole_flops).abs() > 1e-9 * whole_flops.where(whole_flops > 0)
-    for name, spent, whole in (
+    whole = baseline["dense_flops"]
+    other_budget = (numbers_of(trials, "dense_flops") - whole).abs() > 1e-9 * whole.where(whole > 0)
+    for name, spent, budget in (
         ("compute_saved", "executed_flops", "dense_flops"),
         ("backward_saved", "backward_flops", "backward_flops"),
     ):
-        restated = _saved(trials, spent, baseline[whole])
+        restated = saved(spent, budget)
         here = other_length | (other_budget & restated.notna())
         if here.any():
             trials[name] = numbers_of(trials, name).where(~here, restated)
@@ -169,34 +149,30 @@ def add_relative(trials: pd.DataFrame) -> None:
         trials[SAVED] = saved_of(trials)
 
 
-def has_baseline(trials: pd.DataFrame) -> pd.Series[bool]:
-    """Return a mask of the trials with a completed baseline of the same group (`groups`) in the frame."""
-    return _baseline_of_each(trials, quality_of(trials))[1]
-
-
 def _baseline_of_each(trials: pd.DataFrame, quality: Quality) -> tuple[pd.DataFrame, pd.Series[bool]]:
     """Return the baseline's values for each trial (float64, NaN where there is none), and whether it has a baseline."""
-    group = groups(trials)
-    done = (is_value(trials, "role", "baseline") & is_value(trials, "status", "completed")).to_numpy()
+    group, done = _groups(trials), _is_done_baseline(trials)
     numbers = pd.DataFrame(
         {name: numbers_of(trials, name).to_numpy() for name in (quality.name, quality.test, *_REFERENCE)}
     )
     candidates, own = numbers[done], group[done]
     most = candidates["epochs"].groupby(own).transform("max")
     longest = ((candidates["epochs"] == most) | most.isna()).to_numpy()
-    reference = candidates[longest].groupby(own[longest]).mean()
-    found = reference.reindex(group).set_axis(trials.index)
+    found = candidates[longest].groupby(own[longest]).mean().reindex(group).set_axis(trials.index)
     return found, pd.Series(np.isin(group, own), index=trials.index)
 
 
-def baseline_numbers(trials: pd.DataFrame) -> pd.Series[int] | None:
+def _is_done_baseline(trials: pd.DataFrame) -> NDArray[np.bool_]:
+    return (is_value(trials, "role", "baseline") & is_value(trials, "status", "completed")).to_numpy()
+
+
+def _baseline_numbers(trials: pd.DataFrame) -> pd.Series[int] | None:
     """Return the number of the baseline that each trial is compared with; None unless studies search options."""
     if "options" not in trials.columns or trials["options"].nunique() < 2:
         return None
-    done = (is_value(trials, "role", "baseline") & is_value(trials, "status", "completed")).to_numpy()
-    group, numbers = groups(trials), trials["trial"].to_numpy()
-    first = {int(code): int(number) for code, number in zip(group[done][::-1], numbers[done][::-1], strict=True)}
-    return pd.Series([first.get(int(code)) for code in group], index=trials.index, dtype="Int64")
+    done, group = _is_done_baseline(trials), _groups(trials)
+    first = trials.loc[done, "trial"].groupby(group[done]).first()
+    return first.reindex(group).set_axis(trials.index).astype("Int64")
 
 
 def baseline_of(trials: pd.DataFrame, row: pd.Series) -> pd.Series:
@@ -208,13 +184,13 @@ def baseline_of(trials: pd.DataFrame, row: pd.Series) -> pd.Series:
     return rows.iloc[0]
 
 
-def groups(trials: pd.DataFrame) -> NDArray[np.int64]:
+def _groups(trials: pd.DataFrame) -> NDArray[np.int64]:
     """Return (N,) group numbers; trials of equal study, workload, seed and searched options share a baseline."""
     return group_codes(trials, keys_of(trials))
 
 
-def _saved(trials: pd.DataFrame, name: str, whole: pd.Series[float]) -> pd.Series[float]:
-    return share_saved(numbers_of(trials, name), whole.where(whole > 0))
+def _are_several(trials: pd.DataFrame) -> bool:
+    return len(np.unique(_groups(trials))) > 1
 
 
 # --- Controls: cut dense runs of the same compute, and stops at random places -----------------------------------------
@@ -235,7 +211,6 @@ CUT = "cut"
 SHORTER, RANDOM_STOPS = "shorter", "random stops"
 #: The same as readers see them.
 CONTROL_NAMES = {SHORTER: "cut dense run", RANDOM_STOPS: "random stops"}
-_LINE = ("trial", "epochs", "compute_saved")
 #: Results of the comparison of a setting with a cut dense run.
 BEATS, EQUAL, LOSES = "yes", "about equal", "no"
 
@@ -263,9 +238,8 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns ``trial``, ``epochs``, ``compute_saved`` (against the baseline's budget), ``accuracy`` or the study's
-        metric. Empty where the study has no completed baseline or no completed cut dense run.
-        ``line.attrs["quality"]`` is the metric, ``line.attrs["resolution"]`` one sample of the validation split as a
-        fraction, None where it is not known and for other metrics than an accuracy.
+        metric; no rows without a completed baseline or cut dense run. ``line.attrs``: ``quality`` (the metric) and
+        ``resolution`` (one sample of the validation split as a fraction, None where it is not known).
 
     Raises:
         UserError: a column is missing or holds text instead of numbers; the controls are of several studies or seeds.
@@ -279,28 +253,23 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
     [[0.0, 10.0, 0.0, 0.97], [2.0, 8.0, 0.2, 0.968], [3.0, 6.0, 0.4, 0.95]]
     """
     quality = quality_of(trials)
-    trials = plain(trials, needed=("trial", "role", "status", *_LINE[1:], quality.name))
+    columns = ["trial", "epochs", "compute_saved", quality.name]
+    trials = plain(trials, needed=("trial", "role", "status", *columns[1:]))
     done = trials[is_value(trials, "status", "completed")]
     # A script that reports only `compute_saved` has none for another number of epochs.
-    shorter = done[is_value(done, "control", SHORTER) & done["compute_saved"].notna()]
-    if len(np.unique(groups(shorter))) > 1:
+    shorter = done[is_shorter(done) & done["compute_saved"].notna()]
+    if _are_several(shorter):
         raise UserError("a line of controls is of one study and seed, got several: pick the rows of one")
-    same = np.isin(groups(done), groups(done)[is_value(done, "control", SHORTER).to_numpy()])
+    same = np.isin(_groups(done), _groups(done)[is_shorter(done).to_numpy()])
     baseline = done[is_value(done, "role", "baseline") & same].head(1)
+    line = pd.concat([baseline, shorter])[columns]
     if shorter.empty or baseline.empty:
-        empty = done.loc[[], [*_LINE, quality.name]]
-        empty.attrs["quality"] = quality
-        return empty
-    line = pd.concat([baseline, shorter])[[*_LINE, quality.name]]
-    worse_first = line[quality.name] * quality.sign
-    line = line.iloc[np.lexsort((worse_first, line["compute_saved"]))].reset_index(drop=True)
-    line.attrs |= {"resolution": _resolution(done, quality), "quality": quality}
+        line = line.iloc[:0]
+    line = line.iloc[np.lexsort((line[quality.name] * quality.sign, line["compute_saved"]))].reset_index(drop=True)
+    line.attrs["quality"] = quality
+    if len(line):
+        line.attrs["resolution"] = resolution_of(done[quality.name]) if quality.is_accuracy else None
     return line
-
-
-def _resolution(trials: pd.DataFrame, quality: Quality) -> float | None:
-    """Return one sample as a fraction; None where it is not known, and for what is no count of samples."""
-    return resolution_of(trials[quality.name]) if quality.is_accuracy else None
 
 
 def _quality_of(line: pd.DataFrame) -> Quality:
@@ -309,9 +278,7 @@ def _quality_of(line: pd.DataFrame) -> Quality:
 
 
 def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]:
-    """Return (N,) accuracies, or values of the study's metric, that cut dense runs reach at these savings.
-
-    They are NaN beyond the shortest of these runs.
+    """Return (N,) values of the metric that cut dense runs reach at these savings; NaN beyond the shortest.
 
     Args:
         line: from `control_line`.
@@ -322,15 +289,14 @@ def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]
     [0.969, 0.959, nan]
     """
     wanted = np.asarray(saved, dtype=np.float64)
+    found = np.full(wanted.shape, np.nan)
     if len(line) == 0:
-        return np.full(wanted.shape, np.nan)
+        return found
     quality = _quality_of(line)
     at, good = line["compute_saved"].to_numpy(float), quality.sign * line[quality.name].to_numpy(float)
-    # Best value among the trainings that save at least as much.
-    best_beyond = np.maximum.accumulate(good[::-1])[::-1]
+    best_beyond = np.maximum.accumulate(good[::-1])[::-1]  # among the trainings that save at least as much
     place = np.searchsorted(at, wanted - ROUNDING)
     inside = place < len(at)
-    found = np.full(wanted.shape, np.nan)
     found[inside] = quality.sign * np.maximum(np.interp(wanted[inside], at, good), best_beyond[place[inside]])
     return found
 
@@ -356,8 +322,8 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
 
     Returns:
         ``yes``, ``no`` or, within `difference_that_says_nothing`, ``about equal``, on the trials' index; NA beyond the
-        end of the line, for trials that save nothing or did not complete, for the points of the line itself, and where
-        the study ranks by other compute than that of training.
+        line's end, for its own points, for trials that save nothing or did not complete, and where the study ranks by
+        other compute than that of training.
 
     >>> line = pd.DataFrame({"compute_saved": [0.0, 0.2, 0.4], "accuracy": [0.97, 0.968, 0.95]})
     >>> trials = pd.DataFrame({
@@ -369,19 +335,14 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     """
     quality = _quality_of(line)
     trials = plain(trials, needed=("status", quality.name, "compute_saved"))
-    reached = accuracy_when_shorter(line, trials["compute_saved"].astype(float))
-    judged = (
-        is_value(trials, "status", "completed").to_numpy()
-        & (trials["compute_saved"].astype(float) > ROUNDING).to_numpy()
-        & ~np.isnan(reached)
-        & ~is_value(trials, "control", SHORTER).to_numpy()
-        & ranks_by_training(trials).to_numpy()
-    )
-    value = trials[quality.name].astype(float).to_numpy()
+    saved, value = trials["compute_saved"].astype(float), trials[quality.name].astype(float).to_numpy()
+    reached = accuracy_when_shorter(line, saved)
+    judged = is_value(trials, "status", "completed") & (saved > ROUNDING) & ~np.isnan(reached)
+    judged &= ~is_shorter(trials) & ranks_by_training(trials)
     more = quality.sign * (value - reached)
     nothing = difference_that_says_nothing(line, (value + reached) / 2) + ROUNDING
     words = pd.Series(np.select([more > nothing, more < -nothing], [BEATS, LOSES], EQUAL), index=trials.index)
-    return words.astype("string").mask(~judged)
+    return words.astype("string").mask(~judged.to_numpy())
 
 
 # --- Ranking of trials by compute saved and accuracy loss, or the drop of another metric ------------------------------
@@ -395,15 +356,6 @@ _DECIMALS = 12
 def price_unit(quality: Quality) -> str:
     """Return what a price is paid for, in words."""
     return f"a {'point' if quality.is_fraction else 'unit'} of {quality.name}"
-
-
-def check_price(price: float, quality: Quality) -> None:
-    """Raise UserError unless the price is a finite number > 0."""
-    if not (math.isfinite(price) and price > 0):
-        raise UserError(
-            f"the price of {price_unit(quality)} must be a fraction of the compute above 0, "
-            f"such as 0.1 for 10 %, got {price}"
-        )
 
 
 def rank(
@@ -421,21 +373,17 @@ def rank(
             largest drop in its unit, >= 0; or text such as ``2%`` of the baseline's value. By default 0.005, and 1 % of
             a metric that is no fraction.
         price: price of a point (0.01) of accuracy, or of a unit of another metric, as a fraction of the compute, > 0.
-            With 0.1, a trial that saves 30 % at an accuracy loss of one point has the worth 0.2. An accuracy gain
-            counts in the same way.
         controls: whether trials of role ``control`` are ranked, too.
 
     Returns:
-        The trials with `rank` (from 1), `within_drop` (within the allowed loss), `on_front` (of accuracy, or of the
-        loss among several studies or seeds, and `saved`, among the ranked) and `duplicate_of` (Int64: an earlier trial,
-        see `duplicates`) before the other columns; where a study searches options of the workload also `baseline`
-        (Int64: the trial that it is compared with, of the same options); with a price also `worth`, a fraction of the
-        compute that the study ranks by.
+        The trials with `rank` (from 1), `within_drop`, `on_front` (of accuracy and `saved`, among the ranked) and
+        `duplicate_of` (Int64: an earlier trial, see `duplicates`) before the other columns; where a study searches
+        options of the workload also `baseline` (Int64: the trial of the same options that it is compared with); with a
+        price also `worth`.
 
     Raises:
-        UserError: the allowed loss or the price is out of range; a column is missing (`trial`, `status`, `accuracy`,
-            `compute_saved`, and `role` unless there is an `accuracy_drop`) or holds text instead of numbers; a trial
-            occurs twice.
+        UserError: the allowed loss or the price is out of range; a column is missing or holds text instead of numbers;
+            a trial occurs twice.
 
     Warns:
         UserWarning: some of several studies, workloads or seeds have no completed baseline, or there is none at all.
@@ -446,16 +394,16 @@ def rank(
     ... })
     >>> rank(trials, allowed_drop=0.005)[["rank", "trial", "within_drop", "on_front"]].values.tolist()
     [[1, 1, True, True], [2, 0, True, True], [3, 2, False, True], [4, 3, False, False]]
-
-    If a point costs a tenth of the compute, saving half of it at a loss of 2.5 points has the worth 0.25:
-
     >>> rank(trials, price=0.1).set_index("trial")["worth"].round(3).to_dict()
     {1: 0.27, 2: 0.25, 3: 0.05, 0: 0.0}
     """
     quality = quality_of(trials)
     allowed_drop = default_drop(quality) if allowed_drop is None else read_drop(allowed_drop, quality)
-    if price is not None:
-        check_price(price, quality)
+    if price is not None and not (math.isfinite(price) and price > 0):
+        raise UserError(
+            f"the price of {price_unit(quality)} must be a fraction of the compute above 0, "
+            f"such as 0.1 for 10 %, got {price}"
+        )
     attrs, trials = trials.attrs, plain(trials, needed=("trial", "status", quality.name, "compute_saved"))
     trials = trials.reset_index(drop=True).copy()  # one block a type: pandas warns of frames in more than 100
     check_distinct_trials(trials)
@@ -467,20 +415,21 @@ def rank(
             'of which more is better, as in trials["accuracy"] = trials["my_metric"], or name another by columns '
             "metric and direction"
         )
-    several = _several_yardsticks(done)
+    several = _are_several(done)
     if several or not is_value(trials, "role", "baseline").any():
         _warn_of_missing_baselines(done, trials)
-    done["within_drop"] = within_drop(done, allowed_drop, quality)
-    done["on_front"] = _on_front(done, (quality.drop if several else quality.name, SAVED), quality)
+    limit = allowed_amount(allowed_drop, reference_values(done, quality))
+    done["within_drop"] = (done[quality.drop] <= limit + ROUNDING).astype(bool)  # False where it is not known
+    values = _to_maximise(done, (quality.drop if several else quality.name, SAVED), quality)
+    known = np.flatnonzero(~np.isnan(values).any(axis=1))
+    done["on_front"] = np.isin(np.arange(len(done)), known[non_dominated(values[known])])
     if "role" not in done.columns:
         done["role"] = pd.Series(pd.NA, index=done.index, dtype="string")
     done["duplicate_of"] = duplicate_of(done)
-    numbers = baseline_numbers(trials)
-    if numbers is not None:
+    front = ["trial", "role", "within_drop", "on_front", quality.name, quality.drop, "compute_saved"]
+    if (numbers := _baseline_numbers(trials)) is not None:
         done["baseline"] = numbers
-    front = ["rank", "trial", "role", "within_drop", "on_front", quality.name, quality.drop, "compute_saved"]
-    if numbers is not None:
-        front.insert(3, "baseline")
+        front.insert(2, "baseline")
     keys = [done["trial"], -quality.sign * done[quality.name]]  # the last key is the primary one
     if price is None:
         keys += [
@@ -492,10 +441,10 @@ def rank(
         done["worth"] = done[SAVED] - price * done[quality.drop] / (POINT if quality.is_fraction else 1)
         keys.append(-done["worth"])
         front.append("worth")
-    done = done.iloc[np.lexsort(keys)]
-    done.insert(0, "rank", np.arange(1, len(done) + 1))
     front.append("duplicate_of")
-    done = done[front + [c for c in done.columns if c not in front]].reset_index(drop=True)
+    done = done.iloc[np.lexsort(keys)].reset_index(drop=True)
+    done = done[front + [name for name in done.columns if name not in front]]
+    done.insert(0, "rank", np.arange(1, len(done) + 1))
     done.attrs = dict(attrs)
     return done
 
@@ -503,9 +452,8 @@ def rank(
 def best(ranking: pd.DataFrame, *, sure: float = 0.0) -> pd.Series | None:
     """Return the first trial of a ranking that is within the allowed accuracy loss, None if there is none.
 
-    Without a price and `sure` this is the first row or None. With a price it is the trial of the largest worth among
-    those within the allowed loss, which remains a limit. It stays within that on another seed with a probability
-    (column `holds`) of at least `sure`, where that is known.
+    With a price it is the trial of the largest worth among those within the allowed loss, which remains a limit. It
+    stays within that on another seed with a probability (column `holds`) of at least `sure`, where that is known.
 
     >>> ranking = pd.DataFrame({"trial": [2, 1, 0], "worth": [0.3, 0.2, 0.0], "within_drop": [False, True, True]})
     >>> int(best(ranking)["trial"])
@@ -520,7 +468,7 @@ def best(ranking: pd.DataFrame, *, sure: float = 0.0) -> pd.Series | None:
 def pareto_front(
     trials: pd.DataFrame, objectives: Sequence[str] | None = None, *, controls: bool = False
 ) -> pd.DataFrame:
-    """Return the trials on the Pareto front; takes n log n for two objectives.
+    """Return the trials on the Pareto front.
 
     A trial is on the front unless another is at least as good in every objective and better in one; trials with equal
     values are all on it. Only completed trials with a value in each objective count.
@@ -536,9 +484,7 @@ def pareto_front(
         The front, best in the last objective first (by default: most saved), ties by the objective before it.
 
     Raises:
-        UserError: an objective is unknown, has no direction or is not a column of these trials; there is no column
-            `status`; a column of numbers holds text; accuracy losses are needed, and neither `accuracy_drop` nor `role`
-            exists.
+        UserError: an objective is unknown, has no direction or is not a column of these trials; a column is missing.
 
     Warns:
         UserWarning: some of several studies, workloads or seeds have no completed baseline; or accuracy itself is an
@@ -553,9 +499,9 @@ def pareto_front(
     >>> pareto_front(trials, ["compute_saved"])["trial"].tolist()
     [2]
     """
-    done, objectives, quality = _counting(trials, objectives, controls=controls)
-    front = done[_on_front(done, objectives, quality)]
-    return trials.iloc[front.index[np.lexsort(-_to_maximise(front, objectives, quality).T)]]
+    *_, values = _counting(trials, objectives, controls=controls)
+    front = values[non_dominated(values)]
+    return trials.iloc[front.index[np.lexsort(-front.to_numpy().T)]]
 
 
 def front_hypervolume(
@@ -565,19 +511,15 @@ def front_hypervolume(
     *,
     controls: bool = False,
 ) -> float:
-    """Compute the volume of the objectives that the trials dominate above a reference.
+    """Compute the volume of the objectives that the trials dominate above a reference, in the product of their units.
 
     Args:
         trials: one row per trial.
         objectives: as for `pareto_front`.
         reference: one number per objective, in its units; trials that are not better in every objective add nothing.
             By default the mean of the completed baselines, with accuracies less and accuracy losses more by
-            `GIVEN_AWAY`. Volumes are comparable only with the same reference: studies with the same workload, epochs
-            and seed have the same baseline and so the same default; for others pass one reference to all.
+            `GIVEN_AWAY`. Volumes are comparable only with the same reference.
         controls: as for `pareto_front`.
-
-    Returns:
-        The volume in the product of the objectives' units; by default at most a little above `GIVEN_AWAY`.
 
     Raises:
         UserError: as `pareto_front`; there is no baseline for a default reference; the reference has another length.
@@ -591,29 +533,25 @@ def front_hypervolume(
     >>> round(front_hypervolume(trials, reference=(0.95, 0.1)), 6)
     0.002
     """
-    done, objectives, quality = _counting(trials, objectives, controls=controls)
-    if reference is None:
-        reference = _reference(done, objectives, quality)
-    if len(reference) != len(objectives):
-        raise UserError(f"the reference must hold one number for each of {', '.join(objectives)}, got {len(reference)}")
-    values = _to_maximise(done, objectives, quality)
-    values = values[np.isfinite(values).all(axis=1)]
-    return hypervolume(values, np.asarray(reference, dtype=float) * _signs(objectives, quality))
-
-
-def _reference(done: pd.DataFrame, objectives: Sequence[str], quality: Quality) -> tuple[float, ...]:
+    done, objectives, quality, values = _counting(trials, objectives, controls=controls)
+    values = values.loc[np.isfinite(values.to_numpy()).all(axis=1)]
+    if reference is not None:
+        if len(reference) != len(objectives):
+            raise UserError(
+                f"the reference must hold one number for each of {', '.join(objectives)}, got {len(reference)}"
+            )
+        return hypervolume(values, np.asarray(reference, dtype=float) * _signs(objectives, quality))
     baselines = done[is_value(done, "role", "baseline")]
-    values = _to_maximise(baselines, objectives, quality)
-    values = values[np.isfinite(values).all(axis=1)]
-    if len(values) == 0:
+    point = values[values.index.isin(baselines.index)].mean()
+    if point.isna().any():
         raise UserError(
             "there is no completed baseline to take the hypervolume's reference from: give reference=, one number for "
             f"each of {', '.join(objectives)}"
         )
-    drops = drop_of(quality)
     measured = float(baselines[quality.name].mean()) if quality.name in baselines else math.nan
-    worse = [given_away(quality, measured) if name in (*drops, *drops.values()) else 0.0 for name in objectives]
-    return tuple(float(v) for v in (values.mean(axis=0) - worse) * _signs(objectives, quality))
+    of_quality = (quality.name, quality.test, quality.drop, quality.test_drop)
+    worse = [given_away(quality, measured) if name in of_quality else 0.0 for name in objectives]
+    return hypervolume(values, point - worse)
 
 
 def knee_trial(
@@ -630,21 +568,23 @@ def knee_trial(
     >>> int(knee_trial(trials)["trial"])
     1
     """
-    done, objectives, quality = _counting(trials, objectives, controls=controls)
-    front = done[_on_front(done, objectives, quality)]
-    place = knee(_to_maximise(front, objectives, quality))
-    return None if place is None else trials.iloc[front.index[place]]
+    *_, values = _counting(trials, objectives, controls=controls)
+    place = knee(values)
+    return None if place is None else trials.iloc[values.index[place]]
 
 
 def _counting(
     trials: pd.DataFrame, objectives: Sequence[str] | None, *, controls: bool
-) -> tuple[pd.DataFrame, Sequence[str], Quality]:
-    """Return the trials that count, converted (`plain`) and indexed by position, the objectives and the metric."""
+) -> tuple[pd.DataFrame, Sequence[str], Quality, pd.DataFrame]:
+    """Return the trials that count, the objectives, the metric, and the known values to maximise.
+
+    Both frames are indexed by position; a trial that lacks an objective has no values.
+    """
     quality = quality_of(trials)
-    drops = drop_of(quality)
+    drops = {quality.name: quality.drop, quality.test: quality.test_drop}
     table = plain(trials, needed=("status",)).reset_index(drop=True)
     done = table[_has_result(table, controls=controls)]
-    several = _several_yardsticks(done)
+    several = _are_several(done)
     if objectives is None:
         saved = objectives_of(saving_of(done))[1] if len(savings_of(done)) < 2 else SAVED
         objectives = (quality.drop if several else quality.name, saved)
@@ -658,7 +598,8 @@ def _counting(
         _add_drops(table, quality)
         done = table.loc[done.index]
         _warn_of_missing_baselines(done, table)
-    return done, objectives, quality
+    values = pd.DataFrame(_to_maximise(done, objectives, quality), index=done.index)
+    return done, objectives, quality, values.dropna()
 
 
 def _add_drops(trials: pd.DataFrame, quality: Quality) -> None:
@@ -668,16 +609,13 @@ def _add_drops(trials: pd.DataFrame, quality: Quality) -> None:
             "the trials have no column 'role', which says which of them is the baseline, and no column "
             f"'{quality.drop}': load them with analysis.load, or add one of the two"
         )
-    add_relative(trials)
-
-
-def _several_yardsticks(done: pd.DataFrame) -> bool:
-    return len(np.unique(groups(done))) > 1
+    _add_relative(trials)
 
 
 def _warn_of_missing_baselines(done: pd.DataFrame, trials: pd.DataFrame) -> None:
     """Warn of trials without an accuracy loss; both frames are indexed by position."""
-    without = done[done[quality_of(done).drop].isna() & ~has_baseline(trials).loc[done.index]]
+    quality = quality_of(done)
+    without = done[done[quality.drop].isna() & ~_baseline_of_each(trials, quality)[1].loc[done.index]]
     if without.empty:
         return
     keys = [name for name in keys_of(done) if done[name].nunique(dropna=False) > 1]
@@ -686,10 +624,9 @@ def _warn_of_missing_baselines(done: pd.DataFrame, trials: pd.DataFrame) -> None
         for values in without[keys].drop_duplicates().itertuples(index=False)
     ]
     shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-    of = f" of {shown}" if keys else ""
     warnings.warn(
-        f"no completed baseline{of}: the accuracy loss of {len(without)} of the {len(done)} trials is not known, so "
-        "they come last and are on no front"
+        f"no completed baseline of {shown}: the accuracy loss of {len(without)} of the {len(done)} trials is not "
+        "known, so they come last and are on no front"
         if keys
         else "no completed baseline: no accuracy loss is known, and no trial is within the allowed one",
         stacklevel=4,
@@ -703,36 +640,25 @@ def _has_result(trials: pd.DataFrame, *, controls: bool) -> pd.Series[bool]:
 
 def _signs(objectives: Sequence[str], quality: Quality) -> NDArray[np.float64]:
     """Return 1 for objectives to be maximised, -1 for the others."""
-    metrics = metrics_of(quality)
-    valid = [name for name, metric in metrics.items() if metric.direction]
+    directions = {name: metric.direction for name, metric in metrics_of(quality).items() if metric.direction}
     if len(objectives) == 0:
-        raise UserError(f"a front needs at least one objective, got none. Valid: {', '.join(sorted(valid))}")
+        raise UserError(f"a front needs at least one objective, got none. Valid: {', '.join(sorted(directions))}")
     for name in objectives:
-        if name not in valid:
-            raise unknown_name("objective", name, valid)
-    return np.array([1.0 if metrics[name].direction == "max" else -1.0 for name in objectives])
+        if name not in directions:
+            raise unknown_name("objective", name, list(directions))
+    return np.array([1.0 if directions[name] == "max" else -1.0 for name in objectives])
 
 
 def _to_maximise(trials: pd.DataFrame, objectives: Sequence[str], quality: Quality) -> NDArray[np.float64]:
     """Return (N, M) values of the objectives, signed so that all are to be maximised; NaN where missing."""
-    signs = _signs(objectives, quality)
-    needed = ["compute_saved" if name == SAVED else name for name in objectives]  # SAVED is computed from other columns
-    for name in needed:
-        if name not in trials.columns:
+    signs, columns = _signs(objectives, quality), []
+    for name in objectives:
+        needed = "compute_saved" if name == SAVED else name  # SAVED is computed from other columns
+        if needed not in trials.columns:
             raise UserError(
-                f"the trials have no column {name!r}: load them with analysis.load or choose another objective"
+                f"the trials have no column {needed!r}: load them with analysis.load or choose another objective"
             )
-    columns = [saved_of(trials) if name == SAVED else trials[name] for name in objectives]
-    columns = [
-        column.round(_DECIMALS) if name in drop_of(quality).values() else column
-        for name, column in zip(objectives, columns, strict=True)
-    ]
-    return np.column_stack([column.to_numpy(dtype="float64", na_value=np.nan) for column in columns]) * signs
-
-
-def _on_front(trials: pd.DataFrame, objectives: Sequence[str], quality: Quality) -> NDArray[np.bool_]:
-    values = _to_maximise(trials, objectives, quality)
-    known = np.flatnonzero(~np.isnan(values).any(axis=1))
-    mask = np.zeros(len(trials), dtype=bool)
-    mask[known[non_dominated(values[known])]] = True
-    return mask
+        column = saved_of(trials) if name == SAVED else trials[name]
+        column = column.round(_DECIMALS) if name in (quality.drop, quality.test_drop) else column
+        columns.append(column.to_numpy(dtype="float64", na_value=np.nan))
+    return np.column_stack(columns) * signs

@@ -8,6 +8,7 @@ import math
 import pandas as pd
 
 from analysis.formatting import axis_words, drop_text, drop_unit, drop_words, fixed, metric_words, percent, value_text
+from analysis.io.checked import number_of
 from analysis.io.layout import StudyInfo
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.settings_text import (
@@ -27,32 +28,28 @@ from analysis.presentation.summary_text import (
     time_beside,
 )
 from trainables.errors import UserError, unknown_name
-from trainables.quality import Quality
 from trainables.savings import BOTH, INFERENCE, SAVED, TIME, TRAINING, saved_words
 
 #: Formats of one trial's settings, and of a table of trials.
 TRIAL_FORMATS = ("env", "yaml", "json", "schedule")
 TABLE_FORMATS = ("csv", "parquet", "latex", "markdown")
 FORMATS = (*TRIAL_FORMATS, *TABLE_FORMATS)
-#: Columns of a table for a paper, in percent: heading, column, decimals. The metric comes first, the settings last.
-_TRAINING = ("compute saved (%)", "compute_saved", 1)
-_MEAN = (f"{saved_words(BOTH)} (%)", SAVED, 1)
-_INFERENCE = (("inference saved (%)", "inference_saved", 1), ("sparsity (%)", "sparsity", 1))
-#: Columns by what the study ranks by.
+#: Columns of a table for a paper beside the metric and the settings, by what the study ranks by: heading and column.
+_TRAINING = ("compute saved (%)", "compute_saved")
+_INFERENCE = (("inference saved (%)", "inference_saved"), ("sparsity (%)", "sparsity"))
 _COLUMNS = {
-    TRAINING: (_TRAINING, ("backward saved (%)", "backward_saved", 1)),
+    TRAINING: (_TRAINING, ("backward saved (%)", "backward_saved")),
     INFERENCE: _INFERENCE,
-    BOTH: (_MEAN, _TRAINING, *_INFERENCE),
-    TIME: (("training time saved (%)", "time_saved", 1), ("peak memory saved (%)", "peak_memory_saved", 1)),
+    BOTH: ((f"{saved_words(BOTH)} (%)", SAVED), _TRAINING, *_INFERENCE),
+    TIME: (("training time saved (%)", "time_saved"), ("peak memory saved (%)", "peak_memory_saved")),
 }
-_LATEX_COMMANDS = {
-    "\\": "textbackslash", "~": "textasciitilde", "^": "textasciicircum",
-    "<": "textless", ">": "textgreater", "|": "textbar",
-}  # fmt: skip
 _LATEX = str.maketrans(
     {character: rf"\{character}" for character in "&%$#_{}"}
-    | {character: rf"\{command}{{}}" for character, command in _LATEX_COMMANDS.items()}
-)
+    | {
+        "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+        "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    }
+)  # fmt: skip
 _MARKDOWN = str.maketrans({character: "\\" + character for character in "\\|*_`<>[]"})
 
 
@@ -100,35 +97,32 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str, *, same_run: str 
 
 def _about(row: pd.Series, info: StudyInfo) -> list[str]:
     quality = quality_of(row)
-    drop = row[quality.drop]
+    drop, options, length = row[quality.drop], searched_options(row), cut_words(row)
     lost = "unknown, there is no baseline" if pd.isna(drop) else drop_text(float(drop), quality)
-    return [
+    lines = [
         f"tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {int(row['seed'])}",
         f"trial {row['trial']}: {saved_words(saving_of(row))} {percent(saved_of_one(row))}, {metric_words(quality)} "
         f"{value_text(row[quality.name], quality)}, {drop_words(quality)} {lost}",
-        *([time] if (time := time_beside(row)) else []),
-        *([f"with these options of the workload: {searched_options(row)}"] if searched_options(row) else []),
-        *([f"trained {cut_words(row)}"] if cut_words(row) else []),
+        time_beside(row),
+        f"with these options of the workload: {options}" if options else "",
+        f"trained {length}" if length else "",
         f"One seed. {'Epochs' if row['method'] == 'compression' else 'Iterations'} are those of a run of this length.",
     ]
+    return [line for line in lines if line]
 
 
 def export_table(ranking: pd.DataFrame, format: str, *, top: int | None = None) -> str | bytes:
-    """Return a ranking as a table.
+    """Return a ranking as text, or as the bytes of a Parquet file.
 
     Args:
         ranking: from `analysis.rank`.
-        format: ``csv`` (text) and ``parquet`` (bytes): every column except those of the test split, fractions
-            unchanged; in CSV a schedule is replaced by its number of lines. ``latex`` and ``markdown``: the columns of
-            a paper's table, in percent and points: rank, accuracy, accuracy loss, compute and backward FLOPs saved,
-            settings; if the study ranks by inference compute, or both, the saving of that compute and the sparsity.
+        format: ``csv`` and ``parquet``: every column except those of the test split, fractions unchanged; in CSV a
+            schedule is replaced by its number of lines. ``latex`` and ``markdown``: the columns of a paper's table, in
+            percent and points: rank, accuracy, accuracy loss, what the study ranks by, settings.
         top: number of best trials; None for all. The baseline is always included.
 
-    Returns:
-        Text, or the bytes of a Parquet file.
-
     Raises:
-        UserError: if the format is unknown or one for a trial, `top` is below 1, or the ranking is empty.
+        UserError: the format is unknown or one for a trial, `top` is below 1, or the ranking is empty.
 
     >>> ranking = pd.DataFrame({
     ...     "rank": [1, 2], "trial": [5, 0], "role": ["search", "baseline"], "method": ["gradskip", "none"],
@@ -160,33 +154,29 @@ def export_table(ranking: pd.DataFrame, format: str, *, top: int | None = None) 
 def paper_cells(ranking: pd.DataFrame) -> list[list[str]]:
     """Return rank, figures and settings as text cells, header first; ``-`` for unknown values."""
     columns, quality = _COLUMNS[saving_of(ranking)], quality_of(ranking)
+
+    def cell(row: pd.Series, name: str) -> str:
+        value, is_metric = number_of(row, name), name in (quality.name, quality.drop)
+        if math.isnan(value):
+            return "-"
+        if is_metric and not quality.is_fraction:
+            return value_text(value, quality)
+        return fixed(100 * value, 2 if is_metric else 1)
+
     outcome = [axis_words(quality).removeprefix("validation "), f"{drop_words(quality)}{drop_unit(quality)}"]
-    table = [["rank", *outcome, *(heading for heading, *_ in columns), "settings"]]
+    table = [["rank", *outcome, *(heading for heading, _ in columns), "settings"]]
+    names = [quality.name, quality.drop, *(name for _, name in columns)]
     for _, row in ranking.iterrows():
-        figures = [_metric(row.get(column), quality) for column in (quality.name, quality.drop)]
-        figures += [_figure(row.get(column), decimals) for _, column, decimals in columns]
         settings = settings_text(row)
         if row["role"] == "baseline":
             settings = ", ".join(part for part in ("baseline", searched_options(row)) if part)
-        table.append([str(row["rank"]), *figures, settings])
+        table.append([str(row["rank"]), *(cell(row, name) for name in names), settings])
     return table
 
 
 def hidden_columns(trials: pd.DataFrame) -> list[str]:
     """Return the columns that must not influence any choice; only reports show them."""
     return [name for name in trials.columns if name.startswith("test_")]
-
-
-def _metric(value: object, quality: Quality) -> str:
-    if quality.is_fraction:
-        return _figure(value, 2)
-    return value_text(value, quality) if isinstance(value, (int, float)) and not math.isnan(value) else "-"
-
-
-def _figure(fraction: object, decimals: int) -> str:
-    if not isinstance(fraction, (int, float)) or math.isnan(fraction):  # an earlier version may lack a column
-        return "-"
-    return fixed(100 * fraction, decimals)
 
 
 def latex_text(text: str) -> str:
@@ -199,18 +189,11 @@ def latex_text(text: str) -> str:
 
 
 def _latex(cells: list[list[str]]) -> str:
-    rows = [" & ".join(map(latex_text, row)) + r" \\" for row in cells]
-    lines = [
-        r"% Needs \usepackage{booktabs}.",
-        rf"\begin{{tabular}}{{{'r' * (len(cells[0]) - 1)}l}}",
-        r"\toprule",
-        rows[0],
-        r"\midrule",
-        *rows[1:],
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
+    head, *rows = [" & ".join(map(latex_text, row)) + " \\\\\n" for row in cells]
+    return (
+        f"% Needs \\usepackage{{booktabs}}.\n\\begin{{tabular}}{{{'r' * (len(cells[0]) - 1)}l}}\n"
+        f"\\toprule\n{head}\\midrule\n{''.join(rows)}\\bottomrule\n\\end{{tabular}}\n"
+    )
 
 
 def _markdown(cells: list[list[str]]) -> str:

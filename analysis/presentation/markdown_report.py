@@ -1,4 +1,4 @@
-"""A study's report as Markdown. Pure: frames in, text out."""
+"""A study's tables as text cells, header first, and its report as Markdown. Pure: frames in, text out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.formatting import drop_cell, drop_number, drop_words, percent, plural, value_text, whole_percent
+from analysis.formatting import (
+    drop_cell,
+    drop_number,
+    drop_unit,
+    drop_words,
+    percent,
+    plural,
+    value_text,
+    whole_percent,
+)
 from analysis.io.checked import number_of
 from analysis.io.layout import StudyInfo
 from analysis.metrics.accounting import SearchCost, search_cost, search_fraction
@@ -18,20 +27,12 @@ from analysis.metrics.ranking import RANDOM_STOPS, allowed_limit, baseline_of, b
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.figures.figure import stop_events
 from analysis.presentation.settings_text import RECIPE_NOTE, compresses, recipe_table, without_files
-from analysis.presentation.summary_text import (
-    best_env,
-    compression_of,
-    config_of,
-    headline,
-    settings_text,
-    short,
-)
+from analysis.presentation.summary_text import best_env, compression_of, config_of, headline, settings_text, short
 from trainables.gradskip.variables import ratio_name
-from trainables.quality import ACCURACY, Quality
+from trainables.quality import Quality
 from trainables.savings import BOTH, SAVED, TIME, TRAINING, saved_words
 
-# --- The ranked table and the table of a trial's stops as text. Pure: frames in, cells out ----------------------------
-
+# --- Tables as text cells ---------------------------------------------------------------------------------------------
 
 _ROLES = {"baseline": " (baseline)", "published": " (published)"}
 
@@ -44,14 +45,12 @@ def ranked_table(
     beats: pd.Series[Any] | None = None,
     allowed_drop: float | str | None = None,
 ) -> list[list[str]]:
-    """Return the ranked table as text cells, header first.
+    """Return the ranked table.
 
-    ``saved`` is the saving that the study ranks by. ``GFLOPs`` is the trial's own training compute without sharing;
-    ``search cost`` is the compute that the search executed for it, as a fraction of a dense run. Added if the study
-    ranks by inference compute, or by both: ``sparsity``, and ``MACs`` of the nonzero weights as a share of the original
-    model's MACs. Added if it ranks by both: ``training saved``. Added if the study searches options of the workload:
-    ``baseline``, the trial of the same options that a trial is compared with. Added if the search has chosen outcomes:
-    ``other seeds``, the probability of staying within the allowed loss on another seed.
+    ``saved`` is the saving that the study ranks by, ``GFLOPs`` the trial's own training compute without sharing,
+    ``search cost`` the compute that the search executed for it, as a fraction of a dense run, ``MACs`` those of the
+    nonzero weights as a share of the original model's, ``other seeds`` the probability of staying within the allowed
+    loss on another seed. Columns that do not belong to the study's saving, or of which it knows nothing, are left out.
 
     Args:
         ranking: from `analysis.rank`.
@@ -63,59 +62,42 @@ def ranked_table(
     """
     saving, quality = saving_of(ranking), quality_of(ranking)
     limit = None if allowed_drop is None else allowed_limit(ranking, allowed_drop)
-    tested = "test acc." if quality.is_accuracy else quality.test
-    compared = beats is not None and bool(beats.notna().any())
-    columns: list[tuple[str, Callable[[Any], str]]] = [
-        ("rank", lambda row: str(row["rank"])),
-        ("trial", lambda row: f"{row['trial']}{_ROLES.get(row['role'], '')}"),
-        ("baseline", lambda row: _number(row["baseline"], 0)),
-        (quality.name, lambda row: value_text(row[quality.name], quality)),
-        (drop_words(quality), lambda row: _drop(row[quality.drop], limit, quality)),
-        (tested, lambda row: "-" if pd.isna(row[quality.test]) else value_text(row[quality.test], quality)),
-        ("saved", lambda row: _share(row.get(SAVED))),
-        ("training saved", lambda row: _share(row["compute_saved"])),
-        ("sparsity", lambda row: _share(row.get("sparsity"))),
-        ("MACs", lambda row: _share(_rest(row.get("inference_saved")))),
-        ("GFLOPs", lambda row: f"{row['executed_flops'] / 1e9:.2f}"),
-        ("search cost", lambda row: _number(row["search cost"], 2)),
-        ("peak MB", lambda row: _number(row["peak_memory_bytes"] / 1e6, 0)),
-        ("time s", lambda row: f"{row['train_time_s']:.2f}"),
-        ("within", lambda row: "yes" if row["within_drop"] else "no"),
-        ("other seeds", lambda row: "" if pd.isna(row["holds"]) else whole_percent(row["holds"])),
-        ("front", lambda row: "yes" if row["on_front"] else ""),
-        ("beats cut dense run", lambda row: "" if pd.isna(row["beats"]) else str(row["beats"])),
-        ("configuration", settings_text),
-    ]
-    absent = {
-        *(() if "baseline" in ranking.columns else ("baseline",)),
-        *(() if test else (tested,)),
-        *(() if "holds" in ranking.columns else ("other seeds",)),
-        *(() if compared else ("beats cut dense run",)),
-        *(() if saving == BOTH else ("training saved",)),
-        *(() if saving not in (TRAINING, TIME) else ("sparsity", "MACs")),
-        *(() if saving == TIME else ("peak MB",)),
-    }
-    columns = [column for column in columns if column[0] not in absent]
+    of_inference = saving not in (TRAINING, TIME)
+
+    def drop(row: Any) -> str:
+        value = row[quality.drop]
+        return "-" if pd.isna(value) else drop_cell(value, quality, allowed=limit)
+
+    def metric(name: str) -> Callable[[Any], str]:
+        return lambda row: "-" if pd.isna(row[name]) else value_text(row[name], quality)
+
+    columns: list[tuple[str, bool, Callable[[Any], str]]] = [
+        ("rank", True, lambda row: str(row["rank"])),
+        ("trial", True, lambda row: f"{row['trial']}{_ROLES.get(row['role'], '')}"),
+        ("baseline", "baseline" in ranking.columns, lambda row: _number(row["baseline"], 0)),
+        (quality.name, True, metric(quality.name)),
+        (drop_words(quality), True, drop),
+        ("test acc." if quality.is_accuracy else quality.test, test, metric(quality.test)),
+        ("saved", True, lambda row: _share(row.get(SAVED))),
+        ("training saved", saving == BOTH, lambda row: _share(row["compute_saved"])),
+        ("sparsity", of_inference, lambda row: _share(row.get("sparsity"))),
+        ("MACs", of_inference, lambda row: _share(1 - number_of(row, "inference_saved"))),
+        ("GFLOPs", True, lambda row: _number(row["executed_flops"] / 1e9, 2)),
+        ("search cost", True, lambda row: _number(row["search cost"], 2)),
+        ("peak MB", saving == TIME, lambda row: _number(row["peak_memory_bytes"] / 1e6, 0)),
+        ("time s", True, lambda row: _number(row["train_time_s"], 2)),
+        ("within", True, lambda row: "yes" if row["within_drop"] else "no"),
+        ("other seeds", "holds" in ranking.columns,
+         lambda row: "" if pd.isna(row["holds"]) else whole_percent(row["holds"])),
+        ("front", True, lambda row: "yes" if row["on_front"] else ""),
+        ("beats cut dense run", beats is not None and bool(beats.notna().any()),
+         lambda row: "" if pd.isna(row["beats"]) else str(row["beats"])),
+        ("configuration", True, settings_text),
+    ]  # fmt: skip
+    shown = [(name, cell) for name, is_shown, cell in columns if is_shown]
     rows = ranking.assign(**{"search cost": search_fraction(ranking), "beats": beats})
-    shown = rows if top is None else rows[(rows.index < top) | (rows["role"] == "baseline")]
-    cells = [[cell(row) for _, cell in columns] for _, row in shown.iterrows()]
-    return [[name for name, _ in columns], *cells]
-
-
-def stop_table(row: pd.Series) -> list[list[str]]:
-    """Return the stops of a trial as text cells, header first."""
-    events = stop_events(row.get("stop_events"))
-    table = [["iteration", "layer", "name", "rule", ratio_name(str(events[0].get("rule")) if events else "")]]
-    for event in events:
-        ratio = event.get("ratio")
-        seen = f"{ratio:.4f}" if isinstance(ratio, (int, float)) else ""
-        names = [str(event.get(name) or "") for name in ("name", "rule")]
-        table.append([str(event["iteration"]), str(event["layer"]), *names, seen])
-    return table
-
-
-def _drop(drop: Any, limit: float | None, quality: Quality) -> str:
-    return "-" if pd.isna(drop) else drop_cell(drop, quality, allowed=limit)
+    rows = rows if top is None else rows[(rows.index < top) | (rows["role"] == "baseline")]
+    return [[name for name, _ in shown], *([cell(row) for _, cell in shown] for _, row in rows.iterrows())]
 
 
 def _number(value: Any, decimals: int) -> str:
@@ -126,23 +108,54 @@ def _share(fraction: Any) -> str:
     return "-" if fraction is None or pd.isna(fraction) else percent(fraction)
 
 
-def _rest(saved: Any) -> Any:
-    return None if saved is None else 1 - saved
+def stop_table(row: pd.Series) -> list[list[str]]:
+    """Return the stops of a trial."""
+    events = stop_events(row.get("stop_events"))
+    table = [["iteration", "layer", "name", "rule", ratio_name(str(events[0].get("rule")) if events else "")]]
+    for event in events:
+        ratio = event.get("ratio")
+        seen = f"{ratio:.4f}" if isinstance(ratio, (int, float)) else ""
+        names = [str(event.get(name) or "") for name in ("name", "rule")]
+        table.append([str(event["iteration"]), str(event["layer"]), *names, seen])
+    return table
 
 
-# --- Sparsity and MACs of a trial's model, in total and by layer, as text cells. Pure: a row in, cells out ------------
+def confirmation_table(confirmation: pd.DataFrame, saved: str, allowed: float, quality: Quality) -> list[list[str]]:
+    """Return the candidates that were retrained on fresh seeds.
+
+    Args:
+        confirmation: from `analysis.confirm_table`.
+        saved: the compute saving that the study ranks by, in words.
+        allowed: allowed drop in the metric's unit.
+        quality: the metric.
+    """
+    unit = drop_unit(quality)
+    table = [["trial", "seeds", saved, f"{drop_words(quality)}{unit}", f"interval{unit}", "confidence", "confirmed"]]
+    for _, row in confirmation.iterrows():
+        drop, low, high = (
+            drop_number(row[name], quality, allowed=allowed, sign="+")
+            for name in (quality.drop, "drop_low", "drop_high")
+        )
+        again = percent(saved_again(row)) if row["seeds"] > 0 else "-"
+        interval = f"{low} to {high}" if row["seeds"] > 1 else "-"
+        confidence = "" if pd.isna(row["confidence"]) else whole_percent(row["confidence"])
+        found = [str(row["candidate"]), str(row["seeds"]), again, drop, interval, confidence]
+        table.append([*found, "yes" if row["confirmed"] else "no"])
+    return table
+
+
+# --- Sparsity and MACs of a trial's model, in total and by layer ------------------------------------------------------
 # Sparsities are fractions of the elements; MACs are multiply-accumulate operations for one sample.
 
-#: Counts among the totals: column, label.
-_COUNTS = (
-    ("dense_macs", "MACs of a sample, zeros included"),
-    ("effective_macs", "MACs of the weights that are not zero"),
-    ("parameters", "parameters"),
-)
-_SHARES = (
-    ("sparsity", "sparsity"),
-    ("structured_sparsity", "sparsity in whole filters, rows or channels"),
-    ("inference_saved", "inference compute saved"),
+#: Totals: column, label, format.
+_SUMS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("sparsity", "sparsity", percent),
+    ("structured_sparsity", "sparsity in whole filters, rows or channels", percent),
+    ("inference_saved", "inference compute saved", percent),
+    ("dense_macs", "MACs of a sample, zeros included", "{:,.0f}".format),
+    ("effective_macs", "MACs of the weights that are not zero", "{:,.0f}".format),
+    ("parameters", "parameters", "{:,.0f}".format),
+    ("latency_s", "latency of a batch", lambda seconds: f"{1000 * seconds:.2f} ms"),
 )
 
 
@@ -157,11 +170,8 @@ def sums(row: pd.Series) -> list[tuple[str, str]]:
     >>> sums(pd.Series({"sparsity": 0.8, "effective_macs": 51200, "latency_s": 0.0123}))
     [('sparsity', '80.0 %'), ('MACs of the weights that are not zero', '51,200'), ('latency of a batch', '12.30 ms')]
     """
-    found = [(said, percent(number_of(row, name))) for name, said in _SHARES if isfinite(number_of(row, name))]
-    found += [(said, f"{number_of(row, name):,.0f}") for name, said in _COUNTS if isfinite(number_of(row, name))]
-    if isfinite(number_of(row, "latency_s")):
-        found.append(("latency of a batch", f"{1000 * number_of(row, 'latency_s'):.2f} ms"))
-    return found
+    values = ((said, form, number_of(row, name)) for name, said, form in _SUMS)
+    return [(said, form(value)) for said, form, value in values if isfinite(value)]
 
 
 def layers(row: pd.Series) -> list[tuple[str, str]]:
@@ -174,12 +184,11 @@ def layers(row: pd.Series) -> list[tuple[str, str]]:
         found: Any = json.loads(row["layer_sparsity"])
     except (KeyError, TypeError, ValueError):
         return []
-    if not isinstance(found, dict):
-        return []
-    return [(name, percent(share)) for name, share in found.items() if isinstance(share, (int, float))]
+    shares = found.items() if isinstance(found, dict) else ()
+    return [(name, percent(share)) for name, share in shares if isinstance(share, (int, float))]
 
 
-# --- Sentences on what a search cost. Pure: numbers in, text out ------------------------------------------------------
+# --- Sentences on what a search cost ----------------------------------------------------------------------------------
 
 
 def full_trainings(equivalents: float) -> str:
@@ -204,7 +213,7 @@ def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:
     return line + "."
 
 
-# --- A study's report as Markdown. Pure -------------------------------------------------------------------------------
+# --- A study's report as Markdown -------------------------------------------------------------------------------------
 
 
 def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame, best: pd.Series | None,
@@ -221,108 +230,83 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
         top: rows of the ranked table.
         confirmation: from `analysis.confirm_table`; None if no confirmation was started.
     """
-    line = control_line(trials)
+    line, quality = control_line(trials), info.quality
     said = headline(
         ranking, best, allowed_drop, confirmation=confirmation, line=line, why_little=info.why_little, sure=info.sure
     )
-    lines = [f"# {info.space} on {info.workload}", "", said, ""]
-    lines += [search_cost_line(search_cost(trials)), ""]
-    counts = trials["status"].value_counts()
-    lines.append(
-        f"{info.length_text}, seed {info.seed}; trials: " + ", ".join(f"{n} {s}" for s, n in counts.items()) + "."
-    )
+    counts = ", ".join(f"{n} {status}" for status, n in trials["status"].value_counts().items())
+    parts = [
+        f"# {info.space} on {info.workload}",
+        said,
+        search_cost_line(search_cost(trials)),
+        f"{info.length_text}, seed {info.seed}; trials: {counts}.",
+    ]
     if info.hold:
         held = " ".join(f"{name}={short(value)}" for name, value in without_files(info.hold).items())
-        lines.append(f"Fixed in every trial but the baseline: {held}.")
-    saving, quality = saving_of(trials), info.quality
+        parts.append(f"Fixed in every trial but the baseline: {held}.")
     if best is not None and saved_of_one(best) > 0:
         env = best_env(info, best, allowed_drop, confirmation=confirmation, line=line)
-        lines += ["", "## Best settings", "", "```sh", env.rstrip(), "```"]
-        baseline = baseline_of(ranking, best)
-        lines += [
-            "",
-            f"There is no test split, so all {'accuracies' if quality.is_accuracy else 'values'} are those of the "
-            "validation split."
-            if pd.isna(best[quality.test])
-            else f"On the test split{'' if confirmation is not None else ', which no choice was made by'}, "
-            f"seed {int(best['seed'])}: {value_text(best[quality.test], quality)}, "
-            f"baseline {value_text(baseline[quality.test], quality)}.",
-            ("" if pd.isna(best["backward_saved"]) else f"Backward FLOPs saved: {percent(best['backward_saved'])}. ")
-            + f"Training time saved in this run: {percent(best['time_saved'])} (one measurement, beside other trials).",
+        parts += ["## Best settings", f"```sh\n{env.rstrip()}\n```", *_about_best(best, ranking, confirmation)]
+    if confirmation is not None:
+        losses = "accuracy losses are" if quality.is_accuracy else f"each {drop_words(quality)} is"
+        cells = confirmation_table(confirmation, saved_words(saving_of(trials)), allowed_limit(ranking, allowed_drop),
+                                   quality)  # fmt: skip
+        parts += [
+            "## Confirmation",
+            f"Retrained with the baseline on seeds that the search never saw; {losses} in "
+            f"{compared(confirmation.iloc[0])}, with intervals that hold together.",
+            _table(cells, "--:|--:|--:|--:|--:|--:|:--"),
         ]
-        if saving != TRAINING and not pd.isna(best["compute_saved"]):
-            lines[-1] = f"Training compute saved: {percent(best['compute_saved'])}. {lines[-1]}"
-        stops = stop_table(best)
-        if len(stops) > 1:
-            lines += ["", *_table(stops, "--:|--:|:--|:--|--:")]
-        lines += sparsity_lines(best)
-    limit = allowed_limit(ranking, allowed_drop)
-    lines += confirmation_lines(confirmation, saved_words(saving), limit, quality) + control_lines(trials, line)
+    if controls := control_lines(trials, line):
+        parts.append("\n".join(controls))
     if effects := recipe_table(trials):
-        lines += ["", "## What each choice brought", "", RECIPE_NOTE, "", *_table(effects, ":--|--:|--:|--:|--:")]
+        parts += ["## What each choice brought", RECIPE_NOTE, _table(effects, ":--|--:|--:|--:|--:")]
     table = ranked_table(ranking, top=top, test=True, beats=beats_shorter(ranking, line), allowed_drop=allowed_drop)
-    lines += ["", "## Ranking", "", *_table(table, "|".join(["--"] * len(table[0])))]
+    parts += ["## Ranking", _table(table, "|".join(["--"] * len(table[0])))]
     failed = trials[trials["status"] == "failed"]
     if len(failed):
-        lines += ["", "## Failed trials", ""]
-        lines += [f"- trial {row['trial']}: {row['error']}" for _, row in failed.iterrows()]
-    lines += ["", "Versions: " + ", ".join(f"{k} {v}" for k, v in info.versions.items()) + ".", ""]
-    return "\n".join(lines)
+        lines = [f"- trial {trial}: {error}" for trial, error in zip(failed["trial"], failed["error"], strict=True)]
+        parts += ["## Failed trials", "\n".join(lines)]
+    parts.append("Versions: " + ", ".join(f"{name} {version}" for name, version in info.versions.items()) + ".")
+    return "\n\n".join(parts) + "\n"
 
 
-def sparsity_lines(best: pd.Series) -> list[str]:
-    """Return the Markdown section on the best trial's sparsity; empty if the trial was not compressed."""
-    if not is_compressed(best):
-        return []
-    lines = ["", "## Sparsity", ""]
-    if compresses(config_of(best)):
-        whole = "The whole schedule is in `best.yaml`."
-        lines += [f"Trial {best['trial']} compresses: {compression_of(best)}. {whole}", ""]
-    lines += [f"- {name}: {value}" for name, value in sums(best)]
-    found = layers(best)
-    return [*lines, "", *_table([("layer", "sparsity"), *found], ":--|--:")] if found else lines
-
-
-def _table(cells: Sequence[Sequence[str]], alignment: str) -> list[str]:
-    """Return the lines of a table from its text cells, header first, and the alignment of its columns."""
-    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
-    return [rows[0], f"|{alignment}|", *rows[1:]]
-
-
-def confirmation_lines(
-    confirmation: pd.DataFrame | None, saved: str, allowed: float, quality: Quality = ACCURACY
-) -> list[str]:
-    """Return the Markdown section on retraining with fresh seeds; empty if no confirmation was started.
-
-    Args:
-        confirmation: from `analysis.confirm_table`.
-        saved: the compute saving that the study ranks by, in words.
-        allowed: allowed drop in the metric's unit.
-        quality: the metric.
-    """
-    if confirmation is None:
-        return []
-    lines = [
-        "", "## Confirmation", "",
-        "Retrained with the baseline on seeds that the search never saw; "
-        f"{'accuracy losses are' if quality.is_accuracy else f'each {drop_words(quality)} is'} in "
-        f"{compared(confirmation.iloc[0])}{', in points' if quality.is_fraction else ''}, with intervals that hold "
-        "together.", "",
-    ]  # fmt: skip
-    table = [["trial", "seeds", saved, drop_words(quality), "from", "to", "confirmed"]]
-    for _, row in confirmation.iterrows():
-        drops = [
-            drop_number(row[name], quality, allowed=allowed, sign="+")
-            for name in (quality.drop, "drop_low", "drop_high")
-        ]
-        again = percent(saved_again(row)) if row["seeds"] > 0 else "-"
-        found = [str(row["candidate"]), str(row["seeds"]), again, *drops]
-        table.append([*found, "yes" if row["confirmed"] else "no"])
-    return [*lines, *_table(table, "--:|--:|--:|--:|--:|--:|:--")]
+def _about_best(best: pd.Series, ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> list[str]:
+    """Return what is said of the best trial beside its settings: test split, savings, stops, sparsity."""
+    quality = quality_of(best)
+    if pd.isna(best[quality.test]):
+        values = "accuracies" if quality.is_accuracy else "values"
+        tested = f"There is no test split, so all {values} are those of the validation split."
+    else:
+        baseline = value_text(baseline_of(ranking, best)[quality.test], quality)
+        unseen = "" if confirmation is not None else ", which no choice was made by"
+        tested = (
+            f"On the test split{unseen}, seed {int(best['seed'])}: {value_text(best[quality.test], quality)}, "
+            f"baseline {baseline}."
+        )
+    savings = []
+    if saving_of(ranking) != TRAINING and not pd.isna(best["compute_saved"]):
+        savings.append(f"Training compute saved: {percent(best['compute_saved'])}.")
+    if not pd.isna(best["backward_saved"]):
+        savings.append(f"Backward FLOPs saved: {percent(best['backward_saved'])}.")
+    time = percent(best["time_saved"])
+    savings.append(f"Training time saved in this run: {time} (one measurement, beside other trials).")
+    parts = [f"{tested}\n{' '.join(savings)}"]
+    if len(stops := stop_table(best)) > 1:
+        parts.append(_table(stops, "--:|--:|:--|:--|--:"))
+    if is_compressed(best):
+        parts.append("## Sparsity")
+        if compresses(config_of(best)):
+            whole = "The whole schedule is in `best.yaml`."
+            parts.append(f"Trial {best['trial']} compresses: {compression_of(best)}. {whole}")
+        parts.append("\n".join(f"- {name}: {value}" for name, value in sums(best)))
+        if found := layers(best):
+            parts.append(_table([("layer", "sparsity"), *found], ":--|--:"))
+    return parts
 
 
 def control_lines(trials: pd.DataFrame, line: pd.DataFrame) -> list[str]:
-    """Return the Markdown section on controls; empty if there are none."""
+    """Return the lines of the section on controls; empty if there are none."""
     stops = trials[(trials["status"] == "completed") & (trials["role"] == "control")]
     stops = stops[stops["control"] == RANDOM_STOPS] if len(stops) else stops
     if len(line) == 0 and len(stops) == 0:
@@ -331,5 +315,11 @@ def control_lines(trials: pd.DataFrame, line: pd.DataFrame) -> list[str]:
     rows = [(plural(int(row["epochs"]), "epoch"), row) for _, row in line.iterrows()]
     rows += [(settings_text(row), row) for _, row in stops.iterrows()]
     cells = [[trained, percent(row["compute_saved"]), value_text(row[quality.name], quality)] for trained, row in rows]
-    table = [["trained", "compute saved", quality.name], *cells]
-    return ["", "## Controls", "", *_table(table, ":--|--:|--:")]
+    table = _table([["trained", "compute saved", quality.name], *cells], ":--|--:|--:")
+    return ["## Controls", "", *table.splitlines()]
+
+
+def _table(cells: Sequence[Sequence[str]], alignment: str) -> str:
+    """Return a table from its text cells, header first, and the alignment of its columns."""
+    head, *rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+    return "\n".join([head, f"|{alignment}|", *rows])

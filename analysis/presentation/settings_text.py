@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -27,32 +27,49 @@ def estimator_text(values: Mapping[str, Any], *, digits: int | None = None) -> s
     >>> estimator_text({"gradient_layers": ("fc.weight", "fc.bias"), "gradient_epsilon": 0.0123456}, digits=4)
     'gradient_layers=fc.weight,fc.bias gradient_epsilon=0.01235'
     """
-    texts = {name: values[name] for name in FIELD_NAMES if values.get(name) is not None}
-    return " ".join(f"{name}={_text(value, digits)}" for name, value in texts.items())
+    return _assignments(values, FIELD_NAMES, digits)
 
 
-def _text(value: Any, digits: int | None) -> str:
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.{digits}g}" if isinstance(value, float) and digits else str(value)
+def recipe_text(values: Mapping[str, Any]) -> str:
+    """Return the fields of the recipe as ``--set`` takes them, separated by spaces; empty if none is set.
+
+    >>> recipe_text({"precision": "bfloat16", "fused_optimizer": True, "epochs": 3})
+    'precision=bfloat16 fused_optimizer=yes'
+    """
+    return _assignments(values, RECIPE_FIELDS)
 
 
-# --- A trial's training recipe in one line, and as lines of code for a script -----------------------------------------
+def _assignments(values: Mapping[str, Any], names: Iterable[str], digits: int | None = None) -> str:
+    def text(value: Any) -> str:
+        if isinstance(value, (list, tuple)):
+            return ",".join(map(str, value))
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return f"{value:.{digits}g}" if isinstance(value, float) and digits else str(value)
+
+    return " ".join(f"{name}={text(values[name])}" for name in names if values.get(name) is not None)
 
 
-_AUTOCAST = "with torch.autocast(device.type, dtype=torch.{}):  # around the forward pass and the loss"
-#: Lines of code for a field's value.
+# --- A trial's training recipe as lines of code for a script, and what its choices brought ----------------------------
+
+#: Lines of code by field and value; None: any other value.
 _CODE: Mapping[str, Mapping[Any, tuple[str, ...]]] = {
     "precision": {
-        "bfloat16": (_AUTOCAST.format("bfloat16"),),
         "float16": (
-            _AUTOCAST.format("float16"),
+            "with torch.autocast(device.type, dtype=torch.float16):  # around forward pass and loss",
             "scaler = torch.amp.GradScaler(device.type)  # once",
             "scaler.scale(loss).backward(); scaler.unscale_(optimizer)  # then clip",
             "scaler.step(optimizer); scaler.update()",
         ),
+        "bfloat16": (
+            "with torch.autocast(device.type, dtype=torch.bfloat16):  # around the forward pass and the loss",
+        ),
+    },
+    "batch_size": {
+        None: ("batch_size = {value}  # learning rate: times batch size over the old one (its square root for Adam)",)
+    },
+    "clip_grad_norm": {
+        None: ("torch.nn.utils.clip_grad_norm_(model.parameters(), {value:g})  # before optimizer.step()",)
     },
     "channels_last": {
         True: (
@@ -71,6 +88,13 @@ _CODE: Mapping[str, Mapping[Any, tuple[str, ...]]] = {
             "value = torch.utils.checkpoint.checkpoint(block, value, use_reentrant=False, context_fn=...)",
         ),
     },
+    "compile_mode": {
+        None: ('model.compile(mode="{value}", dynamic=False)  # an nn.Sequential must be inside another module',)
+    },
+    "loader_workers": {
+        0: ("loader = DataLoader(..., num_workers=0)",),
+        None: ("loader = DataLoader(..., num_workers={value}, persistent_workers=True)",),
+    },
     "cudnn_benchmark": {True: ("torch.backends.cudnn.benchmark = True",)},
     "deterministic": {True: ("torch.use_deterministic_algorithms(True)",)},
     "pin_memory": {
@@ -78,24 +102,11 @@ _CODE: Mapping[str, Mapping[Any, tuple[str, ...]]] = {
         False: ("loader = DataLoader(..., pin_memory=False)",),
     },
 }
-
 #: What the table of effects holds.
 RECIPE_NOTE = (
     "What a choice changes while the rest stays as it is, by least squares over all completed trials: shares of "
     "training time (compilation included) and of peak memory, and the change of the metric. One measurement a trial."
 )
-
-
-def recipe_text(values: Mapping[str, Any]) -> str:
-    """Return the fields of the recipe as ``--set`` takes them, separated by spaces; empty if none is set.
-
-    >>> recipe_text({"precision": "bfloat16", "fused_optimizer": True, "epochs": 3})
-    'precision=bfloat16 fused_optimizer=yes'
-    """
-    texts = {name: values[name] for name in RECIPE_FIELDS if values.get(name) is not None}
-    return " ".join(
-        f"{name}={('yes' if value else 'no') if isinstance(value, bool) else value}" for name, value in texts.items()
-    )
 
 
 def recipe_lines(values: Mapping[str, Any], optimizer: str = "SGD") -> list[str]:
@@ -105,32 +116,16 @@ def recipe_lines(values: Mapping[str, Any], optimizer: str = "SGD") -> list[str]
         values: fields of `TrialConfig`; None: not set.
         optimizer: class of torch.optim that the script uses.
 
-    >>> recipe_lines({"loader_workers": 2, "compile_mode": "default", "clip_grad_norm": 0.5, "batch_size": 128})
+    >>> recipe_lines({"loader_workers": 2, "clip_grad_norm": 0.5})
     ... # doctest: +NORMALIZE_WHITESPACE
-    ['batch_size = 128  # learning rate: times batch size over the old one (its square root for Adam)',
-     'torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # before optimizer.step()',
-     'model.compile(mode="default", dynamic=False)  # an nn.Sequential must be inside another module',
+    ['torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # before optimizer.step()',
      'loader = DataLoader(..., num_workers=2, persistent_workers=True)']
     """
     lines: list[str] = []
     for name in RECIPE_FIELDS:
-        value = values.get(name)
-        if value is None:
-            continue
-        if name == "batch_size":
-            lines.append(f"batch_size = {value}  # learning rate: times batch size over the old one (its square root "
-                         "for Adam)")  # fmt: skip
-        elif name == "clip_grad_norm":
-            lines.append(f"torch.nn.utils.clip_grad_norm_(model.parameters(), {value:g})  # before optimizer.step()")
-        elif name == "compile_mode":
-            lines.append(
-                f'model.compile(mode="{value}", dynamic=False)  # an nn.Sequential must be inside another module'
-            )
-        elif name == "loader_workers":
-            workers = f"num_workers={value}{', persistent_workers=True' if value else ''}"
-            lines.append(f"loader = DataLoader(..., {workers})")
-        else:
-            lines += [line.replace("{optimizer}", optimizer) for line in _CODE.get(name, {}).get(value, ())]
+        if (value := values.get(name)) is not None:
+            code = _CODE.get(name, {})
+            lines += [line.format(value=value, optimizer=optimizer) for line in code.get(value, code.get(None, ()))]
     return lines
 
 
@@ -142,46 +137,14 @@ def recipe_table(trials: pd.DataFrame) -> list[list[str]]:
     quality = quality_of(trials)
     cells = [["choice", "trials", "time saved", "memory saved", f"change of {quality.name}"]]
     for row in effects.to_dict("records"):
-        shares = ("-" if row[name] != row[name] else percent(row[name]) for name in ("time_saved", "memory_saved"))
+        shares = ("-" if pd.isna(row[name]) else percent(row[name]) for name in ("time_saved", "memory_saved"))
         change = row["quality_change"]
-        told = "-" if change != change else f"{'-' if change < 0 else '+'}{value_text(abs(change), quality)}"
+        told = "-" if pd.isna(change) else f"{'-' if change < 0 else '+'}{value_text(abs(change), quality)}"
         cells.append([f"{row['field']}={row['value']}", str(row["trials"]), *shares, told])
     return cells
 
 
-# --- The compression schedule of a trial as plain YAML with all values filled in --------------------------------------
-
-
-def compresses(config: TrialConfig) -> bool:
-    """Return whether a trial's configuration compresses anything, that is, has a schedule with a policy."""
-    return config.compresses and bool(_schedule(config)["policies"])
-
-
-def schedule_text(config: TrialConfig, about: Sequence[str] = ()) -> str:
-    """Return the schedule of a configuration that compresses, without marks, after comment lines.
-
-    The YAML can be run by a plain training loop.
-
-    Args:
-        config: configuration of a trial.
-        about: comment lines, with their number signs.
-
-    Raises:
-        UserError: if the schedule cannot be read.
-    """
-    from trainables.compression.schedule import dump
-
-    comments = "".join(f"{line}\n" for line in about)
-    return comments + dump(_schedule(config))
-
-
-def _schedule(config: TrialConfig) -> Mapping[str, Any]:
-    from trainables.compression.trial.from_config import schedule_of  # loads pydantic and a YAML reader
-
-    return schedule_of(config)
-
-
-# --- A trial's compression settings in one line. Pure; loads no YAML reader -------------------------------------------
+# --- A trial's compression schedule: as plain YAML, and its settings in one line --------------------------------------
 # A schedule's text is never shown in full, only its marked values or its number of lines.
 
 #: Fields whose value is the text of a whole file.
@@ -190,6 +153,32 @@ WHOLE_FILES = ("schedule",)
 _WEIGHT = ".weight"
 #: Default temperature, weight and first epoch of distillation (`from_config`).
 _TEMPERATURE, _DISTILL_WEIGHT, _DISTILL_FROM = 1.0, 0.5, 0
+
+
+def compresses(config: TrialConfig) -> bool:
+    """Return whether a trial's configuration compresses anything, that is, has a schedule with a policy."""
+    return config.compresses and bool(_schedule(config)["policies"])
+
+
+def schedule_text(config: TrialConfig, about: Sequence[str] = ()) -> str:
+    """Return the schedule of a configuration that compresses as YAML for a plain training loop, without marks.
+
+    Args:
+        config: configuration of a trial.
+        about: comment lines to begin with, with their number signs.
+
+    Raises:
+        UserError: the schedule cannot be read.
+    """
+    from trainables.compression.schedule import dump
+
+    return "".join(f"{line}\n" for line in about) + dump(_schedule(config))
+
+
+def _schedule(config: TrialConfig) -> Mapping[str, Any]:
+    from trainables.compression.trial.from_config import schedule_of  # loads pydantic and a YAML reader
+
+    return schedule_of(config)
 
 
 def compression_text(values: Mapping[str, Any]) -> str:
@@ -204,66 +193,42 @@ def compression_text(values: Mapping[str, Any]) -> str:
     's: conv1 0.5 from epoch 3'
     >>> compression_text({"agp_final_sparsity": 0.8, "pruning_start_epoch": 0, "pruning_end_epoch": 18})
     'agp 0.8 epochs 0-18 every 1'
-    >>> compression_text({"distill_temperature": 4.0, "distill_weight": 0.5, "distill_start_epoch": 0})
-    'T=4 w=0.5 from 0'
     >>> compression_text({"schedule": "version: 1\n", "schedule_values": ("pruners.agp.final_sparsity=0.7",)})
     'final_sparsity=0.7'
     """
-    parts = [
-        marks_text(values.get("schedule_values", ())),
-        _sensitivities(values),
-        _gradual(values),
-        _distillation(values),
-    ]
-    found = "; ".join(part for part in parts if part)
-    return found or ("as scheduled" if "schedule" in values else "")
-
-
-def _sensitivities(values: Mapping[str, Any]) -> str:
-    given = values.get("pruning_sensitivities")
-    if given is None:
-        return ""
-    epochs = "" if "agp_final_sparsity" in values else _epochs(values)
-    return f"s: {sensitivities_text(given)}{epochs}"
-
-
-def sensitivities_text(texts: Sequence[str]) -> str:
-    """Return layers and their sensitivities; a layer with sensitivity 0 is never pruned and is omitted.
-
-    >>> sensitivities_text(["conv1.weight=0.5", "conv2.weight=0", "fc.weight=0.25"])
-    'conv1 0.5, fc 0.25'
-    """
-    pairs = [_pair(text) for text in texts]
-    return ", ".join(f"{name.removesuffix(_WEIGHT)} {value}" for name, value in pairs if value.strip("0.")) or "none"
-
-
-def _gradual(values: Mapping[str, Any]) -> str:
-    if "agp_final_sparsity" not in values:
-        return ""
-    initial = values.get("agp_initial_sparsity")
-    begin = f"{initial:g} to " if initial else ""
-    return f"agp {begin}{values['agp_final_sparsity']:g}{_epochs(values)}"
+    parts = [marks_text(values.get("schedule_values", ()))]
+    gradual = "agp_final_sparsity" in values
+    if (given := values.get("pruning_sensitivities")) is not None:
+        parts.append(f"s: {_sensitivities_text(given)}{'' if gradual else _epochs(values)}")
+    if gradual:
+        initial = values.get("agp_initial_sparsity")
+        begin = f"{initial:g} to " if initial else ""
+        parts.append(f"agp {begin}{values['agp_final_sparsity']:g}{_epochs(values)}")
+    if any(name.startswith("distill_") for name in values):
+        temperature = values.get("distill_temperature", _TEMPERATURE)
+        weight, start = (
+            values.get("distill_weight", _DISTILL_WEIGHT),
+            values.get("distill_start_epoch", _DISTILL_FROM),
+        )
+        teacher = f" teacher {values['distill_teacher']}" if values.get("distill_teacher") else ""
+        parts.append(f"T={temperature:g} w={weight:g} from {start}{teacher}")
+    return "; ".join(part for part in parts if part) or ("as scheduled" if "schedule" in values else "")
 
 
 def _epochs(values: Mapping[str, Any]) -> str:
     """Return the pruning epochs and the pruning frequency as far as they are set."""
-    start, end = values.get("pruning_start_epoch"), values.get("pruning_end_epoch")
-    frequency = values.get("pruning_frequency")
+    names = ("pruning_start_epoch", "pruning_end_epoch", "pruning_frequency")
+    start, end, frequency = (values.get(name) for name in names)
     if start is not None and end is not None:
         return f" epochs {start}-{end} every {frequency or 1}"
-    said = "" if start is None else f" from epoch {start}"
-    said += "" if end is None else f" to epoch {end}"
-    return said + ("" if frequency is None else f" every {frequency}")
+    said = ((" from epoch", start), (" to epoch", end), (" every", frequency))
+    return "".join(f"{words} {value}" for words, value in said if value is not None)
 
 
-def _distillation(values: Mapping[str, Any]) -> str:
-    if not any(name.startswith("distill_") for name in values):
-        return ""
-    teacher = values.get("distill_teacher")
-    return (
-        f"T={values.get('distill_temperature', _TEMPERATURE):g} w={values.get('distill_weight', _DISTILL_WEIGHT):g} "
-        f"from {values.get('distill_start_epoch', _DISTILL_FROM)}" + (f" teacher {teacher}" if teacher else "")
-    )
+def _sensitivities_text(texts: Sequence[str]) -> str:
+    """Return layers and their sensitivities; a layer with sensitivity 0 is never pruned and is omitted."""
+    pairs = [_pair(text) for text in texts]
+    return ", ".join(f"{name.removesuffix(_WEIGHT)} {value}" for name, value in pairs if value.strip("0.")) or "none"
 
 
 def marks_text(texts: Sequence[str]) -> str:
@@ -274,10 +239,10 @@ def marks_text(texts: Sequence[str]) -> str:
     """
     pairs = [_pair(text) for text in texts]
     paths = [name.removesuffix(_WEIGHT).split(".") for name, _ in pairs]
-    return " ".join(f"{_last(path, paths)}={value}" for path, (_, value) in zip(paths, pairs, strict=True))
+    return " ".join(f"{_unambiguous(path, paths)}={value}" for path, (_, value) in zip(paths, pairs, strict=True))
 
 
-def _last(path: list[str], paths: Sequence[list[str]]) -> str:
+def _unambiguous(path: list[str], paths: Sequence[list[str]]) -> str:
     """Return the shortest end of a path that no other path has and that does not begin with a list index."""
     for length in range(1, len(path)):
         end = path[-length:]
@@ -320,11 +285,11 @@ def field_text(name: str, text: str) -> str:
     if not isinstance(found, list):
         return text
     if name == "pruning_sensitivities":
-        return sensitivities_text(found)
+        return _sensitivities_text(found)
     return marks_text(found) if name == "schedule_values" else ",".join(map(str, found))
 
 
-# --- Words and lines for a trial that trains fewer epochs than its study's full run -----------------------------------
+# --- A trial that trains fewer epochs than its study's full run -------------------------------------------------------
 
 
 def cut_words(row: pd.Series) -> str:
@@ -335,17 +300,9 @@ def cut_words(row: pd.Series) -> str:
 
 def length_lines(row: pd.Series) -> list[str]:
     """Return lines for a shell that set a trial's epochs, where these are fewer than the full run's; else none."""
-    return shorter_lines(int(row["epochs"]), int(row["of_epochs"])) if cut_words(row) else []
-
-
-def shorter_lines(epochs: int, of_epochs: int) -> list[str]:
-    """Return lines for a shell that set the epochs of a run, fewer than the full run's.
-
-    Args:
-        epochs: of the run.
-        of_epochs: of the full run.
-    """
+    if not (words := cut_words(row)):
+        return []
     return [
-        f"# Train {epochs} of {of_epochs} epochs, with a learning-rate schedule of that length:",
-        f"export {EPOCHS_VARIABLE}={epochs}",
+        f"# Train {words}, with a learning-rate schedule of that length:",
+        f"export {EPOCHS_VARIABLE}={int(row['epochs'])}",
     ]

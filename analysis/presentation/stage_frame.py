@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from trainables.quality import ACCURACY, Quality
 from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.store import StageStore, roots
 
-# --- Descriptions of interventions in words ---------------------------------------------------------------------------
+# --- Interventions in words -------------------------------------------------------------------------------------------
 
 #: The key of a compression schedule's actions (`trainables.compression.trial.replay`).
 _SCHEDULE = "compression"
@@ -49,20 +49,24 @@ def action_words(action: str, layer_names: Sequence[str], *, before: str | None 
     values = _values(action)
     if values is None:
         return action
-    schedule = values.pop(_SCHEDULE, None)
-    begins = "" if schedule is None else _schedule_words(schedule)
-    return ", ".join(part for part in (begins, _other_words(values, layer_names, before)) if part)
-
-
-def _other_words(values: dict[str, Any], layer_names: Sequence[str], before: str | None) -> str:
+    parts = []
+    if _SCHEDULE in values:  # the policies that begin here, by the instances that they apply
+        acts = values.pop(_SCHEDULE)
+        names = list(dict.fromkeys(act if isinstance(act, str) else _instance(act) for act in acts))
+        parts.append(f"{', '.join(names)} begin{'' if len(names) > 1 else 's'}")
+    method = next((method for method in ESTIMATORS if method in values), None)
     if "stop" in values:
-        return _stop_words(values, layer_names, _values(before or "") or {})
-    if "rule" in values:
-        return _rule_words(values)
-    for method in ESTIMATORS:
-        if method in values:
-            return f"{method.replace('_', ' ')} {estimator_text(values[method], digits=4)}"
-    return ", ".join(_pair(name, value) for name, value in values.items())
+        parts += _stop_words(values, layer_names, _values(before or "") or {})
+    elif "rule" in values:  # one that applies to the whole run: its iterations, and what differs from the defaults
+        rule, begin, end = (values.pop(name, None) for name in ("rule", "rule_start_itr", "rule_end_itr"))
+        defaults = json.loads(json.dumps(vars(Settings())))  # tuples as lists
+        parts.append(f"{rule} {begin}..{end}")
+        parts += [_pair(n.removeprefix("rule_"), v) for n, v in values.items() if v != defaults.get(n)]
+    elif method is not None:
+        parts.append(f"{method.replace('_', ' ')} {estimator_text(values[method], digits=4)}")
+    else:
+        parts += [_pair(name, value) for name, value in values.items()]
+    return ", ".join(parts)
 
 
 def _values(action: str) -> dict[str, Any] | None:
@@ -73,50 +77,24 @@ def _values(action: str) -> dict[str, Any] | None:
     return values if isinstance(values, dict) else None
 
 
-def _stop_words(values: Mapping[str, Any], layer_names: Sequence[str], before: Mapping[str, Any]) -> str:
+def _instance(act: Mapping[str, Any]) -> str:
+    return next((str(part["instance_name"]) for part in act["policy"].values() if isinstance(part, dict)), "a policy")
+
+
+def _stop_words(values: Mapping[str, Any], layer_names: Sequence[str], before: Mapping[str, Any]) -> list[str]:
+    def layer(number: int) -> str:
+        return layer_names[number] if number < len(layer_names) else f"parameter {number}"
+
     stopped = [int(number) for number in values["stop"]]
     if "order" in values:  # custom order: the highest number may not be the last layer stopped, so name the new ones
         new = sorted(set(stopped) - set(before.get("stop", ()))) or stopped
         others = f" and {len(new) - 2} more" if len(new) > 2 else ""
-        parts = [f"stop {', '.join(_layer(number, layer_names) for number in new[:2])}{others}"]
+        parts = [f"stop {', '.join(map(layer, new[:2]))}{others}"]
     else:
-        parts = [f"stop through {_layer(max(stopped), layer_names)}" if stopped else "stop nothing"]
+        parts = [f"stop through {layer(max(stopped))}" if stopped else "stop nothing"]
     if values.get("braking"):
         parts.append(f"braking {values['braking']}")
-    parts += [_pair(name, value) for name, value in values.items() if name not in ("stop", "braking", "order")]
-    return ", ".join(parts)
-
-
-def _schedule_words(acts: Sequence[Any]) -> str:
-    """Describe the policies of a compression schedule that begin here, by the instances that they apply.
-
-    >>> _schedule_words([{"policy": {"pruner": {"instance_name": "agp"}}}, "learning rates"])
-    'agp, learning rates begin'
-    """
-    names = dict.fromkeys(act if isinstance(act, str) else _instance(act) for act in acts)
-    return f"{', '.join(names)} begin{'' if len(names) > 1 else 's'}"
-
-
-def _instance(act: Mapping[str, Any]) -> str:
-    inner = [part["instance_name"] for part in act["policy"].values() if isinstance(part, dict)]
-    return str(inner[0]) if inner else "a policy"
-
-
-def _rule_words(values: Mapping[str, Any]) -> str:
-    """Describe a rule that applies to the whole run: name, iterations and settings that differ from the defaults."""
-    schedule = ("rule", "rule_start_itr", "rule_end_itr")
-    begin, end = values.get("rule_start_itr"), values.get("rule_end_itr")
-    defaults = vars(Settings())
-    told = [
-        _pair(name.removeprefix("rule_"), value)
-        for name, value in values.items()
-        if name not in schedule and value != _plain(defaults.get(name))
-    ]
-    return ", ".join([f"{values['rule']} {begin}..{end}", *told])
-
-
-def _layer(number: int, layer_names: Sequence[str]) -> str:
-    return layer_names[number] if number < len(layer_names) else f"parameter {number}"
+    return parts + [_pair(name, value) for name, value in values.items() if name not in ("stop", "braking", "order")]
 
 
 def _pair(name: str, value: Any) -> str:
@@ -128,11 +106,7 @@ def _pair(name: str, value: Any) -> str:
     return f"{name.replace('_', ' ')} {said}"
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-# --- The stage tree of a study as a tidy DataFrame with one row per stage, and as text for a terminal -----------------
+# --- The stage tree as a tidy DataFrame with one row per stage, and as text for a terminal ----------------------------
 # Symbols: i iteration, from 0. A stage runs from ``begin``, the iteration of the intervention that starts the
 # stage, to ``known_until``.
 
@@ -149,8 +123,6 @@ _COLUMNS = {
 class _Read:
     """Data of one stage from the store."""
 
-    root: str
-    """Its root's id."""
     link: tuple[str, Intervention] | None
     """Id of the parent and the intervention that starts the stage; None for the root stage."""
     start: int
@@ -168,123 +140,103 @@ class _Read:
 def stage_frame(path: str | Path) -> pd.DataFrame:
     """Return the stages of a study in tree order: parents before their children, siblings by iteration.
 
+    A stage whose path to the root was lost because a file was corrupt is left out until a trial writes the file again.
+
     Args:
         path: the folder that a search wrote; the search may be running.
 
     Returns:
-        One row per stage; none if the study has no tree. ``df.attrs["total_steps"]`` is the number of steps of a whole
-        run, ``df.attrs["saving"]`` the compute that the study ranks by, ``df.attrs["quality"]`` its
-        metric.
+        One row per stage; none if the study has no tree. ``df.attrs``: ``total_steps`` of a whole run, ``saving`` (the
+        compute that the study ranks by) and ``quality`` (its metric).
 
         - ``root``, ``stage``, ``parent``: ids; ``parent`` is missing for a root stage.
         - ``depth``: number of interventions from the root to the stage.
         - ``begin``: iteration of the intervention that starts the stage, missing for a root stage; ``start``: its
           first own iteration; ``known_until``: the iteration after the last recorded one.
         - ``action``: the intervention in words.
-        - ``trials``: numbers of the trials whose training contains the stage; ``ends``: numbers of the trials whose
-          last stage it is.
-        - ``accuracy`` (fraction, validation) or the study's metric, ``compute_saved``, ``inference_saved``, ``saved``
-          (fractions; the study ranks by the last one): results of the run that ends in the stage; NaN if no run was
+        - ``trials``: numbers of the trials whose training contains the stage; ``ends``: of those that end in it.
+        - ``accuracy`` (validation) or the study's metric, ``compute_saved``, ``inference_saved``, ``saved``
+          (fractions; the study ranks by the last one): results of the run that ends in the stage, NaN if none was
           trained to the end. Of a run with fewer epochs, what is saved of the compute of the study's longest one.
         - ``steps_shared``: additional steps that the stage's trials would have executed without sharing it.
-        - ``checkpoints``: number of checkpoints; ``checkpoint_bytes``: bytes of their contents (contents shared by two
-          stages count for both); ``checkpoint_steps``: their iterations, ascending.
-
-        A stage whose path to the root was lost because a file was corrupt is left out until a trial writes the file
-        again.
+        - ``checkpoints``, ``checkpoint_bytes`` (contents shared by two stages count for both), ``checkpoint_steps``:
+          number, bytes and ascending iterations of its checkpoints.
 
     Raises:
         UserError: if there is no study at the path.
     """
-    tree = Layout(Path(path)).shared_tree
-    trials = load(path)
-    last, saving = _last_stages(trials), saving_of(trials)
+    tree, trials = Layout(Path(path)).shared_tree, load(path)
+    saving, quality = saving_of(trials), quality_of(trials)
+    done = trials[trials["status"] == "completed"]
+    last = {} if "stage" not in done else dict(zip(done["trial"].map(int), done["stage"].fillna(""), strict=True))
     checkpoints = Checkpoints(tree, budget_bytes=0)  # only reads
-    rows: list[dict[str, Any]] = []
     stores = [StageStore(tree, root) for root in roots(tree)]
     known = [(store, facts) for store in stores if (facts := store.read("root.json")) is not None]
-    total_steps = max((int(facts["total_steps"]) for _, facts in known), default=0)
     most_epochs = max((facts.get("epochs", 0) for _, facts in known), default=0)
+    rows: list[dict[str, Any]] = []
     for store, facts in known:
+        own = _root_rows(store, facts, last, checkpoints)
         share = facts.get("epochs", most_epochs) / most_epochs if most_epochs else 1
-        own = _root_rows(_read(store, int(facts["total_steps"])), facts, last, checkpoints)
-        rows += own if share == 1 else [_of_full_run(row, share, facts) for row in own]
+        if share != 1:  # of a run with fewer epochs, shares are of the longest run's compute
+            for row in own:
+                saved = row["compute_saved"]
+                row["compute_saved"] = None if saved is None else 1 - share * (1 - saved)
+                row["action"] += f", {plural(facts['epochs'], 'epoch')}" if row["depth"] == 0 else ""
+        rows += own
     frame = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
     frame["saved"] = saved_of(frame.assign(saving=saving))
-    quality = quality_of(trials)
     frame = frame.rename(columns={"quality": quality.name})
+    total_steps = max((int(facts["total_steps"]) for _, facts in known), default=0)
     frame.attrs |= {"total_steps": total_steps, "saving": saving, "quality": quality}
     return frame
 
 
-def _of_full_run(row: dict[str, Any], share: float, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stage's row of a run that has a share of the longest run's steps."""
-    own = row["compute_saved"]
-    length = f", {plural(facts['epochs'], 'epoch')}" if row["depth"] == 0 and "epochs" in facts else ""
-    return {
-        **row, "compute_saved": None if own is None else 1 - share * (1 - own), "action": f"{row['action']}{length}"
-    }  # fmt: skip
-
-
-def _last_stages(trials: pd.DataFrame) -> dict[int, str]:
-    """Return the last stage of each completed trial that was trained in the tree, keyed by trial number."""
-    if "stage" not in trials.columns:  # a study of an earlier version
-        return {}
-    done = trials[(trials["status"] == "completed") & trials["stage"].notna() & (trials["stage"] != "")]
-    return {int(number): str(stage) for number, stage in zip(done["trial"], done["stage"], strict=True)}
-
-
-def _read(store: StageStore, total_steps: int) -> dict[str, _Read]:
-    """Return all stages of a root by id.
-
-    Reads one stage at a time because all traces of a long run together may not fit into memory.
-    """
-    found = {}
-    for name, link in store.links().items():
-        stage = store.stage(name, 0 if link is None else link[1].iteration + 1)
-        stage.refresh()
-        found[name] = _Read(
-            root=store.root,
-            link=link,
-            start=stage.start,
-            known_until=stage.known_until,
-            result=stage.rows.get(total_steps, {}),
-        )
-    return found
-
-
 def _root_rows(
-    stages: Mapping[str, _Read], facts: Mapping[str, Any], last: Mapping[int, str], checkpoints: Checkpoints
+    store: StageStore, facts: Mapping[str, Any], last: Mapping[int, str], checkpoints: Checkpoints
 ) -> list[dict[str, Any]]:
-    """Return the rows of one root's stages in tree order."""
-    order = _in_order(stages)
+    """Return the rows of one root's stages in tree order.
+
+    Args:
+        store: of the root.
+        facts: the root's own facts.
+        last: last stage of each completed trial by its number.
+        checkpoints: of the whole tree.
+    """
+    stages = {}
+    for name, link in store.links().items():  # one at a time: all traces of a long run may not fit into memory
+        read = store.stage(name, 0 if link is None else link[1].iteration + 1)
+        read.refresh()
+        result = read.rows.get(int(facts["total_steps"]), {})
+        stages[name] = _Read(link=link, start=read.start, known_until=read.known_until, result=result)
+    order, layer_names = _in_order(stages), tuple(facts.get("layer_names", ()))
     ends = {name: [trial for trial, stage in sorted(last.items()) if stage == name] for name, _ in order}
     through = {name: list(trials) for name, trials in ends.items()}
     # For each trial of a stage, the steps from the stage's begin to where the trial leaves it or ends.
     spans = {name: [stages[name].known_until - stages[name].begin] * len(trials) for name, trials in ends.items()}
     for name, _ in reversed(order):  # children before their parents
-        link = stages[name].link
-        if link is not None:
+        if link := stages[name].link:
             through[link[0]] += through[name]
             spans[link[0]] += [stages[name].begin - stages[link[0]].begin] * len(through[name])
     rows = []
     for name, depth in order:
-        stage = stages[name]
-        kept = checkpoints.entries(name)
+        stage, kept = stages[name], checkpoints.entries(name)
+        parent, action = None, "dense run"
+        if stage.link is not None:
+            parent, before = stage.link[0], stages[stage.link[0]].link
+            action = action_words(stage.link[1].action, layer_names, before=before and before[1].action)
         rows.append(
             {
-                "root": stage.root,
+                "root": store.root,
                 "stage": name,
-                "parent": None if stage.link is None else stage.link[0],
+                "parent": parent,
                 "depth": depth,
-                "begin": None if stage.link is None else stage.begin,
+                "begin": None if parent is None else stage.begin,
                 "start": stage.start,
                 "known_until": stage.known_until,
-                "action": _words(stages, stage, facts.get("layer_names", ())),
+                "action": action,
                 "trials": tuple(sorted(through[name])),
                 "ends": tuple(ends[name]),
-                "quality": stage.result.get("quality"),
-                **{column: stage.result.get(column) for column in ("compute_saved", "inference_saved")},
+                **{column: stage.result.get(column) for column in ("quality", "compute_saved", "inference_saved")},
                 "steps_shared": sum(spans[name]) - max(spans[name], default=0),
                 "checkpoints": len(kept),
                 "checkpoint_bytes": sum({entry.sha256: entry.bytes for entry in kept}.values()),
@@ -294,23 +246,12 @@ def _root_rows(
     return rows
 
 
-def _words(stages: Mapping[str, _Read], stage: _Read, layer_names: Iterable[str]) -> str:
-    if stage.link is None:
-        return "dense run"
-    before = stages[stage.link[0]].link
-    return action_words(stage.link[1].action, tuple(layer_names), before=None if before is None else before[1].action)
-
-
 def _in_order(stages: Mapping[str, _Read]) -> list[tuple[str, int]]:
     """Return the stages reachable from the root with their depths: parents before children, siblings by iteration."""
-    children: dict[str, list[str]] = {}
-    waiting: list[tuple[str, int]] = []
+    children: dict[str | None, list[str]] = {}
     for name, stage in stages.items():
-        if stage.link is None:
-            waiting.append((name, 0))
-        else:
-            children.setdefault(stage.link[0], []).append(name)
-    found = []
+        children.setdefault(stage.link and stage.link[0], []).append(name)
+    found, waiting = [], [(name, 0) for name in children.get(None, ())]
     while waiting:
         name, depth = waiting.pop()
         found.append((name, depth))

@@ -1,11 +1,9 @@
 """Comparison of several studies of the same training: Pareto fronts, hypervolume, cost.
 
-All studies rank by the same compute saving: that of training, of inference, or the mean of both; "saved" means this
-saving here. Accuracy, or the studies' own metric, is compared as the accuracy loss, or the metric's drop, against the
-baseline with the study's own seed, so that studies with different seeds are comparable. A trial is on a front if it is
-better than the reference (nothing saved at an accuracy loss of five points) and no other trial dominates it. Baselines
-and controls are excluded from fronts because
-all studies share them.
+All studies rank by the same compute saving, which "saved" means here. The accuracy loss, or the drop of the studies'
+own metric, is against the baseline with the study's own seed, so that studies with different seeds are comparable. A
+trial is on a front if it is better than the reference (nothing saved at an accuracy loss of five points) and no other
+trial dominates it. Baselines and controls are excluded from fronts because all studies share them.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.formatting import allowed_text, drop_cell, drop_words, percent, plural, value_text
+from analysis.formatting import allowed_text, drop_cell, drop_words, percent, plural, value_text, whole_percent
 from analysis.io.layout import Layout, StudyInfo
 from analysis.io.studies import distinct_names, load, sources
 from analysis.metrics.accounting import search_cost
@@ -83,17 +81,14 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | str | None = N
         - ``study`` (folder name), ``space``, ``trials`` (completed or failed, including the baseline and controls),
           ``failed``;
         - ``front_size``: distinct outcomes on the study's own front of accuracy loss against compute saved;
-        - ``hypervolume``: area that this front dominates relative to a reference point that is the same for all
-          studies: an accuracy loss of `GIVEN_AWAY` (five points; twice the allowed loss if that is not below five
-          points; of a metric that is no fraction as many percent) with nothing saved. If no trial is more accurate than
-          its baseline, the area divided by the
-          reference's loss is the compute saving averaged over all allowed losses from 0 to the reference's;
+        - ``hypervolume``: area that this front dominates above a reference point that is the same for all studies:
+          nothing saved at an accuracy loss of `GIVEN_AWAY` (five points; twice the allowed loss if that is not below
+          five points; of a metric that is no fraction as many percent);
         - ``best_trial``, ``compute_saved`` (training), ``saved`` (what the studies rank by), ``accuracy_drop``: of the
           trial that saves most within the allowed loss; missing if no trial saves compute within it;
         - ``search_trainings``: cost of the search without controls, in full trainings (`analysis.search_cost`);
-        - ``share_of_joint_front``: share of the joint front's distinct outcomes that the study reached. An outcome
-          reached by several studies counts for each, so the shares may add up to more than 1. Missing if the joint
-          front is empty.
+        - ``share_of_joint_front``: share of the joint front's distinct outcomes that the study reached; one that
+          several studies reached counts for each. Missing if the joint front is empty.
 
     Raises:
         UserError: if there are fewer than two studies, a study is given twice or does not exist, or the studies differ
@@ -116,15 +111,11 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | str | None = N
     quality = first.quality
     trials = {name: load(source.path) for name, source in zip(names, found, strict=True)}
     everything = pd.concat(trials.values(), ignore_index=True)
-
-    def limit_of(allowed: float | str) -> float:
-        return allowed_limit(everything, allowed)
-
     if allowed_drop is None:
-        drop = min((info.allowed_drop for info in infos.values()), key=limit_of)
+        drop = min((info.allowed_drop for info in infos.values()), key=lambda one: allowed_limit(everything, one))
     else:
         drop = read_drop(allowed_drop, quality)
-    limit, given = limit_of(drop), given_away(quality, reference_of(everything))
+    limit, given = allowed_limit(everything, drop), given_away(quality, reference_of(everything))
     reference = given if not limit >= given else 2 * limit
     candidates = _candidates(trials, drop, reference, quality)
     joint = candidates[_on_front(candidates, reference)].drop_duplicates(["study", *_VALUES])
@@ -204,38 +195,32 @@ def _studies(
 
 
 def _notes(infos: dict[str, StudyInfo], trials: dict[str, pd.DataFrame], quality: Quality) -> Iterable[str]:
+    baselines = {}
     for name, frame in trials.items():
         done = frame["status"] == "completed"
-        if not (done & (frame["role"] == "baseline")).any():
+        baseline = frame.loc[done & (frame["role"] == "baseline"), quality.name]
+        if len(baseline):
+            baselines[name] = value_text(baseline.mean(), quality)
+        else:
             yield (
                 f"{name} has no completed baseline, so no {drop_words(quality)} can be stated and none of its trials "
                 "is compared."
             )
-        elif not (done & ~frame["role"].isin(_COMMON)).any():
+        if len(baseline) and not (done & ~frame["role"].isin(_COMMON)).any():
             yield f"{name} has no completed trial beside the baseline."
         running = int((frame["status"] == "running").sum())
         if running:
             yield f"{name} is not finished: {plural(running, 'trial')} running."
     if shown := _differing({name: info.seed for name, info in infos.items()}):
         yield f"Seeds differ ({shown}): each {drop_words(quality)} is from the baseline of its own seed."
-    elif shown := _differing(dict(_baseline_values(trials, quality))):
+    elif shown := _differing(baselines):
         yield f"Baselines of the same seed differ in {quality.name} ({shown}): they were not trained alike."
     if _differing({name: json.dumps(info.hold, sort_keys=True) for name, info in infos.items()}):
-        yield f"Fixed values differ ({_listed({name: _fixed_text(info) for name, info in infos.items()})})."
+        held = {name: " ".join(f"{k}={v}" for k, v in without_files(info.hold).items()) for name, info in infos.items()}
+        yield f"Fixed values differ ({_listed({name: text or 'none' for name, text in held.items()})})."
     for package in sorted({package for info in infos.values() for package in info.versions}):
         if shown := _differing({name: info.versions.get(package, "?") for name, info in infos.items()}):
             yield f"Versions of {package} differ ({shown})."
-
-
-def _baseline_values(trials: dict[str, pd.DataFrame], quality: Quality) -> Iterable[tuple[str, str]]:
-    for name, frame in trials.items():
-        done = frame.loc[(frame["role"] == "baseline") & (frame["status"] == "completed"), quality.name]
-        if len(done):
-            yield name, value_text(done.mean(), quality)
-
-
-def _fixed_text(info: StudyInfo) -> str:
-    return " ".join(f"{name}={value}" for name, value in without_files(info.hold).items()) or "none"
 
 
 def _differing(values: dict[str, Any], form: str = "{0}: {1}") -> str:
@@ -247,15 +232,17 @@ def _listed(values: dict[str, Any], form: str = "{0}: {1}") -> str:
     return ", ".join(form.format(name, value) for name, value in values.items())
 
 
-# --- as text --------------------------------------------------------------------------------------------------------
+# --- As text ----------------------------------------------------------------------------------------------------------
 
 
-#: Columns of a table as texts: heading, column and format.
+#: Columns of a table: heading, column of the frame and format.
 _Columns = dict[str, tuple[str, Callable[..., str]]]
 
 
-def _study_columns(quality: Quality) -> _Columns:
-    return {
+def comparison_table(comparison: Comparison) -> list[list[str]]:
+    """Return the studies as text cells, header first."""
+    quality = comparison.quality
+    columns: _Columns = {
         "study": ("study", str),
         "space": ("space", str),
         "trials": ("trials", str),
@@ -266,12 +253,15 @@ def _study_columns(quality: Quality) -> _Columns:
         "saved": (SAVED, percent),
         drop_words(quality): (quality.drop, lambda drop: drop_cell(drop, quality)),
         "full trainings": ("search_trainings", "{:.1f}".format),
-        "of joint front": ("share_of_joint_front", lambda share: f"{100 * share:.0f} %"),
+        "of joint front": ("share_of_joint_front", whole_percent),
     }
+    return _cells(comparison.studies, columns)
 
 
-def _front_columns(quality: Quality) -> _Columns:
-    return {
+def joint_front_table(comparison: Comparison, *, top: int | None = None) -> list[list[str]]:
+    """Return the joint front as text cells, header first, most saved first; at most `top` rows."""
+    front, quality = comparison.joint_front[:top], comparison.quality
+    columns: _Columns = {
         "study": ("study", str),
         "trial": ("trial", str),
         "saved": (SAVED, percent),
@@ -279,14 +269,11 @@ def _front_columns(quality: Quality) -> _Columns:
         quality.name: (quality.name, lambda value: value_text(value, quality)),
         "configuration": ("configuration", str),
     }
+    return _cells(front.assign(configuration=[settings_text(row) for _, row in front.iterrows()]), columns)
 
 
 def equal_compute_table(reached: pd.DataFrame, quality: Quality) -> list[list[str]]:
     """Return a frame of `analysis.equal_compute` as text cells, header first."""
-
-    def gain(value: float) -> str:
-        return drop_cell(-value, quality)
-
     columns: _Columns = {
         "budget": ("budget", percent),
         "study": ("study", str),
@@ -295,24 +282,13 @@ def equal_compute_table(reached: pd.DataFrame, quality: Quality) -> list[list[st
         "epochs": ("epoch", str),
         "executed": ("executed", percent),
         quality.name: (quality.name, lambda value: value_text(value, quality)),
-        f"{drop_words(quality)} against dense": ("gain", gain),
+        f"{drop_words(quality)} against dense": ("gain", lambda gain: drop_cell(-gain, quality)),
     }
     return _cells(reached, columns)
 
 
-def comparison_table(comparison: Comparison) -> list[list[str]]:
-    """Return the studies as text cells, header first."""
-    return _cells(comparison.studies, _study_columns(comparison.quality))
-
-
-def joint_front_table(comparison: Comparison, *, top: int | None = None) -> list[list[str]]:
-    """Return the joint front as text cells, header first, most saved first; at most `top` rows."""
-    front = comparison.joint_front[:top]
-    shown = front.assign(configuration=[settings_text(row) for _, row in front.iterrows()])
-    return _cells(shown, _front_columns(comparison.quality))
-
-
 def _cells(frame: pd.DataFrame, columns: _Columns) -> list[list[str]]:
+    """Return a table as text cells, header first."""
     rows = [
         ["-" if pd.isna(row[column]) else form(row[column]) for column, form in columns.values()]
         for row in frame.to_dict("records")

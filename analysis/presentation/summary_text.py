@@ -58,7 +58,78 @@ from trainables.quality import Quality, allowed_amount
 from trainables.savings import SAVED, TRAINING, saved_words, share_words
 from trainables.script.placeholders import EPOCHS_VARIABLE
 
-# --- A configuration's variables as lines that a POSIX shell can source -----------------------------------------------
+#: Caption of the stage tree's picture.
+TREE_CAPTION = (
+    "Every bar is a stretch of training that begins where its trials did something that the others did not; what "
+    "trials have in common was trained once and is drawn once."
+)
+#: How many times the allowed drop a trial may be better than the baseline before that is doubted.
+_TIMES_ALLOWED = 10
+#: Difference of the shares saved in FLOPs and in time above which both are given.
+_TIME_APART = 0.1
+
+# --- A trial's configuration: from its row, in one line, and as lines that a POSIX shell can source -------------------
+
+
+def config_of(row: pd.Series) -> TrialConfig:
+    """Return the configuration of a row of `analysis.load`."""
+    return TrialConfig(**_hyperparameters(row))
+
+
+def _hyperparameters(row: pd.Series) -> dict[str, Any]:
+    """Return the fields that are set in a row, each in its own type."""
+    values = {}
+    for name, kind in field_kinds().items():
+        value = row.get(name)  # a study of an earlier version may lack a column
+        if value is not None and not pd.isna(value):
+            # By the field's type, not the column's: pandas stores integers as floats if values are missing.
+            values[name] = tuple(json.loads(value)) if kind is tuple else kind(value)
+    return values
+
+
+def settings_text(row: pd.Series) -> str:
+    """Return a row's settings in short form: ``MT_THR=0.97 SAMPLES=5; s: conv1 0.5``; ``-`` for the baseline.
+
+    Options of the workload that the space searched come first, of the baseline, too: ``lr=0.1; MT_THR=0.97``.
+    The variables' common prefix is left out. Lists and flags are written in the format of the variables.
+    """
+    method = str(row["method"])
+    length = f"EPOCHS={int(row['epochs'])}" if cut_words(row) else ""
+    if method == "none":
+        return "; ".join(part for part in (searched_options(row), length) if part) or "-"
+    values = _hyperparameters(row)
+    for name in values.pop("unnamed", ()):
+        values.pop(name, None)
+    named = () if method in ("compression", *ESTIMATORS) else [name for name in values if name in BY_NAME]
+    variables = [f"{short_name(name)}={short(values[name])}" for name in named]
+    parts = (
+        searched_options(row),
+        " ".join([*([length] if length else []), *variables]),
+        compression_text(values) if "compression" in method else "",
+        estimator_text(values, digits=4) if estimator_in(method) else "",
+        recipe_text(values),
+    )
+    return "; ".join(part for part in parts if part)
+
+
+def searched_options(row: pd.Series) -> str:
+    """Return the options of the workload that the space searched, ``lr=0.1 width=16``; empty if it searched none."""
+    options = row.get("options")
+    return "" if options is None or pd.isna(options) else str(options)
+
+
+def compression_of(row: pd.Series) -> str:
+    """Return the part of `settings_text` that no variable sets; empty for a trial that does not compress."""
+    return compression_text(_hyperparameters(row)) if "compression" in str(row["method"]) else ""
+
+
+def short(value: Any) -> str:
+    """Return a value in the format of its variable, floats to four significant digits."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    if isinstance(value, bool):
+        return str(int(value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def environment_lines(config: TrialConfig, *, schedule: str, is_cut: bool = False) -> list[str]:
@@ -70,33 +141,32 @@ def environment_lines(config: TrialConfig, *, schedule: str, is_cut: bool = Fals
             compresses. A trial that only compresses has no lines to unset or export.
         is_cut: whether lines before these set the epochs of a run (`settings_text.length_lines`).
     """
-    lines = recipe_comments(config)
+    lines = _recipe_comments(config)
     if config.method == "recipe":
         return lines
     estimator = estimator_in(config.method)
-    if estimator is not None and config.skips_gradients:
+    if estimator is not None:
+        text = estimator_text(config.to_dict())
+        if not config.skips_gradients:
+            fields = "".join(f" --set {part}" for part in text.split())
+            return [
+                *lines,
+                f"# It trains by {config.method}, which tune_cac.gradients has and no variable sets:",
+                f"#   python -m tune_cac trial --method {config.method}{fields}",
+            ]
         lines.append(
-            f"# It trains by {estimator}, too, which no variable sets: {estimator_text(config.to_dict())}; see "
+            f"# It trains by {estimator}, too, which no variable sets: {text}; see "
             f"python -m tune_cac trial --method {config.method}."
         )
-    elif estimator is not None:
-        fields = "".join(f" --set {text}" for text in estimator_text(config.to_dict()).split())
-        return [
-            *lines,
-            f"# It trains by {config.method}, which tune_cac.gradients has and no variable sets:",
-            f"#   python -m tune_cac trial --method {config.method}{fields}",
-        ]
     if compresses(config):
         if not config.skips_gradients:
             return [*lines, f"# It compresses, and no variable says how: the answer is {schedule}."]
         lines.append(f"# It compresses, too, and no variable says how: the schedule is {schedule}.")
     # Without a method no layer stops; the variables express this by turning auto mode off.
-    settings = config.gradskip_settings() if config.skips_gradients else OFF
-    environment = settings.to_environment()
+    environment = (config.gradskip_settings() if config.skips_gradients else OFF).to_environment()
     if config.forward_cache_mb:
         lines.append(f"# The trial had forward_cache_mb={config.forward_cache_mb}, which no variable sets.")
-    ours = [name for name in environment if not BY_NAME[name].published]
-    if ours:
+    if ours := [name for name in environment if not BY_NAME[name].published]:
         lines.append("# Unknown to the published library, read by tune_cac.gradskip, which wants model= for them:")
         lines += textwrap.wrap(", ".join(ours), width=LINE_WIDTH, initial_indent="#   ", subsequent_indent="#   ")
     # A variable left over in the shell could override these or conflict with them.
@@ -106,39 +176,151 @@ def environment_lines(config: TrialConfig, *, schedule: str, is_cut: bool = Fals
     return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in environment.items())]
 
 
-def recipe_comments(config: TrialConfig) -> list[str]:
+def _recipe_comments(config: TrialConfig) -> list[str]:
     """Return comments with a trial's training recipe: how to try it, and lines of code to paste."""
     given = config.to_dict()
-    text = recipe_text(given)
-    if not text:
+    if not (text := recipe_text(given)):
         return []
-    sets = "".join(f" --set {part}" for part in text.split())
     method = "" if config.skips_gradients else f" --method {config.method}"
     return [
         "# It trains by another recipe, which no variable sets:",
-        f"#   python -m tune_cac trial{method}{sets}",
+        f"#   python -m tune_cac trial{method}{''.join(f' --set {part}' for part in text.split())}",
         "# In a script of yours:",
         *(f"#   {line}" for line in recipe_lines(given)),
     ]
 
 
-# --- The study's result in words and as settings to paste. Pure -------------------------------------------------------
+# --- The study's result in words --------------------------------------------------------------------------------------
 
 
-# --- Doubts about a study's baseline that its answer must not hide. Pure: frames in, text out -------------------------
-
-#: How many times the allowed drop a trial may be better than the baseline before it is doubted.
-_TIMES_ALLOWED = 10
-
-
-def doubt(ranking: pd.DataFrame, best: pd.Series, allowed_drop: float | str) -> str:
-    """Return a sentence if the baseline seems not to have reported its end; empty otherwise.
+def headline(
+    ranking: pd.DataFrame,
+    best: pd.Series | None,
+    allowed_drop: float | str,
+    *,
+    confirmation: pd.DataFrame | None = None,
+    line: pd.DataFrame | None = None,
+    why_little: str = "",
+    sure: float = 0.0,
+) -> str:
+    """Return the result in a few sentences: saving, drop of the metric, confirmation, comparison with a cut dense run.
 
     Args:
         ranking: from `analysis.rank`.
         best: the recommended trial.
         allowed_drop: allowed drop of the metric, as for `analysis.rank`.
+        confirmation: from `analysis.confirm_table`; None if no confirmation was started.
+        line: from `analysis.control_line`; None for no comparison with a cut dense run.
+        why_little: why the space's settings have little or no effect on this run (`StudyInfo.why_little`); said if no
+            setting is recommended.
+        sure: as for `analysis.best`.
     """
+    if len(ranking) == 0:
+        return "No trial has completed, so there is nothing to rank."
+    quality = quality_of(ranking)
+    if not (ranking["role"] == "baseline").any():
+        return f"The baseline did not complete, so no {drop_words(quality)} can be stated and nothing is recommended."
+    if best is None or saved_of_one(best) <= 0:
+        said = _nothing(ranking, allowed_drop, confirmation, sure)
+        return f"{said} {why_little[0].upper()}{why_little[1:]}." if why_little else said
+    again, words = of_trial(confirmation, best), _DropWords(best, allowed_drop)
+    share = share_words(saving_of(best))
+    share += "," if "," in share else ""
+    if length := cut_words(best):
+        share += f" (train {length}{'' if best['method'] == 'none' else ', with these stops'})"
+    here = f"{percent(saved_of_one(best))} of {share} {words.at(best[quality.drop])} in {metric_words(quality)}"
+    unsure = ""
+    if again is None:
+        text = f"You can skip {here} (allowed: {words.allowed}). {_one_seed(best)}"
+        unsure = _less_sure(without_refuted(ranking, confirmation), saved_of_one(best), sure)
+    elif again["confirmed"]:
+        text = (
+            f"You can skip {percent(saved_again(again))} of {share} {words.at(again[quality.drop])} in "
+            f"{compared(again)} (allowed: {words.allowed}); confirmed over {plural(again['seeds'], 'seed')}: "
+            f"{words.at_most(again['drop_high'])} with {whole_percent(again['confidence'])} confidence."
+        )
+    else:
+        text = (
+            f"No setting was confirmed to stay within the allowed {drop_words(quality)} of {words.allowed}. The best "
+            f"on one seed skips {here}; {_again(again, words)}."
+        )
+    if searched_options(best):
+        text = f"With {searched_options(best)}, against the baseline of these options: {text[0].lower()}{text[1:]}"
+    confirmed = again is not None and bool(again["confirmed"])
+    parts = (
+        text,
+        _doubt(ranking, best, allowed_drop),
+        time_beside(best),
+        unsure,
+        _not_retrained(ranking, best, confirmation),
+        _against_shorter(best, line, confirmed=confirmed),
+    )
+    return " ".join(part for part in parts if part)
+
+
+class _DropWords:
+    """Words for drops of one study's metric.
+
+    Args:
+        row: a trial of it, with a value and a drop.
+        allowed_drop: allowed drop, as for `analysis.rank`.
+    """
+
+    def __init__(self, row: pd.Series, allowed_drop: float | str) -> None:
+        self.quality: Quality = quality_of(row)
+        baseline = float(reference_values(row.to_frame().T, self.quality).iloc[0])
+        self._limit = float(allowed_amount(allowed_drop, baseline))
+        self.allowed = allowed_text(allowed_drop, self.quality, baseline=baseline)
+        """The allowed drop."""
+
+    def at(self, drop: float) -> str:
+        """Return ``at a loss of ...``, or that nothing is lost."""
+        how = "loss" if self.quality.direction == "max" else "rise"
+        if drop > ROUNDING:
+            return f"at a {how} of {drop_text(drop, self.quality, allowed=self._limit)}"
+        return f"at no {how}{'' if drop >= -ROUNDING else f' ({drop_text(-drop, self.quality)} better)'}"
+
+    def at_most(self, high: float) -> str:
+        """Return the upper end of an interval as a clause."""
+        if high <= 0:
+            return "nothing is lost"
+        return f"the {drop_words(self.quality)} is at most {drop_text(high, self.quality, allowed=self._limit)}"
+
+
+def _nothing(ranking: pd.DataFrame, allowed_drop: float | str, confirmation: pd.DataFrame | None, sure: float) -> str:
+    quality = quality_of(ranking)
+    if unsure := _less_sure(without_refuted(ranking, confirmation), 0.0, sure):
+        return f"No setting tried saves compute and is sure enough to hold on another seed. {unsure}"
+    if "worth" in ranking.columns and bool((ranking["within_drop"] & (ranking[SAVED] > 0)).any()):
+        return f"No setting tried is worth more at this price of {price_unit(quality)} than training in full."
+    text = (
+        f"No setting tried saves compute within the allowed {drop_words(quality)} of "
+        f"{allowed_text(allowed_drop, quality)}."
+    )
+    refuted = 0 if confirmation is None else int(confirmation["refuted"].sum())
+    return f"{text} {plural(refuted, 'setting')} did on one seed and not on fresh ones." if refuted else text
+
+
+def _one_seed(best: pd.Series) -> str:
+    holds = best.get("holds")
+    if holds is None or pd.isna(holds):
+        return "One seed, not confirmed."
+    return f"One seed, not confirmed; on another it stays within that with a probability of {whole_percent(holds)}."
+
+
+def _less_sure(ranking: pd.DataFrame, saved: float, sure: float) -> str:
+    """Return a sentence if a trial saves more than this that is not sure to hold on other seeds; empty otherwise."""
+    others = ranking[ranking["within_drop"].astype(bool) & is_unsure(ranking, sure)]
+    others = others[others[SAVED] > saved + ROUNDING]
+    if others.empty:
+        return ""
+    first = others.iloc[0]
+    alone = whole_percent(first["holds"])
+    return f"Trial {first['trial']} saves {percent(first[SAVED])} here, but would hold elsewhere with {alone} alone."
+
+
+def _doubt(ranking: pd.DataFrame, best: pd.Series, allowed_drop: float | str) -> str:
+    """Return a sentence if the baseline seems not to have reported its end; empty otherwise."""
     baseline, quality = baseline_of(ranking, best), quality_of(ranking)
     alike = ranking[numbers_of(ranking, "epochs") == number_of(baseline, "epochs")]
     most, own = numbers_of(alike, "epoch").max(), number_of(baseline, "epoch")
@@ -156,44 +338,10 @@ def doubt(ranking: pd.DataFrame, best: pd.Series, allowed_drop: float | str) -> 
     return ""
 
 
-# --- Sentences on how probably a setting of one seed holds on others. Pure: rows in, text out -------------------------
-
-
-def one_seed(best: pd.Series) -> str:
-    """Return the sentence on what one seed says of another."""
-    holds = best.get("holds")
-    if holds is None or pd.isna(holds):
-        return "One seed, not confirmed."
-    return f"One seed, not confirmed; on another it stays within that with a probability of {whole_percent(holds)}."
-
-
-def less_sure(ranking: pd.DataFrame, saved: float, sure: float) -> str:
-    """Return a sentence if a trial saves more than this that is not sure to hold on other seeds; empty otherwise."""
-    others = ranking[ranking["within_drop"].astype(bool) & is_unsure(ranking, sure)]
-    others = others[others[SAVED] > saved + ROUNDING]
-    if others.empty:
-        return ""
-    first = others.iloc[0]
-    alone = whole_percent(first["holds"])
-    return f"Trial {first['trial']} saves {percent(first[SAVED])} here, but would hold elsewhere with {alone} alone."
-
-
-def and_sure(best: pd.Series | None) -> str:
-    """Return what a setting lacks beside being within the allowed loss, where probabilities are known; else nothing."""
-    return "" if best is None or "holds" not in best.index else " and is sure enough to hold on another seed"
-
-
-# --- Training time beside saved FLOPs, where the two say different things. Pure: a row in, text out -------------------
-
-#: Difference of the shares saved in FLOPs and in time above which both are given.
-TOLD_FROM = 0.1
-
-
 def time_beside(row: pd.Series) -> str:
-    """Return a sentence on a trial's training time if it says another thing than its FLOPs; empty otherwise.
+    """Return a sentence on a trial's training time if it differs from its FLOPs by a tenth or in sign; else empty.
 
-    It does if the two shares saved differ by more than `TOLD_FROM` or in sign. Empty, too, for a study that ranks by
-    other compute than that of training, and where a time is not known.
+    Empty, too, for a study that ranks by other compute than that of training, and where a time is not known.
 
     Args:
         row: a row of `analysis.rank`.
@@ -206,7 +354,7 @@ def time_beside(row: pd.Series) -> str:
     ''
     """
     saved, time = saved_of_one(row), number_of(row, "time_saved")
-    if saving_of(row) != TRAINING or not (abs(saved - time) > TOLD_FROM or saved * time < 0):
+    if saving_of(row) != TRAINING or not (abs(saved - time) > _TIME_APART or saved * time < 0):
         return ""
     took = f"{percent(time)} less time than" if time >= 0 else f"{percent(-time)} longer than"
     if percent(abs(time)) == percent(0):
@@ -214,169 +362,13 @@ def time_beside(row: pd.Series) -> str:
     return f"Its training took {took} that of the baseline (one measurement, beside other trials)."
 
 
-# --- The study's result in words and as settings to paste. Pure -------------------------------------------------------
-
-#: Caption of the stage tree's picture.
-TREE_CAPTION = (
-    "Every bar is a stretch of training that begins where its trials did something that the others did not; what "
-    "trials have in common was trained once and is drawn once."
-)
-
-
-def trial_numbers(trials: Sequence[int]) -> str:
-    """Return the numbers of trials in words; beyond six they are only counted.
-
-    >>> trial_numbers((0, 7)), trial_numbers(range(8))
-    ('trials 0, 7', 'trials 0, 1, 2, 3, 4, 5 and 2 more')
-    """
-    more = f" and {len(trials) - 6} more" if len(trials) > 6 else ""
-    return f"trial{'' if len(trials) == 1 else 's'} {', '.join(map(str, trials[:6]))}{more}"
-
-
-def config_of(row: pd.Series) -> TrialConfig:
-    """Return the configuration of a row of `analysis.load`."""
-    return TrialConfig(**_hyperparameters(row))
-
-
-def _hyperparameters(row: pd.Series) -> dict[str, Any]:
-    """Return the fields that are set in a row, each in its own type."""
-    values = {}
-    for name, kind in field_kinds().items():
-        value = row.get(name)  # a study of an earlier version may lack a column
-        if value is None or pd.isna(value):
-            continue
-        # By the field's type, not the column's: pandas stores integers as floats if values are missing.
-        values[name] = tuple(json.loads(value)) if kind is tuple else kind(value)
-    return values
-
-
-def headline(
-    ranking: pd.DataFrame,
-    best: pd.Series | None,
-    allowed_drop: float | str,
-    *,
-    confirmation: pd.DataFrame | None = None,
-    line: pd.DataFrame | None = None,
-    why_little: str = "",
-    sure: float = 0.0,
-) -> str:
-    """Return the result in a few sentences: saving, drop of the metric, confirmation, comparison with a cut dense run.
-
-    If no setting is recommended, the text says so and adds `why_little`.
-
-    Args:
-        ranking: from `analysis.rank`.
-        best: the recommended trial.
-        allowed_drop: allowed drop of the metric, as for `analysis.rank`.
-        confirmation: from `analysis.confirm_table`; None if no confirmation was started.
-        line: from `analysis.control_line`; None for no comparison with a cut dense run.
-        why_little: why the space's settings have little or no effect on this run (`StudyInfo.why_little`).
-        sure: as for `analysis.best`.
-    """
-    if len(ranking) == 0:
-        return "No trial has completed, so there is nothing to rank."
-    if not (ranking["role"] == "baseline").any():
-        unknown = drop_words(quality_of(ranking))
-        return f"The baseline did not complete, so no {unknown} can be stated and nothing is recommended."
-    if best is None or saved_of_one(best) <= 0:
-        said = _nothing(ranking, allowed_drop, confirmation, sure)
-        return f"{said} {why_little[0].upper()}{why_little[1:]}." if why_little else said
-    again = of_trial(confirmation, best)
-    share, words = _share(best), _Words(best, allowed_drop)
-    if words_of_length := cut_words(best):
-        share += f" (train {words_of_length}{'' if best['method'] == 'none' else ', with these stops'})"
-    quality = words.quality
-    if again is None:
-        text = (
-            f"You can skip {percent(saved_of_one(best))} of {share} {words.at(best[quality.drop])} in "
-            f"{metric_words(quality)} (allowed: {words.allowed}). {one_seed(best)}"
-        )
-    elif again["confirmed"]:
-        text = (
-            f"You can skip {percent(saved_again(again))} of {share} {words.at(again[quality.drop])} in "
-            f"{compared(again)} (allowed: {words.allowed}); confirmed over {plural(again['seeds'], 'seed')}: "
-            f"{words.at_most(again['drop_high'])} with {whole_percent(again['confidence'])} confidence."
-        )
-    else:
-        text = (
-            f"No setting was confirmed to stay within the allowed {drop_words(quality)} of {words.allowed}. The best "
-            f"on one seed skips {percent(saved_of_one(best))} of {share} {words.at(best[quality.drop])} in "
-            f"{metric_words(quality)}; {_again(again, words)}."
-        )
-    confirmed = again is not None and bool(again["confirmed"])
-    if searched_options(best):
-        text = f"With {searched_options(best)}, against the baseline of these options: {text[0].lower()}{text[1:]}"
-    unsure = less_sure(without_refuted(ranking, confirmation), saved_of_one(best), sure) if again is None else ""
-    retrained = _not_retrained(ranking, best, confirmation)
-    parts = [
-        text,
-        doubt(ranking, best, allowed_drop),
-        time_beside(best),
-        unsure,
-        retrained,
-        _shorter_does_it(best, line, confirmed=confirmed),
-    ]
-    return " ".join(part for part in parts if part)
-
-
-def _share(row: pd.Series) -> str:
-    """Return the words for the compute that a share refers to, for use in the middle of a sentence."""
-    words = share_words(saving_of(row))
-    return f"{words}," if "," in words else words
-
-
-class _Words:
-    """Words for drops of one study's metric.
-
-    Args:
-        row: a trial of it, with a value and a drop.
-        allowed_drop: allowed drop, as for `analysis.rank`.
-    """
-
-    def __init__(self, row: pd.Series, allowed_drop: float | str) -> None:
-        self.quality: Quality = quality_of(row)
-        baseline = float(reference_values(row.to_frame().T, self.quality).iloc[0])
-        self._limit = float(allowed_amount(allowed_drop, baseline))
-        self.allowed = allowed_text(allowed_drop, self.quality, baseline=baseline)
-        """The allowed drop."""
-
-    def at(self, drop: float) -> str:
-        """Return ``at a loss of ...``, or that nothing is lost."""
-        if drop > ROUNDING:
-            how = "loss" if self.quality.direction == "max" else "rise"
-            return f"at a {how} of {drop_text(drop, self.quality, allowed=self._limit)}"
-        better = "" if drop >= -ROUNDING else f" ({drop_text(-drop, self.quality)} better)"
-        return f"at no {'loss' if self.quality.direction == 'max' else 'rise'}{better}"
-
-    def at_most(self, high: float) -> str:
-        """Return the upper end of an interval as a clause."""
-        if high <= 0:
-            return "nothing is lost"
-        return f"the {drop_words(self.quality)} is at most {drop_text(high, self.quality, allowed=self._limit)}"
-
-
-def _nothing(ranking: pd.DataFrame, allowed_drop: float | str, confirmation: pd.DataFrame | None, sure: float) -> str:
-    quality = quality_of(ranking)
-    if unsure := less_sure(without_refuted(ranking, confirmation), 0.0, sure):
-        return f"No setting tried saves compute and is sure enough to hold on another seed. {unsure}"
-    if "worth" in ranking.columns and bool((ranking["within_drop"] & (ranking[SAVED] > 0)).any()):
-        return f"No setting tried is worth more at this price of {price_unit(quality)} than training in full."
-    text = (
-        f"No setting tried saves compute within the allowed {drop_words(quality)} of "
-        f"{allowed_text(allowed_drop, quality)}."
-    )
-    refuted = 0 if confirmation is None else int(confirmation["refuted"].sum())
-    return f"{text} {plural(refuted, 'setting')} did on one seed and not on fresh ones." if refuted else text
-
-
-def _again(again: pd.Series, words: _Words) -> str:
+def _again(again: pd.Series, words: _DropWords) -> str:
     """Return the results on fresh seeds of a setting that they did not confirm."""
     failed = f"it failed on {plural(again['failed'], 'fresh seed')}" if again["failed"] else ""
     if again["seeds"] == 0:
         return failed or "it was not retrained to the end"
-    seeds = plural(again["seeds"], "fresh seed")
     drop = f"{words.at(again[words.quality.drop])} in {compared(again)}"
-    found = f"over {seeds} it skips {percent(saved_again(again))} {drop}"
+    found = f"over {plural(again['seeds'], 'fresh seed')} it skips {percent(saved_again(again))} {drop}"
     if again["seeds"] >= 2:
         found += f", and {words.at_most(again['drop_high'])}"
     return f"{found}; {failed}" if failed else found
@@ -394,7 +386,7 @@ def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.Data
     return f"Trial {first['trial']} saves {percent(first[SAVED])} on one seed and was not retrained."
 
 
-def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None, *, confirmed: bool) -> str:
+def _against_shorter(best: pd.Series, line: pd.DataFrame | None, *, confirmed: bool) -> str:
     """Return a sentence if a cut dense run of the same compute is not beaten, or was not tried; empty otherwise.
 
     For a confirmed setting the sentence is returned even if a cut dense run is beaten, because confirmation compares
@@ -420,15 +412,17 @@ def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None, *, confirmed: b
     return f"{said}; no cut dense run was trained on fresh seeds." if confirmed else f"{said}."
 
 
-def _shorter_line(best: pd.Series, line: pd.DataFrame | None) -> list[str]:
-    """Return the comment line on the metric of a cut dense run; empty if that is not known."""
-    word = pd.NA if line is None or len(line) == 0 else beats_shorter(best.to_frame().T, line).iloc[0]
-    if line is None or pd.isna(word):
-        return []
-    reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
-    quality = quality_of(best)
-    value = f"{metric_words(quality)} {value_text(reached, quality)}"
-    return [f"# Dense run cut to the same compute: {value} on that seed; beaten: {word}."]
+def trial_numbers(trials: Sequence[int]) -> str:
+    """Return the numbers of trials in words; beyond six they are only counted.
+
+    >>> trial_numbers((0, 7)), trial_numbers(range(8))
+    ('trials 0, 7', 'trials 0, 1, 2, 3, 4, 5 and 2 more')
+    """
+    more = f" and {len(trials) - 6} more" if len(trials) > 6 else ""
+    return f"trial{'' if len(trials) == 1 else 's'} {', '.join(map(str, trials[:6]))}{more}"
+
+
+# --- The study's result as files to use -------------------------------------------------------------------------------
 
 
 def is_answer(best: pd.Series | None) -> bool:
@@ -436,25 +430,29 @@ def is_answer(best: pd.Series | None) -> bool:
     return best is not None and (best["method"] != "none" or bool(cut_words(best))) and saved_of_one(best) > 0
 
 
-def comment_lines(text: str) -> list[str]:
-    """Return a sentence as lines of a comment; none for an empty one."""
-    return textwrap.wrap(text and f"{text}.", LINE_WIDTH, initial_indent="# ", subsequent_indent="#   ")
-
-
 def best_env(
     info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
     line: pd.DataFrame | None = None, same_run: str = "",
 ) -> str:  # fmt: skip
-    """Return the best settings as lines that a POSIX shell can source, with comments on their confirmation."""
-    lines = about_answer(info, best, allowed_drop, confirmation=confirmation, line=line, same_run=same_run)
+    """Return the best settings as lines that a POSIX shell can source, with comments on their confirmation.
+
+    Args:
+        info: description of the study.
+        best: the recommended trial.
+        allowed_drop: allowed drop of the metric, as for `analysis.rank`.
+        confirmation: from `analysis.confirm_table`; None if no confirmation was started.
+        line: from `analysis.control_line`; adds the accuracy of a cut dense run.
+        same_run: which values train as the best setting did, in one line (`analysis.trace_replay.same_run`).
+    """
+    lines = _about_answer(info, best, allowed_drop, confirmation, line, same_run)
     config, is_cut = TrialConfig(method="none"), False
-    if not is_answer(best) and info.method == "compression":
-        return "\n".join([*lines, "# Compression alone was searched, which no variable sets: no schedule."]) + "\n"
     if best is not None and is_answer(best):
         config, is_cut = config_of(best), bool(cut_words(best))
         lines += length_lines(best)
         if config.skips_gradients:
             lines.append("# Iterations are those of a run of this length.")
+    elif info.method == "compression":
+        return "\n".join([*lines, "# Compression alone was searched, which no variable sets: no schedule."]) + "\n"
     return "\n".join(lines + environment_lines(config, schedule="best.yaml", is_cut=is_cut)) + "\n"
 
 
@@ -465,106 +463,55 @@ def best_schedule(
     """Return the best trial's compression schedule as plain YAML, with the comments of `best_env`; None without one."""
     if best is None or not is_answer(best) or not compresses(config := config_of(best)):
         return None
-    about = about_answer(info, best, allowed_drop, confirmation=confirmation, line=line, same_run=same_run)
+    about = _about_answer(info, best, allowed_drop, confirmation, line, same_run)
     return schedule_text(config, [*about, "# Epochs are those of a run of this length."])
 
 
-def about_answer(
-    info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
-    line: pd.DataFrame | None = None, same_run: str = "",
+def _about_answer(
+    info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, confirmation: pd.DataFrame | None,
+    line: pd.DataFrame | None, same_run: str,
 ) -> list[str]:  # fmt: skip
-    """Return the comments at the top of a file with the best settings: their origin and confirmation.
-
-    Args:
-        info: description of the study.
-        best: the recommended trial.
-        allowed_drop: allowed drop of the metric, as for `analysis.rank`.
-        confirmation: from `analysis.confirm_table`; None if no confirmation was started.
-        line: from `analysis.control_line`; adds the accuracy of a cut dense run.
-        same_run: which values train as the best setting did, in one line (`analysis.trace_replay.same_run`).
-    """
+    """Return the comments at the top of a file with the best settings: their origin and confirmation."""
     study = f"# tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {info.seed}"
     if best is None or not is_answer(best):
+        sure = best is not None and "holds" in best.index
         return [
             study,
             f"# Nothing tried saves compute within the allowed {drop_words(info.quality)} of "
-            f"{allowed_text(allowed_drop, info.quality)}{and_sure(best)}: off.",
+            f"{allowed_text(allowed_drop, info.quality)}"
+            f"{' and is sure enough to hold on another seed' if sure else ''}: off.",
         ]
-    saved, words = saved_words(saving_of(best)), _Words(best, allowed_drop)
+    saved, words = saved_words(saving_of(best)), _DropWords(best, allowed_drop)
     quality = words.quality
     lines = [
         study,
         f"# trial {best['trial']}: {saved} {percent(saved_of_one(best))}, {metric_words(quality)} "
         f"{value_text(best[quality.name], quality)}, {drop_words(quality)} {drop_text(best[quality.drop], quality)} "
         f"(allowed {words.allowed})",
-        *([f"# With these options of the workload: {searched_options(best)}"] if searched_options(best) else []),
-        *comment_lines(time_beside(best).rstrip(".")),
-        *_shorter_line(best, line),
-        *comment_lines(same_run),
     ]
+    if options := searched_options(best):
+        lines.append(f"# With these options of the workload: {options}")
+    lines += comment_lines(time_beside(best).rstrip("."))
+    word = pd.NA if line is None or len(line) == 0 else beats_shorter(best.to_frame().T, line).iloc[0]
+    if line is not None and not pd.isna(word):
+        reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
+        value = f"{metric_words(quality)} {value_text(reached, quality)}"
+        lines.append(f"# Dense run cut to the same compute: {value} on that seed; beaten: {word}.")
+    lines += comment_lines(same_run)
     again = of_trial(confirmation, best)
     if again is None:
-        return [*lines, f"# {one_seed(best)}"]
+        return [*lines, f"# {_one_seed(best)}"]
     if not again["confirmed"]:
         return [*lines, f"# Not confirmed: {_again(again, words)}."]
+    split = "" if pd.isna(best.get(quality.test)) else " and the test split"
     return [
         *lines,
-        f"# Confirmed on {plural(again['seeds'], 'fresh seed')}{_and_split(best)}: {saved} "
-        f"{percent(saved_again(again))},",
+        f"# Confirmed on {plural(again['seeds'], 'fresh seed')}{split}: {saved} {percent(saved_again(again))},",
         f"#   {drop_words(quality)} {drop_text(again[quality.drop], quality)}; {words.at_most(again['drop_high'])} "
         f"with {whole_percent(again['confidence'])} confidence.",
     ]
 
 
-def _and_split(best: pd.Series) -> str:
-    return "" if pd.isna(best.get(quality_of(best).test)) else " and the test split"
-
-
-def settings_text(row: pd.Series) -> str:
-    """Return a row's settings in short form: ``MT_THR=0.97 SAMPLES=5; s: conv1 0.5``; ``-`` for the baseline.
-
-    Options of the workload that the space searched come first, of the baseline, too: ``lr=0.1; MT_THR=0.97``.
-    The variables' common prefix is left out. Lists and flags are written in the format of the variables.
-    """
-    method = row["method"]
-    length = f"EPOCHS={int(row['epochs'])}" if cut_words(row) else ""
-    if method == "none":
-        return "; ".join(part for part in (searched_options(row), length) if part) or "-"
-    values = _hyperparameters(row)
-    for name in values.pop("unnamed", ()):
-        values.pop(name, None)
-    variables = " ".join(
-        f"{short_name(name)}={short(value)}"
-        for name, value in values.items()
-        if name in BY_NAME and method not in ("compression", *ESTIMATORS)
-    )
-    compression = compression_text(values) if "compression" in str(method) else ""
-    estimator = estimator_text(values, digits=4) if estimator_in(str(method)) else ""
-    parts = (
-        searched_options(row),
-        " ".join(part for part in (length, variables) if part),
-        compression,
-        estimator,
-        recipe_text(values),
-    )
-    return "; ".join(part for part in parts if part)
-
-
-def searched_options(row: pd.Series) -> str:
-    """Return the options of the workload that the space searched, ``lr=0.1 width=16``; empty if it searched none."""
-    options = row.get("options")
-    return "" if options is None or pd.isna(options) else str(options)
-
-
-def compression_of(row: pd.Series) -> str:
-    """Return the part of `settings_text` that no variable sets; empty for a trial that does not compress."""
-    return compression_text(_hyperparameters(row)) if "compression" in str(row["method"]) else ""
-
-
-def short(value: Any) -> str:
-    """Return a value in the format of its variable, floats to four significant digits."""
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
-    if isinstance(value, bool):
-        return str(int(value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def comment_lines(text: str) -> list[str]:
+    """Return a sentence as lines of a comment; none for an empty one."""
+    return textwrap.wrap(text and f"{text}.", LINE_WIDTH, initial_indent="# ", subsequent_indent="#   ")

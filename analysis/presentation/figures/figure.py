@@ -25,8 +25,6 @@ from trainables.quality import Quality
 
 def saved(frame: pd.DataFrame) -> NDArray[np.float64]:
     """Return each trial's saving of the compute that its study ranks by; NaN if unknown."""
-    if "compute_saved" not in frame.columns:
-        return np.full(len(frame), np.nan)
     return np.asarray(saved_of(frame), dtype=np.float64)
 
 
@@ -35,13 +33,6 @@ def texts(frame: pd.DataFrame, name: str) -> list[str]:
     if name not in frame.columns:
         return [""] * len(frame)
     return ["" if pd.isna(value) else str(value) for value in frame[name]]
-
-
-def bare(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame without ``attrs``, which pandas would deep-copy for each row accessed."""
-    found = frame.copy(deep=False)
-    found.attrs = {}
-    return found
 
 
 def is_one_of(frame: pd.DataFrame, name: str, *wanted: str) -> NDArray[np.bool_]:
@@ -82,10 +73,12 @@ def plain(value: Any) -> Any:
     return value
 
 
-# --- One plot of the report as a Plotly figure, which the page draws --------------------------------------------------
+# --- One plot of the report as a Plotly figure ------------------------------------------------------------------------
 
 #: Maximum number of layers in a legend; with more, colour and hover text identify the layers.
 MOST_NAMED = 8
+#: Maximum number of points of a line that are marked.
+MOST_MARKED = 60
 #: Maximum characters in one line of a name on an axis or in a legend; the hover text has the full name.
 _MOST_LETTERS = 40
 #: Keys of Plotly's format whose values are shown as text.
@@ -123,10 +116,8 @@ def _escaped(value: Any, key: str = "") -> Any:
 
 
 def short(name: str) -> str:
-    """Shorten each line of a name for an axis or a legend."""
-    return "\n".join(
-        part if len(part) <= _MOST_LETTERS else f"{part[: _MOST_LETTERS - 1]}…" for part in name.split("\n")
-    )
+    """Shorten a name for an axis or a legend."""
+    return name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}…"
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
@@ -139,19 +130,20 @@ def names_axis(names: list[str], *, title: str = "", **more: Any) -> dict[str, A
     return axis(title, tickvals=list(range(len(names))), ticktext=names, showgrid=False, **more)
 
 
+def depth(place: int, count: int) -> str:
+    """Return the colour of a layer by its place among so many."""
+    return f"@depth:{place / max(1, count - 1):.3f}"
+
+
 def marks(name: str, points: pd.DataFrame, symbol: str, colour: str, *, size: Any = 10, **more: Any) -> dict[str, Any]:
     """Return a trace of points, from their columns x, y and label."""
+    hollow = symbol.endswith("-open")
+    edge = {"width": 1.5, "color": colour} if hollow else {"width": 1, "color": "@ground"}
     return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": points["x"].tolist(),
-        "y": points["y"].tolist(),
-        "hoverinfo": "text",
-        "hovertext": points["label"].tolist(),
-        "marker": {"symbol": symbol, "color": colour, "size": size, "line": {"width": 1, "color": "@ground"}},
-        **more,
-    }
+        "type": "scatter", "mode": "markers", "name": name, "x": points["x"].tolist(), "y": points["y"].tolist(),
+        "hoverinfo": "text", "hovertext": points["label"].tolist(),
+        "marker": {"symbol": symbol, "color": colour, "size": size, "line": edge}, **more,
+    }  # fmt: skip
 
 
 def line(
@@ -172,6 +164,15 @@ def line(
     return {
         "type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": style,
         **({"hoverinfo": "text", "hovertext": hover} if hover else {"hoverinfo": "skip"}), **(more or {}),
+    }  # fmt: skip
+
+
+def bars(rows: Iterable[int], begins: Iterable[float], lengths: Iterable[float], labels: list[str], colours: Any,
+         **more: Any) -> dict[str, Any]:  # fmt: skip
+    """Return a trace of horizontal bars, each from its begin on."""
+    return {
+        "type": "bar", "orientation": "h", "hoverinfo": "text", "showlegend": False, "y": list(rows),
+        "base": list(begins), "x": list(lengths), "hovertext": labels, "marker": {"color": colours, **more},
     }  # fmt: skip
 
 

@@ -7,8 +7,6 @@ unit. Axes of a metric that is minimised are reversed, so that up is better.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import cycle
 from textwrap import wrap
 
 import numpy as np
@@ -34,7 +32,6 @@ from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.figures.figure import (
     Figure,
     axis,
-    bare,
     is_one_of,
     limit,
     line,
@@ -69,27 +66,29 @@ def pareto(data: ReportData) -> Figure | None:
     Trials with the same outcome are one mark. Controls, which any setting has to beat, are shown if the study ranks by
     training compute.
     """
-    ranking = bare(data.ranking)
+    ranking, quality = data.ranking, data.quality
     if len(ranking) == 0:
         return None
+
+    def of_role(*roles: str) -> pd.DataFrame:
+        return _outcomes(ranking[is_one_of(ranking, "role", *roles)])
+
     is_control = is_one_of(ranking, "role", "control")
-    trials = _outcomes(ranking[~is_one_of(ranking, "role", "baseline", "published", "control")])
-    baseline = _outcomes(ranking[is_one_of(ranking, "role", "baseline")])
-    published = _outcomes(ranking[is_one_of(ranking, "role", "published")])
-    quality = data.quality
+    trials = _outcomes(ranking[~is_control & ~is_one_of(ranking, "role", "baseline", "published")])
+    baseline, published = of_role("baseline"), of_role("published")
     front = _by_x(_outcomes(ranking[(array_of(ranking, "on_front") == 1) & ~is_control]), quality)
     chosen = _outcomes(ranking.iloc[:0] if data.best is None else data.best.to_frame().T)
     shorter, random_stops = _controls(data.controls if data.saving == TRAINING else None, quality)
     if len(shorter):
         shorter = _by_x(pd.concat([baseline, shorter]), quality)  # the line begins at the full length
+    steps = {"color": "@front", "width": 2, "shape": "vh"}
+    dashed = {"color": "@control", "width": 2, "dash": "dash"}
     sizes = [min(16.0, 6 + 2 * n**0.5) for n in trials["count"]]
     traces = [
         marks("trials", trials, "circle", "@trial", size=sizes, opacity=0.9),
-        marks("Pareto front", front, "circle", "@front", size=8, mode="lines+markers",
-              line={"color": "@front", "width": 2, "shape": "vh"}),
-    ]  # fmt: skip
+        marks("Pareto front", front, "circle", "@front", size=8, mode="lines+markers", line=steps),
+    ]
     if len(shorter):
-        dashed = {"color": "@control", "width": 2, "dash": "dash"}
         traces.append(
             marks("cut dense runs", shorter, "triangle-down", "@control", size=9, mode="lines+markers", line=dashed)
         )
@@ -105,38 +104,37 @@ def pareto(data: ReportData) -> Figure | None:
     limits = [] if len(baseline) == 0 else [float(baseline["y"].mean()) - lost]
     references = [*baseline["y"], *shorter["y"], *chosen["y"], *limits] or [front["y"].iloc[0]]
     y_range = _y_range(references, [*trials["y"], *front["y"]], quality)
-    groups = (trials, published, random_stops)
-    x_range = _x_range(
-        [*trials["x"], *published["x"], *random_stops["x"]], [*baseline["x"], *shorter["x"], *front["x"]]
-    )
-    layout = {
-        "xaxis": axis(f"{data.saved_words} (%)", **({} if x_range is None else {"range": x_range})),
-        "yaxis": axis(axis_words(quality), range=y_range),
-        "shapes": [limit(value) for value in limits],
-        "annotations": [note(f"allowed {drop_words(quality)}", x=0, y=value) for value in limits],
-    }
-    notes = ["Up and to the right is better. Point at a mark to see its trials; of equal outcomes one mark is drawn."]
-    below = sum(int(group.loc[quality.sign * (group["y"] - y_range[0]) < 0, "count"].sum()) for group in groups)
-    left = 0 if x_range is None else sum(int(group.loc[group["x"] < x_range[0], "count"].sum()) for group in groups)
+    others = pd.concat([trials, published, random_stops])
+    x_range = _x_range(list(others["x"]), [*baseline["x"], *shorter["x"], *front["x"]])
+    below = quality.sign * (others["y"] - y_range[0]) < 0
+    left = others["x"] < (-np.inf if x_range is None else x_range[0])
     cost = "training time" if data.saving == TIME else "compute"
-    for count, where in ((below, "below the picture"), (left, f"left of it, at many times the dense run's {cost}")):
-        if count:
-            said = "1 trial lies" if count == 1 else f"{count} trials lie"
-            notes.append(f"{said} {where}; a double click shows all.")
-    best = max(zip(front["x"], front["y"], strict=True), default=None)
-    reach = "" if best is None else f", reaching {best[0]:.1f} % {data.saved_words} at {_shown(best[1], quality)}"
-    alt = (
-        f"{data.saved_words.capitalize()} against {metric_words(quality)} of "
+    notes = ["Up and to the right is better. Point at a mark to see its trials; of equal outcomes one mark is drawn."]
+    for hidden, where in ((below, "below the picture"), (left, f"left of it, at many times the dense run's {cost}")):
+        if count := int(others.loc[hidden, "count"].sum()):
+            verb = "lies" if count == 1 else "lie"
+            notes.append(f"{plural(count, 'trial')} {verb} {where}; a double click shows all.")
+    reach = ""
+    if len(front):
+        x, y = max(zip(front["x"], front["y"], strict=True))
+        value = plotted_text(y, quality)
+        named = f"{value} {quality.name}" if quality.is_fraction else f"{quality.name} {value}"
+        reach = f", reaching {x:.1f} % {data.saved_words} at {named}"
+    return Figure(
+        name="pareto",
+        alt=f"{data.saved_words.capitalize()} against {metric_words(quality)} of "
         f"{plural(int(trials['count'].sum()), 'searched trial')}. "
-        f"The Pareto front has {plural(len(front), 'outcome')}{reach}."
+        f"The Pareto front has {plural(len(front), 'outcome')}{reach}.",
+        traces=traces,
+        layout={
+            "xaxis": axis(f"{data.saved_words} (%)", **({} if x_range is None else {"range": x_range})),
+            "yaxis": axis(axis_words(quality), range=y_range),
+            "shapes": [limit(value) for value in limits],
+            "annotations": [note(f"allowed {drop_words(quality)}", x=0, y=value) for value in limits],
+        },
+        height=480,
+        notes=notes,
     )
-    return Figure(name="pareto", alt=alt, traces=traces, layout=layout, height=480, notes=notes)
-
-
-def _shown(y: float, quality: Quality) -> str:
-    """Return a value as it is plotted, with its unit and the metric's name."""
-    value = plotted_text(y, quality)
-    return f"{value} {quality.name}" if quality.is_fraction else f"{quality.name} {value}"
 
 
 def _x_range(trials: list[float], others: list[float]) -> list[float] | None:
@@ -183,16 +181,16 @@ def _outcomes(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _outcome_label(first: pd.Series, trials: list[int]) -> str:
-    role = str(first.get("role") or "")
-    beside = f" ({role})" if role not in ("", "search") else ""
-    lines = [f"{trial_numbers(trials)}{beside}"]
-    lines.append(f"{saved_words(saving_of(first))} {percent(saved_of_one(first))}")
-    quality = quality_of(first)
+    quality, role = quality_of(first), str(first.get("role") or "")
     drop = number_of(first, quality.drop)
-    beside = "" if np.isnan(drop) else f", {drop_words(quality)} {drop_text(drop, quality)}"
-    lines.append(f"{quality.name} {value_with_unit(number_of(first, quality.name), quality)}{beside}")
+    lost = "" if np.isnan(drop) else f", {drop_words(quality)} {drop_text(drop, quality)}"
+    lines = [
+        f"{trial_numbers(trials)}{f' ({role})' if role not in ('', 'search') else ''}",
+        f"{saved_words(saving_of(first))} {percent(saved_of_one(first))}",
+        f"{quality.name} {value_with_unit(number_of(first, quality.name), quality)}{lost}",
+    ]
     settings = settings_text(first)
-    if settings not in ("", "-"):
+    if settings != "-":
         lines += wrap(settings, 44, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines)
 
@@ -226,21 +224,23 @@ def confirmation(data: ReportData) -> Figure | None:
     if frame is None or len(frame) == 0:
         return None
     quality, words = data.quality, drop_words(data.quality)
-    drop, low, high = (array_of(frame, name) for name in (quality.drop, "drop_low", "drop_high"))
-    share = [saved_again(row) for _, row in frame.iterrows()]
-    seeds, confidence = array_of(frame, "seeds"), array_of(frame, "confidence")
+    names = [f"trial {name}" for name in texts(frame, "candidate")]
+    labels = []
+    for name, (_, row) in zip(names, frame.iterrows(), strict=True):
+        low, high = (drop_text(row[end], quality, allowed=data.allowed) for end in ("drop_low", "drop_high"))
+        labels.append(
+            f"{name}: {'confirmed' if row['confirmed'] else 'not confirmed'}\n"
+            f"{data.saved_words} {percent(saved_again(row))}\n"
+            f"{words} {drop_text(row[quality.drop], quality, allowed=data.allowed)}, "
+            f"{100 * row['confidence']:.0f} % interval {low} to {high}\n{plural(int(row['seeds']), 'seed')}"
+        )
+    drop, below, above = (
+        np.array(metric_values(array_of(frame, name), quality)) for name in (quality.drop, "drop_low", "drop_high")
+    )
+    found = pd.DataFrame(
+        {"x": drop, "y": range(len(frame)), "label": labels, "above": above - drop, "below": drop - below}
+    )
     confirmed = array_of(frame, "confirmed") == 1
-    candidates = [f"trial {name}" for name in texts(frame, "candidate")]
-    labels = [
-        f"{candidates[i]}: {'confirmed' if confirmed[i] else 'not confirmed'}\n"
-        f"{data.saved_words} {percent(share[i])}\n"
-        f"{words} {drop_text(drop[i], quality, allowed=data.allowed)}, {100 * confidence[i]:.0f} % interval "
-        f"{drop_text(low[i], quality)} to {drop_text(high[i], quality, allowed=data.allowed)}\n"
-        f"{plural(int(seeds[i]) if np.isfinite(seeds[i]) else 0, 'seed')}"
-        for i in range(len(frame))
-    ]
-    found = pd.DataFrame({"x": metric_values(drop, quality), "y": range(len(frame)), "label": labels})
-    found["above"], found["below"] = metric_values(high, quality) - found["x"], found["x"] - metric_values(low, quality)
     traces = []
     for name, group, symbol, colour in (
         ("confirmed", found[confirmed], "circle", "@chosen"),
@@ -252,80 +252,60 @@ def confirmation(data: ReportData) -> Figure | None:
                 "array": group["above"].tolist(), "arrayminus": group["below"].tolist(),
             }  # fmt: skip
             traces.append(marks(name, group, symbol, colour, size=11, error_x=spread))
-            traces[-1]["marker"]["line"] = {"width": 2, "color": colour}
     ends, allowed = [-0.6, len(frame) - 0.4], [float(plotted(data.allowed, quality))] * 2
     traces.append(line(f"allowed {words}", allowed, ends, [], color="@limit", width=1.4, dash="dash"))
-    layout = {
-        "xaxis": axis(f"{_drop_axis(frame.iloc[0], quality)}{drop_unit(quality)}", zeroline=True),
-        "yaxis": names_axis(candidates, range=ends[::-1], zeroline=False),
-    }
-    alt = (
-        f"{words[0].upper()}{words[1:]} with its interval: {confirmed.sum()} of {len(frame)} candidates are confirmed."
+    drop_axis = "loss of test accuracy" if quality.is_accuracy else f"{words}, {compared(frame.iloc[0])}"
+    return Figure(
+        name="confirmation",
+        alt=f"{words[0].upper()}{words[1:]} with its interval: {confirmed.sum()} of {len(frame)} candidates are "
+        "confirmed.",
+        traces=traces,
+        layout={
+            "xaxis": axis(f"{drop_axis}{drop_unit(quality)}", zeroline=True),
+            "yaxis": names_axis(names, range=ends[::-1], zeroline=False),
+        },
+        height=150 + 36 * len(frame),
+        notes=[f"A candidate is confirmed when the upper end of its interval is within the allowed {words}."],
     )
-    notes = ["A candidate is confirmed when the upper end of its interval is within the allowed " + words + "."]
-    height = 150 + 36 * len(frame)
-    return Figure(name="confirmation", alt=alt, traces=traces, layout=layout, height=height, notes=notes)
-
-
-def _drop_axis(row: pd.Series, quality: Quality) -> str:
-    return "loss of test accuracy" if quality.is_accuracy else f"{drop_words(quality)}, {compared(row)}"
 
 
 def importance(data: ReportData) -> Figure | None:
-    """Return the plot of each parameter's share of each objective's explained variance; None if it is unknown."""
-    return _bars(
-        "importance", data.importance, "importance", "Importance of parameters", "importance (share)", 30,
-        lambda frame: [short_name(n) for n in texts(frame, "parameter")],
-    )  # fmt: skip
+    """Return grouped bars of each parameter's share of each objective's explained variance; None if unknown.
 
-
-def _bars(
-    name: str, frame: pd.DataFrame | None, column: str, what: str, share: str, row_height: float,
-    names_of: Callable[[pd.DataFrame], list[str]],
-) -> Figure | None:  # fmt: skip
-    """Return grouped bars of all objectives over one list of names, in the order of the first objective.
-
-    Args:
-        name: name of the plot.
-        frame: one row per objective and bar.
-        column: its column of the bars' lengths.
-        what: what is shown, for the text alternative.
-        share: title of the axis of lengths.
-        row_height: pixels per name.
-        names_of: function of a frame's rows to their names.
+    Parameters are in the order of the first objective.
     """
-    if frame is None or len(frame) == 0:
+    if data.importance is None or len(data.importance) == 0:
         return None
-    explained = frame.attrs.get("explained", {})
-    bars: dict[str, dict[str, float]] = {}
-    for objective in dict.fromkeys(texts(frame, "objective")):
-        rows = frame[is_one_of(frame, "objective", objective)]
-        values = dict(zip(names_of(rows), array_of(rows, column), strict=True))
-        greatest = sorted((n for n in values if np.isfinite(values[n])), key=lambda n: -values[n])[:_MOST_BARS]
-        if greatest:
-            bars[objective] = {n: float(values[n]) for n in greatest}
-    if not bars:
-        return None
-    names = list(dict.fromkeys(n for values in bars.values() for n in values))
+    explained = data.importance.attrs.get("explained", {})
+    shares = {
+        str(objective): rows.nlargest(_MOST_BARS, "importance").set_index("parameter")["importance"]
+        for objective, rows in data.importance.groupby("objective", sort=False)
+    }
+    names = list(dict.fromkeys(name for values in shares.values() for name in map(str, values.index)))
     traces = []
-    for (objective, values), colour in zip(bars.items(), cycle(("@front", "@control", "@published")), strict=False):
+    for (objective, values), colour in zip(shares.items(), ("@front", "@control"), strict=False):
         title = objective.replace("_", " ")
         if objective in explained:
             title += f": shares of {percent(explained[objective])} of its variance"
-        shown = [n for n in names if n in values]
+        values = values.reindex([name for name in names if name in values.index])
+        hover = [
+            f"{short_name(str(name))}\nimportance (share) for {objective}: {share:.3f}"
+            for name, share in values.items()
+        ]
         traces.append(
             {
-                "type": "bar", "orientation": "h", "name": title, "y": [names.index(n) for n in shown],
-                "x": [values[n] for n in shown], "marker": {"color": colour}, "hoverinfo": "text",
-                "hovertext": [f"{n}\n{share} for {objective}: {values[n]:.3f}" for n in shown],
+                "type": "bar", "orientation": "h", "name": title, "y": [names.index(name) for name in values.index],
+                "x": values.tolist(), "marker": {"color": colour}, "hoverinfo": "text", "hovertext": hover,
             }
         )  # fmt: skip
-    labels = [short(n.replace(" × ", " ×\n")) for n in names]  # noqa: RUF001
-    layout = {
-        "barmode": "group", "bargap": 0.3, "xaxis": axis(share, rangemode="tozero"),
-        "yaxis": names_axis(labels, autorange="reversed"),
-    }  # fmt: skip
-    first, values = next(iter(bars.items()))
-    alt = f"{what}: for {first} most of all {names[0]} ({percent(values[names[0]])})."
-    height = round(130 + row_height * max(2, len(names)))
-    return Figure(name=name, alt=alt, traces=traces, layout=layout, height=height)
+    first, values = next(iter(shares.items()))
+    return Figure(
+        name="importance",
+        alt=f"Importance of parameters: for {first} most of all {short_name(names[0])} ({percent(values.iloc[0])}).",
+        traces=traces,
+        layout={
+            "barmode": "group", "bargap": 0.3, "xaxis": axis("importance (share)", rangemode="tozero"),
+            "yaxis": names_axis([short(short_name(name)) for name in names], autorange="reversed"),
+        },
+        height=130 + 30 * max(2, len(names)),
+    )  # fmt: skip

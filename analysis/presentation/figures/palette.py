@@ -43,16 +43,3 @@ DARK = {
 #: From the first layer to the last: lightness rises or falls evenly, so that the order is also visible in grey.
 DEPTH_LIGHT = ("#08306b", "#0f6292", "#2b8888", "#539a55", "#a89e17")
 DEPTH_DARK = ("#5a7fd6", "#4fa3d6", "#4fc2b0", "#93d46b", "#f0e442")
-
-
-def depth_colour(place: float, stops: tuple[str, ...] = DEPTH_LIGHT) -> str:
-    """Return the colour at a place in [0, 1] of a scale, linear between its stops.
-
-    >>> depth_colour(0.0, ("#000000", "#102030")), depth_colour(0.5, ("#000000", "#102030"))
-    ('#000000', '#081018')
-    """
-    place = min(1.0, max(0.0, place)) * (len(stops) - 1)
-    low = min(int(place), len(stops) - 2)
-    share = place - low
-    ends = [[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in stops[low : low + 2]]
-    return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in zip(*ends, strict=True))

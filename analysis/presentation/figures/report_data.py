@@ -94,7 +94,7 @@ class ReportData:
 
     @cached_property
     def saving(self) -> str:
-        """Return the compute that the study ranks by: training, inference or both."""
+        """Return the compute that the study ranks by."""
         return saving_of(self.trials)
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.formatting import axis_words, drop_text, drop_words, plotted, plotted_text
-from analysis.presentation.figures.figure import MOST_NAMED, Figure, axis, limit, line, note, short
+from analysis.presentation.figures.figure import MOST_NAMED, Figure, axis, depth, limit, line, note, short
 from trainables.quality import ACCURACY, Quality, allowed_amount
 
 
@@ -30,7 +30,7 @@ def sensitivity(
         levels, values = [100 * level for level, _ in points], list(plotted([value for _, value in points], quality))
         labels = [f"{name}\n{x:g} % pruned: {plotted_text(y, quality)}" for x, y in zip(levels, values, strict=True)]
         shown = {"mode": "lines+markers", "showlegend": len(curves) <= MOST_NAMED}
-        colour = f"@depth:{place / max(1, len(curves) - 1):.3f}"
+        colour = depth(place, len(curves))
         traces.append(line(short(name.removesuffix(".weight")), levels, values, labels, more=shown, color=colour))
     layout: dict[str, Any] = {
         "xaxis": axis(f"{pruned} pruned of one layer (%)", rangemode="tozero"),

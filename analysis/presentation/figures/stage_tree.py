@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.formatting import percent, plural, value_text
-from analysis.presentation.figures.figure import Figure, axis, line, names_axis, short
+from analysis.presentation.figures.figure import Figure, axis, bars, line, names_axis, short
 from analysis.presentation.stage_frame import most_visited
 from trainables.quality import ACCURACY, Quality
 from trainables.savings import TRAINING, saved_words
@@ -29,15 +29,12 @@ def stage_tree(frame: pd.DataFrame | None) -> Figure | None:
     quality: Quality = frame.attrs.get("quality", ACCURACY)
     saving = saved_words(frame.attrs.get("saving", TRAINING))
     lane = {row["stage"]: place for place, row in enumerate(rows)}
-    most_saved = max(0.0, *(row["saved"] for row in rows if not pd.isna(row["saved"])), 0.0)
-    bars = {
-        "type": "bar", "orientation": "h", "hoverinfo": "text", "showlegend": False, "y": list(lane.values()),
-        "base": [row["begin"] for row in rows],
-        "x": [max(row["known_until"] - row["begin"], 1) for row in rows],
-        "hovertext": [_hover(row, saving, quality) for row in rows],
-        "marker": {"color": ["@rest" if pd.isna(row["saved"]) else f"@depth:{row['saved'] / (most_saved or 1.0):.3f}"
-                             for row in rows]},
-    }  # fmt: skip
+    most_saved = max((row["saved"] for row in rows if row["saved"] > 0), default=1.0)
+    colours = ["@rest" if pd.isna(row["saved"]) else f"@depth:{row['saved'] / most_saved:.3f}" for row in rows]
+    stages = bars(
+        lane.values(), [row["begin"] for row in rows], [max(row["known_until"] - row["begin"], 1) for row in rows],
+        [_hover(row, saving, quality) for row in rows], colours,
+    )  # fmt: skip
     children = [row for row in rows if row["depth"] > 0]
     gap = float("nan")
     joints = line(
@@ -56,16 +53,20 @@ def stage_tree(frame: pd.DataFrame | None) -> Figure | None:
              "the end."]  # fmt: skip
     if hidden := len(frame) - len(rows):
         notes.append(f"{plural(hidden, 'more stage')} not shown.")
-    layout = {
-        "barmode": "overlay", "bargap": 0.4, "margin": {"l": 260},
-        "xaxis": axis("iteration", range=[0, frame.attrs["total_steps"]]),
-        "yaxis": names_axis([short(_words(row)) for row in rows], autorange="reversed", zeroline=False),
-    }  # fmt: skip
     return Figure(
-        name="tree", traces=[bars, joints, *([checkpoints] if saved else [])], layout=layout,
-        height=120 + 20 * max(3, len(rows)), notes=notes,
+        name="tree",
         alt=f"Stage tree of {plural(trials, 'trial')}: {plural(len(frame), 'stage')}, shared ones drawn once.",
-    )  # fmt: skip
+        traces=[stages, joints, *([checkpoints] if saved else [])],
+        layout={
+            "barmode": "overlay",
+            "bargap": 0.4,
+            "margin": {"l": 260},
+            "xaxis": axis("iteration", range=[0, frame.attrs["total_steps"]]),
+            "yaxis": names_axis([short(_words(row)) for row in rows], autorange="reversed", zeroline=False),
+        },
+        height=120 + 20 * max(3, len(rows)),
+        notes=notes,
+    )
 
 
 def _lanes(frame: pd.DataFrame) -> list[Mapping[Any, Any]]:

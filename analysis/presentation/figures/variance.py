@@ -9,7 +9,6 @@ the last of them below it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.formatting import plural
-from analysis.presentation.figures.figure import Figure, axis, line, marks, names_axis, stop_events
+from analysis.presentation.figures.figure import MOST_MARKED, Figure, axis, line, marks, names_axis, stop_events
 from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.summary_text import config_of
 from analysis.trace_replay.traces import RunTrace
@@ -69,40 +68,42 @@ def variance_frames(trace: RunTrace, row: pd.Series) -> VarianceFrames | None:
         values = _values(trace, path, unit)
         if np.isnan(values).all():
             continue
-        name = names[unit.number]
-        stop = _stop_of(unit, events, blueprint.plan.order)
-        lines = list(
-            _lines(values, settings, anchor, stop, first=not found, single_precision=blueprint.single_precision)
-        )
-        found += [
-            pd.DataFrame({"iteration": when, "layer": name, "ratio": ratio, "examined": examined})
-            for when, ratio, examined in lines
-        ]
+        name, stop = names[unit.number], _stop_of(unit, events, blueprint.plan.order)
+        ratio = np.nan  # the last one
+        for when, examined in _examined(len(values), settings, anchor, stop, first=not found):
+            if len(kept := when[~np.isnan(values[when])]):
+                ratios = Curve.of(kept, values[kept], single_precision=blueprint.single_precision).ratios
+                ratios = np.where(np.isinf(ratios), 1.0, ratios)  # 1: a new peak
+                found.append(pd.DataFrame({"iteration": kept, "layer": name, "ratio": ratios, "examined": examined}))
+                ratio = float(ratios[-1])
         if stop is not None:
-            stops.append({"iteration": stop, "layer": name, "ratio": float(lines[-1][1][-1]) if lines else np.nan})
+            stops.append({"iteration": stop, "layer": name, "ratio": ratio})
         if anchor is not None:
             anchor = stop  # the next layer is examined from here on; None: this layer never stops
     if not found:
         return None
+    limits = {}
+    if automatic:
+        limits["CAC_VAR_START_THR"] = settings.start_thr
+        if events:
+            limits |= {"CAC_VAR_MT_THR": settings.mt_thr, "CAC_VAR_SLOPE_THR": settings.slope_thr}
     return VarianceFrames(
         variance=pd.concat(found, ignore_index=True),
         stops=pd.DataFrame(stops, columns=["iteration", "layer", "ratio"]),
-        thresholds=_thresholds(settings if automatic else None, len(events)),
+        thresholds=pd.DataFrame(list(limits.items()), columns=["name", "value"]),
     )
 
 
 def _path(trace: RunTrace, row: pd.Series) -> list[int] | None:
     """Return the indices of the trial's stages, the dense run first; None if its training is not in the trace."""
-    ids = {stage.id: place for place, stage in enumerate(trace.stages)}
     stage = row.get("stage")
-    place: int | None = ids.get(str(stage)) if stage is not None and not pd.isna(stage) else None
-    if place is None:
-        return None
-    path = []
+    places = [] if stage is None or pd.isna(stage) else [p for p, s in enumerate(trace.stages) if s.id == str(stage)]
+    place = places[0] if places else None
+    path: list[int] = []
     while place is not None:
-        path.append(place)
+        path.insert(0, place)
         place = trace.stages[place].parent
-    return path[::-1]
+    return path or None
 
 
 def _values(trace: RunTrace, path: list[int], unit: Unit) -> NDArray[np.float64]:
@@ -129,57 +130,31 @@ def _stop_of(unit: Unit, events: list[dict[str, Any]], order: tuple[int, ...]) -
     return None
 
 
-def _lines(
-    values: NDArray[np.float64],
-    settings: Settings,
-    anchor: int | None,
-    stop: int | None,
-    *,
-    first: bool,
-    single_precision: bool,
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64], bool]]:
-    """Yield a layer's lines as (iterations, ratios, examined): first the part not examined, then the examined part."""
-    end = len(values) if stop is None else min(stop + 1, len(values))
+def _examined(
+    total: int, settings: Settings, anchor: int | None, stop: int | None, *, first: bool
+) -> tuple[tuple[NDArray[np.int64], bool], tuple[NDArray[np.int64], bool]]:
+    """Return a layer's iterations before the rule examined it, and those at which it did (True)."""
+    end = total if stop is None else min(stop + 1, total)
     looks: NDArray[np.int64] = np.zeros(0, np.int64)
     if anchor is not None:
-        begin = anchor if first else first_step_after(anchor, settings.braking_distance)
         looks = examinations(
-            begin=begin,
+            begin=anchor if first else first_step_after(anchor, settings.braking_distance),
             end=end,
             start_itr=settings.start_itr,
             interval=settings.sampling_interval,
             anchor=None if first else anchor,
         )
-    before = np.arange(end if len(looks) == 0 else looks[0] + 1)
-    for when, examined in ((before, False), (looks, True)):
-        kept = when[~np.isnan(values[when])]
-        if len(kept):
-            ratios = Curve.of(kept, values[kept], single_precision=single_precision).ratios
-            yield kept, np.where(np.isinf(ratios), 1.0, ratios), examined  # 1: a new peak
-
-
-def _thresholds(settings: Settings | None, stopped: int) -> pd.DataFrame:
-    """Return the names and values of the thresholds that layers were compared with."""
-    rows: list[tuple[str, float]] = []
-    if settings is not None:
-        rows.append(("CAC_VAR_START_THR", settings.start_thr))
-        if stopped:
-            rows += [("CAC_VAR_MT_THR", settings.mt_thr), ("CAC_VAR_SLOPE_THR", settings.slope_thr)]
-    return pd.DataFrame(rows, columns=["name", "value"])
+    return (np.arange(end if len(looks) == 0 else looks[0] + 1), False), (looks, True)
 
 
 # --- The plots of gradient statistics: variance in the course of the training, and of single layers -------------------
 
 #: Maximum number of trials with lines of their own; of more, mean and range are shown.
 _MOST_TRIALS = 6
-#: Maximum number of layers that are named beside their marks.
-_MOST_LAYERS = 40
-#: Maximum characters of a layer's name on the axis.
-_MOST_LETTERS = 25
+#: Maximum number of layers that are named beside their marks, and of characters of a name.
+_MOST_LAYERS, _MOST_LETTERS = 40, 25
 #: Maximum decades of a logarithmic axis with ticks between the powers of ten.
 _MOST_DECADES = 3
-#: Maximum points of a line with a mark each.
-_MOST_MARKED = 60
 #: Colours of estimators other than SGD, in the order of their appearance.
 _COLOURS = ("@front", "@control", "@published", "@chosen", "@trial")
 
@@ -202,33 +177,29 @@ def layer_noise(data: ReportData) -> Figure | None:
     rows = data.gradients[(data.gradients["trial"] == trial) & (data.gradients["layer"] != "")]
     rows = rows[rows["step"] == rows["step"].max()]
     layers = list(dict.fromkeys(rows["layer"]))
-    rows = rows.assign(y=rows["layer"].map({name: place for place, name in enumerate(layers)}))
-    rows = rows[np.isfinite(rows["normalised_variance"])]
+    rows = rows.assign(
+        x=rows["normalised_variance"].round(6), y=rows["layer"].map({name: place for place, name in enumerate(layers)})
+    )
+    rows = rows[np.isfinite(rows["x"])]
     if rows.empty:
         return None
     step = int(rows["step"].iloc[0])
     traces = []
-    for estimator, colour in _estimators(rows):
+    for estimator, name, colour in _estimators(rows):
         own = rows[rows["estimator"] == estimator]
-        values = [round(float(value), 6) for value in own["normalised_variance"]]
-        labels = [
-            f"{layer}\n{_name(estimator)}: {value:.3f}" for layer, value in zip(own["layer"], values, strict=True)
-        ]
-        points = pd.DataFrame({"x": values, "y": own["y"].to_list(), "label": labels})
+        labels = [f"{layer}\n{name}: {value:.3f}" for layer, value in zip(own["layer"], own["x"], strict=True)]
         symbol = "circle-open" if estimator == "sgd" else "circle"
-        traces.append(marks(_name(estimator), points, symbol, colour, size=9))
-        traces[-1]["marker"]["line"] = {"width": 1.5, "color": colour}
+        traces.append(marks(name, own.assign(label=labels), symbol, colour, size=9))
     many = len(layers) > _MOST_LAYERS
     margin = max(0.5, len(layers) / _MOST_LAYERS)  # room for the first and the last mark
     names = [""] * len(layers) if many else [_both_ends(name) for name in layers]
     y_axis = names_axis(names, title="layers, the first at the top" if many else "", zeroline=False,
                         range=[len(layers) - 1 + margin, -margin])  # fmt: skip
-    layout = {"xaxis": _to_one("normalised variance", rows["normalised_variance"]), "yaxis": y_axis}
     return Figure(
         name="layer_noise",
         alt=f"Normalised variance of the gradient of {plural(len(layers), 'layer')} of trial {trial} at step {step}.",
         traces=traces,
-        layout=layout,
+        layout={"xaxis": _to_one("normalised variance", rows["x"]), "yaxis": y_axis},
         height=110 + (480 if many else 20 * len(layers)),
         notes=[f"Trial {trial}, at its last measurement (step {step}); layers from the first to the last."],
     )
@@ -239,9 +210,8 @@ def shown_trial(data: ReportData, rows: pd.DataFrame | None) -> int | None:
     if rows is None or rows.empty:
         return None
     there = {int(trial) for trial in rows["trial"].unique()}
-    chosen = [] if data.best is None else [int(data.best["trial"])]
-    ranked = [int(trial) for trial in data.ranking["trial"]] if "trial" in data.ranking.columns else []
-    return next((trial for trial in (*chosen, *ranked) if trial in there), min(there))
+    chosen = [] if data.best is None else [data.best["trial"]]
+    return next((int(trial) for trial in (*chosen, *data.ranking.get("trial", ())) if trial in there), min(there))
 
 
 def _course(data: ReportData, column: str, name: str, *, logarithmic: bool = False) -> Figure | None:
@@ -254,36 +224,41 @@ def _course(data: ReportData, column: str, name: str, *, logarithmic: bool = Fal
         return None
     rows = rows.sort_values("step", kind="stable")
     shown = shown_trial(data, rows)
-    trials = sorted({int(trial) for trial in rows["trial"]})
+    trials = rows["trial"].nunique()
     traces, said = [], []
-    for estimator, colour in _estimators(rows):
+    for estimator, words, colour in _estimators(rows):
         own = rows[rows["estimator"] == estimator]
-        dash = "dash" if estimator == "sgd" else "solid"
         by_step = own.groupby("step")[column]
         mean = by_step.mean()
-        said.append(f"{_name(estimator)} {mean.iloc[0]:.3g} to {mean.iloc[-1]:.3g}")
-        if len(trials) > _MOST_TRIALS:
-            drawn = [("smallest", by_step.min(), 1.0), ("largest", by_step.max(), 1.0), ("mean", mean, 2.4)]
+        said.append(f"{words} {mean.iloc[0]:.3g} to {mean.iloc[-1]:.3g}")
+        if trials > _MOST_TRIALS:
+            drawn = [("smallest", by_step.min(), False), ("largest", by_step.max(), False), ("mean", mean, True)]
         else:
             series = {trial: group.groupby("step")[column].last() for trial, group in own.groupby("trial")}
-            drawn = [(f"trial {trial}", s, 2.4 if trial == shown else 1.1) for trial, s in series.items()]
-        drawn.sort(key=lambda entry: entry[2])  # the thickest on top
-        for what, values, width in drawn:
-            traces.append(_line(estimator, what, values, color=colour, width=width, dash=dash))
-            traces[-1]["showlegend"] = what == drawn[-1][0]
-    many = len(trials) > _MOST_TRIALS
-    own_lines = f"the thick lines are trial {shown}'s" if len(trials) > 1 else f"trial {shown}"
-    note = f"Mean of {len(trials)} trials (thick), smallest and largest." if many else f"{own_lines}."
-    words = column.replace("_", " ")
-    y_axis = _logarithmic(words, rows[column]) if logarithmic else _to_one(words, rows[column])
+            drawn = [(f"trial {trial}", values, trial == shown) for trial, values in series.items()]
+        drawn.sort(key=lambda entry: entry[2])  # the thick one on top
+        for place, (what, values, thick) in enumerate(drawn, start=1):
+            steps, numbers = [int(step) for step in values.index], [float(f"{value:.6g}") for value in values]
+            hover = [f"{words}, {what}\nstep {s}: {v:.3g}" for s, v in zip(steps, numbers, strict=True)]
+            more = {
+                "mode": "lines+markers" if thick and len(steps) <= MOST_MARKED else "lines",
+                "legendgroup": estimator, "showlegend": place == len(drawn), "opacity": 1 if thick else 0.6,
+                "marker": {"color": colour, "size": 5},
+            }  # fmt: skip
+            style = {"color": colour, "width": 2.4 if thick else 1.1, "dash": "dash" if estimator == "sgd" else "solid"}
+            traces.append(line(words, steps, numbers, hover, more=more, **style))
+    note = f"Trial {shown}." if trials == 1 else f"The thick lines are trial {shown}'s."
+    if trials > _MOST_TRIALS:
+        note = f"Mean of {trials} trials (thick), smallest and largest."
+    title = column.replace("_", " ")
     return Figure(
         name=name,
-        alt=f"{words[0].upper()}{words[1:]} of the gradient from the first measurement to the last, mean of "
-        f"{plural(len(trials), 'trial')}: {', '.join(said)}.",
+        alt=f"{title[0].upper()}{title[1:]} of the gradient from the first measurement to the last, mean of "
+        f"{plural(trials, 'trial')}: {', '.join(said)}.",
         traces=traces,
-        layout={"xaxis": axis("step"), "yaxis": y_axis},
+        layout={"xaxis": axis("step"), "yaxis": (_logarithmic if logarithmic else _to_one)(title, rows[column])},
         height=380,
-        notes=[note[0].upper() + note[1:]],
+        notes=[note],
     )
 
 
@@ -293,34 +268,9 @@ def _to_one(title: str, values: pd.Series[float]) -> dict[str, Any]:
 
 
 def _logarithmic(title: str, values: pd.Series[float]) -> dict[str, Any]:
-    """Return a logarithmic axis with ticks at multiples of powers of ten, or at powers alone if there are many.
-
-    Plotly's own ticks within a decade are digits without their power.
-    """
-    low, high = math.floor(math.log10(values.min())), math.ceil(math.log10(values.max()))
-    digits = (1, 2, 3, 4, 5, 7) if high - low <= 1 else (1, 2, 5) if high - low <= _MOST_DECADES else (1,)
-    ticks = [float(f"{digit}e{power}") for power in range(low, high + 1) for digit in digits]
-    first = max((tick for tick in ticks if tick <= values.min()), default=ticks[0])
-    last = min((tick for tick in ticks if tick >= values.max()), default=ticks[-1])
-    last = last if last > first else 10 * first
-    ticks = [tick for tick in ticks if first <= tick <= last]
-    names = [f"{tick:g}".replace("e-0", "e-").replace("e+0", "e+") for tick in ticks]
-    ends = [math.log10(first) - 0.02, math.log10(last) + 0.02]
-    return axis(title, type="log", tickvals=ticks, ticktext=names, range=ends)
-
-
-def _line(estimator: str, what: str, values: pd.Series[float], **style: Any) -> dict[str, Any]:
-    """Return the line of a trial, or of a mean, over steps."""
-    steps, numbers = [int(step) for step in values.index], [float(f"{value:.6g}") for value in values]
-    hover = [f"{_name(estimator)}, {what}\nstep {s}: {v:.3g}" for s, v in zip(steps, numbers, strict=True)]
-    marked = style["width"] > 2 and len(steps) <= _MOST_MARKED
-    more = {
-        "mode": "lines+markers" if marked else "lines",
-        "legendgroup": estimator,
-        "opacity": 1 if style["width"] > 2 else 0.6,
-        "marker": {"color": style["color"], "size": 5},
-    }
-    return line(_name(estimator), steps, numbers, hover, more=more, **style)
+    """Return a logarithmic axis with ticks at 1, 2 and 5 times powers of ten, or at powers alone if there are many."""
+    decades = math.log10(values.max() / values.min())
+    return axis(title, type="log", dtick="D2" if decades <= _MOST_DECADES else 1, tickformat="~e")
 
 
 def _both_ends(name: str) -> str:
@@ -332,12 +282,8 @@ def _both_ends(name: str) -> str:
     return name if len(name) <= _MOST_LETTERS else f"{name[:8]}…{name[9 - _MOST_LETTERS :]}"
 
 
-def _estimators(rows: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return the estimators and their colours, SGD first."""
-    others = [str(name) for name in rows["estimator"].unique() if name != "sgd"]
-    found = [(name, _COLOURS[place % len(_COLOURS)]) for place, name in enumerate(others)]
-    return [*([("sgd", "@text")] if (rows["estimator"] == "sgd").any() else []), *found]
-
-
-def _name(estimator: str) -> str:
-    return "SGD" if estimator == "sgd" else estimator
+def _estimators(rows: pd.DataFrame) -> list[tuple[str, str, str]]:
+    """Return the estimators, their names in the legend and their colours, SGD first."""
+    names = [str(name) for name in rows["estimator"].unique() if name != "sgd"]
+    found = [(name, name, _COLOURS[place % len(_COLOURS)]) for place, name in enumerate(names)]
+    return [("sgd", "SGD", "@text"), *found] if (rows["estimator"] == "sgd").any() else found

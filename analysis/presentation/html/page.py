@@ -1,4 +1,4 @@
-"""The report, or one plot, as one HTML file that needs no network and no other file."""
+"""The report, or one plot, as one HTML file that needs no network and no other file. All text is escaped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -20,9 +19,7 @@ import pandas as pd
 from analysis.formatting import (
     ROUNDING,
     allowed_text,
-    drop_number,
     drop_text,
-    drop_unit,
     drop_words,
     metric_words,
     percent,
@@ -41,7 +38,7 @@ from analysis.presentation.figures.palette import DARK, DEPTH_DARK, DEPTH_LIGHT,
 from analysis.presentation.figures.report_data import ReportData, SampleImage
 from analysis.presentation.figures.report_figures import report_figures
 from analysis.presentation.figures.variance import shown_trial
-from analysis.presentation.markdown_report import is_compressed, layers, stop_table, sums
+from analysis.presentation.markdown_report import confirmation_table, is_compressed, layers, stop_table, sums
 from analysis.presentation.settings_text import (
     RECIPE_NOTE,
     WHOLE_FILES,
@@ -56,7 +53,17 @@ from trainables.errors import UserError
 from trainables.quality import ACCURACY, Quality
 from trainables.savings import BOTH, TIME, TRAINING
 
-# --- Parts of sections of the page as HTML. All text is escaped with `escape` -----------------------------------------
+#: Most rows that are listed of clusters and of failed trials.
+_MOST_CLUSTERS, _MOST_FAILURES = 30, 200
+#: Shown side of small pictures in pixels: the longer side is enlarged to at least this, in whole factors.
+_SIDE = 44
+#: Most epochs of a trial of which a generator's samples are shown, evenly spread, and their enlargement.
+_MOST_EPOCHS, _FACTOR = 8, 2
+_PNG = b"\x89PNG\r\n\x1a\n"
+#: Maximum characters of an error in the table; the section of failed trials shows it in full.
+_MOST_LETTERS = 120
+
+# --- Elements ---------------------------------------------------------------------------------------------------------
 
 
 class Markup(str):
@@ -65,17 +72,12 @@ class Markup(str):
     __slots__ = ()
 
 
-def none(why: str) -> str:
-    """Return a faint paragraph that says why something is missing."""
-    return f'<p class="none">{escape(why)}</p>'
+def _paragraph(text: str, kind: str = "") -> str:
+    attribute = f' class="{kind}"' if kind else ""
+    return f"<p{attribute}>{escape(text)}</p>"
 
 
-def pictures(figures: Mapping[str, Figure], *names: str) -> str:
-    """Return those of the named figures that exist."""
-    return "".join(picture(figures[name]) for name in names if name in figures)
-
-
-def picture(figure: Figure) -> str:
+def _picture(figure: Figure) -> str:
     """Return the place in which the page's script draws a figure, with its caption."""
     notes = " ".join(escape(note) for note in figure.notes)
     caption = f"<figcaption>{notes}</figcaption>" if notes else ""
@@ -85,248 +87,69 @@ def picture(figure: Figure) -> str:
     )
 
 
-def facts(kind: str, cells: Iterable[tuple[str, str]]) -> str:
+def _pictures(figures: Mapping[str, Figure], *names: str) -> str:
+    return "".join(_picture(figures[name]) for name in names if name in figures)
+
+
+def _facts(kind: str, cells: Iterable[tuple[str, str]]) -> str:
     """Return a description list from names and the HTML of their values; empty without any."""
     shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in cells)
     return f'<dl class="{kind}">{shown}</dl>' if shown else ""
 
 
-def small_table(
-    caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: Sequence[int] = ()
-) -> str:
-    """Return a table in its own scrollable box; cells are text, or `Markup`."""
-    number_class = [' class="number"' if i in numeric else "" for i in range(len(heads))]
-    head = "".join(f'<th scope="col"{c}>{escape(h)}</th>' for h, c in zip(heads, number_class, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td{c}>{_cell(v)}</td>" for v, c in zip(row, number_class, strict=True)) + "</tr>"
-        for row in rows
-    )
+def _table(caption: str, cells: Sequence[Sequence[str]], *, numeric: Sequence[int] = ()) -> str:
+    """Return a table, header first, in its own scrollable box; cells are text, or `Markup`."""
+    kinds = [' class="number"' if place in numeric else "" for place in range(len(cells[0]))]
+
+    def row(values: Sequence[str], tag: str) -> str:
+        name = tag.partition(" ")[0]
+        shown = (value if isinstance(value, Markup) else escape(value) for value in values)
+        return "".join(f"<{tag}{kind}>{value}</{name}>" for value, kind in zip(shown, kinds, strict=True))
+
+    head = row(cells[0], 'th scope="col"')
+    body = "".join(f"<tr>{row(values, 'td')}</tr>" for values in cells[1:])
     inner = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return scrollable(caption, f"<table>{inner}</table>")
+    return _scrollable(caption, f"<table>{inner}</table>")
 
 
-def _cell(value: str) -> str:
-    return value if isinstance(value, Markup) else escape(value)
-
-
-def scrollable(label: str, body: str, *, kind: str = "scroll") -> str:
+def _scrollable(label: str, body: str) -> str:
     """Return a box that scrolls, also by keyboard."""
-    return f'<div class="{kind}" tabindex="0" role="group" aria-label="{escape(label)}">{body}</div>'
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(label)}">{body}</div>'
 
 
-# --- The sections of the page on gradient statistics and on clusters of samples. Empty for studies without them
-
-#: Maximum number of clusters in the table.
-_MOST_CLUSTERS = 30
-#: Shown side of small pictures in pixels: the longer side is enlarged to at least this, in whole factors.
-_SIDE = 44
-_NOISE = (
-    "Normalised variance is V[g] / E[g²] of a gradient's elements, on average: at most about 1, and near 1 the "
-    "gradient is noise. Average variance is the mean of V[g]. What measuring costs is counted in the trials' compute."
-)
-_CLUSTERS = (
-    "Samples of a cluster have similar gradients. Spread is their mean squared distance from the cluster's centre, and "
-    "examples are the training samples nearest to it, the nearest first."
-)
-
-
-def gradients(data: ReportData, figures: Mapping[str, Figure]) -> str:
-    """Return the section on gradient statistics."""
-    drawn = pictures(figures, "gradient_noise", "gradient_variance")
-    layers = pictures(figures, "layer_noise")
-    if not drawn and not layers:
-        return ""
-    return f"<p>{escape(_NOISE)}</p>{drawn}" + (f"<h3>Layer by layer</h3>{layers}" if layers else "")
-
-
-def clusters(data: ReportData) -> str:
-    """Return the section on the clusters of the trial that the report shows."""
-    trial = shown_trial(data, data.clusters)
-    if trial is None or data.clusters is None:
-        return ""
-    found = data.clusters[data.clusters["trial"] == trial]
-    rows = [
-        (str(row["cluster"] + 1), str(row["size"]), percent(row["share"]), _spread(row["spread"]),
-         _examples(row["examples"], data.cluster_images))
-        for row in found.head(_MOST_CLUSTERS).to_dict("records")
-    ]  # fmt: skip
-    heads = ("cluster", "samples", "share", "spread", "examples")
-    caption = f"{plural(len(found), 'cluster')} of trial {trial}, the largest first"
-    more = len(found) - _MOST_CLUSTERS
-    end = none(f"and {plural(more, 'smaller cluster')}") if more > 0 else ""
-    return f"<p>{escape(_CLUSTERS)}</p>" + small_table(caption, heads, rows, numeric=(0, 1, 2, 3)) + end
-
-
-def _spread(value: Any) -> str:
-    return "" if value != value else f"{value:.0f}" if 100 <= value < 1e6 else f"{value:.3g}"
-
-
-def _examples(numbers: Iterable[int], images: Mapping[int, SampleImage]) -> str:
-    """Return the samples' numbers, with small pictures and labels where there are any."""
-    numbers = list(numbers)
-    if not any(number in images for number in numbers):
-        return ", ".join(map(str, numbers))
-    return Markup(f'<ul class="samples">{"".join(_example(number, images.get(number)) for number in numbers)}</ul>')
-
-
-def _example(number: int, image: SampleImage | None) -> str:
-    if image is None:
-        return f"<li>{number}</li>"
-    factor = max(1, -(-_SIDE // max(image.width, image.height)))
-    label = f"label {image.label}" if image.label else "no label"
-    source = base64.b64encode(image.png).decode()
+def _sample(png: bytes, size: tuple[int, int], alt: str, caption: str) -> str:
+    """Return an item of a list of small pictures; the caption is HTML."""
+    text, source = escape(alt), base64.b64encode(png).decode()
     return (
-        f'<li><img alt="sample {number}, {escape(label)}" title="sample {number}, {escape(label)}" '
-        f'width="{factor * image.width}" height="{factor * image.height}" src="data:image/png;base64,{source}">'
-        f"<span>{escape(image.label)}</span><small>{number}</small></li>"
+        f'<li><img alt="{text}" title="{text}" width="{size[0]}" height="{size[1]}" '
+        f'src="data:image/png;base64,{source}">{caption}</li>'
     )
 
 
-# --- The section of the page on samples that a generator draws, epoch by epoch. Empty for studies without them
-
-#: Most epochs of a trial that are shown, evenly spread.
-_MOST_EPOCHS = 8
-#: Enlargement of the pictures.
-_FACTOR = 2
-_PNG = b"\x89PNG\r\n\x1a\n"
-_SAMPLES = (
-    "Samples from the same noise after some of a trial's epochs: of the baseline, and of the trial that the report "
-    "shows."
-)
-COLLAPSED = "discriminator_collapsed"
+# --- The header -------------------------------------------------------------------------------------------------------
 
 
-def sample_pictures(data: ReportData) -> str:
-    """Return the section on samples and on collapsed discriminators."""
-    rows = data.history
-    if rows is None or "sample_picture" not in rows.columns:
-        return ""
-    rows = rows[rows["sample_picture"].map(lambda text: bool(_png(text)))]
-    if rows.empty:
-        return ""
-    baselines = data.trials.loc[data.trials["role"] == "baseline", "trial"]
-    chosen = [*baselines.head(1), shown_trial(data, rows)]
-    shown = [int(trial) for trial in dict.fromkeys(chosen) if trial is not None and (rows["trial"] == trial).any()]
-    table = [
-        (f"{trial}{' (baseline)' if trial in set(baselines) else ''}", _pictures(rows[rows["trial"] == trial], data))
-        for trial in shown
-    ]
-    warning = "".join(f"<p><strong>{escape(line)}</strong></p>" for line in collapsed(rows))
-    return f"<p>{escape(_SAMPLES)}</p>{warning}" + small_table("Samples by trial", ("trial", "samples"), table)
-
-
-def collapsed(rows: pd.DataFrame) -> list[str]:
-    """Return a line on each trial whose discriminator had collapsed after an epoch.
-
-    Args:
-        rows: of `analysis.history`.
-
-    >>> collapsed(pd.DataFrame({"trial": [3, 3, 4], "epoch": [1, 2, 1], "discriminator_collapsed": [1.0, 1.0, 0.0]}))
-    ['The discriminator of trial 3 had collapsed after epoch 1, 2.']
-    """
-    if COLLAPSED not in rows.columns:
-        return []
-    told = rows[pd.to_numeric(rows[COLLAPSED], errors="coerce") > 0]
-    return [
-        f"The discriminator of trial {trial} had collapsed after epoch {', '.join(map(str, group['epoch']))}."
-        for trial, group in told.groupby("trial")
-    ]
-
-
-def _pictures(rows: pd.DataFrame, data: ReportData) -> Markup:
-    places = sorted({round(k * (len(rows) - 1) / (_MOST_EPOCHS - 1)) for k in range(_MOST_EPOCHS)})
-    items = [_item(row, data) for row in rows.sort_values("epoch").iloc[places].to_dict("records")]
-    return Markup(f'<ul class="samples">{"".join(items)}</ul>')
-
-
-def _item(row: dict[Any, Any], data: ReportData) -> str:
-    picture = _png(row["sample_picture"])
-    width, height = (_FACTOR * int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))
-    quality = data.quality
-    value = row.get(quality.name)
-    words = "" if value is None or value != value else f", {quality.name} {value_text(value, quality)}"
-    alt = escape(f"samples after epoch {row['epoch']}{words}")
-    source = base64.b64encode(picture).decode()
-    return (
-        f'<li><img alt="{alt}" title="{alt}" width="{width}" height="{height}" src="data:image/png;base64,{source}">'
-        f"<small>epoch {int(row['epoch'])}{escape(words)}</small></li>"
-    )
-
-
-def _png(text: Any) -> bytes:
-    """Return the picture in a cell; empty where there is none, whatever a study's file holds."""
-    try:
-        found = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
-    except (binascii.Error, ValueError):
-        return b""
-    return found if found.startswith(_PNG) and len(found) >= 24 else b""
-
-
-# --- The sections of the page as HTML. All text from a study is escaped with `escape` ---------------------------------
-
-#: Maximum number of failed trials listed.
-_MOST_FAILURES = 200
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """One section of the page."""
-
-    name: str
-    """Its anchor."""
-    title: str
-    """Its heading, as plain text."""
-    body: str
-    """Its HTML."""
-
-
-def sections(data: ReportData, figures: Mapping[str, Figure]) -> list[Section]:
-    """Return all sections that are not empty, in the order of the page."""
-    made = [
-        ("settings", "Settings to use", _settings(data)),
-        ("trade-off", f"{data.saved_words.capitalize()} against {data.quality.name}",
-         pictures(figures, "pareto") + _controls_note(data)),
-        ("recipe", "What each choice brought", _recipe(data)),
-        ("confirmation", "Confirmation on fresh seeds", _confirmation(data, figures)),
-        ("sparsity", "What is zero", _sparsity(data)),
-        ("stops", "When layers stopped", _stops(data, figures)),
-        ("why", "Weight variances" if data.stops is None or len(data.stops) == 0 else "Why they stopped",
-         pictures(figures, "variance")),
-        ("training", "Training", pictures(figures, "learning")),
-        ("gradients", "Noise of the gradients", gradients(data, figures)),
-        ("clusters", "Samples with similar gradients", clusters(data)),
-        ("samples", "Samples", sample_pictures(data)),
-        ("parameters", "What mattered", _mattered(data, figures)),
-        ("search", "The search", _search(figures)),
-        ("tree", "Stage tree", f"<p>{TREE_CAPTION}</p>{picture(figures['tree'])}" if "tree" in figures else ""),
-        ("trials", "All trials", _table(data)),
-        ("failed", "Failed trials", _failed(data.trials)),
-        ("environment", "Environment", _environment(data)),
-    ]  # fmt: skip
-    return [Section(name=name, title=title, body=body) for name, title, body in made if body]
-
-
-def header(data: ReportData) -> str:
+def _header(data: ReportData) -> str:
     """Return the header: the result in one sentence, and the numbers behind it."""
-    info = data.info
+    info, quality = data.info, data.quality
     counts = data.trials["status"].value_counts()
-    told = ", ".join(f"{n} {escape(str(status))}" for status, n in counts.items()) or "none"
+    told = ", ".join(f"{n} {status}" for status, n in counts.items()) or "none"
     running = ""
     if data.status == "running":
         count = int(counts.get("running", 0))
         what = f"{plural(count, 'trial')} {'is' if count == 1 else 'are'} training" if count else "more is to come"
-        running = (
-            f'<p class="running">The search is running ({what}): this is what it had found when the report was '
-            "made.</p>"
+        running = _paragraph(
+            f"The search is running ({what}): this is what it had found when the report was made.", "running"
         )
     answer, caveats = first_sentence(data.headline)
-    more = f'<p class="caveats">{escape(caveats)}</p>' if caveats else ""
+    length = (
+        f"{info.length_text}, seed {info.seed}; allowed {drop_words(quality)} "
+        f"{allowed_text(data.allowed_drop, quality)}; trials: {told}."
+    )
     return (
-        f'<p class="study">{escape(info.space)} on {escape(info.workload)}</p><h1>{escape(answer)}</h1>{more}{running}'
-        f'<p class="cost">{escape(data.cost_line)}</p>{_tiles(data)}'
-        f'<p class="faint">{info.length_text}, seed {info.seed}; allowed {escape(drop_words(data.quality))} '
-        f"{escape(allowed_text(data.allowed_drop, data.quality))}; "
-        f"trials: {told}.</p>"
+        f"{_paragraph(f'{info.space} on {info.workload}', 'study')}<h1>{escape(answer)}</h1>"
+        f"{_paragraph(caveats, 'caveats') if caveats else ''}{running}{_paragraph(data.cost_line, 'cost')}"
+        f"{_tiles(data)}{_paragraph(length, 'faint')}"
     )
 
 
@@ -335,8 +158,6 @@ def first_sentence(text: str) -> tuple[str, str]:
 
     >>> first_sentence("You can skip 3.1 % (allowed: 0.50 points). One seed, not confirmed. So be it.")
     ('You can skip 3.1 % (allowed: 0.50 points).', 'One seed, not confirmed. So be it.')
-    >>> first_sentence("No trial has completed.")
-    ('No trial has completed.', '')
     """
     first, *others = re.split(r"(?<=\.)\s+(?=[A-Z])", text, maxsplit=1)
     return first, "".join(others)
@@ -356,29 +177,20 @@ def _tiles(data: ReportData) -> str:
             tiles.append((data.saved_words, percent(saved_of_one(best)), _beside_saved(best, data.saving)))
             drop = number_of(best, quality.drop)
             tiles.append((drop_words(quality), _drop(drop, quality), f"validation; allowed {allowed}"))
-        baseline = data.ranking[is_one_of(data.ranking, "role", "baseline")]
         test = number_of(best, quality.test)
-        if np.isfinite(test) and len(baseline):
+        if np.isfinite(test) and is_one_of(data.ranking, "role", "baseline").any():
             base = number_of(baseline_of(data.ranking, best), quality.test)
             beside = "" if np.isnan(base) else f"baseline {value_with_unit(base, quality)}"
             tiles.append((f"test {quality.name}", value_with_unit(test, quality), beside))
     total = search_cost(data.trials)
     if total.dense_equivalents > 0:
         tiles.append(("search cost", f"{total.dense_equivalents:.1f} full trainings", plural(total.trials, "trial")))
-    spans = [f"<span>{escape(beside)}</span>" if beside else "" for *_, beside in tiles]
-    cells = [
-        (name, f"<strong>{escape(value)}</strong>{span}") for (name, value, _), span in zip(tiles, spans, strict=True)
-    ]
-    return facts("tiles", cells)
-
-
-def _recipe(data: ReportData) -> str:
-    """Return the table of what each choice of the training recipe brought."""
-    table = recipe_table(data.trials)
-    if not table:
-        return ""
-    return f"<p>{escape(RECIPE_NOTE)}</p>" + small_table(
-        "Effects of the recipe's choices", table[0], table[1:], numeric=(1, 2, 3, 4)
+    return _facts(
+        "tiles",
+        (
+            (name, f"<strong>{escape(value)}</strong>" + (f"<span>{escape(beside)}</span>" if beside else ""))
+            for name, value, beside in tiles
+        ),
     )
 
 
@@ -408,19 +220,50 @@ def _drop(drop: float, quality: Quality = ACCURACY) -> str:
     return drop_text(drop, quality) if drop > 0 else f"{drop_text(-drop, quality)} better"
 
 
+# --- The sections -----------------------------------------------------------------------------------------------------
+
+
+def _sections(data: ReportData, figures: Mapping[str, Figure]) -> list[tuple[str, str, str]]:
+    """Return anchor, heading and HTML of all sections that are not empty, in the order of the page."""
+    stopped = data.stops is not None and len(data.stops) > 0
+    made = [
+        ("settings", "Settings to use", _settings(data)),
+        ("trade-off", f"{data.saved_words.capitalize()} against {data.quality.name}",
+         _pictures(figures, "pareto") + _controls_note(data)),
+        ("recipe", "What each choice brought", _recipe(data)),
+        ("confirmation", "Confirmation on fresh seeds", _confirmation(data, figures)),
+        ("sparsity", "What is zero", _sparsity(data)),
+        ("stops", "When layers stopped", _stops(data, figures)),
+        ("why", "Why they stopped" if stopped else "Weight variances", _pictures(figures, "variance")),
+        ("training", "Training", _pictures(figures, "learning")),
+        ("gradients", "Noise of the gradients", _gradients(figures)),
+        ("clusters", "Samples with similar gradients", clusters(data)),
+        ("samples", "Samples", sample_pictures(data)),
+        ("parameters", "What mattered", _mattered(data, figures)),
+        ("search", "The search", _search(figures)),
+        ("tree", "Stage tree", f"<p>{TREE_CAPTION}</p>{_picture(figures['tree'])}" if "tree" in figures else ""),
+        ("trials", "All trials", _all_trials(data)),
+        ("failed", "Failed trials", _failed(data.trials)),
+        ("environment", "Environment", _environment(data)),
+    ]  # fmt: skip
+    return [section for section in made if section[2]]
+
+
 def _settings(data: ReportData) -> str:
     best, how = data.best, ""
-    if best is not None and is_answer(best) and is_compressed(best) and compresses(config_of(best)):
-        how = (
-            f"<p>Trial {escape(str(best['trial']))} compresses: {escape(compression_of(best))}. The whole schedule, to "
-            "train with, is in <code>best.yaml</code>; <code>python -m tune_cac export STUDY --format schedule</code> "
-            "prints it.</p>"
-        )
-    if not is_answer(best) and data.info.method == "compression":
+    if best is not None and is_answer(best):
+        compressed = is_compressed(best) and compresses(config_of(best))
+        if str(best["method"]) == "recipe":
+            how = "<p>No variable sets this; the lines, also in <code>best.env</code>, say how to train so.</p>"
+        elif compressed:
+            how = (
+                f"<p>Trial {escape(str(best['trial']))} compresses: {escape(compression_of(best))}. The whole "
+                "schedule, to train with, is in <code>best.yaml</code>; <code>python -m tune_cac export STUDY "
+                "--format schedule</code> prints it.</p>"
+            )
+    elif data.info.method == "compression":
         how = "<p>No schedule tried is worth training with.</p>"
-    elif best is not None and is_answer(best) and str(best["method"]) == "recipe":
-        how = "<p>No variable sets this; the lines, also in <code>best.env</code>, say how to train so.</p>"
-    elif not how or "gradskip" in str(best["method"] if best is not None else ""):
+    if not how or "gradskip" in str(best["method"] if best is not None and is_answer(best) else ""):
         how += "<p>Paste these lines into a shell before training, or source <code>best.env</code>, which has them.</p>"
     return (
         f'{how}<div class="copy"><button type="button" id="copy" aria-describedby="copied">Copy settings</button>'
@@ -429,151 +272,258 @@ def _settings(data: ReportData) -> str:
     )
 
 
+def _controls_note(data: ReportData) -> str:
+    if data.controls is not None or data.saving != TRAINING:
+        return ""
+    return _paragraph(
+        f"No controls were trained, so the {data.quality.name} of a dense run cut to the same compute is not known.",
+        "none",
+    )
+
+
+def _recipe(data: ReportData) -> str:
+    cells = recipe_table(data.trials)
+    if not cells:
+        return ""
+    return _paragraph(RECIPE_NOTE) + _table("Effects of the recipe's choices", cells, numeric=(1, 2, 3, 4))
+
+
+def _confirmation(data: ReportData, figures: Mapping[str, Figure]) -> str:
+    if data.confirmation is None or len(data.confirmation) == 0:
+        return _paragraph(
+            "Nothing is confirmed: the winner among many on one seed is partly luck. Retrain the best on fresh seeds "
+            "with python -m tune_cac confirm STUDY.",
+            "none",
+        )
+    cells = confirmation_table(data.confirmation, data.saved_words, data.allowed, data.quality)
+    table = _table("Candidates retrained on fresh seeds", cells, numeric=(0, 1, 2, 3, 4, 5))
+    return _pictures(figures, "confirmation") + table
+
+
 def _sparsity(data: ReportData) -> str:
     """Return the section on the best trial's sparsity, in total and by layer; empty if it was not compressed."""
     best = data.best
     if best is None or not is_compressed(best):
         return ""
-    found = facts("facts", [(name, escape(value)) for name, value in sums(best)])
-    rows = layers(best)
-    if not rows:
-        return found
-    caption = f"Sparsity by layer of the chosen trial {best['trial']}"
-    return found + small_table(caption, ("layer", "sparsity"), rows, numeric=(1,))
+    found = _facts("facts", [(name, escape(value)) for name, value in sums(best)])
+    if rows := layers(best):
+        caption = f"Sparsity by layer of the chosen trial {best['trial']}"
+        found += _table(caption, [("layer", "sparsity"), *rows], numeric=(1,))
+    return found
 
 
 def _stops(data: ReportData, figures: Mapping[str, Figure]) -> str:
-    if set(texts(data.ranking, "method")) <= {"none", "recipe", "compression"} and is_one_of(data.ranking, "method",
-                                                                                   "compression").any():  # fmt: skip
+    methods = set(texts(data.ranking, "method"))
+    if methods <= {"none", "recipe", "compression"} and "compression" in methods:
         return ""  # no layer could stop in this study
-    drawn = pictures(figures, "timeline") or none("No ranked trial stopped a layer.")
-    heads, *rows = [[]] if data.best is None else stop_table(data.best)
-    if data.best is None or not rows:
+    drawn = _pictures(figures, "timeline") or _paragraph("No ranked trial stopped a layer.", "none")
+    if data.best is None or len(cells := stop_table(data.best)) == 1:
         return drawn
-    return drawn + small_table(f"Stops of the chosen trial {data.best['trial']}", heads, rows, numeric=(0, 1, 4))
+    return drawn + _table(f"Stops of the chosen trial {data.best['trial']}", cells, numeric=(0, 1, 4))
 
 
-def _controls_note(data: ReportData) -> str:
-    if data.controls is None and data.saving == TRAINING:
-        return none(
-            f"No controls were trained, so the {data.quality.name} of a dense run cut to the same compute is not known."
+def _gradients(figures: Mapping[str, Figure]) -> str:
+    """Return the section on gradient statistics."""
+    drawn = _pictures(figures, "gradient_noise", "gradient_variance")
+    by_layer = _pictures(figures, "layer_noise")
+    if not drawn and not by_layer:
+        return ""
+    text = _paragraph(
+        "Normalised variance is V[g] / E[g²] of a gradient's elements, on average: at most about 1, and near 1 the "
+        "gradient is noise. Average variance is the mean of V[g]. What measuring costs is counted in the trials' "
+        "compute."
+    )
+    return text + drawn + (f"<h3>Layer by layer</h3>{by_layer}" if by_layer else "")
+
+
+def clusters(data: ReportData) -> str:
+    """Return the section on the clusters of samples with similar gradients; empty for studies without them."""
+    trial = shown_trial(data, data.clusters)
+    if trial is None or data.clusters is None:
+        return ""
+    found = data.clusters[data.clusters["trial"] == trial]
+    cells = [["cluster", "samples", "share", "spread", "examples"]]
+    for row in found.head(_MOST_CLUSTERS).to_dict("records"):
+        examples = _examples(list(row["examples"]), data.cluster_images)
+        cells.append(
+            [str(row["cluster"] + 1), str(row["size"]), percent(row["share"]), _spread(row["spread"]), examples]
         )
-    return ""
+    text = _paragraph(
+        "Samples of a cluster have similar gradients. Spread is their mean squared distance from the cluster's centre, "
+        "and examples are the training samples nearest to it, the nearest first."
+    )
+    caption = f"{plural(len(found), 'cluster')} of trial {trial}, the largest first"
+    return text + _table(caption, cells, numeric=(0, 1, 2, 3)) + _and_more(len(found) - _MOST_CLUSTERS, "cluster")
 
 
-def _confirmation(data: ReportData, figures: Mapping[str, Figure]) -> str:
-    frame = data.confirmation
-    if frame is None or len(frame) == 0:
-        return none(
-            "Nothing is confirmed: the winner among many on one seed is partly luck. Retrain the best on fresh seeds "
-            "with python -m tune_cac confirm STUDY."
-        )
-    rows, quality = [], data.quality
-    for _, row in frame.iterrows():
-        drop, low, high = (
-            drop_number(row[name], quality, allowed=data.allowed) for name in (quality.drop, "drop_low", "drop_high")
-        )
-        confidence = "" if np.isnan(row["confidence"]) else f"{100 * row['confidence']:.0f} %"
-        again = percent(saved_again(row)) if row["seeds"] > 0 else "-"
-        interval = f"{low} to {high}" if row["seeds"] > 1 else "-"
-        found = [str(row["candidate"]), str(row["seeds"]), again, drop, interval]
-        rows.append([*found, confidence, "yes" if row["confirmed"] else "no"])
-    unit = drop_unit(quality)
-    heads = ("trial", "seeds", data.saved_words, f"{drop_words(quality)}{unit}", f"interval{unit}", "confidence",
-             "confirmed")  # fmt: skip
-    table = small_table("Candidates retrained on fresh seeds", heads, rows, numeric=(0, 1, 2, 3, 4, 5))
-    return pictures(figures, "confirmation") + table
+def _spread(value: float) -> str:
+    return "" if np.isnan(value) else f"{value:.0f}" if 100 <= value < 1e6 else f"{value:.3g}"
+
+
+def _and_more(count: int, noun: str) -> str:
+    return _paragraph(f"and {plural(count, f'more {noun}')}", "none") if count > 0 else ""
+
+
+def _examples(numbers: list[int], images: Mapping[int, SampleImage]) -> str:
+    """Return the samples' numbers, with small pictures and labels where there are any."""
+    if not any(number in images for number in numbers):
+        return ", ".join(map(str, numbers))
+    items = []
+    for number in numbers:
+        if (image := images.get(number)) is None:
+            items.append(f"<li>{number}</li>")
+            continue
+        factor = max(1, -(-_SIDE // max(image.width, image.height)))
+        alt = f"sample {number}, {f'label {image.label}' if image.label else 'no label'}"
+        caption = f"<span>{escape(image.label)}</span><small>{number}</small>"
+        items.append(_sample(image.png, (factor * image.width, factor * image.height), alt, caption))
+    return Markup(f'<ul class="samples">{"".join(items)}</ul>')
+
+
+def sample_pictures(data: ReportData) -> str:
+    """Return the section on samples that a generator draws, epoch by epoch; empty for studies without them."""
+    rows = data.history
+    if rows is None or "sample_picture" not in rows.columns:
+        return ""
+    rows = rows.assign(png=rows["sample_picture"].map(_png))
+    rows = rows[rows["png"].map(len) > 0]
+    if rows.empty:
+        return ""
+    baselines = data.trials.loc[data.trials["role"] == "baseline", "trial"]
+    cells = [["trial", "samples"]]
+    for trial in dict.fromkeys([*baselines.head(1), shown_trial(data, rows)]):
+        own = rows[rows["trial"] == trial].sort_values("epoch")
+        if len(own):
+            name = f"{trial}{' (baseline)' if trial in set(baselines) else ''}"
+            places = sorted({round(k * (len(own) - 1) / (_MOST_EPOCHS - 1)) for k in range(_MOST_EPOCHS)})
+            items = [_epoch_sample(row, data.quality) for row in own.iloc[places].to_dict("records")]
+            cells.append([name, Markup(f'<ul class="samples">{"".join(items)}</ul>')])
+    text = _paragraph(
+        "Samples from the same noise after some of a trial's epochs: of the baseline, and of the trial that the report "
+        "shows."
+    )
+    return text + _collapsed(rows) + _table("Samples by trial", cells)
+
+
+def _collapsed(rows: pd.DataFrame) -> str:
+    """Return a line on each trial whose discriminator had collapsed after an epoch."""
+    if "discriminator_collapsed" not in rows.columns:
+        return ""
+    told = rows[pd.to_numeric(rows["discriminator_collapsed"], errors="coerce") > 0]
+    return "".join(
+        f"<p><strong>The discriminator of trial {trial} had collapsed after epoch "
+        f"{', '.join(map(str, group['epoch']))}.</strong></p>"
+        for trial, group in told.groupby("trial")
+    )
+
+
+def _epoch_sample(row: dict[Any, Any], quality: Quality) -> str:
+    width, height = (_FACTOR * int.from_bytes(row["png"][at : at + 4], "big") for at in (16, 20))
+    value = row.get(quality.name)
+    words = "" if value is None or pd.isna(value) else f", {quality.name} {value_text(value, quality)}"
+    caption = f"<small>epoch {int(row['epoch'])}{escape(words)}</small>"
+    return _sample(row["png"], (width, height), f"samples after epoch {row['epoch']}{words}", caption)
+
+
+def _png(text: Any) -> bytes:
+    """Return the picture in a cell; empty where there is none, whatever a study's file holds."""
+    try:
+        found = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+    except (binascii.Error, ValueError):
+        return b""
+    return found if found.startswith(_PNG) and len(found) >= 24 else b""
 
 
 def _mattered(data: ReportData, figures: Mapping[str, Figure]) -> str:
-    drawn = pictures(figures, "importance")
+    drawn, attrs = _pictures(figures, "importance"), {} if data.importance is None else data.importance.attrs
     if not drawn and data.importance is not None:
-        reason = data.importance.attrs.get("reason")
-        return none(f"Importance of parameters is unknown: {reason or 'no trial says anything of it'}.")
-    explained = {} if data.importance is None else data.importance.attrs.get("explained", {})
+        reason = attrs.get("reason") or "no trial says anything of it"
+        return _paragraph(f"Importance of parameters is unknown: {reason}.", "none")
+    explained = attrs.get("explained")
     if not drawn or not explained:
         return drawn
-    said = " and ".join(f"{percent(share)} of the variance of {escape(name.replace('_', ' '))}"
-                        for name, share in explained.items())  # fmt: skip
-    return (
-        f"<p>Each alone, the parameters explain together {said}. Importance is the share of that; the rest is what "
-        f"they do in combination, and noise.</p>{drawn}"
+    said = " and ".join(
+        f"{percent(share)} of the variance of {name.replace('_', ' ')}" for name, share in explained.items()
     )
+    text = _paragraph(
+        f"Each alone, the parameters explain together {said}. Importance is the share of that; the rest is what "
+        "they do in combination, and noise."
+    )
+    return text + drawn
 
 
 def _search(figures: Mapping[str, Figure]) -> str:
     titles = {"convergence": "Best found so far", "hypervolume": "Hypervolume", "cost": "Cost"}
-    return "".join(f"<h3>{title}</h3>{picture(figures[name])}" for name, title in titles.items() if name in figures)
+    return "".join(f"<h3>{title}</h3>{_picture(figures[name])}" for name, title in titles.items() if name in figures)
 
 
-def _table(data: ReportData) -> str:
+def _all_trials(data: ReportData) -> str:
     if len(data.trials) == 0:
-        return none("The study has no trials yet.")
+        return _paragraph("The study has no trials yet.", "none")
     chosen = "" if data.best is None else f' data-chosen="{escape(str(data.best["trial"]))}"'
-    return (
-        '<div class="controls"><label for="filter">Filter</label><input id="filter" type="search" autocomplete="off" '
-        'spellcheck="false" aria-describedby="filter-help"><span id="filter-help" class="faint">words that a row must '
-        'have, such as <kbd>completed</kbd> or <kbd>saved&gt;30</kbd></span></div>'
-        + scrollable("all trials", f'<table id="trials-table"{chosen}><caption>All trials; a heading sorts by its '
-                      "column.</caption><thead></thead><tbody></tbody></table>") +
-        '<div class="pages"><button type="button" id="previous">Previous</button>'
-        '<span id="page-status" role="status"></span><button type="button" id="next">Next</button></div>'
-        "<noscript><p>The table and the plots need JavaScript; ranking.csv, which the search wrote, has the same.</p>"
-        "</noscript>"
-    )  # fmt: skip
+    table = (
+        f'<table id="trials-table"{chosen}><caption>All trials; a heading sorts by its column.</caption>'
+        "<thead></thead><tbody></tbody></table>"
+    )
+    return f"""<div class="controls"><label for="filter">Filter</label><input id="filter" type="search"
+autocomplete="off" spellcheck="false" aria-describedby="filter-help"><span id="filter-help" class="faint">words that a
+row must have, such as <kbd>completed</kbd> or <kbd>saved&gt;30</kbd></span></div>{_scrollable("all trials", table)}
+<div class="pages"><button type="button" id="previous">Previous</button><span id="page-status" role="status"></span>
+<button type="button" id="next">Next</button></div>
+<noscript><p>The table and the plots need JavaScript; ranking.csv, which the search wrote, has the same.</p></noscript>
+"""
 
 
 def _failed(trials: pd.DataFrame) -> str:
-    failed = trials[is_one_of(trials, "status", "failed")]
-    errors = texts(failed, "error")
+    failed = trials[is_one_of(trials, "status", "failed")].head(_MOST_FAILURES)
     rows = "".join(
-        f"<li>trial {escape(str(trial))}: <code>{escape(error or 'no reason known')}</code></li>"
-        for trial, error in list(zip(failed["trial"], errors, strict=True))[:_MOST_FAILURES]
+        f"<li>trial {trial}: <code>{escape(error or 'no reason known')}</code></li>"
+        for trial, error in zip(failed["trial"], texts(failed, "error"), strict=True)
     )
-    more = len(failed) - _MOST_FAILURES
-    return f"<ul>{rows}</ul>" + (none(f"and {more} more") if more > 0 else "") if rows else ""
+    more = int(is_one_of(trials, "status", "failed").sum()) - _MOST_FAILURES
+    return f"<ul>{rows}</ul>{_and_more(more, 'failed trial')}" if rows else ""
 
 
 def _environment(data: ReportData) -> str:
-    entries: dict[str, Any] = dict(data.environment)
-    for name, version in data.info.versions.items():
-        entries.setdefault(name, version)
+    entries: dict[str, Any] = {**data.info.versions, **data.environment}
     if data.info.hold:
         held = without_files(data.info.hold)
         entries["fixed in every trial but the baseline"] = " ".join(f"{k}={v}" for k, v in held.items())
-    found = facts("facts", [(str(name), escape(str(value))) for name, value in entries.items()])
-    return found or none("Nothing is known of where this ran.")
+    found = _facts("facts", [(str(name), escape(str(value))) for name, value in entries.items()])
+    return found or _paragraph("Nothing is known of where this ran.", "none")
 
 
-# --- The page's table of all trials: columns with their kinds, rows of plain values. Pure -----------------------------
+# --- The page's table of all trials -----------------------------------------------------------------------------------
 
-#: Result columns: name, heading, description, decimals. Fractions are shown as percentages.
-_COMPUTE = ("compute_saved", "saved %", "compute saved, percent of the full budget's FLOPs", 1)
-#: Columns of compute saved and sparsity for a study that does not rank by training compute.
-_INFERENCE = (
-    ("saved", "saved %", "{}, percent", 1),
-    ("inference_saved", "inference %", "multiply-adds saved at inference, percent of the model's as it was built", 1),
-    ("sparsity", "sparsity %", "zeros among the weights of convolutions and linear layers, percent", 1),
-    ("structured_sparsity", "structured %", "of these weights in whole filters, rows or channels of zeros, percent", 1),
-    ("compute_saved", "training %", "training compute saved, percent of the full budget's FLOPs", 1),
+#: Result columns: name, heading, description, decimals (None: unrounded), factor.
+_Column = tuple[str, str, str, int | None, float]
+_SAVED: _Column = ("saved", "saved %", "{}, percent", 1, 100)
+#: Columns of savings by what the study ranks by.
+_OF_TRAINING: tuple[_Column, ...] = (
+    ("compute_saved", "saved %", "compute saved, percent of the full budget's FLOPs", 1, 100),
 )
-_OTHERS = (
-    ("backward_saved", "backward %", "backward FLOPs saved, percent", 1),
-    ("communication_saved", "commun. %", "gradient bytes saved, percent", 1),
-    ("time_saved", "time %", "training time saved, percent; one measurement beside other trials", 1),
-    ("peak_memory_saved", "memory %", "peak memory saved, percent", 1),
-)
-_LATENCY = (
-    "latency_s", "latency ms",
-    "median time of a batch through the model from which structures were removed, milliseconds", 2,
+_OF_INFERENCE: tuple[_Column, ...] = (
+    _SAVED,
+    ("inference_saved", "inference %", "multiply-adds saved at inference, percent of the model's as it was built", 1,
+     100),
+    ("sparsity", "sparsity %", "zeros among the weights of convolutions and linear layers, percent", 1, 100),
+    ("structured_sparsity", "structured %", "of these weights in whole filters, rows or channels of zeros, percent", 1,
+     100),
+    ("compute_saved", "training %", "training compute saved, percent of the full budget's FLOPs", 1, 100),
+    ("latency_s", "latency ms",
+     "median time of a batch through the model from which structures were removed, milliseconds", 2, 1000),
 )  # fmt: skip
-_COST = ("search_cost", "search cost", "compute that the search executed for it, in full trainings of the baseline", 2)
-#: Factors of the values that are not fractions.
-_FACTORS = {"latency_s": 1000.0, "search_cost": 1.0}
+_OTHERS: tuple[_Column, ...] = (
+    ("backward_saved", "backward %", "backward FLOPs saved, percent", 1, 100),
+    ("communication_saved", "commun. %", "gradient bytes saved, percent", 1, 100),
+    ("time_saved", "time %", "training time saved, percent; one measurement beside other trials", 1, 100),
+    ("peak_memory_saved", "memory %", "peak memory saved, percent", 1, 100),
+)
+_COST: _Column = (
+    "search_cost", "search cost", "compute that the search executed for it, in full trainings of the baseline", 2, 1,
+)  # fmt: skip
 #: Hyperparameters that are shown elsewhere or are not part of a setting.
 _ELSEWHERE = ("workload", "unnamed", *WHOLE_FILES)
-#: Maximum characters of an error in the table; the section of failed trials shows it in full.
-_MOST_LETTERS = 120
 
 
 def trial_table(data: ReportData) -> dict[str, Any]:
@@ -583,7 +533,7 @@ def trial_table(data: ReportData) -> dict[str, Any]:
         ``columns``: dicts with key, label, title, kind (``number`` or ``text``) and digits (None: unrounded); ``rows``:
         lists of values in the order of the columns, None for a missing value.
     """
-    trials = data.trials
+    trials, quality = data.trials, data.quality
     columns: list[dict[str, Any]] = []
     values: list[list[Any]] = []
 
@@ -593,26 +543,26 @@ def trial_table(data: ReportData) -> dict[str, Any]:
         columns.append({"key": key, "label": label, "title": title, "kind": kind, "digits": digits})
         values.append(found)
 
-    rank_of = dict(zip(data.ranking.get("trial", ()), data.ranking.get("rank", ()), strict=True))
-    add("trial", "trial", "number of the trial", [int(t) for t in trials["trial"]])
-    add("rank", "rank", "place in the ranking", [rank_of.get(trial) for trial in trials["trial"]])
-    add("role", "role", "baseline, published defaults, search or control", _roles(trials), "text")
-    if "baseline" in data.ranking:
-        numbers = dict(zip(data.ranking["trial"], data.ranking["baseline"], strict=True))
-        compared = [numbers.get(trial, pd.NA) for trial in trials["trial"]]
-        title = "trial of the same options that it is compared with"
-        add("baseline", "baseline", title, [None if pd.isna(number) else int(number) for number in compared])
-    add("status", "status", "how it ended", texts(trials, "status"), "text")
+    def of_ranking(name: str) -> list[Any]:
+        found = dict(zip(data.ranking.get("trial", ()), data.ranking.get(name, ()), strict=True))
+        return [None if pd.isna(found.get(trial)) else int(found[trial]) for trial in trials["trial"]]
 
-    of_training = data.saving == TRAINING
-    compute = (_COMPUTE,) if of_training else _INFERENCE[:1] if data.saving == TIME else _INFERENCE
+    add("trial", "trial", "number of the trial", [int(trial) for trial in trials["trial"]])
+    add("rank", "rank", "place in the ranking", of_ranking("rank"))
+    roles = [
+        f"{role}: {CONTROL_NAMES.get(control, control)}" if control else role
+        for role, control in zip(texts(trials, "role"), texts(trials, "control"), strict=True)
+    ]
+    add("role", "role", "baseline, published defaults, search or control", roles, "text")
+    if "baseline" in data.ranking:
+        title = "trial of the same options that it is compared with"
+        add("baseline", "baseline", title, of_ranking("baseline"))
+    add("status", "status", "how it ended", texts(trials, "status"), "text")
     results = trials.assign(saved=saved(trials), search_cost=search_fraction(trials))
-    measured, tested = _metric_columns(data.quality)
-    others = (*compute, *_OTHERS, tested, *(() if of_training else (_LATENCY,)), _COST)
-    scale = 100.0 if data.quality.is_fraction else 1.0
-    factors = {name: scale for name, *_ in (*measured, tested)} | _FACTORS
-    for name, label, title, digits in (*measured, *others):
-        found = array_of(results, name) * factors.get(name, 100.0)
+    savings = {TRAINING: _OF_TRAINING, TIME: (_SAVED,)}.get(data.saving, _OF_INFERENCE)
+    metric, tested = _metric_columns(quality)
+    for name, label, title, digits, factor in (*metric, *savings, *_OTHERS, tested, _COST):
+        found = array_of(results, name) * factor
         if np.isfinite(found).any():
             shown = [round(float(value), 6) + 0.0 for value in found]  # adding 0.0 turns -0.0 into 0.0
             add(name, label, title.format(data.saved_words), shown, digits=digits)
@@ -622,66 +572,49 @@ def trial_table(data: ReportData) -> dict[str, Any]:
         add("beats_shorter", "beats cut dense run", title, beats, "text")
     for name, kind in field_kinds().items():
         if name not in _ELSEWHERE and name in trials.columns and trials[name].dropna().nunique() > 1:
-            add(name, short_name(name), name, *_setting(trials, name, kind))
+            if kind in (int, float):
+                numbers = [None if np.isnan(v) else kind(float(f"{v:.6g}")) for v in array_of(trials, name)]
+                add(name, short_name(name), name, numbers)
+            else:
+                add(name, short_name(name), name, [field_text(name, text) for text in texts(trials, name)], "text")
     errors = [error if len(error) <= _MOST_LETTERS else f"{error[:_MOST_LETTERS]}…" for error in texts(trials, "error")]
     if any(errors):
         add("error", "error", "what went wrong", errors, "text")
     return {"columns": columns, "rows": plain([list(row) for row in zip(*values, strict=True)])}
 
 
-_Column = tuple[str, str, str, int | None]
-
-
 def _metric_columns(quality: Quality) -> tuple[tuple[_Column, _Column], _Column]:
-    """Return the columns of the metric and its drop, and that of the test split: name, heading, description, digits."""
-    if quality.is_fraction:
-        name, drop, digits, unit = f"{quality.name} %", "in points", 2, ", percent"
-    else:
-        name, drop, digits, unit = quality.name, quality.unit, None, f", {quality.unit}" if quality.unit else ""
-    lost = f"how much worse than the baseline's{', ' if drop else ''}{drop}"
-    tested = "test %" if quality.is_fraction else quality.test
-    return (
-        (
-            (quality.name, name, f"{metric_words(quality)} on the validation split{unit}", digits),
-            (quality.drop, drop_words(quality), lost, digits),
-        ),
-        (quality.test, tested, f"{quality.name} on the test split{unit}; no choice was made by it", digits),
+    """Return the columns of the metric and its drop, and that of the test split."""
+    name, tested, digits, factor, drop, unit = (
+        (f"{quality.name} %", "test %", 2, 100, "in points", ", percent")
+        if quality.is_fraction
+        else (quality.name, quality.test, None, 1, quality.unit, f", {quality.unit}" if quality.unit else "")
     )
+    lost = f"how much worse than the baseline's{', ' if drop else ''}{drop}"
+    unread = f"{quality.name} on the test split{unit}; no choice was made by it"
+    return (
+        (quality.name, name, f"{metric_words(quality)} on the validation split{unit}", digits, factor),
+        (quality.drop, drop_words(quality), lost, digits, factor),
+    ), (quality.test, tested, unread, digits, factor)
 
 
-def _roles(trials: pd.DataFrame) -> list[str]:
-    controls = texts(trials, "control")
-    return [
-        f"{role}: {CONTROL_NAMES.get(control, control)}" if control else role
-        for role, control in zip(texts(trials, "role"), controls, strict=True)
-    ]
-
-
-def _setting(trials: pd.DataFrame, name: str, kind: type) -> tuple[list[Any], str]:
-    """Return a hyperparameter's values and their kind."""
-    if kind in (int, float):
-        found = array_of(trials, name)
-        return [None if np.isnan(v) else int(v) if kind is int else float(f"{v:.6g}") for v in found], "number"
-    return [field_text(name, text) for text in texts(trials, name)], "text"
-
-
-# --- The report, or one plot, as one HTML file that needs no network and no other file --------------------------------
+# --- The whole page ---------------------------------------------------------------------------------------------------
 
 
 def report_html(data: ReportData) -> str:
     """Return a study's whole report as HTML; UserError if plotly is not installed."""
     figures = report_figures(data)
-    parts = sections(data, figures)
-    links = "".join(f'<li><a href="#{part.name}">{escape(part.title)}</a></li>' for part in parts)
+    parts = _sections(data, figures)
+    links = "".join(f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title, _ in parts)
     body = "".join(
-        f'<section id="{part.name}" aria-labelledby="{part.name}-title"><h2 id="{part.name}-title">'
-        f"{escape(part.title)}</h2>{part.body}</section>"
-        for part in parts
+        f'<section id="{name}" aria-labelledby="{name}-title">'
+        f'<h2 id="{name}-title">{escape(title)}</h2>{inner}</section>'
+        for name, title, inner in parts
     )
     measured = "Accuracies are" if data.quality.is_accuracy else f"Values of {data.quality.name} are"
     return _page(
         f"{data.info.space} on {data.info.workload}: {data.headline}",
-        f"""<header>{header(data)}</header>
+        f"""<header>{_header(data)}</header>
 <nav aria-label="Sections"><ul>{links}</ul></nav>
 <main id="main" tabindex="-1">{body}</main>""",
         f"{measured} of the validation split unless said otherwise.",
@@ -693,7 +626,7 @@ def report_html(data: ReportData) -> str:
 def figure_html(title: str, figure: Figure) -> str:
     """Return a page with one plot; UserError if plotly is not installed."""
     body = f"""<header><h1>{escape(title)}</h1></header>
-<main id="main" tabindex="-1">{picture(figure)}</main>"""
+<main id="main" tabindex="-1">{_picture(figure)}</main>"""
     return _page(title, body, "", {figure.name: figure}, "")
 
 
@@ -711,22 +644,31 @@ def _page(title: str, body: str, note: str, figures: Mapping[str, Figure], data:
         data: further script elements that its script reads.
     """
     plotly, script = _plotly(), _asset("page.js")
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (script, plotly)
+    )
+    policy = (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
     colours = {
         "light": {**LIGHT, "depth": list(DEPTH_LIGHT)},
         "dark": {**DARK, "depth": list(DEPTH_DARK)},
     }
+    light, dark = ("".join(f"--{name}:{value};" for name, value in scheme.items()) for scheme in (LIGHT, DARK))
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_policy(script, plotly)}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta name="referrer" content="no-referrer">
 <link rel="icon" href="data:,">
 <title>{escape(title)}</title>
 <style>
-{_variables()}
+:root{{{light}}}
+@media (prefers-color-scheme: dark){{:root{{{dark}}}}}
 {_asset("page.css")}
 </style>
 </head>
@@ -765,18 +707,3 @@ def _plotly() -> str:
     # Only these texts could end the script element or hide its end. In JavaScript they occur only in strings and
     # regular expressions, where the backslash changes nothing.
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-
-
-def _policy(*scripts: str) -> str:
-    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
-    return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _variables() -> str:
-    def block(colours: dict[str, str]) -> str:
-        return "".join(f"--{name}:{value};" for name, value in colours.items())
-
-    return f":root{{{block(LIGHT)}}}\n@media (prefers-color-scheme: dark){{:root{{{block(DARK)}}}}}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ray_files import write_trial
 from studies import result_row, write_study
 
 import analysis
-from analysis.io.foreign import trial_dtypes
+from analysis.io.columns import trial_dtypes
 from analysis.io.layout import STUDY_NAME, Layout
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
@@ -184,7 +185,7 @@ def test_a_ray_experiment(tmp_path: Path) -> None:
 
 def test_a_ray_experiment_numbers_its_trials_as_the_study_does(tmp_path: Path) -> None:
     for number in (4, 12):
-        write_trial(tmp_path / f"trial-{number:05d}", {"config": {}, "trial": number}, [])
+        write_trial(tmp_path / f"trial-{number:05d}", {"config": CONFIG, "trial": number}, [])
     failed = tmp_path / "trial-00007"  # when it was built: this is all that Ray leaves of it
     failed.mkdir()
     (failed / "error.txt").write_text("Traceback\ntrainables.errors.UserError: no\n")
@@ -213,6 +214,24 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path, make: Any, mess
     with pytest.raises(UserError, match=message) as caught:
         analysis.load(make(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+def test_trials_of_other_programs_are_refused(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.journal"
+    study = optuna.create_study(storage=optuna.storages.JournalStorage(JournalFileBackend(str(theirs))))
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
+    with pytest.raises(UserError, match=r"^a journal must be of a search of tune_cac, .* read it with optuna.load_st"):
+        analysis.load(theirs)
+    write_trial(tmp_path / "ray" / "fn_0", {"lr": 0.1, "config": {"lr": 0.1}}, [{"epoch": 1, "accuracy": 0.5}])
+    for read in (analysis.load, analysis.history):
+        with pytest.raises(UserError, match=r"^a Ray experiment must be of trainables.trial.Trial, .*ExperimentAnalys"):
+            read(tmp_path / "ray")
+
+
+def test_descriptions_are_not_copied_with_every_column(study: Layout) -> None:
+    described = analysis.load(study.root).attrs["columns"]
+    assert copy.deepcopy(described) is described
+    assert analysis.load(study.root)["accuracy"].attrs["columns"] == described
 
 
 def text(path: Path, content: str) -> Path:

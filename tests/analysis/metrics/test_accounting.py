@@ -13,7 +13,7 @@ from studies import DENSE_FLOPS, result_row, write_study
 
 import analysis
 from analysis.io.layout import Layout
-from analysis.metrics.accounting import SearchCost, search_cost, search_fraction
+from analysis.metrics.accounting import SearchCost, search_cost
 from analysis.presentation.markdown_report import search_cost_line
 from trainables.config import TrialConfig
 
@@ -99,18 +99,6 @@ def test_what_repeats_an_outcome_is_told_apart(study: Layout) -> None:
         "Search cost: 1.4 full trainings for 7 trials (4 distinct outcomes); trained alone, each from its start, "
         "they would have cost 3.9, the outcomes 3.1."
     )
-
-
-def test_each_trial_in_units_of_its_own_dense_run() -> None:
-    trials = pd.DataFrame(
-        {
-            "status": "completed", "dense_flops": [1000, 2000], "search_flops": [500, 500],
-            "executed_flops": [900, 1000],
-        }
-    )  # fmt: skip
-    assert search_fraction(trials).tolist() == [0.5, 0.25]
-    cost = search_cost(trials)
-    assert (cost.dense_equivalents, cost.own_equivalents) == pytest.approx((0.75, 1.4))
 
 
 @pytest.mark.slow

@@ -12,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import analysis
-from analysis.io.studies import to_frame
 from analysis.metrics.ranking import baseline_of
 from analysis.presentation.markdown_report import ranked_table
 from analysis.presentation.summary_text import headline, settings_text
-from trainables.config import TrialConfig
 
 SAVED = {
     "time_saved": "train_time_s",
@@ -86,36 +84,6 @@ def test_against_the_baseline_of_its_own_study_workload_and_seed(trials: list[di
         for name, value in expected.items():
             assert got[name] == pytest.approx(value, rel=1e-9, abs=1e-12, nan_ok=True), name
     pd.testing.assert_frame_equal(analysis.relative_to_baseline(relative), relative)
-
-
-def record(number: int, role: str, epochs: int, **row: Any) -> dict[str, Any]:
-    config = TrialConfig(method="none", epochs=epochs).to_dict()
-    return {"trial": number, "role": role, "status": "completed", "error": None, "row": row, "config": config}
-
-
-def test_dense_training_cut_short_saves_what_it_does_not_train() -> None:
-    whole = {"dense_flops": 1000, "executed_flops": 1000, "backward_flops": 600}
-    short = {"dense_flops": 800, "executed_flops": 800, "backward_flops": 480}
-    saved = {"compute_saved": 0.0, "backward_saved": 0.0}  # each of its own budget
-    frame = to_frame([record(0, "baseline", 30, **whole, **saved), record(1, "control", 24, **short, **saved)])
-    assert frame["compute_saved"].tolist() == pytest.approx([0, 0.2])
-    assert frame["backward_saved"].tolist() == pytest.approx([0, 0.2])
-    again = analysis.relative_to_baseline(frame)
-    pd.testing.assert_frame_equal(again, frame)
-    alone = to_frame([record(1, "control", 24, **short, **saved)])
-    assert alone["compute_saved"].tolist() == [0.0]  # nothing to compare with
-
-
-def test_of_several_baselines_the_mean_of_the_longest_counts() -> None:
-    frame = to_frame(
-        [
-            record(0, "baseline", 30, accuracy=0.6),
-            record(1, "baseline", 30, accuracy=0.8),
-            record(2, "baseline", 10, accuracy=0.1),
-            record(3, "search", 30, accuracy=0.5),
-        ]
-    )
-    assert frame["accuracy_drop"].tolist() == pytest.approx([0.1, -0.1, 0.6, 0.2])
 
 
 def searched_options() -> pd.DataFrame:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -73,30 +71,6 @@ def test_a_study_without_baseline_has_no_gain_and_a_metric_that_is_undefined_is_
     assert table(0.5, alone) == [("s0", 2, 1, 3, 0.5, 0.78, None), (DENSE, 0, None, None, None, None, None)]
     holes = SKIPPING.assign(accuracy=SKIPPING["accuracy"].where(SKIPPING["epoch"] != 3))
     assert table(0.5, holes)[0][:4] == ("s0", 2, 1, 2)
-
-
-def test_equals_a_loop_on_random_studies_of_100_000_trials_in_seconds() -> None:
-    rng = np.random.default_rng(0)
-    trials, length = 100_000, 4
-    frame = pd.DataFrame({
-        "trial": np.repeat(np.arange(trials), length),
-        "role": np.where(np.repeat(np.arange(trials), length) == 0, "baseline", "search"),
-        "epoch": np.tile(np.arange(1, length + 1), trials),
-        "executed_flops": np.cumsum(rng.integers(1, 500, (trials, length)), 1).ravel(),
-        "dense_flops": 1000,
-        "accuracy": rng.random(trials * length),
-    })  # fmt: skip
-    begun = time.process_time()
-    found = reached_within({"s": frame}, ACCURACY, [0.5])
-    assert time.process_time() - begun < 5
-    best = -1.0
-    for number in range(1, 3000):
-        own = frame.iloc[number * length : (number + 1) * length]
-        fits = own[own["executed_flops"] <= 500]
-        best = max(best, fits["accuracy"].iloc[-1]) if len(fits) else best
-    few = reached_within({"s": frame[frame["trial"] < 3000]}, ACCURACY, [0.5])
-    assert few["accuracy"].iloc[0] == best
-    assert found["accuracy"].iloc[0] >= best
 
 
 def test_what_cannot_be_compared_is_one_line() -> None:

@@ -91,16 +91,6 @@ def test_the_noise_of_a_seed_against_calibrated_networks_that_err_at_random() ->
     assert np.diff(even.reshape(-1, 2), axis=1).std() == pytest.approx(float(seed_noise(0.2, 1 / samples)), rel=0.1)
 
 
-def test_a_shorter_training_that_is_better_counts_for_all_that_save_less() -> None:
-    trials = frame(
-        ("baseline", None, 0.0, 0.97), ("control", SHORTER, 0.2, 0.9), ("control", SHORTER, 0.4, 0.98),
-        ("search", None, 0.1, 0.97501),
-    )  # fmt: skip
-    line = control_line(trials)
-    assert accuracy_when_shorter(line, [0.1, 0.2, 0.4]).tolist() == [0.98] * 3
-    assert beats_shorter(trials, line).iloc[3] == "no"
-
-
 @pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=6),

@@ -126,28 +126,6 @@ def test_an_additive_objective_has_the_shares_of_its_variance(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_what_parameters_explain_each_alone_is_said(tmp_path: Path) -> None:
-    """A product of two centred parameters is explained by neither: its shares are shares of little."""
-
-    def product(params: Mapping[str, float]) -> float:
-        start, slope, _ = unit(params)
-        return 4 * (start - 0.5) * (slope - 0.5)
-
-    found = importance(study(tmp_path / "s", 200, additive, product, noise=0).root)
-    explained = found.attrs["explained"]
-    assert explained["compute_saved"] < 0.25
-    assert explained["accuracy"] > 0.9
-    assert found.groupby("objective")["importance"].sum().tolist() == pytest.approx([1, 1])
-
-
-@pytest.mark.slow
-def test_forty_trials_tell_the_order_of_two_parameters(tmp_path: Path) -> None:
-    for seed in range(3):
-        layout = study(tmp_path / str(seed), 40, additive, third_alone, seed=seed, noise=0.2)
-        assert list(shares(importance(layout.root), "accuracy"))[:2] == [START, SLOPE]
-
-
-@pytest.mark.slow
 def test_a_long_study_is_drawn_from(tmp_path: Path) -> None:
     found = importance(study(tmp_path / "s", 230, additive, lambda _: 0.5, noise=0).root)
     assert shares(found, "accuracy") == pytest.approx({START: 0.8, SLOPE: 0.2, COUNT: 0.0}, abs=0.07)
@@ -179,17 +157,6 @@ def test_only_completed_trials_of_the_search_count(tmp_path: Path) -> None:
     add(layout, {}, accuracy=50.0, saved=-50.0)
     add(layout, wild, accuracy=float("inf"), saved=0.5)
     pd.testing.assert_frame_equal(importance(layout.root), before)
-
-
-def test_a_damaged_journal_is_read_without_the_damaged_lines(tmp_path: Path) -> None:
-    layout = study(tmp_path / "s", 40, additive, third_alone)
-    before = importance(layout.root)
-    text = layout.journal.read_text().splitlines()
-    layout.journal.write_text("\n".join([text[0], "{torn", *text[1:]]) + "\n")
-    with pytest.raises(ValueError, match=r".+"):  # Optuna gives up
-        optuna.storages.JournalStorage(JournalFileBackend(str(layout.journal)))
-    with pytest.warns(UserWarning, match=r"optuna\.journal: damaged and left out: line 2$"):
-        pd.testing.assert_frame_equal(importance(layout.root), before)
 
 
 def conditional(layout: Layout, count: int) -> None:

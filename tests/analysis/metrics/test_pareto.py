@@ -39,7 +39,7 @@ def test_the_front_is_what_no_other_row_dominates(values: NDArray) -> None:
     assert non_dominated(values).tolist() == front_by_pairs(values)
 
 
-@pytest.mark.parametrize("columns", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("columns", [3, 5])
 @pytest.mark.parametrize("kind", ["random", "grid", "all on the front"])
 def test_tables_that_must_be_split_agree_with_all_pairs(columns: int, kind: str) -> None:
     values = np.random.default_rng(columns).normal(size=(2500, columns))
@@ -67,22 +67,6 @@ def test_the_hypervolume_is_the_number_of_dominated_unit_cells(values: NDArray, 
         # Rows that do not beat the reference everywhere dominate no cell above it.
         cells += bool((values >= upper).all(axis=1).any())
     assert hypervolume(values, reference) == pytest.approx(cells)
-
-
-@given(tables(5, st.floats(0.01, 1), 7))
-def test_the_hypervolume_is_that_of_inclusion_and_exclusion(values: NDArray) -> None:
-    volume = 0.0
-    for size in range(1, len(values) + 1):
-        for chosen in itertools.combinations(values, size):
-            volume -= (-1) ** size * float(np.prod(np.min(chosen, axis=0)))
-    assert hypervolume(values, np.zeros(values.shape[1])) == pytest.approx(volume)
-
-
-def test_the_hypervolume_of_a_fine_sphere_is_an_eighth_of_its_ball() -> None:
-    along, up = np.meshgrid(np.linspace(0, math.pi / 2, 40), np.linspace(0, math.pi / 2, 40))
-    points = np.c_[(np.cos(up) * np.cos(along)).ravel(), (np.cos(up) * np.sin(along)).ravel(), np.sin(up).ravel()]
-    # Boxes inside the ball miss a rind of it that is about one grid step thick.
-    assert math.pi / 6 * 0.94 < hypervolume(points, [-1e-12] * 3) < math.pi / 6
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))

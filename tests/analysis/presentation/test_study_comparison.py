@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from compressed import pruned, write_compressed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from studies import result_row, write_study
@@ -230,10 +229,3 @@ def test_the_picture_is_a_page_that_names_the_studies(chromium: Browser, tmp_pat
     texts = [e.text for e in ElementTree.parse(saved.value.path()).iter() if e.tag.endswith("text")]
     assert {"a<b&c$d$", "compute saved (%)"} <= set(texts)
     seen.close()
-
-
-def test_studies_that_rank_by_other_compute_are_not_compared(tmp_path: Path) -> None:
-    inference = write_compressed(tmp_path / "one", [pruned(0.968, 0.5)])
-    both = write_compressed(tmp_path / "other", [pruned(0.968, 0.5, saving="both")], saving="both")
-    with pytest.raises(UserError, match=r"if their saving is the same, got inference \(one\), both \(other\): leave"):
-        compare([inference.root, both.root])

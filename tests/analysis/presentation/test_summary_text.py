@@ -12,19 +12,24 @@ from typing import Any
 import optuna
 import pandas as pd
 import pytest
+from compressed import MACS, frame_of, pruned, write_compressed
+from studies import result_row, write_study
 
 import analysis
 import search_spaces
-from analysis.io.layout import StudyInfo
+from analysis.io.layout import Layout, StudyInfo
 from analysis.io.studies import to_frame
+from analysis.metrics.confirmation import confirm_table
 from analysis.metrics.noise import with_holds
-from analysis.presentation.markdown_report import ranked_table, report_markdown, stop_table
-from analysis.presentation.summary_text import best_env, config_of, headline, settings_text
+from analysis.metrics.ranking import CUT, SHORTER, control_line
+from analysis.presentation.markdown_report import layers, ranked_table, report_markdown, stop_table, sums
+from analysis.presentation.summary_text import best_env, best_schedule, config_of, headline, is_answer, settings_text
 from search_spaces import SpaceContext
+from trainables.compression.schedule import read_schedule
 from trainables.config import TrialConfig
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import RULES
-from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS, ROW
+from tune_cac.study.study_result import answer, write_answer
 
 INFO = StudyInfo(
     space="auto_thresholds", workload="digits", epochs=30, seed=0, trials=3, allowed_drop=0.005,
@@ -38,13 +43,10 @@ LINEAR = {
 
 
 def record(number: int, accuracy: float, saved: float, role: str = "search", **config: Any) -> dict[str, Any]:
-    kinds = {"int64": 1, "Int64": 1, "float64": 1.0, "string": "[]"}
-    row = {m.name: kinds[m.dtype] for m in ROW} | MODEL_DEFAULTS | METHOD_DEFAULTS
-    row |= {"quality": accuracy, "test_quality": accuracy, "compute_saved": saved, "train_time_s": 1 - saved}
     method = "none" if role == "baseline" else "gradskip"
     return {
-        "trial": number, "role": role, "status": "completed", "error": None, "row": row,
-        "config": TrialConfig(method=method, **config).to_dict(),
+        "trial": number, "role": role, "status": "completed", "error": None,
+        "row": result_row(accuracy, saved, train_loss=1.0), "config": TrialConfig(method=method, **config).to_dict(),
     }  # fmt: skip
 
 
@@ -131,13 +133,6 @@ def test_what_is_too_unsure_to_be_an_answer_is_not_said_to_save_nothing() -> Non
     assert "Trial 1 saves" not in headline(dear, analysis.best(dear, sure=0.5), 0.005, sure=0.5)  # it is sure, and dear
 
 
-def test_headline_when_nothing_saves() -> None:
-    ranking = analysis.rank(study(record(1, 0.9, 0.5, **VARIABLES)))
-    assert headline(ranking, analysis.best(ranking), 0.005) == (
-        "No setting tried saves compute within the allowed accuracy loss of 0.50 points."
-    )
-
-
 def test_headline_without_baseline_or_trials() -> None:
     alone = analysis.rank(to_frame([record(1, 0.9, 0.5)]))
     assert headline(alone, analysis.best(alone), 0.005).startswith("The baseline did not complete")
@@ -148,28 +143,11 @@ def test_headline_without_baseline_or_trials() -> None:
 def source(text: str, **environment: str) -> dict[str, str]:
     """The CAC_* variables of a shell that has sourced the text."""
     done = subprocess.run(
-        ["sh", "-c", 'eval "$TEXT"; env'],
-        env={"PATH": os.environ["PATH"], "TEXT": text, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    lines = [line.partition("=") for line in done.stdout.splitlines() if line.startswith("CAC_")]
+        ["sh", "-eu", "-c", 'eval "$TEXT"; env'], env={"PATH": os.environ["PATH"], "TEXT": text, **environment},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    lines = (line.partition("=") for line in done.stdout.splitlines() if line.startswith("CAC_"))
     return {name: value for name, _, value in lines}
-
-
-def test_best_env_sourced_gives_the_best_settings_back() -> None:
-    ranking = analysis.rank(study(record(1, 0.967, 0.31, **VARIABLES), record(2, 0.97, 0.2)))
-    text = best_env(INFO, analysis.best(ranking), 0.005)
-    found = Settings.from_environment(source(text))
-    assert found == Settings(start_itr=66, start_thr=0.97, samples=5, braking_distance=6)
-
-
-def test_best_env_overrules_manual_lists_left_in_the_shell() -> None:
-    ranking = analysis.rank(study(record(1, 0.967, 0.31, **VARIABLES)))
-    text = best_env(INFO, analysis.best(ranking), 0.005)
-    left = {"CAC_STOP_LAYER_NUM": "3", "CAC_STOP_LAYER_ITR": "1"}
-    assert Settings.from_environment(source(text, **left)).mode == "auto"
 
 
 #: A shell in which every variable is left over: some would win, some be ignored, some be refused.
@@ -243,19 +221,6 @@ def test_the_report_says_what_was_held() -> None:
     assert "Held" not in report_markdown(INFO, trials, ranking, analysis.best(ranking), 0.005)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        VARIABLES,
-        {"CAC_STOP_LAYER_NUM": (3, 9), "CAC_STOP_LAYER_ITR": (5, 6)},
-        {"CAC_VAR_MT_COUNT_THR": 3, "CAC_VAR_START_THR": 1.0, "CAC_VAR_SLOPE_THR": 1.0},
-    ],
-)
-def test_a_config_survives_the_frame(config: dict[str, Any]) -> None:
-    trials = study(record(1, 0.9, 0.1, **config), record(2, 0.9, 0.1))
-    assert config_of(trials.iloc[1]) == TrialConfig(**config)
-
-
 def test_the_table_always_shows_the_baseline_and_hides_the_test_split() -> None:
     ranking = analysis.rank(study(*(record(n, 0.97, n / 10, **VARIABLES) for n in range(1, 6))))
     table = ranked_table(ranking, top=2)
@@ -280,3 +245,282 @@ def test_settings_that_a_grid_excludes_are_left_out() -> None:
     )
     assert settings_text(row) == "START_THR=0.97"
     assert settings_text(row.drop("unnamed")) == "START_THR=0.97 SAMPLES=5"
+
+
+# --- studies that compress ------------------------------------------------------------------------------------------
+
+COMPRESSED = StudyInfo(
+    space="pruning_sensitivities", workload="digits", epochs=30, seed=0, trials=3, allowed_drop=0.005, versions={},
+    saving="inference",
+)  # fmt: skip
+MARKED = """version: 1
+pruners:
+  levels:
+    class: SparsityLevelParameterPruner
+    levels: {conv1.weight: !search {low: 0.1, high: 0.9}}
+policies:
+  - pruner: {instance_name: levels}
+    epochs: [3]
+"""
+
+
+def best_of(trials: pd.DataFrame) -> pd.Series:
+    best = analysis.best(analysis.rank(trials))
+    assert best is not None
+    return best
+
+
+def said(trials: pd.DataFrame, **more: object) -> str:
+    ranking = analysis.rank(trials)
+    return headline(ranking, analysis.best(ranking), 0.005, **more)  # type: ignore[arg-type]
+
+
+def test_a_failed_search_of_schedules_has_no_settings_of_gradient_skip(tmp_path: Path) -> None:
+    layout = write_compressed(tmp_path, [pruned(0.5, 0.62)])
+    write_answer(layout, answer(layout, allowed_drop=0.005))
+    lines = layout.best.read_text().splitlines()
+    assert lines[1:] == [
+        "# Nothing tried saves compute within the allowed accuracy loss of 0.50 points: off.",
+        "# Compression alone was searched, which no variable sets: no schedule.",
+    ]
+    assert not layout.best_schedule.exists()
+    layout.write_info(replace(layout.read_info(), method="gradskip+compression"))
+    write_answer(layout, answer(layout, allowed_drop=0.005))
+    assert "export CAC_VAR_START_THR=-1" in layout.best.read_text()
+
+
+def test_without_a_baseline_nothing_is_written_to_paste(tmp_path: Path) -> None:
+    layout = write_compressed(tmp_path, [pruned(0.97, 0.62)])
+    write_answer(layout, answer(layout, allowed_drop=0.005))
+    assert layout.best.is_file()
+    layout.journal.unlink()
+    write_study(tmp_path, [{"error": "ValueError: no"}])
+    write_answer(layout, answer(layout, allowed_drop=0.005))
+    assert not layout.best.exists()
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_headline_says_which_compute() -> None:
+    assert said(frame_of(pruned(0.967, 0.62, 0.1))) == (
+        "You can skip 62.0 % of the inference compute at a loss of 0.30 points in validation accuracy "
+        "(allowed: 0.50 points). One seed, not confirmed."
+    )
+    assert said(frame_of(pruned(0.967, 0.6, 0.2, saving="both"), saving="both")).startswith(
+        "You can skip 40.0 % of training and inference compute, on average, at a loss of 0.30 points"
+    )
+    # Compute of training alone is nothing here.
+    assert said(frame_of(pruned(0.97, 0.0, 0.5))) == (
+        "No setting tried saves compute within the allowed accuracy loss of 0.50 points."
+    )
+
+
+def test_training_shorter_is_not_mentioned_where_it_is_no_rival() -> None:
+    shorter = pruned(0.97, 0.0, 0.9) | {"role": "control", "control": "shorter"}
+    trials = frame_of(pruned(0.967, 0.62, 0.1), shorter)
+    line = control_line(trials)
+    assert len(line) == 2
+    assert "shorter" not in said(trials, line=line)
+    of_training = frame_of(pruned(0.967, 0.62, 0.1, saving="training"), shorter, saving="training")
+    assert "It is about equal to a dense run cut to the same compute" in said(of_training, line=line)
+    better = pruned(0.97, 0.0, 0.9) | {"role": "control", "control": "shorter"}
+    better["row"]["quality"] = 0.99
+    of_training = frame_of(pruned(0.967, 0.62, 0.1, saving="training"), better, saving="training")
+    assert "It does not beat a dense run cut to the same compute" in said(of_training, line=control_line(of_training))
+
+
+def confirmation(saved: float, drop: float, *, trial: int = 1) -> pd.DataFrame:
+    """Four fresh seeds on which a trial saves so much of inference, and a tenth of training."""
+    rows = []
+    for seed in range(1, 5):
+        rows += [
+            {"role": "baseline", "candidate": None, "seed": seed, "test_accuracy": 0.97, "compute_saved": 0.0,
+             "inference_saved": 0.0},
+            {"role": "candidate", "candidate": trial, "seed": seed, "test_accuracy": 0.97 - drop + seed / 10_000,
+             "compute_saved": 0.1, "inference_saved": saved + seed / 100},
+        ]  # fmt: skip
+    frame = pd.DataFrame(rows).assign(status="completed", saving="inference")
+    return confirm_table(frame, allowed_drop=0.005)
+
+
+def column(table: list[list[str]], heading: str) -> list[str]:
+    return [row[table[0].index(heading)] for row in table[1:]]
+
+
+def test_the_ranked_table_has_what_belongs_to_the_saving() -> None:
+    trials = frame_of(pruned(0.968, 0.62, 0.1), pruned(0.5, 0.3))
+    table = ranked_table(analysis.rank(trials))
+    assert table[0][:7] == ["rank", "trial", "accuracy", "accuracy loss", "saved", "sparsity", "MACs"]
+    assert column(table, "saved") == ["62.0 %", "0.0 %", "30.0 %"]
+    assert column(table, "sparsity") == ["30.0 %", "0.0 %", "30.0 %"]
+    assert column(table, "MACs") == ["38.0 %", "100.0 %", "70.0 %"]
+    assert all(len(row) == len(table[0]) for row in table)
+    both = ranked_table(analysis.rank(frame_of(pruned(0.968, 0.6, 0.1, saving="both"), saving="both")), test=True)
+    assert both[0][4:9] == ["test acc.", "saved", "training saved", "sparsity", "MACs"]
+    assert [row[5:9] for row in both[1:]] == [["35.0 %", "10.0 %", "30.0 %", "40.0 %"],
+                                               ["0.0 %", "0.0 %", "0.0 %", "100.0 %"]]  # fmt: skip
+
+
+def test_the_report_has_sums_and_layers_of_the_best() -> None:
+    named = {"layer_sparsity": '{"a|b.weight": 0.25, "fc.weight": 0.5}'}
+    trials = frame_of(pruned(0.968, 0.62, 0.1, columns=named))
+    ranking = analysis.rank(trials)
+    text = report_markdown(COMPRESSED, trials, ranking, analysis.best(ranking), 0.005)
+    assert "Training compute saved: 10.0 %. " in text
+    assert (
+        "## Sparsity\n\nTrial 1 compresses: s: conv1 0.5, conv2 0.25. The whole schedule is in `best.yaml`.\n\n"
+        "- sparsity: 30.0 %\n"
+    ) in text
+    assert "| layer | sparsity |\n|:--|--:|\n| a\\|b.weight | 25.0 % |\n| fc.weight | 50.0 % |\n" in text
+    assert f"- MACs of a sample, zeros included: {MACS:,}\n" in text
+    table = report_markdown(
+        COMPRESSED, trials, ranking, analysis.best(ranking), 0.005, confirmation=confirmation(0.5, 0.00215)
+    )
+    assert "| inference compute saved | accuracy loss (points) | interval (points) | confidence | confirmed |" in table
+    assert "| 1 | 4 | 52.5 % |" in table
+
+
+def test_best_env_of_compression_alone_points_to_best_yaml() -> None:
+    text = best_env(COMPRESSED, best_of(frame_of(pruned(0.968, 0.5))), 0.005)
+    assert text.splitlines() == [
+        "# tune_cac: digits, 30 epochs, space pruning_sensitivities, seed 0",
+        "# trial 1: inference compute saved 50.0 %, validation accuracy 0.9680, accuracy loss 0.20 points (allowed "
+        "0.50 points)",
+        "# One seed, not confirmed.",
+        "# It compresses, and no variable says how: the answer is best.yaml.",
+    ]
+    assert source(text, CAC_VAR_SAMPLES="3") == {"CAC_VAR_SAMPLES": "3"}
+
+
+def test_best_env_of_both_has_the_variables_too() -> None:
+    trial = pruned(
+        0.968, 0.5, 0.3, saving="both", method="gradskip+compression", CAC_VAR_START_THR=0.97, agp_final_sparsity=0.8,
+        agp_weights=("conv1.weight",),
+    )  # fmt: skip
+    text = best_env(COMPRESSED, best_of(frame_of(trial, saving="both")), 0.005)
+    assert "# It compresses, too, and no variable says how: the schedule is best.yaml.\n" in text
+    assert "mean of training and inference saved 40.0 %" in text
+    assert Settings.from_environment(source(text)).start_thr == 0.97
+
+
+def test_best_yaml_is_the_schedule_that_the_trial_trained() -> None:
+    best = best_of(frame_of(pruned(0.968, 0.5, pruning_sensitivities=("conv1.weight=0.5", "fc.weight=0.25"),
+                                   pruning_start_epoch=3, pruning_end_epoch=9, pruning_frequency=2)))  # fmt: skip
+    text = best_schedule(COMPRESSED, best, 0.005)
+    assert text is not None
+    assert text.splitlines()[:4] == [
+        "# tune_cac: digits, 30 epochs, space pruning_sensitivities, seed 0",
+        "# trial 1: inference compute saved 50.0 %, validation accuracy 0.9680, accuracy loss 0.20 points (allowed "
+        "0.50 points)",
+        "# One seed, not confirmed.",
+        "# Epochs are those of a run of this length.",
+    ]
+    schedule = read_schedule(text)
+    (policy,) = schedule.policies
+    assert list(policy.timing.active_epochs()) == [3, 5, 7]
+    (pruner,) = schedule.section("pruners").values()
+    assert pruner.class_name == "SensitivityPruner"
+    assert pruner.settings is not None
+    assert pruner.settings.model_dump()["sensitivities"] == {"conv1.weight": 0.5, "fc.weight": 0.25}
+
+
+def test_the_files_of_a_study(tmp_path: Path) -> None:
+    layout = write_compressed(tmp_path / "s", [pruned(0.968, 0.5), pruned(0.9, 0.9)])
+    write_answer(layout, answer(layout, allowed_drop=0.005))
+    assert layout.best_schedule.name == "best.yaml"
+    text = layout.best_schedule.read_text()
+    assert read_schedule(text).policies
+    assert "# trial 1: inference compute saved 50.0 %" in text
+    assert "the answer is best.yaml" in layout.best.read_text()
+    assert config_of(pd.read_parquet(layout.trials).iloc[1]).saving == "inference"
+    ranking = pd.read_csv(layout.ranking)
+    assert ranking["saved"].tolist() == [0.5, 0.0, 0.9]
+    assert ranking["beats_shorter"].isna().all()
+
+
+def test_sums_are_those_of_the_row() -> None:
+    row = frame_of(pruned(0.97, 0.25, columns={"latency_s": 0.0012})).iloc[1]
+    assert sums(row) == [
+        ("sparsity", "30.0 %"),
+        ("sparsity in whole filters, rows or channels", "10.0 %"),
+        ("inference compute saved", "25.0 %"),
+        ("MACs of a sample, zeros included", f"{MACS:,}"),
+        ("MACs of the weights that are not zero", "750,000"),
+        ("parameters", "18,482"),
+        ("latency of a batch", "1.20 ms"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no JSON", None, pd.NA])
+def test_layers_that_cannot_be_read_are_none(text: object) -> None:
+    assert layers(pd.Series({"layer_sparsity": text})) == []
+    assert layers(pd.Series({"trial": 1})) == []
+
+
+# --- runs of fewer epochs than the full one -------------------------------------------------------------------------
+
+
+def half(accuracy: float, executed: int, **more: object) -> dict[str, object]:
+    """A row of 15 of 30 epochs, whose own full budget is 500 of 1000."""
+    own = 1 - executed / 500
+    return {
+        **result_row(accuracy, dense_flops=500, executed_flops=executed, search_flops=executed, epoch=15), **more,
+        "compute_saved": own,
+    }  # fmt: skip
+
+
+CUT_RUN = {
+    "role": CUT, "control": SHORTER, "of_epochs": 30, "row": half(0.966, 500),
+    "config": TrialConfig(method="none", epochs=15).to_dict(),
+}  # fmt: skip
+STOPS = {
+    "of_epochs": 30, "row": half(0.968, 400),
+    "config": TrialConfig(method="gradskip", epochs=15, CAC_VAR_START_THR=0.97).to_dict(),
+}  # fmt: skip
+FULL = {"row": result_row(0.969, 0.2)}
+
+
+@pytest.fixture
+def cut_study(tmp_path: Path) -> Layout:
+    return write_study(tmp_path / "s", [{"row": result_row(0.97)}, FULL, CUT_RUN, STOPS])
+
+
+def test_savings_and_costs_are_those_of_the_full_run(cut_study: Layout) -> None:
+    trials = analysis.load(cut_study.root)
+    assert trials["compute_saved"].tolist() == pytest.approx([0.0, 0.2, 0.5, 0.6])
+    assert trials["of_epochs"].tolist()[2:] == [30, 30]
+    assert trials["of_epochs"].isna().tolist()[:2] == [True, True]
+    cost = analysis.search_cost(trials)
+    assert cost.dense_equivalents == pytest.approx(1 + 0.8 + 0.5 + 0.4)
+    assert cost.own_equivalents == pytest.approx(2.7)
+    assert control_line(trials)["compute_saved"].tolist() == pytest.approx([0.0, 0.5])
+
+
+def test_a_cut_run_is_ranked_and_told_with_and_without_stops(cut_study: Layout) -> None:
+    trials = analysis.load(cut_study.root)
+    ranking = analysis.rank(trials, allowed_drop=0.005)
+    assert ranking["trial"].tolist() == [3, 2, 1, 0]
+    best, dense = ranking.iloc[0], ranking.iloc[1]
+    line = control_line(trials)
+    assert headline(ranking, best, 0.005, line=line).startswith(
+        "You can skip 60.0 % of the training compute (train 15 of 30 epochs, with these stops) at a loss of 0.20 points"
+    )
+    assert headline(ranking, dense, 0.005, line=line).startswith(
+        "You can skip 50.0 % of the training compute (train 15 of 30 epochs) at a loss of 0.40 points"
+    )
+    assert is_answer(dense)
+    assert settings_text(best).startswith("EPOCHS=15 START_THR=0.97")
+    assert settings_text(dense) == "EPOCHS=15"
+    assert settings_text(ranking.iloc[3]) == "-"
+    info = cut_study.read_info()
+    for row in (best, dense):
+        text = best_env(info, row, 0.005, line=line, same_run="trial 3 is the same run with a threshold")
+        assert (
+            "\n# Train 15 of 30 epochs, with a learning-rate schedule of that length:\nexport TUNE_CAC_EPOCHS=15\n"
+            in text
+        )
+        assert "# trial 3 is the same run with a threshold.\n" in text
+    assert "export CAC_VAR_START_THR=0.97\n" in best_env(info, best, 0.005)
+    assert "export CAC_VAR_START_THR=-1" in best_env(info, dense, 0.005)  # no layer stops
+    assert "export TUNE_CAC_EPOCHS" not in best_env(info, ranking.iloc[2], 0.005)

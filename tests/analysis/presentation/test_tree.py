@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -206,19 +205,6 @@ def test_the_tree_as_text(tmp_path: Path) -> None:
         "│  └─ ... 2 more stages, 2 trials",
         "└─ ... 1 more stage, 1 trial",
     ]
-
-
-@pytest.mark.slow
-@given(st.lists(paths, min_size=1, max_size=12), st.integers(0, 4), st.integers(1, 12))
-@settings(max_examples=30)
-def test_text_shows_or_counts_every_stage_once(trials: list[tuple[tuple[int, int], ...]], depth: int, top: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        frame = a_study(Path(folder) / "s", trials)
-    lines = tree_text(frame, depth=depth, top=top).splitlines()
-    folded = [int(found[1]) for line in lines if (found := re.search(r"\.\.\. (\d+) more stage", line))]
-    shown = len(lines) - len(folded)
-    assert shown <= top
-    assert shown + sum(folded) == len(frame)
 
 
 # --- the plot -------------------------------------------------------------------------------------------------------

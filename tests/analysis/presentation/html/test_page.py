@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import re
 import subprocess
@@ -14,14 +15,23 @@ from html import escape
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+from compressed import SENSITIVITIES, pruned, write_compressed
+from gradient_rows import with_gradients
+from PIL import Image
 from report_data import report_data
 
-from analysis.presentation.html import page, report_html
-from analysis.presentation.html.page import first_sentence, trial_table
+from analysis.metrics.ranking import SHORTER
+from analysis.presentation.figures.outcomes import confirmation, pareto
+from analysis.presentation.figures.report_figures import convergence
+from analysis.presentation.html import ReportData, page, report_html
+from analysis.presentation.html.page import clusters, first_sentence, sample_pictures, trial_table
 from trainables.errors import UserError
+from tune_cac.cli.report import gather
+from tune_cac.study.study_result import answer
 
 
 @cache
@@ -193,12 +203,6 @@ def test_importing_loads_no_plotter_and_nothing_that_trains() -> None:
     assert not {"plotly", "matplotlib", "torch", "ray", "scipy", "sklearn", "optuna", "tune_cac"} & set(loaded)
 
 
-def test_what_the_page_is_made_of_is_installed_with_the_package() -> None:
-    text = (Path(page.__file__).parents[3] / "pyproject.toml").read_text()
-    assert '"*.css"' in text, "package-data of analysis.presentation.html in pyproject.toml lacks *.css"
-    assert '"*.js"' in text, "package-data of analysis.presentation.html in pyproject.toml lacks *.js"
-
-
 class TestTable:
     def test_values_are_those_of_the_trials_in_percent(self) -> None:
         data = report_data(30)
@@ -224,3 +228,172 @@ class TestTable:
         place = [column["key"] for column in table["columns"]].index("beats_shorter")
         assert table["rows"][1][place] == "yes"
         assert table["rows"][20][2] == "control: cut dense run"
+
+
+def cells(html: str) -> list[list[str]]:
+    """Contents of a table's rows."""
+    return [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", html)[1:]]
+
+
+def table_of(html: str, caption: str) -> list[list[str]]:
+    """Contents of the rows of the table with this caption."""
+    (found,) = re.findall(rf"<caption>{caption}</caption>(.*?)</table>", html, flags=re.DOTALL)
+    return cells(found)
+
+
+# --- a study that compresses ----------------------------------------------------------------------------------------
+
+#: Accuracy, compute saved at inference and in training.
+TRIALS = [
+    (0.968, 0.5, 0.1), (0.966, 0.7, 0.0), (0.95, 0.9, 0.2), (0.969, 0.2, 0.3), (0.967, 0.6, 0.0),
+]  # fmt: skip
+
+
+def page_data(folder: Path, *, saving: str = "inference", **config: Any) -> ReportData:
+    """A study as the command report gathers it, with a shorter training that is no rival."""
+    shorter = pruned(0.97, 0.0, 0.5, saving=saving, method="none") | {"role": "control", "control": SHORTER}
+    trials = [
+        pruned(*outcome, saving=saving, **(config or {"pruning_sensitivities": SENSITIVITIES}), threads=place)
+        for place, outcome in enumerate(TRIALS, start=1)
+    ]
+    layout = write_compressed(folder, [*trials, shorter], saving=saving)
+    return gather(layout, answer(layout, allowed_drop=0.005))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
+    return page_data(tmp_path_factory.mktemp("page") / "s")
+
+
+def test_sums_and_layers_of_the_best(data: ReportData) -> None:
+    html = report_html(data)
+    assert table_of(html, "Sparsity by layer of the chosen trial 2") == [
+        ["conv1.weight", "40.0 %"], ["conv2.weight", "20.0 %"], ["fc.weight", "0.0 %"],
+    ]  # fmt: skip
+    assert "<dt>MACs of the weights that are not zero</dt><dd>300,000</dd>" in html
+    assert data.best is not None
+    unmeasured = data.best.copy()
+    unmeasured["layer_sparsity"] = "{}"
+    assert "Sparsity by layer" not in report_html(replace(data, best=unmeasured))
+
+
+def test_pictures_are_drawn_over_what_the_study_ranks_by(data: ReportData) -> None:
+    found = pareto(data)
+    assert found is not None
+    traces = {trace["name"]: trace for trace in found.traces}
+    assert found.alt.startswith("Inference compute saved against validation accuracy of 5 searched trials.")
+    assert sorted(zip(traces["trials"]["x"], traces["trials"]["y"], strict=True)) == sorted(
+        (100 * inference, pytest.approx(100 * accuracy)) for accuracy, inference, _ in TRIALS
+    )
+    assert (traces["chosen"]["x"], traces["Pareto front"]["x"]) == ([70], [0, 20, 50, 60, 70, 90])
+    assert not {"cut dense runs", "random stops"} & set(traces)  # rivals of training compute alone
+    assert "inference compute saved 70.0 %" in traces["chosen"]["hovertext"][0]
+    course = convergence(data)
+    assert course is not None
+    assert course.traces[-1]["y"] == [0, 50, 70, 70, 70, 70]
+    frame = pd.DataFrame(
+        {"candidate": [2], "seeds": [5], "compute_saved": [0.1], "saved": [0.66], "accuracy_drop": [0.001],
+         "drop_low": [-0.002], "drop_high": [0.004], "confidence": [0.95], "confirmed": [True]}
+    )  # fmt: skip
+    retrained = replace(data, confirmation=frame)
+    drawn = confirmation(retrained)
+    assert drawn is not None
+    assert "inference compute saved 66.0 %" in drawn.traces[0]["hovertext"][0]
+    html = report_html(retrained)
+    assert table_of(html, "Candidates retrained on fresh seeds")[0][2] == "66.0 %"
+    assert "<dt>inference compute saved</dt><dd><strong>66.0 %</strong>" in html
+    figures = json.loads(re.findall(r'id="figures">(.*?)</script>', html)[0])
+    axes = {name: figure["layout"]["xaxis"]["title"]["text"] for name, figure in figures.items()}
+    assert axes["pareto"] == "inference compute saved (%)"
+    assert figures["convergence"]["layout"]["yaxis"]["title"]["text"] == "inference compute saved (%)"
+
+
+def test_the_table_of_all_trials_has_both_savings(data: ReportData) -> None:
+    table = trial_table(data)
+    labels = [column["label"] for column in table["columns"]]
+    place = {column["key"]: labels.index(column["label"]) for column in table["columns"]}
+    assert labels[6:11] == ["saved %", "inference %", "sparsity %", "structured %", "training %"]
+    assert [table["rows"][n][place["saved"]] for n in range(1, 6)] == [100 * i for _, i, _ in TRIALS]
+    assert [table["rows"][n][place["compute_saved"]] for n in range(1, 6)] == [100 * t for *_, t in TRIALS]
+    assert "beats_shorter" not in place
+    assert "latency_s" not in place
+    assert len(labels) == len(set(labels))
+
+
+def test_a_schedule_that_prunes_nothing_is_not_said_to_compress(tmp_path: Path) -> None:
+    assert "compresses:" not in report_html(page_data(tmp_path / "s", pruning_sensitivities=("a.weight=0",)))
+
+
+# --- statistics and clusters of gradients, samples of a generator ---------------------------------------------------
+
+
+def test_the_page_explains_and_shows_statistics_and_clusters() -> None:
+    page = report_html(with_gradients())
+    for name in ("gradient_noise", "gradient_variance", "layer_noise"):
+        (tag,) = re.findall(rf'<div class="plot" id="plot-{name}"[^>]*>', page)
+        assert re.search(r'role="img" aria-label="[^"]{30,}"', tag)
+    assert "Normalised variance is V[g] / E[g²]" in page
+    assert "near 1 the gradient is noise" in page
+    assert "What measuring costs is counted in the trials&#x27; compute." in page
+
+
+def test_the_table_has_size_share_spread_and_examples() -> None:
+    section = clusters(with_gradients(cluster_images={}))
+    assert cells(section) == [
+        ["1", "6", "60.0 %", "2.5", "4, 0"], ["2", "3", "30.0 %", "1265", "11"], ["3", "1", "10.0 %", "0", "2"],
+    ]  # fmt: skip
+    assert "<img" not in section
+
+
+def test_pictures_are_embedded_with_escaped_labels_and_whole_factors() -> None:
+    section = clusters(with_gradients())
+    (tag,) = re.findall(r"<img[^>]*>", section)
+    assert "<b>" not in section
+    assert 'alt="sample 4, label &lt;b&gt;4&lt;/b&gt;"' in tag
+    found = re.search(r'width="(\d+)" height="(\d+)" src="data:image/png;base64,([^"]*)"', tag)
+    assert found is not None
+    picture = Image.open(io.BytesIO(base64.b64decode(found[3])))
+    assert (int(found[1]), int(found[2])) == (6 * picture.width, 6 * picture.height) == (48, 24)
+    assert "<li>0</li>" in section  # a sample without a picture keeps its number
+
+
+def png(shade: int) -> str:
+    file = io.BytesIO()
+    Image.new("L", (128, 32), shade).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def rows(trial: int, epochs: int = 20, **columns: object) -> pd.DataFrame:
+    return pd.DataFrame(
+        {"trial": trial, "epoch": range(1, epochs + 1), "sample_picture": [png(e) for e in range(epochs)], **columns}
+    )
+
+
+def test_the_baseline_and_the_shown_trial_have_pictures_of_some_epochs() -> None:
+    data = report_data(12)
+    assert data.best is not None
+    best = int(data.best["trial"])
+    html = sample_pictures(replace(data, history=pd.concat([rows(0), rows(best), rows(best + 1)])))
+    assert "<td>0 (baseline)</td>" in html
+    assert f"<td>{best}</td>" in html
+    assert f"<td>{best + 1}</td>" not in html
+    sources = re.findall(r'src="data:image/png;base64,([^"]+)"', html)
+    assert len(sources) == 16
+    assert Image.open(io.BytesIO(base64.b64decode(sources[0]))).size == (128, 32)
+    assert 'width="256" height="64"' in html
+    assert "epoch 1<" in html
+    assert "epoch 20<" in html
+
+
+def test_a_collapsed_discriminator_is_said() -> None:
+    collapsed = [1.0 if epoch in (3, 4) else 0.0 for epoch in range(20)]
+    html = sample_pictures(replace(report_data(5), history=rows(0, discriminator_collapsed=collapsed)))
+    assert "The discriminator of trial 0 had collapsed after epoch 4, 5." in html
+
+
+def test_what_is_no_picture_is_left_out() -> None:
+    for bad in ('"><script>alert(1)</script>', base64.b64encode(b"GIF89a" + b"x" * 40).decode(), "", None, 7):
+        history = rows(0, 2).assign(sample_picture=pd.Series([bad, bad], dtype="object"))
+        assert sample_pictures(replace(report_data(5), history=history)) == ""
+    assert sample_pictures(replace(report_data(5), history=None)) == ""
+    assert sample_pictures(report_data(5)) == ""

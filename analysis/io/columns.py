@@ -1,0 +1,110 @@
+"""Columns of the frames of this package: order, nullable dtypes, and their descriptions in `df.attrs`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from analysis.metrics.saving import quality_of
+from trainables.config import field_kinds
+from trainables.metrics import METRICS, metrics_of, row_metrics
+from trainables.quality import ACCURACY, QUALITY_FIELDS, Quality
+
+#: Columns that identify the trial of a row.
+IDENTITY: dict[str, str] = {
+    "trial": "int64",
+    "role": "string",
+    "status": "string",
+    "error": "string",
+    "control": "string",
+    "candidate": "Int64",
+    "options": "string",
+    "of_epochs": "Int64",
+}
+#: Nullable pandas dtypes of hyperparameters by their plain type. Lists are JSON.
+_BY_KIND = {str: "string", tuple: "string", bool: "boolean", int: "float64", float: "float64"}
+#: Hyperparameters that every trial has: integers, unless a value is unknown.
+_ALWAYS = ("epochs", "seed", "threads")
+
+
+def row_dtypes(quality: Quality = ACCURACY, further: Iterable[str] = ()) -> dict[str, str]:
+    """Return the columns that trials report, in order, with their dtypes.
+
+    Args:
+        quality: the metric by which they are compared.
+        further: further metrics of the trials, which stand after it.
+    """
+    found = {}
+    for name, metric in row_metrics(quality).items():
+        found[name] = metric.dtype
+        if name == quality.test:
+            found |= dict.fromkeys(further, "float64")
+    return found
+
+
+def further_names(rows: Iterable[Mapping[str, object]], quality: Quality) -> list[str]:
+    """Return the further metrics of named rows (`trainables.metrics.named_row`), in the order of their appearance."""
+    known = {*metrics_of(quality), *IDENTITY, *field_kinds(), "run_facts"}
+    return [name for name in dict.fromkeys(name for row in rows for name in row) if name not in known]
+
+
+def trial_dtypes(quality: Quality = ACCURACY, further: Iterable[str] = ()) -> dict[str, str]:
+    """Return the columns of a frame of trials, in order, with their dtypes; without those relative to the baseline.
+
+    Args are those of `row_dtypes`.
+    """
+    config = {name: _BY_KIND[kind] for name, kind in field_kinds().items()}
+    return {**IDENTITY, **row_dtypes(quality, further), **config}
+
+
+def typed(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> pd.DataFrame:
+    """Return the named columns in this order and with these dtypes; a column that the frame lacks is all missing.
+
+    A column of integers with a missing value is ``Int64``.
+    """
+    columns, found = {}, {}
+    for name, dtype in dtypes.items():
+        column = frame[name] if name in frame.columns else pd.Series(None, index=frame.index, dtype="object")
+        missing = column.isna().any()
+        if missing and dtype == "int64":
+            dtype = "Int64"
+        columns[name], found[name] = column, "int64" if name in _ALWAYS and not missing else dtype
+    return pd.DataFrame(columns, index=frame.index).astype(found)
+
+
+class Descriptions(dict[str, dict[str, Any]]):
+    """Descriptions of columns; pandas deep-copies ``attrs`` at each access to a column, and these never change."""
+
+    def __deepcopy__(self, memo: Any) -> Descriptions:
+        """Return itself."""
+        return self
+
+
+def described(frame: pd.DataFrame) -> pd.DataFrame:
+    """Store unit, direction and meaning of each result column in ``frame.attrs["columns"]``; return the frame."""
+    known = dict(METRICS)
+    if "metric" in frame.columns:
+        for _, row in frame[list(QUALITY_FIELDS)].drop_duplicates().iterrows():
+            known |= metrics_of(quality_of(row))
+    frame.attrs["columns"] = Descriptions(
+        (name, {"unit": known[name].unit, "direction": known[name].direction, "meaning": known[name].meaning})
+        for name in frame.columns
+        if name in known
+    )
+    return frame
+
+
+def side_by_side(names: Sequence[str], frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Concatenate frames, with the name of each in a first column ``study``.
+
+    Where a frame already has a column ``study``, the new values are the frame's name, a slash and the old value.
+    """
+    named = []
+    for name, frame in zip(names, frames, strict=True):
+        study = pd.Series(name, index=frame.index, dtype="string")
+        if "study" in frame.columns:
+            study = study + "/" + frame["study"].astype("string")
+        named.append(pd.concat([study.rename("study"), frame.drop(columns="study", errors="ignore")], axis="columns"))
+    return described(pd.concat(named, ignore_index=True))
