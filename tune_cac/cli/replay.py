@@ -84,13 +84,13 @@ def _check_replayed(method: str | None) -> None:
 
 
 def completed(layout: Layout, trace: RunTrace, settings: Any) -> RunTrace:
-    """Return the trace with what the settings need (`warm_start.baseline.completed`); UserError on write errors."""
+    """Return the trace with what the settings need (`tuning.baseline.completed`); UserError on write errors."""
     from analysis.trace_replay.replay_frame import missing_costs, missing_facts
 
     if not missing_facts(trace, settings) and not missing_costs(trace, settings):
         return trace  # the usual case: torch need not be loaded
     from trainables.stage_tree.store import StageStore
-    from tune_cac.tuning.warm_start import baseline
+    from tune_cac.tuning import baseline
 
     store = StageStore(layout.shared_tree, trace.root)
     try:
@@ -186,13 +186,13 @@ def _many(
     import analysis
     from analysis.formatting import percent, plural
     from tune_cac.cli.console import print_table
-    from tune_cac.tuning.run_context import run_context
-    from tune_cac.tuning.warm_start.baseline import (
+    from tune_cac.tuning.baseline import (
         DrawnTrial,
         typical_configs,
         under_one_set_of_options,
         with_learned_ranges,
     )
+    from tune_cac.tuning.run_context import run_context
 
     info = layout.read_info()
     base = trace.config_of({"method": "none"})
@@ -235,7 +235,7 @@ def outcomes_table(found: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -
         settings: the settings behind its rows, in order.
     """
     from analysis.formatting import percent, value_text
-    from tune_cac.tuning.warm_start.baseline import outcome
+    from tune_cac.tuning.baseline import outcome
 
     quality: Quality = found.attrs.get("quality", ACCURACY)
     groups: dict[str, list[int]] = {}

@@ -34,10 +34,7 @@ if TYPE_CHECKING:
 
 
 def run_context(config: TrialConfig) -> SpaceContext:
-    """Return the facts on a run for search spaces: steps and layers; builds the model once and checks user code.
-
-    The device is not touched.
-    """
+    """Return the facts on a run for search spaces; builds the model once, on the CPU, and checks user code."""
     from trainables.compression.measures.sizes import weight_layers
     from trainables.gradskip.layers import unit_ends, watch_needed
     from trainables.runtime.isolation import isolated
@@ -93,7 +90,7 @@ def context_of(base: TrialConfig) -> SpaceContext:
     """Return the facts on a run for search spaces before any training; nothing is known of a script."""
     if base.workload == SCRIPT:
         from trainables.script.run import check_command
-        from tune_cac.tuning.script_search import UNKNOWN_RUN
+        from tune_cac.tuning.scripts import UNKNOWN_RUN
 
         check_command(base)
         return UNKNOWN_RUN
