@@ -22,8 +22,8 @@ from search_spaces import SpaceContext
 from search_spaces.auto_thresholds import SPACE
 from trainables.errors import UserError
 from tune_cac.cli.main import main
-from tune_cac.tuning.trials import PREDICTED
 from tune_cac.tuning.scripts import NOT_RECORDED, START_DOES_NOTHING
+from tune_cac.tuning.trials import PREDICTED
 
 pytestmark = pytest.mark.slow
 
