@@ -38,12 +38,7 @@ MOST_WRITING = 0.15
 def checkpoint_interval(*, write_s: float, step_s: float, total_steps: int, trials: int, depth: int) -> int:
     """Return the steps from one checkpoint to the next, >= 1.
 
-    Args:
-        write_s: seconds that a checkpoint takes, >= 0.
-        step_s: seconds that a training step takes, > 0.
-        total_steps: steps of the run.
-        trials: trials of the study, >= 1.
-        depth: interventions before the stage.
+    Times are in seconds, ``step_s`` > 0; ``depth`` counts the interventions before the stage.
     """
     forks = max(0.5, FORKS_OF_FIRST * trials) / FEWER_BELOW**depth
     cost = write_s / step_s
@@ -175,12 +170,8 @@ def resume_live(
 ) -> LiveRun:
     """Build a run that records its signals, from its start or from a checkpoint of the tree.
 
-    Args:
-        config: configuration of the trial.
-        data: a checkpoint as stored in the tree; None: from the start.
-        metadata: facts about the model that the tree has stored for this method.
-        replay_state: state of the trial's replay.
-        watches: values of ``CAC_WATCH`` whose layers are also recorded.
+    It begins at its start where ``data`` is None. ``metadata`` are the facts about the model that the tree has noted,
+    ``watches`` values of ``CAC_WATCH`` whose layers are recorded, too.
 
     Raises:
         RuntimeError, KeyError, EOFError, UnpicklingError: the checkpoint cannot be loaded.
@@ -226,15 +217,7 @@ class Sharing:
 
 
 class CheckpointPolicy:
-    """Write checkpoints on one trial's path: where forks are likely, where the rule acts, and against a crash.
-
-    Args:
-        store: store of the trial's root.
-        sharing: budget and frequency.
-        replay: the trial's replay; its kind is that of the checkpoints.
-        epoch_steps: steps of an epoch.
-        total_steps: steps of the run.
-    """
+    """Write checkpoints on one trial's path: where forks are likely, where the rule acts, and against a crash."""
 
     def __init__(
         self, store: StageStore, sharing: Sharing, replay: MethodReplay, *, epoch_steps: int, total_steps: int
@@ -247,12 +230,7 @@ class CheckpointPolicy:
         self._weights: dict[str, StageWeight] | None = None
 
     def may(self, live: LiveRun, depth: int) -> bool:
-        """Return whether checkpoints are kept at all and a trial could continue from one at this step's start.
-
-        Args:
-            live: the run.
-            depth: interventions before its stage.
-        """
+        """Return whether checkpoints are kept at all and a trial could continue from one at this step's start."""
         return self._sharing.budget_bytes > 0 and live.run.step > 0 and not (self._replay.first_stage_only and depth)
 
     def is_overdue(self, live: LiveRun) -> bool:
@@ -265,11 +243,8 @@ class CheckpointPolicy:
     def wants(self, live: LiveRun, stage: Stage, depth: int, acts_now: Callable[[], bool]) -> bool:
         """Return whether a checkpoint should be written at this step's start.
 
-        Args:
-            live: the run.
-            stage: its stage.
-            depth: interventions before the stage.
-            acts_now: returns whether the rule acts in the step that begins; other trials are likely to fork there.
+        ``depth`` counts the interventions before the stage; ``acts_now`` tells whether the rule acts in the step that
+        begins, where other trials are likely to fork.
         """
         step = live.run.step
         if not self.may(live, depth):

@@ -76,11 +76,6 @@ def to_drop(
     different kinds do not replace each other. Content that several entries name becomes free with the last of them, and
     an entry whose content stays anyway is kept.
 
-    Args:
-        entries_by_stage: all existing checkpoints, in any order.
-        weights: returns the weight of a stage.
-        bytes_to_free: bytes of content.
-
     Returns:
         (stage, entry), in the order in which they are dropped.
     """
@@ -176,11 +171,7 @@ class Checkpoints:
     def put(self, stage: str, step: int, data: bytes, *, kind: str = "any") -> bool:
         """Store a checkpoint, and thin if all of them together now exceed the budget.
 
-        Args:
-            stage: the stage's id: letters, digits, ``_`` and ``-``.
-            step: the iteration at whose start this is the complete state.
-            data: the state.
-            kind: kind of the rule's own state inside: small letters, digits, ``_`` and ``-``.
+        The state is that of the iteration's start; ``kind`` is that of the rule's own state inside.
 
         Returns:
             Whether it was stored (or was there already). Thinning may have removed it since. False, with one warning

@@ -32,9 +32,7 @@ def start_coordinator(name: str, kind: type[Leases] = Leases) -> Any:
     An actor that was started ends when the process that started it ends or drops the returned handle: keep the handle
     during the search. When the actor's process dies, Ray restarts it without claims.
 
-    Args:
-        name: name of the actor.
-        kind: its class; a worker imports it by its name.
+    A worker imports the class by its name.
     """
     # Calls may be repeated after a restart: Leases allows it.
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=1)(kind)
@@ -58,12 +56,7 @@ def find_coordinator(name: str) -> Any | None:
 
 
 class RayLeases(Leases):
-    """`Leases` of the coordinator of this name; without an answer it grants, with one warning per process.
-
-    Args:
-        name: name of the coordinator.
-        timeout_s: time limit of a call.
-    """
+    """`Leases` of the coordinator of this name; without an answer it grants, with one warning per process."""
 
     def __init__(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
         self._name, self._timeout_s = name, timeout_s

@@ -59,8 +59,6 @@ class StageLease:
     """Hold a trial's lease of at most one stage.
 
     Args:
-        claims: the study's leases.
-        holder: the trial's name there.
         slowest_step_s: returns the seconds of the trial's slowest step so far; 0 before the first.
     """
 

@@ -121,10 +121,7 @@ def method_facts(
 
     They are read from the store, or taken from a run built for this and then written.
 
-    Args:
-        store: store of the root.
-        config: any configuration with these facts.
-        write: writes a file; None for the store's `write`, which raises OSError.
+    Without ``write`` the store's own is used, which raises OSError.
     """
     key = metadata_key(config)
     name = facts_file(key)
@@ -157,10 +154,7 @@ def meta_batch(plain: Iterable[Any]) -> Batch:
 def ensure_costs(store: StageStore, config: TrialConfig, masks: Iterable[str]) -> None:
     """Count and write the costs of steps in which these parameters train, where they are not known.
 
-    Args:
-        store: store of a root that was trained for at least one epoch.
-        config: any configuration of the root.
-        masks: one digit per parameter, by number: 1 where it trains.
+    The root was trained for at least one epoch. A mask has one digit per parameter, by number: 1 where it trains.
 
     Raises:
         OSError: they cannot be written.
@@ -202,9 +196,7 @@ class TreeWriter:
     """Write stages and the root's description for one trial.
 
     Args:
-        store: the tree of the trial's root.
         root: the root's facts (`root.root_facts`).
-        config: configuration of the trial.
         tree: place of the study's tree; each warning is given once per tree.
     """
 
@@ -224,10 +216,7 @@ class TreeWriter:
     def publish(self, stage: Stage, link: tuple[Stage, Intervention] | None, chunk: Chunk) -> None:
         """Write recorded steps of a stage, unless all of it is known.
 
-        Args:
-            stage: the stage.
-            link: its parent and the intervention between them; None for the root stage.
-            chunk: what was recorded on it since the last call.
+        ``link`` are its parent and the intervention between them, None for the root stage.
         """
         rows = chunk.rows
         known = (

@@ -51,7 +51,6 @@ class TrialPath:
     """The stages of one trial's run through the tree, and the replay of its method along them.
 
     Args:
-        store: the tree of the trial's root.
         replay: replay of the trial's method, at iteration 0.
     """
 
@@ -91,13 +90,7 @@ class TrialPath:
     def nearest_checkpoint(
         self, checkpoints: Checkpoints, until: int, refused: Container[Entry]
     ) -> tuple[int, Entry] | None:
-        """Return the last checkpoint that this trial can continue from: place on the path, and entry.
-
-        Args:
-            checkpoints: of the tree.
-            until: largest step that the checkpoint may have.
-            refused: entries that cannot be read.
-        """
+        """Return the last checkpoint that this trial can continue from: place on the path, and entry."""
         kind = self.replay.kind
         for place, visit in reversed(list(enumerate(self.visits))):
             usable = [
@@ -128,10 +121,7 @@ class SharedRun:
     """A run of one configuration, epoch by epoch as `TrainingRun`, that reuses what its study has trained already.
 
     Args:
-        config: the trial's configuration.
-        sharing: where and how training is shared.
         claims: leases of stages; None if no other trial runs.
-        holder: this trial's name in the leases.
 
     Raises (in `train_epoch`):
         TrainingDiverged: as alone, also where another trial diverged on the same path.

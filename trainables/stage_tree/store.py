@@ -118,7 +118,6 @@ class Stage:
     Args:
         files: of the study's tree; None for a stage of which nothing is published.
         folder: of the stage, there.
-        stage: its id.
         start: its first iteration.
     """
 
@@ -230,7 +229,6 @@ class StageStore:
     """The stages of one root.
 
     Args:
-        tree: a study's ``tree`` folder, or its URI.
         root: the root's id, which is also the id of its first stage.
     """
 

@@ -59,11 +59,8 @@ LOWEST_THRESHOLD = 0.01
 def with_learned_ranges(context: SpaceContext, trace: RunTrace, configs: Iterable[TrialConfig]) -> SpaceContext:
     """Return the context with the ranges in which the variance rule's thresholds make a difference on this run.
 
-    Args:
-        context: of the run.
-        trace: its recorded training.
-        configs: one configuration for each way in which the space selects layers (``CAC_WATCH``, ``CAC_WHOLE_UNITS``).
-            Configurations of other rules, or without a layer plan in the study, are skipped.
+    There is one configuration for each way in which the space selects layers (``CAC_WATCH``, ``CAC_WHOLE_UNITS``).
+    Those of other rules, or without a layer plan in the study, are skipped.
 
     Returns:
         The context; unknown fields, and ranges that would be empty because no layer's variance ever falls, are
@@ -145,10 +142,7 @@ def predictions(
 ) -> list[dict[str, Any] | None]:
     """Return a row of `replay` for each setting; None for settings without one.
 
-    Args:
-        trace: the recorded runs.
-        settings: fields of a configuration each.
-        branches: whether runs with a method are read, too, not only the one without.
+    With ``branches`` runs with a method are read, too, not only the one without.
     """
     trace = trace if branches else trace.dense_only()
     # Settings of one layer plan are replayed together: if the study lacks it, only they have no prediction.
@@ -170,9 +164,7 @@ def predictions(
 def outcome(found: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """Return a text that is equal for settings that train alike.
 
-    Args:
-        found: a trial's or a predicted row.
-        values: fields of the configuration.
+    The stops are those of a trial's or a predicted row.
     """
     stops = [(event["iteration"], event["layer"]) for event in json.loads(found.get("stop_events") or "[]")]
     how: list[Any] = [(values.get("CAC_BRAKING_DISTANCE") or 0) if stops else 0]
@@ -242,10 +234,7 @@ def without_decay(configs: Iterable[TrialConfig], weight_decays: Sequence[float]
 def why_inert(space: Space, context: SpaceContext, predicted: Iterable[Mapping[str, Any] | None]) -> str:
     """Return a message that no setting of a space does anything on this run, why, and what does; empty if some may.
 
-    Args:
-        space: what is searched.
-        context: of the run, with the ranges of `with_learned_ranges`.
-        predicted: `predictions` of random settings.
+    The context has the ranges of `with_learned_ranges`; ``predicted`` are `predictions` of random settings.
     """
     if not all(found is not None and found["exact"] and found["stops"] == 0 for found in predicted):
         return ""
@@ -277,15 +266,7 @@ LEAST_DROP, LEAST_RELATIVE_DROP = 0.01, "2%"
 def baseline_sensitivities(
     tree: Path | str, root: str, base: TrialConfig, weight_names: Sequence[str], allowed_drop: float | str
 ) -> dict[str, float]:
-    """Return sensitivities by weight; empty if the baseline's state was not kept or the model has too many layers.
-
-    Args:
-        tree: the study's ``tree`` folder.
-        root: of the baseline's run.
-        base: its configuration.
-        weight_names: weights to prune.
-        allowed_drop: that may be lost of the metric (`trainables.quality`).
-    """
+    """Return sensitivities by weight; empty if the baseline's state was not kept or the model has too many layers."""
     store = StageStore(tree, root)
     name = f"sensitivities-{allowed_drop}.json"
     if (known := store.read(name)) is not None:
@@ -399,11 +380,7 @@ class WarmStart:
         return why_inert(self.space, self.context, predicted)
 
     def why_little(self, seed: int) -> str:
-        """Return why no or hardly any setting of the space does anything on this run; empty if that is unknown.
-
-        Args:
-            seed: of the settings that are replayed.
-        """
+        """Return why no or hardly any setting of the space does anything on this run; empty if that is unknown."""
         inert = self._why_inert(seed) if self.knows_what_acts else ""
         return inert or without_decay(self._typical(), self.weight_decays)
 
@@ -411,9 +388,6 @@ class WarmStart:
         """Return this with explicit stops as the space, and why: thresholds stop (hardly) anything on this run.
 
         Replay shows it, or no weight decays. None where neither is so, and where the space has other rules.
-
-        Args:
-            seed: of the settings that are replayed.
         """
         configs = self._typical()
         by_threshold = {config.gradskip_settings().mode for config in configs if config.skips_gradients} == {"auto"}
@@ -449,14 +423,7 @@ def learn(
 ) -> WarmStart:
     """Learn from a recorded dense run.
 
-    Args:
-        space: what is searched.
-        context: the run as known before any training.
-        tree: the study's ``tree`` folder, or its URI.
-        base: config of the run.
-        hold: fields with one value in every trial.
-        root: of the recorded run; None if it has none.
-        allowed_drop: that may be lost of the metric (`trainables.quality`).
+    Nothing is known without its ``root`` in the stage tree.
     """
     nothing = WarmStart(space=space, context=context, base=base, hold=hold, trace=None)
     if root is None:
@@ -509,11 +476,6 @@ def typical_configs(
 
 def completed(store: StageStore, trace: RunTrace, settings: Any) -> RunTrace:
     """Return the trace with the layer plans and costs that these settings need; count and store missing ones.
-
-    Args:
-        store: of the trace's root.
-        trace: the recorded run.
-        settings: as for `analysis.replay`.
 
     Raises:
         OSError: it cannot be written into the study.

@@ -33,10 +33,8 @@ _MOST_IMPOSSIBLE = 200
 def make_sampler(seed: int, name: str = "auto") -> BaseSampler:
     """Return a sampler that can handle several objectives and constraints.
 
-    Args:
-        seed: of its draws.
-        name: ``auto``, whose candidates are twice Optuna's number, as they are cheap beside a trial; another one is
-            Optuna's with its defaults. A grid draws nothing, so its study has a random one.
+    The candidates of ``auto`` are twice Optuna's number, as they are cheap beside a trial; another one is Optuna's with
+    its defaults. A grid draws nothing, so its study has a random one.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -50,10 +48,7 @@ def make_sampler(seed: int, name: str = "auto") -> BaseSampler:
 def draft_of(trials: StudyTrials, sampler: BaseSampler, *, with_parameters: bool = False) -> optuna.Study:
     """Return a copy in memory of the trials that were begun, as far as samplers read them.
 
-    Args:
-        trials: of the study.
-        sampler: of the copy.
-        with_parameters: whether trials without parameters are left out.
+    With ``with_parameters`` those without any are left out.
     """
     draft = optuna.create_study(directions=trials.study.directions, sampler=sampler)
     for trial in trials.all():
@@ -88,8 +83,6 @@ class Candidates:
     Settings are drawn in a copy of the study, so that the study itself holds only trials that are trained.
 
     Args:
-        trials: of the study.
-        base: config of the baseline.
         sampler: of the settings, without the study's own state.
         fresh_sampler: returns a plain sampler for a draw, by its number: one that remembers no other study.
         config_of: returns the full config of an Optuna trial; suggests its parameters.
@@ -220,9 +213,6 @@ class Candidates:
 
 # --- The trials of a grid search: its points in their order, each once, whatever interrupted the search ---------------
 
-#: Note on a trial of a point that another one has.
-_TWICE = "another trial of the same point"
-
 
 class GridWalk:
     """Start the points that the study lacks.
@@ -231,8 +221,6 @@ class GridWalk:
     a study that optimizes in one process, and its order is random.
 
     Args:
-        trials: of the study.
-        points: to train.
         start_role: role of the space's starting point, the first one.
     """
 
@@ -253,25 +241,13 @@ class GridWalk:
     def start_next(self) -> optuna.Trial | None:
         """Start the next point, first one that is begun again; None if there is none."""
         study = self._trials.study
-        while True:
-            if not self._trials.queued():
-                point = next(iter(self.missing()), None)
-                if point is None:
-                    return None
-                role = self._start_role if point is next(iter(self._points.values())) else "search"
-                study.enqueue_trial(dict(point), user_attrs={"role": role})
-            trial = study.ask()
-            if not self._is_begun(trial.number):
-                return trial
-            trial.set_user_attr("continued_by", _TWICE)
-            study.tell(trial, state=TrialState.FAIL)
-
-    def _is_begun(self, number: int) -> bool:
-        """Return whether another trial has this one's parameters: a search killed twice may queue a point twice."""
-        trials = self._trials.all()
-        key = as_key(queued_parameters(trials[number]))
-        begun = (t for t in trials if t.number != number and t.state != TrialState.WAITING and _is_point(t))
-        return any(as_key(queued_parameters(trial)) == key for trial in begun)
+        if not self._trials.queued():
+            point = next(iter(self.missing()), None)
+            if point is None:
+                return None
+            role = self._start_role if point is next(iter(self._points.values())) else "search"
+            study.enqueue_trial(dict(point), user_attrs={"role": role})
+        return study.ask()
 
 
 def _is_point(trial: FrozenTrial) -> bool:

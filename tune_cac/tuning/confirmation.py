@@ -40,12 +40,7 @@ from tune_cac.tuning.trials import OF_EPOCHS, PredefinedTrial, as_key
 
 
 class FixedListSearch(StudySearch):
-    """Train a list of runs in order, without those that the study already has.
-
-    Args:
-        plan: the study's search.
-        wanted: the runs.
-    """
+    """Train a list of runs in order, without those that the study already has."""
 
     judges = False  # there are several baselines, and no sampler uses the constraint
 
@@ -199,14 +194,7 @@ def confirm(
 
 
 def options_of(info: StudyInfo, child: Layout, base: TrialConfig, **how: Any) -> SearchOptions:
-    """Return the study's own options for its runs on fresh seeds.
-
-    Args:
-        info: of the study.
-        child: folder of the confirmation.
-        base: config of the study's baseline.
-        how: options of this call.
-    """
+    """Return the study's own options for its runs on fresh seeds."""
     return SearchOptions.of_study(
         info,
         cpus_per_trial=base.threads,
@@ -223,12 +211,7 @@ def candidates_of(
 ) -> pd.DataFrame:  # fmt: skip
     """Return at most ``top`` settings to confirm: within the allowed drop, saving compute, outcomes once.
 
-    Args:
-        trials: of the study.
-        allowed_drop: as for `analysis.rank`.
-        top: most settings.
-        holds: as in `StudyInfo`; what is less likely than `sure` to hold on another seed comes after the others.
-        sure: as for `analysis.best`.
+    What is less likely than ``sure`` to hold on another seed (`StudyInfo.holds`) comes after the others.
     """
     ranking = with_holds(rank(trials, allowed_drop=allowed_drop), holds or {})
     acts = (ranking["method"] != "none") | is_cut(ranking)

@@ -63,10 +63,7 @@ class RunLengths:
     """Choose the cut dense runs on which stops are searched.
 
     Args:
-        trials: of the study.
-        base: config of the baseline.
         lengths: ``auto``, or shares of the full run such as ``1.0,0.6``.
-        allowed_drop: that may be lost of the metric (`trainables.quality`).
         learn: returns what a recorded dense run shows, by its epochs and its root in the stage tree.
     """
 
@@ -155,12 +152,7 @@ _TRIED, _POWER = 64, 64.0
 
 
 class RandomStops:
-    """Find random stops that save what a setting saves; they are kept, as the best setting is asked for often.
-
-    Args:
-        base: config of the baseline.
-        tree: the study's ``tree`` folder.
-    """
+    """Find random stops that save what a setting saves; they are kept, as the best setting is asked for often."""
 
     def __init__(self, base: TrialConfig, tree: Path | str) -> None:
         self._base, self._tree = base, tree

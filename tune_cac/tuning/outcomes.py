@@ -95,10 +95,7 @@ def distinct_outcomes(
 ) -> tuple[list[Outcome], list[Drawn]]:
     """Group settings that train alike by a dense run; those that do nothing are left out.
 
-    Args:
-        known: what was learned from that run, with the costs of what the settings stop.
-        drawn: settings of its space.
-        share: steps of the run over those of the full one.
+    ``share`` is that of the run's steps in those of the full one.
 
     Returns:
         The outcomes, by ascending savings, and the settings that cannot be predicted, as their rules measure what was
@@ -131,12 +128,7 @@ def _outcome_of(part: Sequence[tuple[Drawn, Mapping[str, Any]]], *, share: float
 
 
 def predicted_again(outcomes: Sequence[Outcome], trace: RunTrace) -> list[Outcome]:
-    """Return the outcomes as all recorded runs predict them: groups that do not train alike parted, equal ones once.
-
-    Args:
-        outcomes: of groups of settings, as the dense run predicts them.
-        trace: all recorded runs of the study.
-    """
+    """Return the outcomes as all recorded runs predict them: groups that do not train alike parted, equal ones once."""
     found: list[Outcome] = []
     for one, row in zip(outcomes, predictions(trace, [one.config for one in outcomes], branches=True), strict=True):
         if row is None:
@@ -162,10 +154,7 @@ def is_predicted(values: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
 def facts_of(row: Mapping[str, Any], config: Mapping[str, Any], share: float) -> dict[str, Any]:
     """Return the fields of an outcome that are predicted.
 
-    Args:
-        row: of `predictions`.
-        config: fields of the setting's configuration.
-        share: steps of its run over those of the full run.
+    ``share`` is that of the run's steps in those of the full one.
     """
     return {
         "identity": outcome(row, config),
@@ -246,11 +235,6 @@ def at_middle(one: Outcome, known: WarmStart, trace: RunTrace) -> Outcome:
     Each variable in turn is moved to the middle of its own values within the space's range, the others as they are by
     then; whole numbers stay on the space's grid. One that trains alike over all of its range is left as it was drawn:
     it decides nothing on this run, and its middle would say as little.
-
-    Args:
-        one: as the trace predicts it.
-        known: the space on the run of its length.
-        trace: recorded runs of that length.
     """
     drawn = FixedTrial(dict(one.parameters))
     with warnings.catch_warnings():
@@ -353,13 +337,9 @@ class OutcomeQueue:
     """Choose the outcomes that a study trains.
 
     Args:
-        trials: of the study.
         roots: returns what was learned from the recorded dense runs, by their epochs, the full one first.
-        tree: the study's ``tree`` folder, or its URI.
         base: config of the baseline; its seed draws the settings.
-        allowed_drop: that may be lost of the metric (`trainables.quality`).
         sure: probability of staying within it on another seed that the answer has.
-        sharing: whether trials share training.
         holds: what `holds` returned when the study was searched before, for where outcomes are known no longer.
     """
 
@@ -436,11 +416,7 @@ class OutcomeQueue:
         return 0 if self.ended else self._promising.bit_length() // 3
 
     def start_next(self, baseline: Mapping[str, Any]) -> optuna.Trial | None:
-        """Begin the next outcome; None if none is worth training now. Then `ended` says whether that is final.
-
-        Args:
-            baseline: its result row.
-        """
+        """Begin the next outcome; None if none is worth training now. Then `ended` says whether that is final."""
         if (now := self._trials.counts()) == self._nothing_at:  # asked again while others run
             return None
         traces = self._traces()
@@ -469,9 +445,7 @@ class OutcomeQueue:
 
         Such settings get the share of the trials that they have of the draws, and at least `LEAST` before the end.
 
-        Args:
-            tried: trials so far.
-            ends: whether no predicted outcome is worth its training.
+        The end has come where no predicted outcome is worth its training.
         """
         begun = [trial.user_attrs for trial in self._trials.all() if UNPREDICTED in trial.user_attrs]
         done = sum("continued_by" not in attrs for attrs in begun)

@@ -147,11 +147,8 @@ class LossScale:
 def loss_scale(baseline: float, others: Sequence[float], quality: Quality, allowed_drop: float | str) -> LossScale:
     """Return the scale of losses against a baseline.
 
-    Args:
-        baseline: its quality.
-        others: that of other runs, to infer how many samples it is measured on.
-        quality: the metric, of which accuracy alone has a known deviation (`analysis.metrics.noise`).
-        allowed_drop: that may be lost of it (`trainables.quality`).
+    The quality of other runs tells how many samples it is measured on. Of accuracy alone the deviation over seeds is
+    known (`analysis.metrics.noise`).
     """
     allowed, values = float(allowed_amount(allowed_drop, baseline)), [baseline, *others]
     noise = 0.0
@@ -172,10 +169,7 @@ def limit_between_counts(allowed: float, values: Sequence[float], quality: Quali
     >>> round(599 * limit_between_counts(0.005, [583 / 599, 590 / 599], ACCURACY), 9)
     2.5
 
-    Args:
-        allowed: loss.
-        values: the quality of runs, to infer how many samples it is measured on.
-        quality: the metric; of others than accuracy all losses can be told apart.
+    Of other metrics than accuracy all losses can be told apart.
     """
     one = resolution_of(pd.Series(list(values))) if quality.is_accuracy else None
     return allowed if one is None else (math.floor(allowed / one + 1e-9) + 0.5) * one

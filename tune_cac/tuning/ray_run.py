@@ -38,14 +38,7 @@ def train(
 ) -> None:
     """Run on Ray the trials that the searcher suggests.
 
-    Args:
-        layout: of the study.
-        options: resources of the trials.
-        searcher: suggests the trials.
-        progress: counts and shows them.
-        run_name: of the Ray experiment.
-        most: most trials, restarts not counted.
-        budget: ends the run when it is used up.
+    There are ``most`` trials, restarts not counted.
 
     Raises:
         OSError: the journal cannot be written.

@@ -171,12 +171,7 @@ def _run(
 ) -> SearchResult:  # fmt: skip
     """Run the trials that the study still lacks; this process has locked the study.
 
-    Args:
-        layout: of the study.
-        options: what is searched, and with which resources.
-        device: what trials train on.
-        context: the run it is searched on, if it is known already.
-        grid: the points of a grid, if they are known already.
+    The context and a grid's points are given where they are known already.
     """
     info = layout.read_info()
     at_a_time = f"{options.trials_at_a_time} at a time"
@@ -221,10 +216,10 @@ def _run_missing(
         if ended and not searcher.trials.runs_on():
             say(ended[0].why_ended())
             layout.write_info(replace(layout.read_info(), trials=searcher.trials.finished_count()))
-    if options.is_script and layout.read_info().script_epochs is None:  # the command may choose that number itself
-        reported = [record["row"]["epoch"] for record in _completed(layout) if record["role"] == "baseline"]
-        if reported:
-            layout.write_info(replace(layout.read_info(), script_epochs=int(reported[0])))
+    if options.is_script and layout.read_info().script_epochs is None and searcher.trials.baseline_row():
+        # The command may choose that number itself.
+        reported = searcher.trials.baseline_row() or {}
+        layout.write_info(replace(layout.read_info(), script_epochs=int(reported["epoch"])))
     found = replace(answer(layout, allowed_drop=options.drop, interrupted=interrupted), used_up=used_up)
     write_answer(layout, found)
     if found.same_run:
@@ -252,15 +247,7 @@ def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[N
 def plan_of(
     layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig, **more: Any
 ) -> tuple[SearchPlan, str]:
-    """Return the plan of a study's search, and the name of its Ray experiment.
-
-    Args:
-        layout: of the study.
-        options: what is searched, and with which resources.
-        context: the run it is searched on.
-        base: config of the baseline.
-        more: other fields of the plan.
-    """
+    """Return the plan of a study's search, and the name of its Ray experiment."""
     import optuna
 
     from tune_cac.tuning.searcher import SearchPlan
@@ -337,7 +324,7 @@ def _search(
     from tune_cac.tuning.controls import MOST_CONTROLS
     from tune_cac.tuning.progress import Budget, SearchProgress
 
-    progress = SearchProgress(searcher, finished_before=_completed(layout), to_run=to_run)
+    progress = SearchProgress(searcher, to_run=to_run)
     budget = Budget(searcher, progress, time_s=options.time_budget_s, trainings=options.cost_budget, begun=begun)
     searcher.ask_for(to_run, controls=options.controls)
     # The searcher ends the run earlier if fewer controls are needed.
@@ -360,7 +347,3 @@ def _search(
         return True, ""
     trained = f"{searcher.trials.finished_count()} of {plural(layout.read_info().trials, 'trial')} ended"
     return False, f"{reason}: {trained}. Go on with: {go_on}"
-
-
-def _completed(layout: Layout) -> list[dict[str, Any]]:
-    return [record for record in read_journal(layout.journal) if record["status"] == "completed"]

@@ -182,13 +182,7 @@ def share_only_if_repeatable(options: SearchOptions) -> SearchOptions:
 
 
 def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | None) -> None:
-    """Raise UserError for a schedule that does not fit the model, before there is a study.
-
-    Args:
-        options: of the search.
-        context: of the run.
-        file: the schedule's file, or None.
-    """
+    """Raise UserError for a schedule that does not fit the model, before there is a study."""
     import optuna
 
     from trainables.compression.scheduler import check_on_model
@@ -219,10 +213,7 @@ def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | N
 def check_searched_options(space: Space, workload: str, given: Iterable[str]) -> None:
     """Raise UserError for an option of the workload that a space searches and the workload does not take.
 
-    Args:
-        space: what is searched.
-        workload: its name.
-        given: the options that are the same in all trials, as NAME=VALUE texts.
+    Those that are given are the same in all trials.
     """
     from trainables.workloads import check_call, option_names
 
@@ -275,9 +266,7 @@ def check_gpus(options: SearchOptions) -> None:
 def settle_device(options: SearchOptions, layout: Layout | None = None) -> tuple[SearchOptions, DeviceChoice]:
     """Return options with the device settled, and why it is this one.
 
-    Args:
-        options: of the search.
-        layout: of a study that is searched further, whose device is kept; None for a new one.
+    A study that is searched further keeps its own.
 
     Raises:
         UserError: GPUs for trials on the CPU, or a device that is not there.

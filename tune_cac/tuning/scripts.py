@@ -55,12 +55,7 @@ def write_root(
 ) -> str:
     """Write the root of a stage tree that a dense run leaves, without checkpoints; return its id.
 
-    Args:
-        tree: the study's ``tree`` folder, or its URI.
-        config: of the run.
-        row: its last one.
-        told: its `RUN_FACTS`.
-        content: of the file that its optimizer has written (`trace_file`).
+    ``content`` is that of the file that the run's optimizer has written (`trace_file`), ``told`` its `RUN_FACTS`.
 
     Raises:
         OSError: it cannot be written.

@@ -108,12 +108,8 @@ def config_of_trial(
 ) -> dict[str, Any]:
     """Return all fields of a trial's configuration; suggests its parameters.
 
-    Args:
-        trial: of Optuna's study, or one of fixed parameters.
-        space: what is searched.
-        base: config of the baseline, which the trial's own values override.
-        hold: fields with a fixed value in every trial but the baseline.
-        context_of: returns the facts on a run of so many epochs.
+    Its own values override the baseline's; ``hold`` is fixed in every trial but the baseline, and ``context_of``
+    returns the facts on a run of so many epochs.
     """
     if "given" in trial.user_attrs:
         values: dict[str, Any] = dict(trial.user_attrs["given"])
@@ -151,9 +147,7 @@ class MemoryConcurrency:
     def lower(self, trial_id: str, running: int) -> bool:
         """Take note that memory ran out; return whether the failed trial had more beside it than it will have.
 
-        Args:
-            trial_id: the trial that failed.
-            running: number of trials that were running, with this one.
+        ``running`` counts the failed one, too.
         """
         fewer = running // 2
         if fewer and (self._most is None or fewer < self._most):
@@ -437,9 +431,9 @@ class StudySearch(Searcher):
             controls = max(0, planned - begun)
         return further + beside.count(False), controls + beside.count(True)
 
-    def best(self) -> BestSetting | None:
-        """Return the setting that is the answer so far; None if none saves anything."""
-        return self.trials.best(self.unsure())
+    def best(self, saving: str | None = None) -> BestSetting | None:
+        """Return the setting that is the answer so far, ranked by some saving; None if none saves anything."""
+        return self.trials.best(self.unsure(), saving=saving)
 
     def holds(self) -> dict[int, float] | None:
         """Return probabilities that outcomes hold on another seed, by trial; None where a sampler chooses."""
@@ -507,11 +501,8 @@ class StudySearch(Searcher):
     def tell_failure(self, trial_id: str, message: str, *, died: bool = False, out_of_memory: bool = False) -> bool:
         """Report a failed trial to Optuna; return whether it is begun again, as another trial of the same parameters.
 
-        Args:
-            trial_id: Ray's.
-            message: what it raised, or how its worker ended.
-            died: whether its worker died, so that the trial may continue from its last checkpoint.
-            out_of_memory: whether its node's memory was used up, so that it may fit with fewer trials at a time.
+        A trial whose worker died may go on from its last checkpoint; one whose node's memory was used up may fit with
+        fewer trials at a time.
         """
         if trial_id not in self._running:
             return False

@@ -163,8 +163,12 @@ def open_study(journal: Path, sampler: optuna.samplers.BaseSampler, quality: Qua
 class BestSetting:
     """The setting that saves most."""
 
+    trial: int
+    """Number of its trial."""
     saved: float
     """Compute saved, a fraction of that of the baseline."""
+    lost: float
+    """Loss of the metric against the baseline."""
     own_saved: float
     """Compute saved, a fraction of that of a dense run of its own length."""
     config: Mapping[str, Any]
@@ -179,11 +183,7 @@ class StudyTrials:
     combination, and does not count among the trials that were asked for.
 
     Args:
-        study: the Optuna study.
-        base: config of the first baseline.
-        allowed_drop: that may be lost of the metric (`trainables.quality`).
         options: names of the workload's options that the space varies.
-        judges: whether trials are judged against baselines.
     """
 
     def __init__(
@@ -262,27 +262,29 @@ class StudyTrials:
             if t.user_attrs.get("role") not in ("control", "baseline", CUT) or "given" not in t.user_attrs
         )
 
-    def best(self, without: Collection[int] = ()) -> BestSetting | None:
+    def best(self, without: Collection[int] = (), *, saving: str | None = None) -> BestSetting | None:
         """Return the setting within the allowed drop that saves most so far, if any saves something.
 
         Args:
             without: numbers of trials that are no answer.
+            saving: compute that they are ranked by; None for that of training.
         """
-        baseline = self.baseline_row()
-        if baseline is None:
-            return None
-        most = allowed_amount(self._allowed_drop, baseline["quality"]) + ROUNDING
-        found = [
-            BestSetting(
-                saved=saved_of_baseline(row, baseline), own_saved=row["compute_saved"], config=t.user_attrs["config"]
-            )
-            for t in self.all()
-            if (row := t.user_attrs.get("row")) is not None
-            and t.user_attrs.get("role") != "control"
-            and t.number not in without
-            and self._quality.lost(row["quality"], baseline["quality"]) <= most
-        ]
-        best = max(found, key=lambda one: one.saved, default=None)
+        ended = (t for t in reversed(self.baselines()) if "row" in t.user_attrs)
+        baselines = {self._combination_of(t): t.user_attrs["row"] for t in ended}
+        found = []
+        for trial in self.all():
+            row, config = trial.user_attrs.get("row"), trial.user_attrs.get("config", {})
+            baseline = baselines.get(self.combination(config))
+            if row is None or baseline is None or trial.user_attrs.get("role") == "control" or trial.number in without:
+                continue
+            lost = self._quality.lost(row["quality"], baseline["quality"])
+            if lost <= allowed_amount(self._allowed_drop, baseline["quality"]) + ROUNDING:
+                own_saved, saved = row["compute_saved"], saved_of_baseline(row, baseline)
+                saved = saved_of_row({**row, "compute_saved": saved}, saving, baseline)
+                found.append(
+                    BestSetting(trial=trial.number, saved=saved, lost=lost, own_saved=own_saved, config=config)
+                )
+        best = max(found, key=lambda one: (one.saved, -one.lost), default=None)
         return best if best is not None and best.saved > 0 else None
 
     def tell_why_little(self, reason: str) -> None:
@@ -409,8 +411,6 @@ class Restarts:
     """Begin trials again from their last checkpoint.
 
     Args:
-        trials: of the study.
-        root: the study's folder.
         place: where its trials keep their checkpoints: its folder, or its URI.
         retries: most restarts of a trial whose worker died, and of a failed baseline; >= 0.
     """
@@ -428,11 +428,7 @@ class Restarts:
     def restart(self, trial: optuna.Trial, message: str, *, died: bool, fits_later: bool = False) -> bool:
         """Begin a failed trial again if it may succeed.
 
-        Args:
-            trial: the failed trial.
-            message: what it raised, or how its worker ended.
-            died: whether its worker died.
-            fits_later: whether memory ran out and fewer trials will run beside it; no restart is counted then.
+        No restart is counted where memory ran out and fewer trials will run beside it (``fits_later``).
 
         Returns:
             True if it is begun again: queued, or, if predefined, started anew by its values.
@@ -494,7 +490,7 @@ class Restarts:
             again["resume_from"] = checkpoint
         if again["role"] == "baseline":
             self._trials.baseline_again = again
-        else:
+        elif dict(parameters) not in map(queued_parameters, self._trials.queued()):  # else by a search killed since
             self._trials.study.enqueue_trial(dict(parameters), user_attrs=again)
 
     def own_checkpoint(self, found: Path | str | None) -> str | None:

@@ -307,11 +307,10 @@ def test_a_search_that_is_killed_at_any_time_goes_on_and_trains_no_point_twice(t
             if number == 0:
                 made.on_trial_complete(name, row(0.9, 0.1))
         else:
+            if kill == 1:  # killed again between queueing the point and reporting the interrupted trial
+                made.study.enqueue_trial(told(tmp_path)[-1].params, user_attrs={"role": "search"})
             made = walk(tmp_path, begin=False)
             made.adopt_unfinished()
-            if kill == 1:  # killed again between queueing the point and reporting the interrupted trial
-                interrupted = next(t for t in told(tmp_path) if t.state == TrialState.WAITING)
-                made.study.enqueue_trial(interrupted.system_attrs["fixed_params"], user_attrs={"role": "search"})
             continue
         break
     assert made.nothing_left

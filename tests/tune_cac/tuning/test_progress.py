@@ -16,6 +16,7 @@ from tune_cac.ray_backend import workers
 from tune_cac.ray_backend.session import DEATHS
 from tune_cac.tuning import progress as progress_module
 from tune_cac.tuning.progress import Budget, HoldsWriter, SearchProgress, in_trainings
+from tune_cac.tuning.trials import BestSetting
 
 
 def a_trial(number: int) -> Any:
@@ -24,7 +25,8 @@ def a_trial(number: int) -> Any:
 
 def quiet_searcher(*, sharing: bool = True, **more: Any) -> Any:
     plan = SimpleNamespace(base=TrialConfig(method="none"), allowed_drop=0.005, sharing=sharing, trial_timeout_s=None)
-    return SimpleNamespace(**{"plan": plan, "about_left": lambda: (0, 0), "unsure": list, **more})
+    left = {"about_left": lambda: (0, 0), "best": lambda saving: None, "trials": SimpleNamespace(baselines=list)}
+    return SimpleNamespace(**{"plan": plan, **left, **more})
 
 
 def test_a_row_in_trainings() -> None:
@@ -120,28 +122,30 @@ def test_scripts_that_tell_no_flops_count_with_what_they_did_not_save(capsys: py
     assert progress.counts_shares
 
 
-def test_the_best_so_far_is_one_that_may_be_the_answer_and_what_says_so_is_written_after_each_trial(
-    tmp_path: Path,
-) -> None:
-    layout = Layout(tmp_path / "s")
-    layout.root.mkdir()
-    layout.write_info(StudyInfo(space="auto_thresholds", workload="digits", epochs=1, seed=0, versions={}))
-    holds = {1: 0.9, 2: 0.4}
-    searcher = quiet_searcher(holds=lambda: holds, unsure=lambda: [n for n, share in holds.items() if share < 0.5])
-    progress = SearchProgress(searcher, to_run=4)
-    written = HoldsWriter(layout, searcher)
-    for number, row in enumerate([result_row(0.97), result_row(0.97, saved=0.25), result_row(0.97, saved=0.5)]):
+def test_the_best_so_far_is_the_searchers_and_asked_for_when_a_trial_has_ended() -> None:
+    asked: list[str | None] = []
+
+    def best(saving: str | None) -> BestSetting:
+        asked.append(saving)
+        return BestSetting(trial=1, saved=0.25, lost=0.001, own_saved=0.25, config={})
+
+    progress = SearchProgress(quiet_searcher(best=best), to_run=4)
+    for number, row in enumerate([result_row(0.97), result_row(0.969, saved=0.25)]):
         progress.on_trial_result(0, [], a_trial(number), row)
         progress.on_trial_complete(0, [], a_trial(number))
-        written.on_trial_complete(0, [], a_trial(number))
-    assert progress.summary().startswith("best 25.0 % saved at 0.00 points of accuracy loss (trial 1), ")
-    assert layout.read_info().holds == {"1": 0.9, "2": 0.4}
-    holds[2] = 0.6  # what is known of it changes with every further trial
-    progress.on_trial_result(0, [], a_trial(3), result_row(0.9, saved=0.1))  # loses too much
-    progress.on_trial_complete(0, [], a_trial(3))
-    written.on_trial_complete(0, [], a_trial(3))
-    assert progress.summary().startswith("best 50.0 % saved at 0.00 points of accuracy loss (trial 2), ")
-    assert layout.read_info().holds == {"1": 0.9, "2": 0.6}
+    assert progress.summary().startswith("best 25.0 % saved at 0.10 points of accuracy loss (trial 1), ")
+    assert asked == [None] * 2
+
+
+def test_what_holds_on_other_seeds_is_written_after_each_trial(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    layout.write_info(StudyInfo(space="auto_thresholds", workload="digits", epochs=1, seed=0, versions={}))
+    holds = {1: 0.9, 2: 0.4}
+    written = HoldsWriter(layout, quiet_searcher(holds=lambda: holds))
+    for share in (0.4, 0.6):  # what is known of it changes with every further trial
+        holds[2] = share
+        written.on_trial_complete(0, [], a_trial(2))
+        assert layout.read_info().holds == {"1": 0.9, "2": share}
 
 
 def test_a_disk_that_is_full_when_they_are_written_fails_no_trial(

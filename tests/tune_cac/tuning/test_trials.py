@@ -62,6 +62,23 @@ def test_a_shorter_run_saves_of_the_baselines_budget() -> None:
     assert saved_of_baseline(ended(0.9, executed=1500), BASELINE) == -0.5
 
 
+def test_the_best_setting_saves_most_within_the_drop_and_may_be_the_answer(tmp_path: Path) -> None:
+    search = searcher(tmp_path)
+    assert search.best() is None
+    rows = [row(0.9, 0.25), row(0.89, 0.5), row(0.88, 0.9), row(0.9, 0.5)]  # the third loses too much
+    for number, one in enumerate(rows):
+        search.suggest(str(number))
+        search.on_trial_complete(str(number), {**one, "inference_saved": 0.9 if number == 0 else 0.0})
+    best = search.trials.best()
+    assert best is not None
+    assert (best.trial, best.saved, best.lost) == (4, 0.5, 0.0)  # of equal savings the one that loses least
+    assert best.config == told(tmp_path)[4].user_attrs["config"]
+    second, inference = search.trials.best([2, 4]), search.trials.best(saving="inference")
+    assert second is not None
+    assert inference is not None
+    assert (second.trial, inference.trial, inference.saved) == (1, 1, 0.9)
+
+
 # --- baselines of combinations of options: who trains when, what a trial is told against, and what cannot be judged ---
 
 FILE = "CAC_VAR_START_THR: {low: 0.9, high: 0.99}\nlr: {choices: [0.1, 0.5]}"
@@ -111,6 +128,9 @@ def test_each_combination_is_judged_against_its_own_baseline(tmp_path: Path) -> 
     search.on_trial_complete(name, row(0.7, 0.2))
     assert told(tmp_path)[trial["trial"]].state == TrialState.RUNNING  # waits for its baseline
     search.on_trial_complete("b", row(0.75, 0.0))
+    best = search.best()
+    assert best is not None
+    assert best.trial != trial["trial"]  # it loses too much against its own baseline
     trials = told(tmp_path)
     assert trials[trial["trial"]].constraints["accuracy_drop"] == pytest.approx(0.75 - 0.7 - 0.01)
     assert trials[1].constraints["accuracy_drop"] == pytest.approx(0.9 - 0.88 - 0.01)
