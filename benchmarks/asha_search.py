@@ -25,9 +25,9 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler
 
 from trainables.trial import Trial
 from tune_cac.study.options import SearchOptions
+from tune_cac.tuning.candidates import make_sampler
 from tune_cac.tuning.run_context import baseline_config, context_of
-from tune_cac.tuning.study_searcher import make_sampler
-from tune_cac.tuning.trial_config import config_of_trial
+from tune_cac.tuning.searcher import config_of_trial
 
 #: Compute executed, in percent of a full training: of the first comparison, and what each next one is multiplied by.
 FIRST, FACTOR = 10, 3

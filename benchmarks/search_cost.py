@@ -95,7 +95,7 @@ def run_plain(trials: int, seed: int) -> None:
     from trainables.trial import Trial
     from tune_cac.ray_backend.session import ray_session
     from tune_cac.tuning.run_context import run_context
-    from tune_cac.tuning.study_trials import plain as plain_values
+    from tune_cac.tuning.searcher import plain as plain_values
 
     base = TrialConfig(method="none", seed=seed)
     context, space = run_context(base), search_spaces.load("auto_thresholds")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trainables.training.doctor.checkup import doctor
     from tune_cac.study.study_result import SearchResult
     from tune_cac.tuning.confirmation import confirm
-    from tune_cac.tuning.study_search import search
+    from tune_cac.tuning.run import search
 
 __version__ = "0.1.0"
 __all__ = [
@@ -51,7 +51,7 @@ _HOMES = {
     "doctor": "trainables.training.doctor.checkup",
     "confirm": "tune_cac.tuning.confirmation",
     "report": "trainables.script.report_lines",
-    "search": "tune_cac.tuning.study_search",
+    "search": "tune_cac.tuning.run",
     "SearchResult": "tune_cac.study.study_result",
 }
 

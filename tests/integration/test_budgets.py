@@ -16,7 +16,7 @@ from analysis.io.layout import Layout
 from analysis.metrics.accounting import search_cost
 from trainables.errors import UserError
 from tune_cac.cli.main import main
-from tune_cac.tuning.study_search import resume
+from tune_cac.tuning.run import resume
 
 pytestmark = pytest.mark.slow
 

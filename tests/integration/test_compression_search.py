@@ -288,7 +288,7 @@ def test_a_wrong_search_ends_in_one_line_before_ray_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    import tune_cac.tuning.study_search as searching
+    import tune_cac.tuning.run as searching
 
     monkeypatch.chdir(tmp_path)
     pruner = "pruners: {p: {class: SparsityLevelParameterPruner, levels: {%s: !search {low: 0.2, high: 0.5}}}}\n"
@@ -319,7 +319,7 @@ def test_a_wrong_search_ends_in_one_line_before_ray_starts(
 
 def test_policies_that_begin_after_the_run_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of two never acts: the search goes on, and says so."""
-    import tune_cac.tuning.study_search as searching
+    import tune_cac.tuning.run as searching
 
     class Reached(Exception):
         pass

@@ -22,8 +22,8 @@ from search_spaces import SpaceContext
 from search_spaces.auto_thresholds import SPACE
 from trainables.errors import UserError
 from tune_cac.cli.main import main
-from tune_cac.tuning.outcomes.run_lengths import PREDICTED
-from tune_cac.tuning.script_search import NOT_RECORDED, START_DOES_NOTHING
+from tune_cac.tuning.scripts import NOT_RECORDED, START_DOES_NOTHING
+from tune_cac.tuning.trials import PREDICTED
 
 pytestmark = pytest.mark.slow
 
@@ -383,7 +383,7 @@ def test_a_script_that_knows_only_the_share_it_saved(tmp_path: Path, monkeypatch
     (tmp_path / "train.sh").write_text("exit 1\n")
     for changed in (
         lambda: tune_cac.search(script=command, trials=1, name="s"),
-        lambda: tune_cac.tuning.study_search.resume("s"),
+        lambda: tune_cac.tuning.run.resume("s"),
         lambda: tune_cac.confirm("s"),
     ):
         with pytest.raises(UserError, match=r"train\.sh .*has changed|holds a study with workload_options"):

@@ -15,8 +15,7 @@ from trainables.config import TrialConfig
 from trainables.metrics import ROW
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from tune_cac.tuning.run_context import run_context
-from tune_cac.tuning.search_plan import SearchPlan
-from tune_cac.tuning.study_searcher import StudySearch
+from tune_cac.tuning.searcher import SearchPlan, StudySearch
 
 CONTEXT = SpaceContext(total_steps=300)
 

@@ -18,15 +18,14 @@ from ray.tune.search import Searcher
 from analysis.io import journal
 from tune_cac.ray_backend.tensorboard import RowEvents
 from tune_cac.study.folder import LOCK_FILE_SUFFIX
-from tune_cac.tuning.journal_searcher import JournalSearcher
-from tune_cac.tuning.study_searcher import StudySearch
-from tune_cac.tuning.study_trials import live_trial, queued_parameters
+from tune_cac.tuning.searcher import StudySearch
+from tune_cac.tuning.trials import live_trial, queued_parameters
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")
 #: All that is used, by file.
 ALLOWED = {
-    ("tune_cac/tuning/study_trials.py", "_trial_id"),
+    ("tune_cac/tuning/trials.py", "_trial_id"),
     ("tune_cac/ray_backend/session.py", "_private"),
 }
 
@@ -124,7 +123,7 @@ def test_rays_logger_keeps_writers_and_results_under_these_names() -> None:
 
 
 def test_the_searcher_stands_on_rays_public_one() -> None:
-    assert StudySearch.__mro__[1:3] == (JournalSearcher, Searcher)
+    assert StudySearch.__mro__[1] is Searcher
     for name in ("suggest", "on_trial_complete", "on_trial_result", "save", "restore"):
-        assert name in {**vars(JournalSearcher), **vars(StudySearch)}
+        assert name in vars(StudySearch)
         assert callable(getattr(Searcher, name))

@@ -38,12 +38,7 @@ MOST_WRITING = 0.15
 def checkpoint_interval(*, write_s: float, step_s: float, total_steps: int, trials: int, depth: int) -> int:
     """Return the steps from one checkpoint to the next, >= 1.
 
-    Args:
-        write_s: seconds that a checkpoint takes, >= 0.
-        step_s: seconds that a training step takes, > 0.
-        total_steps: steps of the run.
-        trials: trials of the study, >= 1.
-        depth: interventions before the stage.
+    Times are in seconds, ``step_s`` > 0; ``depth`` counts the interventions before the stage.
     """
     forks = max(0.5, FORKS_OF_FIRST * trials) / FEWER_BELOW**depth
     cost = write_s / step_s
@@ -51,9 +46,9 @@ def checkpoint_interval(*, write_s: float, step_s: float, total_steps: int, tria
     return max(1, math.ceil(min(cheapest, total_steps)), math.ceil(cost / MOST_WRITING))
 
 
-# --- Joins many small tensors into one for saving ---------------------------------------------------------------------
-# A run's state has a hundred small tensors, and `torch.save` needs more time for each tensor than for its content.
-# The result has only plain types and tensors, which ``torch.load(weights_only=True)`` reads.
+# --- A checkpoint's content: a run's state, its many small tensors joined into one ------------------------------------
+# `torch.save` needs more time for each tensor than for its content. The result has only plain types and tensors, which
+# ``torch.load(weights_only=True)`` reads.
 
 #: Larger tensors are written unchanged: their bytes take most of the time, and a copy would take memory.
 _SMALL_BYTES = 1 << 16
@@ -88,7 +83,10 @@ def unpack(packed: dict[str, Any]) -> Any:
     """Return the state that was given to `pack`; each joined tensor gets memory of its own."""
     groups = []
     for joined, numbers in zip(packed["joined"], packed["shapes"], strict=True):
-        shapes = _shapes(numbers.tolist())
+        left, shapes = numbers.tolist(), []
+        while left:  # each shape is stored after its number of dimensions
+            shapes.append(left[1 : 1 + left[0]])
+            left = left[1 + left[0] :]
         parts = joined.split([prod(shape) for shape in shapes])
         groups.append([part.clone().view(shape) for part, shape in zip(parts, shapes, strict=True)])
 
@@ -98,16 +96,6 @@ def unpack(packed: dict[str, Any]) -> Any:
         return _through(value, restored)
 
     return restored(packed["rest"])
-
-
-def _shapes(numbers: list[int]) -> list[list[int]]:
-    """Split numbers into shapes, each stored after its number of dimensions."""
-    found, place = [], 0
-    while place < len(numbers):
-        end = place + 1 + numbers[place]
-        found.append(numbers[place + 1 : end])
-        place = end
-    return found
 
 
 def _through(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -135,7 +123,7 @@ def _can_join(tensor: Tensor) -> bool:
     )
 
 
-# --- A run that trains in this process, with timings of its steps -----------------------------------------------------
+# --- A run that trains in this process --------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
@@ -182,12 +170,8 @@ def resume_live(
 ) -> LiveRun:
     """Build a run that records its signals, from its start or from a checkpoint of the tree.
 
-    Args:
-        config: configuration of the trial.
-        data: a checkpoint as stored in the tree; None: from the start.
-        metadata: facts about the model that the tree has stored for this method.
-        replay_state: state of the trial's replay.
-        watches: values of ``CAC_WATCH`` whose layers are also recorded.
+    It begins at its start where ``data`` is None. ``metadata`` are the facts about the model that the tree has noted,
+    ``watches`` values of ``CAC_WATCH`` whose layers are recorded, too.
 
     Raises:
         RuntimeError, KeyError, EOFError, UnpicklingError: the checkpoint cannot be loaded.
@@ -213,7 +197,7 @@ def resume_live(
     return LiveRun(run=run, recorder=recorder, flops_at_load=run.executed_flops)
 
 
-# --- The steps at which a trial writes a checkpoint on its path, and the checkpoint's content -------------------------
+# --- The steps at which checkpoints are written -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,36 +217,20 @@ class Sharing:
 
 
 class CheckpointPolicy:
-    """Write checkpoints on one trial's path: where forks are likely, where the rule acts, and against a crash.
-
-    Args:
-        store: store of the trial's root.
-        sharing: budget and frequency.
-        replay: the trial's replay; its kind is that of the checkpoints.
-        epoch_steps: steps of an epoch.
-        total_steps: steps of the run.
-    """
+    """Write checkpoints on one trial's path: where forks are likely, where the rule acts, and against a crash."""
 
     def __init__(
         self, store: StageStore, sharing: Sharing, replay: MethodReplay, *, epoch_steps: int, total_steps: int
     ) -> None:
-        self._store = store
-        self._sharing = sharing
-        self._replay = replay
-        self._epoch_steps = epoch_steps
-        self._total_steps = total_steps
+        self._store, self._sharing, self._replay = store, sharing, replay
+        self._epoch_steps, self._total_steps = epoch_steps, total_steps
         self.checkpoints = Checkpoints(sharing.tree, sharing.budget_bytes, self._stage_weight)
         self._write_s = 0.0
-        self._kept: dict[str, list[int]] = {}
+        self._kept: dict[str, list[int]] = {}  # steps of checkpoints, by stage
         self._weights: dict[str, StageWeight] | None = None
 
     def may(self, live: LiveRun, depth: int) -> bool:
-        """Return whether checkpoints are kept at all and a trial could continue from one here.
-
-        Args:
-            live: the run at a step's start.
-            depth: interventions before its stage.
-        """
+        """Return whether checkpoints are kept at all and a trial could continue from one at this step's start."""
         return self._sharing.budget_bytes > 0 and live.run.step > 0 and not (self._replay.first_stage_only and depth)
 
     def is_overdue(self, live: LiveRun) -> bool:
@@ -273,22 +241,18 @@ class CheckpointPolicy:
         return time.monotonic() - live.checkpointed >= every_s
 
     def wants(self, live: LiveRun, stage: Stage, depth: int, acts_now: Callable[[], bool]) -> bool:
-        """Return whether a checkpoint should be written here.
+        """Return whether a checkpoint should be written at this step's start.
 
-        Args:
-            live: the run at a step's start.
-            stage: its stage.
-            depth: interventions before the stage.
-            acts_now: returns whether the rule acts in the step that begins; other trials are likely to fork there.
+        ``depth`` counts the interventions before the stage; ``acts_now`` tells whether the rule acts in the step that
+        begins, where other trials are likely to fork.
         """
         step = live.run.step
         if not self.may(live, depth):
             return False
-        kept = self._kept.get(stage.id)
-        if kept is None:
-            kind = self._replay.kind
-            kept = [entry.step for entry in self.checkpoints.entries(stage.id) if entry.kind == kind]
-            self._kept[stage.id] = kept
+        if stage.id not in self._kept:
+            entries = self.checkpoints.entries(stage.id)
+            self._kept[stage.id] = [entry.step for entry in entries if entry.kind == self._replay.kind]
+        kept = self._kept[stage.id]
         if step in kept:
             live.checkpointed = time.monotonic()  # another trial's checkpoint serves as well
             return False
@@ -299,12 +263,9 @@ class CheckpointPolicy:
         if not self._write_s or not live.step_s:
             return not self._write_s
         apart = checkpoint_interval(
-            write_s=self._write_s,
-            step_s=live.step_s,
-            total_steps=self._total_steps,
-            trials=self._sharing.trials,
+            write_s=self._write_s, step_s=live.step_s, total_steps=self._total_steps, trials=self._sharing.trials,
             depth=depth,
-        )
+        )  # fmt: skip
         last = max((there for there in kept if there < step), default=stage.start)
         return step - last >= apart or acts_now()
 
@@ -329,19 +290,16 @@ class CheckpointPolicy:
     def _stage_weight(self, stage: str) -> StageWeight:
         """Return how likely and expensive a fork from a stage is; visits counts the stage and its descendants."""
         if self._weights is None:
-            self._weights = _weights(self._store, self._total_steps)
+            links = self._store.links()
+            visits: dict[str, int] = dict.fromkeys(links, 1)
+            for link in links.values():
+                while link is not None and link[0] in visits:
+                    visits[link[0]] += 1
+                    link = links[link[0]]
+            self._weights = {
+                one: StageWeight(
+                    start=0 if link is None else link[1].iteration + 1, end=self._total_steps, visits=visits[one]
+                )
+                for one, link in links.items()
+            }
         return self._weights.get(stage, StageWeight(start=0, end=self._total_steps, visits=1))
-
-
-def _weights(store: StageStore, total_steps: int) -> dict[str, StageWeight]:
-    links = store.links()
-    below: dict[str, int] = dict.fromkeys(links, 1)
-    for stage in links:
-        link = links[stage]
-        while link is not None and link[0] in below:
-            below[link[0]] += 1
-            link = links[link[0]]
-    return {
-        stage: StageWeight(start=0 if link is None else link[1].iteration + 1, end=total_steps, visits=below[stage])
-        for stage, link in links.items()
-    }

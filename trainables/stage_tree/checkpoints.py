@@ -16,14 +16,11 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainables.storage import FileState, files_of, is_uri, lacking_bytes
-
-# --- Eviction of checkpoints when space runs out: first those whose loss costs least ----------------------------------
-# Symbols: s step of a checkpoint, p step of the checkpoint before it, n step of the one after it, in iterations.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +37,10 @@ class Entry:
     """Hash of its content, 64 hexadecimal digits."""
 
 
+# --- Eviction of checkpoints when space runs out: first those whose loss costs least ----------------------------------
+# Symbols: s step of a checkpoint, p step of the checkpoint before it, n step of the one after it, in iterations.
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageWeight:
     """Probability of a fork from a stage."""
@@ -50,26 +51,6 @@ class StageWeight:
     """The step after its last one."""
     visits: int
     """The number of trials that passed through it; future forks are assumed proportional to this."""
-
-
-@dataclass
-class _Link:
-    """A checkpoint among its neighbours of the same stage and kind, while some are dropped."""
-
-    stage: str
-    entry: Entry
-    weight: StageWeight
-    place: int
-    before: _Link | None = None
-    after: _Link | None = None
-    version: int = 0  # raised when a neighbour changes; heap items of an older version are ignored
-    dropped: bool = False
-
-    def value_per_byte(self) -> float:
-        previous = self.before.entry.step if self.before else self.weight.start
-        following = self.after.entry.step if self.after else self.weight.end
-        cost = expected_cost(self.entry.step, previous=previous, following=following, weight=self.weight)
-        return cost / max(1, self.entry.bytes)
 
 
 def expected_cost(step: int, *, previous: int, following: int, weight: StageWeight) -> float:
@@ -95,62 +76,54 @@ def to_drop(
     different kinds do not replace each other. Content that several entries name becomes free with the last of them, and
     an entry whose content stays anyway is kept.
 
-    Args:
-        entries_by_stage: all existing checkpoints, in any order.
-        weights: returns the weight of a stage.
-        bytes_to_free: bytes of content.
-
     Returns:
         (stage, entry), in the order in which they are dropped.
     """
-    links = _chains(entries_by_stage, weights)
-    holders = Counter(link.entry.sha256 for link in links)
-    # Ties are broken by place in a fixed order, so that processes that thin at the same time choose the same.
-    heap = [(link.value_per_byte(), link.place, link.version, link) for link in links]
+    # All in a fixed order: ties are broken by place, so that processes that thin at the same time choose the same.
+    all_of = [
+        (stage, entry)
+        for stage in sorted(entries_by_stage)
+        for entry in sorted(entries_by_stage[stage], key=lambda e: (e.kind, e.step, e.sha256))
+    ]
+    weight_of = {stage: weights(stage) for stage in dict.fromkeys(stage for stage, _ in all_of)}
+    before, after = [*range(-1, len(all_of) - 1)], [*range(1, len(all_of) + 1)]  # places of the neighbours left
+
+    def step_of(place: int, like: tuple[str, Entry], otherwise: int) -> int:
+        """Return the step at a place, if it is of the same stage and kind."""
+        if not 0 <= place < len(all_of):
+            return otherwise
+        stage, entry = all_of[place]
+        return entry.step if (stage, entry.kind) == (like[0], like[1].kind) else otherwise
+
+    def value_per_byte(place: int) -> float:
+        stage, entry = one = all_of[place]
+        weight = weight_of[stage]
+        previous, following = step_of(before[place], one, weight.start), step_of(after[place], one, weight.end)
+        return expected_cost(entry.step, previous=previous, following=following, weight=weight) / max(1, entry.bytes)
+
+    holders = Counter(entry.sha256 for _, entry in all_of)
+    heap = [(value_per_byte(place), place) for place in range(len(all_of))]
     heapq.heapify(heap)
-    given_up: list[_Link] = []
+    given_up: list[tuple[str, Entry]] = []
     freed = 0
     while heap and freed < bytes_to_free:
-        _, _, version, link = heapq.heappop(heap)
-        if link.dropped or version != link.version:
+        value, place = heapq.heappop(heap)
+        if (now := value_per_byte(place)) > value:  # a neighbour has gone since, which only raises it
+            heapq.heappush(heap, (now, place))
             continue
-        link.dropped = True
-        given_up.append(link)
-        holders[link.entry.sha256] -= 1
-        if holders[link.entry.sha256] == 0:
-            freed += link.entry.bytes
-        if link.before:
-            link.before.after = link.after
-        if link.after:
-            link.after.before = link.before
-        for neighbour in (link.before, link.after):
-            if neighbour:
-                neighbour.version += 1
-                heapq.heappush(heap, (neighbour.value_per_byte(), neighbour.place, neighbour.version, neighbour))
-    return [(link.stage, link.entry) for link in given_up if holders[link.entry.sha256] == 0]
+        entry = all_of[place][1]
+        given_up.append(all_of[place])
+        holders[entry.sha256] -= 1
+        if holders[entry.sha256] == 0:
+            freed += entry.bytes
+        if before[place] >= 0:
+            after[before[place]] = after[place]
+        if after[place] < len(all_of):
+            before[after[place]] = before[place]
+    return [(stage, entry) for stage, entry in given_up if holders[entry.sha256] == 0]
 
 
-def _chains(entries_by_stage: Mapping[str, Sequence[Entry]], weights: Callable[[str], StageWeight]) -> list[_Link]:
-    """Return every checkpoint, linked to its neighbours of the same stage and kind."""
-    links: list[_Link] = []
-    for stage in sorted(entries_by_stage):
-        if not entries_by_stage[stage]:
-            continue
-        weight = weights(stage)
-        last: _Link | None = None
-        for entry in sorted(entries_by_stage[stage], key=lambda e: (e.kind, e.step, e.sha256)):
-            link = _Link(stage=stage, entry=entry, weight=weight, place=len(links))
-            if last is not None and last.entry.kind == entry.kind:
-                link.before, last.after = last, link
-            links.append(link)
-            last = link
-    return links
-
-
-# --- Checkpoints of stages within a budget of bytes, in storage that several processes and nodes read -----------------
-
-
-__all__ = ["Checkpoints", "Entry", "StageWeight"]
+# --- Checkpoints in storage -------------------------------------------------------------------------------------------
 
 #: Thinning frees this share of the budget beyond what is needed, so that it is not needed again at once.
 _SPARE_SHARE = 0.1
@@ -198,11 +171,7 @@ class Checkpoints:
     def put(self, stage: str, step: int, data: bytes, *, kind: str = "any") -> bool:
         """Store a checkpoint, and thin if all of them together now exceed the budget.
 
-        Args:
-            stage: the stage's id: letters, digits, ``_`` and ``-``.
-            step: the iteration at whose start this is the complete state.
-            data: the state.
-            kind: kind of the rule's own state inside: small letters, digits, ``_`` and ``-``.
+        The state is that of the iteration's start; ``kind`` is that of the rule's own state inside.
 
         Returns:
             Whether it was stored (or was there already). Thinning may have removed it since. False, with one warning
@@ -227,7 +196,11 @@ class Checkpoints:
             self._files.touch(named)
             # Another process may have removed the content as unneeded just before it was named.
             self._store(entry, data)
-            self._keep_within_budget()
+            if self._put_since_measured_bytes >= _MEASURE_SHARE * self._budget_bytes:
+                self._total_bytes = sum(file.bytes for file in _contents(self._files.scan(_OBJECTS)).values())
+                self._put_since_measured_bytes = 0
+            if self._total_bytes > self._budget_bytes:
+                self._thin()
         except OSError as error:
             _warn_once("write", f"{error.strerror or error} ({error.filename or named})")
             return False
@@ -265,7 +238,7 @@ class Checkpoints:
         return None
 
     def _is_whole(self, entry: Entry) -> bool:
-        """Return whether the content exists in its full length; reading checks the rest."""
+        """Return whether the content exists in its full length."""
         return self._files.size(_object(entry.sha256)) == entry.bytes
 
     def _store(self, entry: Entry, data: bytes) -> None:
@@ -287,16 +260,6 @@ class Checkpoints:
             return not lacking_bytes(folder, size)
         return True
 
-    def _measure(self) -> None:
-        self._total_bytes = sum(size for size, _ in self._scan_objects()[0].values())
-        self._put_since_measured_bytes = 0
-
-    def _keep_within_budget(self) -> None:
-        if self._put_since_measured_bytes >= _MEASURE_SHARE * self._budget_bytes:
-            self._measure()
-        if self._total_bytes > self._budget_bytes:
-            self._thin()
-
     def _thin(self, lacking: int = 0) -> None:
         """Remove leftovers, then the checkpoints whose loss costs least.
 
@@ -307,7 +270,8 @@ class Checkpoints:
         total = sum(sizes.values())
         most = min(self._budget_bytes, total - lacking)
         spare = int(_SPARE_SHARE * self._budget_bytes)
-        weights = self._weights or _all_equal(index)
+        last = max((entry.step for entries in index.values() for entry in entries), default=0)
+        weights = self._weights or (lambda stage: StageWeight(start=0, end=1 + last, visits=1))
         contents: dict[str, list[tuple[str, Entry]]] = {}  # in the order in which their last entries are dropped
         for stage, entry in to_drop(index, weights, total - min(self._budget_bytes - spare, most)):
             contents[entry.sha256] = [*contents.pop(entry.sha256, []), (stage, entry)]
@@ -324,40 +288,30 @@ class Checkpoints:
     def _without_leftovers(self) -> tuple[dict[str, list[Entry]], dict[str, int]]:
         """Return entries by stage and sizes of contents in bytes, after removing leftovers of crashes."""
         # The index first: a content is written before its entry, so an entry without content is broken.
-        index = self._scan_index()
-        objects, temporaries = self._scan_objects()
-        sizes = {sha256: size for sha256, (size, _) in objects.items()}
-        now = time.time()
-        for left in temporaries:
-            if now - left.changed_s > _TEMPORARY_S:
-                self._files.remove(left.name)
+        stages = [name for name in self._files.names(_INDEX) if _STAGE.fullmatch(name)]
+        index = {stage: self._named(stage) for stage in stages}
+        files, now = list(self._files.scan(_OBJECTS)), time.time()
+        contents = _contents(files)
+        for file in files:
+            if file.is_temporary and now - file.changed_s > _TEMPORARY_S:
+                self._files.remove(file.name)
         for stage, entries in index.items():
-            index[stage] = [entry for entry in entries if sizes.get(entry.sha256) == entry.bytes]
+            listed = [e for e in entries if e.sha256 in contents and contents[e.sha256].bytes == e.bytes]
             for entry in entries:
                 # Checked again: a folder listing may lag a minute behind another node.
-                if sizes.get(entry.sha256) != entry.bytes and not self._is_whole(entry):
+                if entry not in listed and not self._is_whole(entry):
                     self._files.remove(_indexed(stage, entry))
+            index[stage] = listed
         named = {entry.sha256 for entries in index.values() for entry in entries}
-        for sha256, (_, changed_s) in objects.items():
-            if sha256 not in named and now - changed_s > _UNNAMED_S:
-                self._files.remove(_object(sha256))
-                del sizes[sha256]
-        return index, sizes
+        old = {sha256 for sha256, file in contents.items() if now - file.changed_s > _UNNAMED_S}
+        for sha256 in old - named:
+            self._files.remove(_object(sha256))
+            del contents[sha256]
+        return index, {sha256: file.bytes for sha256, file in contents.items()}
 
-    def _scan_index(self) -> dict[str, list[Entry]]:
-        stages = [name for name in self._files.names(_INDEX) if _STAGE.fullmatch(name)]
-        return {stage: self._named(stage) for stage in stages}
 
-    def _scan_objects(self) -> tuple[dict[str, tuple[int, float]], list[FileState]]:
-        """Return sizes (bytes) and modification times (s) of contents, and the temporary files."""
-        contents: dict[str, tuple[int, float]] = {}
-        temporaries: list[FileState] = []
-        for file in self._files.scan(_OBJECTS):
-            if _OBJECT.fullmatch(file.name):
-                contents[file.base_name] = (file.bytes, file.changed_s)
-            elif file.is_temporary:
-                temporaries.append(file)
-        return contents, temporaries
+def _contents(files: Iterable[FileState]) -> dict[str, FileState]:
+    return {file.base_name: file for file in files if _OBJECT.fullmatch(file.name)}
 
 
 def _object(sha256: str) -> str:
@@ -365,11 +319,7 @@ def _object(sha256: str) -> str:
 
 
 def _indexed(stage: str, entry: Entry) -> str:
-    return f"{_INDEX}/{stage}/{_file_name(entry)}"
-
-
-def _file_name(entry: Entry) -> str:
-    return f"{entry.step:09d}.{entry.kind}.{entry.bytes}.{entry.sha256}"
+    return f"{_INDEX}/{stage}/{entry.step:09d}.{entry.kind}.{entry.bytes}.{entry.sha256}"
 
 
 def _parse(name: str) -> Entry | None:
@@ -378,13 +328,7 @@ def _parse(name: str) -> Entry | None:
     if match is None:
         return None
     entry = Entry(step=int(match["step"]), kind=match["kind"], bytes=int(match["bytes"]), sha256=match["sha256"])
-    return entry if _file_name(entry) == name else None
-
-
-def _all_equal(index: dict[str, list[Entry]]) -> Callable[[str], StageWeight]:
-    end = 1 + max((entry.step for entries in index.values() for entry in entries), default=0)
-    weight = StageWeight(start=0, end=end, visits=1)
-    return lambda stage: weight
+    return entry if _indexed("", entry).endswith(f"/{name}") else None
 
 
 def _warn_once(key: str, reason: str) -> None:

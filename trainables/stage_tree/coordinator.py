@@ -32,9 +32,7 @@ def start_coordinator(name: str, kind: type[Leases] = Leases) -> Any:
     An actor that was started ends when the process that started it ends or drops the returned handle: keep the handle
     during the search. When the actor's process dies, Ray restarts it without claims.
 
-    Args:
-        name: name of the actor.
-        kind: its class; a worker imports it by its name.
+    A worker imports the class by its name.
     """
     # Calls may be repeated after a restart: Leases allows it.
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=1)(kind)
@@ -57,48 +55,35 @@ def find_coordinator(name: str) -> Any | None:
         return None
 
 
-class RayLeases:
-    """`Leases` of the coordinator of this name; without an answer it grants, with one warning per process.
-
-    Args:
-        name: name of the coordinator.
-        timeout_s: time limit of a call.
-    """
+class RayLeases(Leases):
+    """`Leases` of the coordinator of this name; without an answer it grants, with one warning per process."""
 
     def __init__(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
-        self._name = name
-        self._timeout_s = timeout_s
+        self._name, self._timeout_s = name, timeout_s
         self._actor: Any | None = None
         self._left_alone_until_s = float("-inf")
 
     def claim(self, stage: str, holder: str, lease_s: float) -> bool:
-        """Call `Leases.claim`; return True without an answer."""
-        return bool(self._ask("claim", stage, holder, lease_s, otherwise=True))
-
-    def is_held(self, stage: str, holder: str) -> bool:
-        """Call `Leases.is_held`; return False without an answer."""
-        return bool(self._ask("is_held", stage, holder, otherwise=False))
+        return bool(self._ask("claim", stage, holder, lease_s))
 
     def renew(self, holder: str, lease_s: float) -> None:
-        """Call `Leases.renew`."""
         self._ask("renew", holder, lease_s)
 
     def release(self, stage: str, holder: str) -> None:
-        """Call `Leases.release`."""
         self._ask("release", stage, holder)
 
     def release_all(self, holder: str) -> None:
-        """Call `Leases.release_all`."""
         self._ask("release_all", holder)
 
-    def _ask(self, method: str, *arguments: Any, otherwise: Any = None) -> Any:
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """Return the coordinator's answer; True without one."""
         if time.monotonic() < self._left_alone_until_s:
-            return otherwise
+            return True
         if self._actor is None or not ray.is_initialized():
             self._actor = find_coordinator(self._name)
         if self._actor is None:
             _warn_once(f"there is no {self._name!r}")
-            return otherwise
+            return True
         try:
             return ray.get(getattr(self._actor, method).remote(*arguments), timeout=self._timeout_s)
         except GetTimeoutError:
@@ -107,7 +92,7 @@ class RayLeases:
         except (RayError, ValueError) as error:  # ValueError: an actor of an earlier Ray session
             self._actor = None  # another may have been started under this name
             _warn_once(f"{self._name!r} cannot be asked: {type(error).__name__}")
-        return otherwise
+        return True
 
 
 def _warn_once(reason: str) -> None:

@@ -19,10 +19,9 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradients.fields import OF_ANY_METHOD
 from trainables.gradskip.advice.never_fires import weight_decays
+from trainables.interventions import Intervention
 from trainables.registry import METHODS
-from trainables.stage_tree.recorder import SignalRecorder
-from trainables.stage_tree.store import StageStore
-from trainables.stage_tree.trial_path import TrialPath
+from trainables.stage_tree.store import Chunk, Stage, StageStore
 from trainables.training.cost import CostTable
 from trainables.training.recipe.fields import FLOAT32, changes_results
 from trainables.training.run import TrainingRun
@@ -122,10 +121,7 @@ def method_facts(
 
     They are read from the store, or taken from a run built for this and then written.
 
-    Args:
-        store: store of the root.
-        config: any configuration with these facts.
-        write: writes a file; None for the store's `write`, which raises OSError.
+    Without ``write`` the store's own is used, which raises OSError.
     """
     key = metadata_key(config)
     name = facts_file(key)
@@ -150,25 +146,6 @@ def plain_shapes(epoch_shapes: Iterable[tuple[int, Batch]]) -> list[Any]:
     ]
 
 
-def root_files(root: Mapping[str, Any], run: TrainingRun) -> dict[str, Any]:
-    """Return the contents of the files that describe a root, by name.
-
-    Args:
-        root: its facts (`root.root_facts`).
-        run: any of its runs; the data is read again only if the run has not trained an epoch.
-    """
-    shapes = run.epoch_shapes
-    if shapes is None:
-        shapes = run_lengths(run.workload.train_batches(0, run.config.seed))
-    described = {
-        **root,
-        "layer_names": [name for name, _ in run.model.named_parameters()],
-        "trains": "".join("1" if trains else "0" for trains in run.trains_at_first),
-        "weight_decays": weight_decays(run.optimizer),
-    }
-    return {"shapes.json": plain_shapes(shapes), "root.json": described}
-
-
 def meta_batch(plain: Iterable[Any]) -> Batch:
     """Return a batch of these shapes on the meta device."""
     return tuple(torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for shape, dtype in plain)
@@ -177,10 +154,7 @@ def meta_batch(plain: Iterable[Any]) -> Batch:
 def ensure_costs(store: StageStore, config: TrialConfig, masks: Iterable[str]) -> None:
     """Count and write the costs of steps in which these parameters train, where they are not known.
 
-    Args:
-        store: store of a root that was trained for at least one epoch.
-        config: any configuration of the root.
-        masks: one digit per parameter, by number: 1 where it trains.
+    The root was trained for at least one epoch. A mask has one digit per parameter, by number: 1 where it trains.
 
     Raises:
         OSError: they cannot be written.
@@ -222,9 +196,7 @@ class TreeWriter:
     """Write stages and the root's description for one trial.
 
     Args:
-        store: the tree of the trial's root.
         root: the root's facts (`root.root_facts`).
-        config: configuration of the trial.
         tree: place of the study's tree; each warning is given once per tree.
     """
 
@@ -241,27 +213,22 @@ class TreeWriter:
             _METADATA[key] = method_facts(self._store, self._config, self._write)
         return _METADATA[key]
 
-    def publish(self, path: TrialPath, recorder: SignalRecorder, rows: dict[int, dict[str, Any]]) -> None:
-        """Write what was recorded on the path's last stage since the last call, unless all of it is known.
+    def publish(self, stage: Stage, link: tuple[Stage, Intervention] | None, chunk: Chunk) -> None:
+        """Write recorded steps of a stage, unless all of it is known.
 
-        Args:
-            path: path of the trial.
-            recorder: of the run.
-            rows: result rows by step.
+        ``link`` are its parent and the intervention between them, None for the root stage.
         """
-        chunk = recorder.cut(rows)
-        stage = path.here
+        rows = chunk.rows
         known = (
             chunk.end <= stage.known_until
-            and all(step in stage.rows for step in rows)
-            and not any(DIVERGED in stage.rows[step] for step in rows)
+            and all(step in stage.rows and DIVERGED not in stage.rows[step] for step in rows)
             and all(stage.covers(name, chunk.begin, chunk.end) for name in chunk.names)
             and all(stage.has(name, i) for name, pairs in chunk.sparse.items() for i, _ in pairs)
         )
         if known:
             return
         try:
-            self._store.publish(stage, chunk, path.link)
+            self._store.publish(stage, chunk, link)
         except OSError as error:
             self._warn_unwritten(error)
 
@@ -272,8 +239,16 @@ class TreeWriter:
         self._described = True
         if self._store.read("root.json") is None or self._store.read("shapes.json") is None:
             with TrainingRun(self._config) if run is None else nullcontext(run) as built:
-                for name, values in root_files(self._root, built).items():
-                    self._write(name, values)
+                # The data is read again only if the run has not trained an epoch.
+                shapes = built.epoch_shapes or run_lengths(built.workload.train_batches(0, self._config.seed))
+                described = {
+                    **self._root,
+                    "layer_names": [name for name, _ in built.model.named_parameters()],
+                    "trains": "".join("1" if trains else "0" for trains in built.trains_at_first),
+                    "weight_decays": weight_decays(built.optimizer),
+                }
+                self._write("shapes.json", plain_shapes(shapes))
+                self._write("root.json", described)
 
     def warn_unloadable(self, error: Exception) -> None:
         """Warn that a checkpoint cannot be loaded, once per tree and process."""

@@ -11,22 +11,22 @@ from __future__ import annotations
 import json
 import pickle
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Container, Generator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from trainables.attachment import start_replay
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged
-from trainables.interventions import MissingSignal
+from trainables.interventions import Intervention, MethodReplay, MissingSignal
 from trainables.metrics import METHOD_DEFAULTS
 from trainables.runtime.watchdog import waits_for_others
 from trainables.stage_tree.checkpoint_policy import CheckpointPolicy, LiveRun, Sharing, resume_live
-from trainables.stage_tree.checkpoints import Entry
-from trainables.stage_tree.leases import Leases, StageLeases
+from trainables.stage_tree.checkpoints import Checkpoints, Entry
+from trainables.stage_tree.leases import Leases, StageLease
+from trainables.stage_tree.recorder import SignalRecorder
 from trainables.stage_tree.root import DIVERGED, TreeWriter, root_facts, root_id
-from trainables.stage_tree.stage_lease import StageLease
-from trainables.stage_tree.store import StageStore
-from trainables.stage_tree.trial_path import TrialPath
+from trainables.stage_tree.store import Stage, StageStore
 from trainables.training.forward_cache import check_forward_cache
 from trainables.training.run import TrainingRun, check_device
 from trainables.workloads import build_for
@@ -37,21 +37,98 @@ _OWN_COLUMNS = ("wall_time_s", "search_flops", "stage", *METHOD_DEFAULTS)
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
 
+@dataclass(kw_only=True)
+class Visit:
+    """A stage on a trial's path."""
+
+    stage: Stage
+    entered_by: Intervention | None
+    replay_state: dict[str, Any]
+    """State of the replay when it entered the stage."""
+
+
+class TrialPath:
+    """The stages of one trial's run through the tree, and the replay of its method along them.
+
+    Args:
+        replay: replay of the trial's method, at iteration 0.
+    """
+
+    def __init__(self, store: StageStore, replay: MethodReplay) -> None:
+        self._store, self.replay = store, replay
+        self.visits = [Visit(stage=store.first(), entered_by=None, replay_state=replay.state_dict())]
+
+    @property
+    def here(self) -> Stage:
+        """Return the last stage."""
+        return self.visits[-1].stage
+
+    @property
+    def depth(self) -> int:
+        """Return the number of interventions so far."""
+        return len(self.visits) - 1
+
+    @property
+    def link(self) -> tuple[Stage, Intervention] | None:
+        """Return the stage before the last, and the intervention between them; None at the root."""
+        entered_by = self.visits[-1].entered_by
+        return None if entered_by is None else (self.visits[-2].stage, entered_by)
+
+    def enter(self, intervention: Intervention) -> Stage:
+        """Append the stage that an intervention leads to, and return it."""
+        stage = self._store.child(self.here, intervention)
+        self.visits.append(Visit(stage=stage, entered_by=intervention, replay_state=self.replay.state_dict()))
+        return stage
+
+    def set_back(self, step: int) -> None:
+        """Reset path and replay to the start of a step."""
+        while len(self.visits) > 1 and self.here.start > step:
+            self.visits.pop()
+        self.replay.load_state_dict(self.visits[-1].replay_state)
+        self.replay.advance(self.here, step)
+
+    def nearest_checkpoint(
+        self, checkpoints: Checkpoints, until: int, refused: Container[Entry]
+    ) -> tuple[int, Entry] | None:
+        """Return the last checkpoint that this trial can continue from: place on the path, and entry."""
+        kind = self.replay.kind
+        for place, visit in reversed(list(enumerate(self.visits))):
+            usable = [
+                entry
+                for entry in checkpoints.entries(visit.stage.id)
+                if visit.stage.start <= entry.step <= until and kind in ("any", entry.kind) and entry not in refused
+            ]
+            if usable and not (place > 0 and self.replay.first_stage_only):
+                return place, max(usable, key=lambda entry: entry.step)
+            if visit.entered_by is not None:
+                until = visit.entered_by.iteration
+        return None
+
+    def acts_at(self, recorder: SignalRecorder, step: int) -> bool:
+        """Return whether the method acts in the step that begins; other trials are likely to fork there."""
+        if self.replay.is_quiet():
+            return False
+        state = self.replay.state_dict()
+        try:
+            return self.replay.advance(recorder, step + 1) is not None
+        except MissingSignal:
+            return False  # measured in the step itself
+        finally:
+            self.replay.load_state_dict(state)
+
+
 class SharedRun:
     """A run of one configuration, epoch by epoch as `TrainingRun`, that reuses what its study has trained already.
 
     Args:
-        config: the trial's configuration.
-        sharing: where and how training is shared.
-        claims: leases of stages (`leases.Leases` or a client of it); None if no other trial runs.
-        holder: this trial's name in the leases.
+        claims: leases of stages; None if no other trial runs.
 
     Raises (in `train_epoch`):
         TrainingDiverged: as alone, also where another trial diverged on the same path.
     """
 
     def __init__(
-        self, config: TrialConfig, sharing: Sharing, *, claims: StageLeases | None = None, holder: str = "this process"
+        self, config: TrialConfig, sharing: Sharing, *, claims: Leases | None = None, holder: str = "this process"
     ) -> None:
         self.config = config
         self.sharing = sharing
@@ -75,7 +152,6 @@ class SharedRun:
         )
         self.checkpoints = self._checkpoint_policy.checkpoints
         self.path = TrialPath(self.store, self._replay)
-        """The stages of the trial's run."""
         self._reported = 0  # steps at the end of the last row
         self.row: dict[str, Any] | None = None
         """The last epoch's row; None before the first."""
@@ -132,7 +208,7 @@ class SharedRun:
                 break
             if self._replay.iteration > before:
                 wait_s = _SHORTEST_WAIT_S
-            if not self._lease.claim(self.path.here):
+            if not self._lease.claim(self.path.here.id):
                 waits_for_others()
                 time.sleep(wait_s)  # another trial trains it, and finishes no later than this one would
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
@@ -217,15 +293,14 @@ class SharedRun:
                 return
 
     def _before_step(self, live: LiveRun) -> None:
-        if self._checkpoint_policy.is_overdue(live) and self._checkpoint_policy.may(live, self.path.depth):
+        policy, path = self._checkpoint_policy, self.path
+        if policy.is_overdue(live) and policy.may(live, path.depth):
             self._publish(live, {})  # a checkpoint is useful only if the steps before it are published
         live.recorder.before_step()
         self._lease.renew()
-        if self._checkpoint_policy.wants(
-            live, self.path.here, self.path.depth, lambda: self.path.acts_at(live.recorder, live.run.step)
-        ):
+        if policy.wants(live, path.here, path.depth, lambda: path.acts_at(live.recorder, live.run.step)):
             self._check_agreement(live)
-            self._checkpoint_policy.write(live, self.path.here)
+            policy.write(live, path.here)
 
     def _after_step(self, live: LiveRun, frontier: int) -> bool:
         """Replay the step that was trained; return False if the path continues in a stage that others know or train."""
@@ -240,7 +315,7 @@ class SharedRun:
         if stage.known_until > stage.start or stage.rows:
             self._lease.release()
             return False
-        return self._lease.claim(stage) and not stage.refresh()
+        return self._lease.claim(stage.id) and not stage.refresh()
 
     def _stand_before(self, frontier: int) -> LiveRun:
         """Return a live run at the nearest state of the path at or before the frontier, and set the replay there."""
@@ -290,4 +365,4 @@ class SharedRun:
 
     def _publish(self, live: LiveRun, rows: dict[int, dict[str, Any]]) -> None:
         self._check_agreement(live)
-        self._writer.publish(self.path, live.recorder, rows)
+        self._writer.publish(self.path.here, self.path.link, live.recorder.cut(rows))

@@ -31,12 +31,9 @@ from trainables.interventions import Intervention, MissingSignal, child_id
 from trainables.metrics import current_row
 from trainables.storage import Files, files_of
 
-# --- Checksummed files, written atomically ----------------------------------------------------------------------------
 # A checksum in the first line detects what `trainables.storage.atomic_write` cannot prevent: blocks that a crashed
-# machine never wrote.
-
-
-_HEADER_BYTES = 65  # 64 hexadecimal digits and a line feed
+# machine never wrote. It has 64 hexadecimal digits and a line feed.
+_HEADER_BYTES = 65
 
 
 def write_checked(files: Files, name: str, payload: bytes) -> None:
@@ -62,12 +59,6 @@ def read_checked(files: Files, name: str) -> bytes | None:
 
 def _header(payload: bytes) -> bytes:
     return hashlib.sha256(payload).hexdigest().encode() + b"\n"
-
-
-# --- Stages in storage ------------------------------------------------------------------------------------------------
-
-
-_STAGE_FILE = "stage.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +118,6 @@ class Stage:
     Args:
         files: of the study's tree; None for a stage of which nothing is published.
         folder: of the stage, there.
-        stage: its id.
         start: its first iteration.
     """
 
@@ -149,12 +139,9 @@ class Stage:
         """Read new chunks and return whether there were any."""
         new = False
         if self._files is None:
-            return False
-        try:
-            names = [name for name in self._files.names(self._folder) if name.endswith(".chunk")]
-        except OSError:
-            return False
-        for name in sorted(set(names) - self._seen):
+            return new
+        names = {name for name in _names(self._files, self._folder) if name.endswith(".chunk")}
+        for name in sorted(names - self._seen):
             data = read_checked(self._files, f"{self._folder}/{name}")
             if data is None:
                 continue  # corrupt and removed, or gone
@@ -181,14 +168,12 @@ class Stage:
     def at(self, name: str, iteration: int) -> float:
         """Return the signal at an iteration; raise MissingSignal if it was not recorded."""
         # The chunk added first wins, so that a value that a trial has read never changes if devices round differently.
-        value: float | None = None
+        value = self._sparse.get(name, {}).get(iteration)
         for begin, end, values in self._dense.get(name, ()):
             if begin <= iteration < end:
                 value = float(values[iteration - begin])
                 if value == value:  # not NaN; a chunk that has the signal of other steps only has NaN here
                     return value
-        if value is None:
-            value = self._sparse.get(name, {}).get(iteration)
         if value is None:
             raise MissingSignal(name)
         return value
@@ -223,6 +208,14 @@ class Stage:
         }
 
 
+def _names(files: Files, folder: str) -> list[str]:
+    """Return the names in a folder; none where that fails."""
+    try:
+        return files.names(folder)
+    except OSError:
+        return []
+
+
 def _covered(start: int, spans: Iterable[tuple[int, int]]) -> int:
     until = start
     for begin, end in sorted(spans):
@@ -236,7 +229,6 @@ class StageStore:
     """The stages of one root.
 
     Args:
-        tree: a study's ``tree`` folder, or its URI.
         root: the root's id, which is also the id of its first stage.
     """
 
@@ -271,37 +263,24 @@ class StageStore:
             OSError: it cannot be written. Only this process then has the chunk.
         """
         stage.add(chunk)
-        folder = f"{self.root}/stages/{stage.id}"
+        name = f"stages/{stage.id}/stage.json"
         if stage.id not in self._links:
-            self._write_link(f"{folder}/{_STAGE_FILE}", link)
+            if self.files.size(f"{self.root}/{name}") is None:
+                values: dict[str, Any] = {"parent": None}
+                if link is not None:
+                    parent, intervention = link
+                    values = {"parent": parent.id, "iteration": intervention.iteration, "action": intervention.action}
+                self.write(name, values)
             self._links[stage.id] = None if link is None else (link[0].id, link[1])
-        write_checked(self.files, f"{folder}/{chunk.file_name()}", chunk.to_bytes())
-
-    def _write_link(self, name: str, link: tuple[Stage, Intervention] | None) -> None:
-        if self.files.size(name) is not None:
-            return
-        values: dict[str, Any] = {"parent": None}
-        if link is not None:
-            parent, intervention = link
-            values = {"parent": parent.id, "iteration": intervention.iteration, "action": intervention.action}
-        write_checked(self.files, name, json.dumps(values).encode())
+        write_checked(self.files, f"{self.root}/stages/{stage.id}/{chunk.file_name()}", chunk.to_bytes())
 
     def links(self) -> dict[str, tuple[str, Intervention] | None]:
         """Return parent and intervention of every published stage, None for the root stage."""
-        try:
-            names = self.files.names(f"{self.root}/stages")
-        except OSError:
-            return {}
+        names = _names(self.files, f"{self.root}/stages")
         for name in names:
-            if name not in self._links:
-                data = read_checked(self.files, f"{self.root}/stages/{name}/{_STAGE_FILE}")
-                if data is None:
-                    continue
-                values = json.loads(data)
-                self._links[name] = None if values["parent"] is None else (
-                    values["parent"],
-                    Intervention(iteration=values["iteration"], action=values["action"]),
-                )  # fmt: skip
+            if name not in self._links and (values := self.read(f"stages/{name}/stage.json")) is not None:
+                parent = values.pop("parent")
+                self._links[name] = None if parent is None else (parent, Intervention(**values))
         return {name: self._links[name] for name in names if name in self._links}
 
     def stages(self) -> Iterator[tuple[Stage, tuple[str, Intervention] | None]]:
@@ -310,8 +289,6 @@ class StageStore:
             stage = self._stage(name, 0 if link is None else link[1].iteration + 1)
             stage.refresh()
             yield stage, link
-
-    # --- small files ------------------------------------------------------------------------------------------------
 
     def read(self, name: str) -> Any:
         """Return the content of a small JSON file of the root; None if it is missing or corrupt."""
@@ -324,10 +301,7 @@ class StageStore:
 
     def read_all(self, prefix: str) -> list[Any]:
         """Return the contents of the root's small JSON files whose names begin so, by name; not of corrupt ones."""
-        try:
-            names = sorted(name for name in self.files.names(self.root) if name.startswith(prefix))
-        except OSError:
-            return []
+        names = sorted(name for name in _names(self.files, self.root) if name.startswith(prefix))
         return [values for name in names if (values := self.read(name)) is not None]
 
 

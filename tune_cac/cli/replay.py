@@ -82,11 +82,11 @@ def _completed(layout: Layout, trace: RunTrace, settings: Any) -> RunTrace:
     if not missing_facts(trace, settings) and not missing_costs(trace, settings):
         return trace  # the usual case: torch need not be loaded
     from trainables.stage_tree.store import StageStore
-    from tune_cac.tuning.warm_start.baseline import completed
+    from tune_cac.tuning import baseline
 
     store = StageStore(layout.shared_tree, trace.root)
     try:
-        return completed(store, trace, settings)
+        return baseline.completed(store, trace, settings)
     except OSError as error:
         raise cannot_write(f"what steps cost to {store.tree}", error, "replay a copy of the study") from None
 
@@ -164,13 +164,13 @@ def _print_many(
 
     import analysis
     from analysis.formatting import percent, plural
-    from tune_cac.tuning.run_context import run_context
-    from tune_cac.tuning.warm_start.baseline import (
+    from tune_cac.tuning.baseline import (
         DrawnTrial,
         typical_configs,
         under_one_set_of_options,
         with_learned_ranges,
     )
+    from tune_cac.tuning.run_context import run_context
 
     base = trace.config_of({"method": "none"})
     context = run_context(base)
@@ -210,7 +210,7 @@ def outcomes_table(found: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -
         settings: the settings behind its rows, in order.
     """
     from analysis.formatting import percent, value_text
-    from tune_cac.tuning.warm_start.baseline import outcome
+    from tune_cac.tuning.baseline import outcome
 
     quality: Quality = found.attrs.get("quality", ACCURACY)
     groups: dict[str, list[tuple[Any, Mapping[str, Any]]]] = {}

@@ -44,8 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     given = options_given(arguments)
     from analysis.presentation.settings_text import recipe_table
     from analysis.presentation.summary_text import is_answer
-    from tune_cac.tuning.study_search import resume as resume_study
-    from tune_cac.tuning.study_search import search as search_study
+    from tune_cac.tuning.run import resume as resume_study
+    from tune_cac.tuning.run import search as search_study
 
     found = search_study(**given) if arguments.resume is None else resume_study(arguments.resume, **given)
     if sys.stdout.isatty():

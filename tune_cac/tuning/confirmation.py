@@ -31,35 +31,29 @@ from tune_cac.study.object_storage import copied_to_storage
 from tune_cac.study.options import SearchOptions
 from tune_cac.study.script_files import check_unchanged
 from tune_cac.study.study_result import answer, write_answer
-from tune_cac.tuning.outcomes.run_lengths import OF_EPOCHS
 from tune_cac.tuning.progress import SearchProgress
-from tune_cac.tuning.search_plan import SearchPlan
-from tune_cac.tuning.study_searcher import FINISHED, StudySearch
-from tune_cac.tuning.study_trials import EndedTrials, PredefinedTrial, as_key
-
-# --- A search over a fixed list of trials, for a confirmation; Ray, journal and tree are used as in any search --------
+from tune_cac.tuning.ray_run import train
+from tune_cac.tuning.run import plan_of
+from tune_cac.tuning.run_context import check_gpus, context_of
+from tune_cac.tuning.searcher import FINISHED, SearchPlan, StudySearch
+from tune_cac.tuning.trials import OF_EPOCHS, PredefinedTrial, as_key
 
 
 class FixedListSearch(StudySearch):
-    """Train a list of runs in order, without those that the study already has.
+    """Train a list of runs in order, without those that the study already has."""
 
-    Args:
-        plan: the study's search.
-        wanted: the runs.
-    """
+    judges = False  # there are several baselines, and no sampler uses the constraint
 
     def __init__(self, plan: SearchPlan, wanted: Sequence[PredefinedTrial]) -> None:
         super().__init__(plan)
         self.outcomes = None  # none is chosen, and runs of several seeds say nothing of other seeds to it
         self._wanted = list(wanted)
         self._again = self._failed_before()
-        # There are several baselines, and no sampler uses the constraint.
-        self._ended = EndedTrials(self.study, None, self.quality, plan.allowed_drop)
 
     def _failed_before(self) -> set[str]:
         """Return the keys of runs that failed in an earlier call, as when memory ran out, unless they diverged."""
         keys: dict[str, bool] = {}
-        for trial in self.study.get_trials(deepcopy=False):
+        for trial in self.trials.all():
             attrs = trial.user_attrs
             if "given" in attrs and "continued_by" not in attrs:
                 diverged = str(attrs.get("error", "")).startswith(TrainingDiverged.__name__)
@@ -90,9 +84,6 @@ class FixedListProgress(SearchProgress):
 
     def _best_so_far(self) -> str:
         return "confirming"
-
-
-# --- Confirmation -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,14 +167,12 @@ def confirm(
         if child.info.is_file():
             picked = sorted({*picked, *child.read_info().candidates})
         place = str(joined(info.storage, child.root.name)) if info.storage else ""
-        own: dict[str, Any] = {"controls": False, "candidates": picked, "storage": place}
-        own["holds"] = {}
-        versions = package_versions()
-        child.write_info(replace(info, trials=len(wanted), versions=versions, **own))
-        options = replace(
-            options_of(info, child, base, trials=len(wanted), concurrency=concurrency, budget=checkpoint_budget),
+        own: dict[str, Any] = {"controls": False, "candidates": picked, "storage": place, "holds": {}}
+        child.write_info(replace(info, trials=len(wanted), versions=package_versions(), **own))
+        options = options_of(
+            info, child, base, trials=len(wanted), concurrency=concurrency, checkpoint_budget=checkpoint_budget,
             address=address,
-        )
+        )  # fmt: skip
         say(
             f"{child.root}: {plural(len(candidates), 'candidate')} and the baseline on seeds {fresh[0]} to "
             f"{fresh[-1]}, {len(wanted)} runs of {info.length_text}"
@@ -204,28 +193,15 @@ def confirm(
     )
 
 
-def options_of(
-    info: StudyInfo, child: Layout, base: TrialConfig, *, trials: int, concurrency: int | None, budget: int | str
-) -> SearchOptions:
-    """Return the study's own options for its runs on fresh seeds.
-
-    Args:
-        info: of the study.
-        child: folder of the confirmation.
-        base: config of the study's baseline.
-        trials: number of runs.
-        concurrency: runs at a time, or None.
-        budget: most bytes of checkpoints.
-    """
+def options_of(info: StudyInfo, child: Layout, base: TrialConfig, **how: Any) -> SearchOptions:
+    """Return the study's own options for its runs on fresh seeds."""
     return SearchOptions.of_study(
         info,
-        trials=trials,
         cpus_per_trial=base.threads,
         gpus_per_trial=(info.gpus_per_trial or 1.0) if base.device == "cuda" else 0.0,
         controls=False,
         results=child.root.parent,
-        concurrency=concurrency,
-        checkpoint_budget=budget,
+        **how,
     )
 
 
@@ -235,12 +211,7 @@ def candidates_of(
 ) -> pd.DataFrame:  # fmt: skip
     """Return at most ``top`` settings to confirm: within the allowed drop, saving compute, outcomes once.
 
-    Args:
-        trials: of the study.
-        allowed_drop: as for `analysis.rank`.
-        top: most settings.
-        holds: as in `StudyInfo`; what is less likely than `sure` to hold on another seed comes after the others.
-        sure: as for `analysis.best`.
+    What is less likely than ``sure`` to hold on another seed (`StudyInfo.holds`) comes after the others.
     """
     ranking = with_holds(rank(trials, allowed_drop=allowed_drop), holds or {})
     acts = (ranking["method"] != "none") | is_cut(ranking)
@@ -296,10 +267,6 @@ def _check_device(base: TrialConfig, layout: Layout, address: str | None) -> Non
 
 def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[PredefinedTrial]) -> bool:
     """Train the missing runs; return whether they were interrupted before all of them ended."""
-    from tune_cac.tuning.run_context import check_gpus, context_of
-    from tune_cac.tuning.study_search import plan_of
-    from tune_cac.tuning.tune_run import train
-
     check_gpus(options)
     if options.is_script:
         check_unchanged(options.workload_options)
@@ -308,8 +275,5 @@ def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: lis
     searcher.adopt_unfinished()
     missing = len(searcher.missing())
     if missing:
-        progress = FixedListProgress(
-            searcher, finished_before=[], to_run=missing, allowed_drop=options.drop, quality=options.quality
-        )
-        train(child, options, searcher, progress, run_name, missing)
+        train(child, options, searcher, FixedListProgress(searcher, to_run=missing), run_name, missing)
     return bool(searcher.missing()) or searcher.trials.runs_on()

@@ -1,9 +1,9 @@
-"""Controls of a search, to which its settings are compared: cut dense runs and random stops.
+"""What a search trains beside its settings: dense runs cut short, and runs with stops at random.
 
-Controls are trials whose values are given in full. They are not suggested, do not count among the requested trials, and
-are trained last, once the savings of the best setting are known; only cut dense runs are trained earlier, while other
-trials wait for the baseline. Where stops are searched on cut dense runs, too, their lengths are chosen by
-`outcomes.run_lengths`.
+Both are trials whose values are given in full, are not suggested and do not count among the requested trials. A cut
+dense run saves compute by itself and is what a setting of its compute has to beat. Where stops are searched on it, too,
+it is an answer like any other (role ``cut``), and its length is chosen; else it is a control. Random stops are trained
+last, once the savings of the best setting are known.
 """
 
 from __future__ import annotations
@@ -16,19 +16,129 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from optuna.trial import FrozenTrial
 
-from analysis.metrics.ranking import RANDOM_STOPS, SHORTER
+from analysis.metrics.ranking import CUT, RANDOM_STOPS, SHORTER
 from analysis.trace_replay.replay_frame import replay
 from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig
+from trainables.quality import allowed_amount
 from trainables.savings import INFERENCE, TIME
 from trainables.stage_tree.store import StageStore
-from tune_cac.tuning.outcomes.run_lengths import EPOCHS, OF_EPOCHS, RunLengths
-from tune_cac.tuning.study_trials import BestSetting, PredefinedTrial
-from tune_cac.tuning.warm_start.baseline import WarmStart, completed
+from tune_cac.study.options import AUTO_LENGTHS, read_lengths
+from tune_cac.tuning.baseline import WarmStart, completed
+from tune_cac.tuning.trials import EPOCHS, OF_EPOCHS, BestSetting, PredefinedTrial, StudyTrials, missing_objectives
 
-#: Lengths of the cut dense runs, as shares of the full one.
+# --- Cut dense runs ---------------------------------------------------------------------------------------------------
+
+#: Lengths of the cut dense runs that are controls, as shares of the full one.
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
+#: Share of the full run that a cut dense run trains where none is given, below which lengths are not chosen, and of
+#: another one if that loses more than the allowed loss (docs/findings.md has others that were tried).
+SHORTEST, LONGER = 0.5, 0.8
+
+
+def in_epochs(shares: Sequence[float], epochs: int) -> list[int]:
+    """Return distinct numbers of epochs below the full run's, longest first, each at most its share.
+
+    >>> in_epochs((1.0, 0.8, 0.6, 0.55), 10)
+    [8, 6, 5]
+    """
+    found = {int(share * epochs + 1e-9) for share in shares}  # a rounding error takes none away
+    return sorted((number for number in found if 1 <= number < epochs), reverse=True)
+
+
+def shorter_trainings(base: TrialConfig) -> list[PredefinedTrial]:
+    """Return the cut dense runs that are controls, each with a learning-rate schedule of its own length."""
+    if base.saving in (INFERENCE, TIME):  # a control saves training compute
+        return []
+    return [_control(SHORTER, {"method": "none", EPOCHS: epochs}) for epochs in in_epochs(SHARES, base.epochs)]
+
+
+def _control(kind: str, values: Mapping[str, Any]) -> PredefinedTrial:
+    return PredefinedTrial(attrs={"role": "control", "control": kind}, values=values)
+
+
+class RunLengths:
+    """Choose the cut dense runs on which stops are searched.
+
+    Args:
+        lengths: ``auto``, or shares of the full run such as ``1.0,0.6``.
+        learn: returns what a recorded dense run shows, by its epochs and its root in the stage tree.
+    """
+
+    def __init__(
+        self,
+        trials: StudyTrials,
+        base: TrialConfig,
+        lengths: str,
+        allowed_drop: float | str,
+        learn: Callable[[int, str], WarmStart],
+    ) -> None:
+        self._trials, self._base, self._learn, self._allowed_drop = trials, base, learn, allowed_drop
+        self._learned: dict[int, WarmStart] = {}
+        self._chooses = lengths == AUTO_LENGTHS
+        self._wanted = in_epochs((SHORTEST,) if self._chooses else read_lengths(lengths), base.epochs)
+
+    def planned(self) -> list[int]:
+        """Return the epochs of the cut dense runs that are trained first, or may be."""
+        return [*self._wanted, *([int(LONGER * self._base.epochs + 1e-9)] if self._chooses else [])]
+
+    def learned(self) -> dict[int, WarmStart]:
+        """Return what the recorded cut dense runs show, by their epochs, longest first."""
+        ended = {epochs: t.user_attrs for epochs, t in self._begun().items()}
+        roots = {epochs: attrs["root"] for epochs, attrs in ended.items() if "root" in attrs and "row" in attrs}
+        for epochs, root in roots.items():
+            if epochs not in self._learned:
+                self._learned[epochs] = self._learn(epochs, root)
+        return {epochs: self._learned[epochs] for epochs in sorted(roots, reverse=True)}
+
+    def next(self) -> PredefinedTrial | None:
+        """Return the next cut dense run; None if there is none, or one that runs decides it."""
+        begun = self._begun()
+        longer = in_epochs((LONGER,), self._base.epochs) if self._chooses and self._loses_too_much(begun) else []
+        return next((self._run_of(epochs) for epochs in (*self._wanted, *longer) if epochs not in begun), None)
+
+    def _loses_too_much(self, begun: Mapping[int, FrozenTrial]) -> bool:
+        """Return whether the shortest run has ended with a loss of more than the allowed one, or failed."""
+        baseline = self._trials.baseline_row()
+        trial = begun.get(int(SHORTEST * self._base.epochs + 1e-9))
+        if trial is None or baseline is None:
+            return False
+        quality, row = self._base.quality, trial.user_attrs.get("row")
+        if row is None or missing_objectives(row, quality):
+            return bool(trial.state.is_finished())
+        allowed = allowed_amount(self._allowed_drop, baseline["quality"])
+        return bool(quality.lost(row["quality"], baseline["quality"]) > allowed + 1e-9)
+
+    def beside(self, best: BestSetting) -> PredefinedTrial | None:
+        """Return a cut dense run that saves as much as a setting which saves more than all cut dense runs so far.
+
+        Below the lengths that are tried it is a control alone, and no answer.
+        """
+        epochs = max(1, int((1 - best.saved) * self._base.epochs + 1e-9))
+        good = [n for n, t in self._begun().items() if "row" in t.user_attrs or not t.state.is_finished()]
+        if epochs >= min(good, default=self._base.epochs):
+            return None
+        run = self._run_of(epochs)
+        is_tried = not self._chooses or epochs >= int(SHORTEST * self._base.epochs + 1e-9)
+        return run if is_tried else replace(run, attrs={**run.attrs, "role": "control"})
+
+    def _run_of(self, epochs: int) -> PredefinedTrial:
+        attrs = {"role": CUT, "control": SHORTER, OF_EPOCHS: self._base.epochs}
+        return PredefinedTrial(attrs=attrs, values={"method": "none", EPOCHS: epochs})
+
+    def _begun(self) -> dict[int, FrozenTrial]:
+        """Return the cut dense runs that were begun and not interrupted, by their epochs."""
+        return {
+            t.user_attrs["given"][EPOCHS]: t
+            for t in self._trials.all()
+            if t.user_attrs.get("role") == CUT and "continued_by" not in t.user_attrs
+        }
+
+
+# --- Random stops -----------------------------------------------------------------------------------------------------
+
 #: Number of runs with random stops.
 RANDOM_RUNS = 3
 #: Most controls of both kinds in one search.
@@ -41,104 +151,45 @@ _DRAWS = 200
 _TRIED, _POWER = 64, 64.0
 
 
-class StudyControls:
-    """The random stops of one study.
-
-    Args:
-        base: config of the baseline.
-        tree: the study's ``tree`` folder.
-    """
+class RandomStops:
+    """Find random stops that save what a setting saves; they are kept, as the best setting is asked for often."""
 
     def __init__(self, base: TrialConfig, tree: Path | str) -> None:
-        self._base = base
-        self._tree = tree
-        self._random: dict[tuple[float, int], list[PredefinedTrial]] = {}
+        self._base, self._tree = base, tree
+        self._found: dict[tuple[float, int], list[PredefinedTrial]] = {}
 
-    def shorter(self, lengths: RunLengths | None) -> list[PredefinedTrial]:
-        """Return cut dense runs: those that the lengths still lack, or without them those of `shorter_trainings`."""
-        if lengths is None:
-            return shorter_trainings(self._base)
-        return [] if (run := lengths.next()) is None else [run]
-
-    def planned_epochs(self, lengths: RunLengths | None) -> list[int]:
-        """Return the epochs of cut dense runs that are known before the baseline is trained."""
-        return [run.values["epochs"] for run in shorter_trainings(self._base)] if lengths is None else lengths.planned()
-
-    def of_equal_compute(
-        self,
-        best: BestSetting | None,
-        roots: Callable[[], Mapping[int, WarmStart]],
-        ends: Sequence[int],
-        lengths: RunLengths | None,
-    ) -> list[PredefinedTrial]:
-        """Return random stops that save what the best setting saves, and a cut dense run if all so far save less.
-
-        Args:
-            best: the setting.
-            roots: returns what was learned from the recorded dense runs, by their epochs.
-            ends: last parameter of each unit.
-            lengths: chooses cut dense runs; None where those of `shorter_trainings` are trained.
-        """
-        if best is None or not shorter_trainings(self._base):
-            return []
-        known = roots().get(best.config["epochs"])
-        found = self.random_stops(None if known is None else known.trace, ends, best)
-        beside = None if lengths is None else lengths.beside(best.saved)
-        return found if beside is None else [beside, *found]  # the cut run may be the best then
-
-    def random_stops(
-        self, trace: RunTrace | None, ends: Sequence[int], best: BestSetting | None
-    ) -> list[PredefinedTrial]:
+    def of(self, best: BestSetting, trace: RunTrace | None, ends: Sequence[int]) -> list[PredefinedTrial]:
         """Return runs with random stops, as long as a setting, that save as much; none for one that stops nothing.
 
         Args:
-            trace: of the dense run of the setting's length; None if that was not recorded.
-            ends: last parameter of each unit.
             best: the setting; its savings are rounded, so that a new best one with nearly equal savings needs no new
                 runs.
+            trace: of the dense run of the setting's length; None if that was not recorded.
+            ends: last parameter of each unit.
         """
-        if best is None or best.own_saved <= EQUAL_COMPUTE or trace is None:
+        if best.own_saved <= EQUAL_COMPUTE or trace is None:
             return []
         near = round(best.own_saved / EQUAL_COMPUTE) * EQUAL_COMPUTE
-        base = replace(self._base, epochs=best.config["epochs"])
-        key = (near, base.epochs)
-        if key not in self._random:
-            store = StageStore(self._tree, trace.root)
+        base = replace(self._base, epochs=best.config[EPOCHS])
+        if (near, base.epochs) not in self._found:
             try:
-                found = random_stops(trace, store, base, ends, saved=near, seed=self._base.seed)
+                drawn = random_stops(trace, StageStore(self._tree, trace.root), base, ends, saved=near)
             except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
                 warnings.warn(f"no controls with random stops: {error}", stacklevel=2)
-                found = []
-            if base.epochs < self._base.epochs:
-                found = [
-                    PredefinedTrial(
-                        attrs={**run.attrs, OF_EPOCHS: self._base.epochs}, values={**run.values, EPOCHS: base.epochs}
-                    )
-                    for run in found
-                ]
-            self._random[key] = found
-        return self._random[key]
-
-
-def control(kind: str, values: Mapping[str, Any]) -> PredefinedTrial:
-    """Return a control of one kind, the value of the column ``control``."""
-    return PredefinedTrial(attrs={"role": "control", "control": kind}, values=values)
-
-
-def shorter_trainings(base: TrialConfig) -> list[PredefinedTrial]:
-    """Return cut dense runs, of 90 to 50 % of the epochs, each with a learning-rate schedule of its own length.
-
-    >>> [run.values["epochs"] for run in shorter_trainings(TrialConfig(method="none", epochs=4))]
-    [3, 2]
-    """
-    lengths = dict.fromkeys(int(share * base.epochs + 1e-9) for share in SHARES)  # at most the share
-    if base.saving in (INFERENCE, TIME):  # a control saves training compute
-        return []
-    return [control(SHORTER, {"method": "none", "epochs": epochs}) for epochs in lengths if 1 <= epochs < base.epochs]
+                drawn = []
+            cut = base.epochs < self._base.epochs
+            self._found[near, base.epochs] = [
+                PredefinedTrial(
+                    attrs={**run.attrs, **({OF_EPOCHS: self._base.epochs} if cut else {})},
+                    values={**run.values, **({EPOCHS: base.epochs} if cut else {})},
+                )
+                for run in drawn
+            ]
+        return self._found[near, base.epochs]
 
 
 def random_stops(
-    trace: RunTrace, store: StageStore, base: TrialConfig, ends: Sequence[int], *, saved: float, seed: int
+    trace: RunTrace, store: StageStore, base: TrialConfig, ends: Sequence[int], *, saved: float
 ) -> list[PredefinedTrial]:
     """Return runs with manual stops at random layers and times that save as much as a setting, found by replay.
 
@@ -146,12 +197,11 @@ def random_stops(
     or end until the savings match.
 
     Args:
-        trace: the recorded baseline.
+        trace: the recorded dense run.
         store: its root, where missing costs of steps are written.
-        base: config of the baseline.
+        base: config of the dense run; its seed draws.
         ends: numbers of the parameters through which a stop may reach (`SpaceContext.unit_ends`).
         saved: fraction of the compute to save.
-        seed: of the draws.
 
     Returns:
         At most `RANDOM_RUNS` runs; fewer if stops cannot save that much.
@@ -159,9 +209,9 @@ def random_stops(
     Raises:
         OSError: costs cannot be written.
     """
-    draw = random.Random(seed)
     if not ends:
         return []
+    draw = random.Random(base.seed)
     trace = completed(store, trace, [_manual(base, ends, range(len(ends)))])
     found: list[PredefinedTrial] = []
     for _ in range(_DRAWS):
@@ -177,7 +227,7 @@ def random_stops(
         if distance[nearest] <= EQUAL_COMPUTE:
             config = tried[nearest].to_dict()
             names = ("method", "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR")
-            found.append(control(RANDOM_STOPS, {name: config[name] for name in names}))
+            found.append(_control(RANDOM_STOPS, {name: config[name] for name in names}))
     return found
 
 

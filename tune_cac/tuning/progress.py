@@ -1,77 +1,56 @@
-"""Progress display of a search: a live line on a terminal, one plain line per trial elsewhere."""
+"""What follows a search while Ray runs it: its progress on the screen, its budgets, and its probabilities in the study.
+
+Progress is a live line on a terminal, one plain line per trial elsewhere.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from ray import tune
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from analysis.formatting import ROUNDING, drop_text, drop_words, percent, plural, value_text
+from analysis.formatting import drop_text, drop_words, percent, plural, value_text
+from analysis.io.layout import Layout
 from analysis.metrics.ranking import CUT
 from analysis.presentation.markdown_report import full_trainings
-from trainables.quality import ACCURACY, Quality, allowed_amount
 from tune_cac.messages import say
 from tune_cac.ray_backend.workers import failure_of
-from tune_cac.tuning.outcomes.outcome_queue import unsure_trials
-from tune_cac.tuning.study_searcher import StudySearch
-from tune_cac.tuning.study_trials import saved_of_baseline, saved_of_row
+from tune_cac.tuning.searcher import StudySearch
+from tune_cac.tuning.trials import BestSetting, saved_of_baseline, saved_of_row
 
-#: Full trainings that a trial executes where training is shared and where it is not, and that a control executes, until
-#: some have been measured; and for how many of those this counts (benchmarks/eta.py).
+#: Full trainings that a trial executes where training is shared and where it is not, and that a control executes; and
+#: for how many measured ones this counts (benchmarks/eta.py).
 _SHARED_COST, _OWN_COST, _CONTROL_COST, _USUAL_COUNT = 0.35, 0.7, 0.5, 2
 
 
 class SearchProgress(tune.Callback):
-    """Count trials, find the best so far, sum the executed FLOPs, and report failures to the searcher.
+    """Count trials, sum the executed FLOPs, show both with the best so far, and report failures to the searcher."""
 
-    Args:
-        searcher: receives the message of every trial that raised.
-        finished_before: rows of trials that earlier searches of this study finished, with their trial number.
-        to_run: trials that this search runs.
-        allowed_drop: drop of the metric that "best so far" may have (`trainables.quality`).
-        saving: compute that trials are ranked by; None for that of training.
-        quality: metric by which they are compared.
-        trial_timeout_s: seconds without a row after which a trial ends its process; None for no limit.
-    """
-
-    def __init__(
-        self,
-        searcher: StudySearch,
-        *,
-        finished_before: list[dict[str, Any]],
-        to_run: int,
-        allowed_drop: float | str,
-        saving: str | None = None,
-        quality: Quality = ACCURACY,
-        trial_timeout_s: float | None = None,
-    ) -> None:
-        self._searcher = searcher
-        self._to_run = to_run
-        self._allowed_drop = allowed_drop
-        self._saving, self._quality = saving, quality
-        # Baselines and trials within the allowed drop by the options of the workload, if these are searched, else by an
-        # empty text.
-        self._baselines: dict[str, dict[str, Any]] = {}
-        self._within: dict[str, list[tuple[float, float, int]]] = {}  # compute saved, gain of the metric, -number
-        self._best: tuple[float, float, int] | None = None  # the best that may be the answer; None: to be found again
-        self._unjudged: dict[str, list[tuple[int, dict[str, Any]]]] = {}  # trials that ended before their baseline
+    def __init__(self, searcher: StudySearch, *, to_run: int) -> None:
+        self._searcher, self._to_run = searcher, to_run
+        self._quality, self._saving = searcher.plan.base.quality, searcher.plan.base.saving
+        self._best: BestSetting | None = None
+        self._best_is_known = False
+        self._baselines: dict[str, Mapping[str, Any]] = {}  # their rows, by the options of the workload if searched
         self._dense_flops = 0  # of the largest baseline
         self.counts_shares = False
         """True once `trainings` is known from ``compute_saved`` alone."""
-        for record in finished_before:
-            if record["role"] != "control":
-                self._judge(record["trial"], record["role"], record["row"], record.get("options") or "")
+        for baseline in searcher.trials.baselines():
+            if "row" in baseline.user_attrs:
+                self._know_baseline(baseline.user_attrs["row"], baseline.user_attrs.get("options", ""))
         self._live: dict[str, dict[str, Any]] = {}
-        self._timeout_s = trial_timeout_s
         self._heard: dict[str, float] = {}  # when a trial began or reported last, by `time.monotonic`
         # Executed by ended trials: FLOPs, and the same in full trainings of their own budgets; and by each of them.
         self._spent_flops, self._spent_trainings = 0, 0.0
-        self._trial_costs: list[float] = []
-        self._control_costs: list[float] = []
+        shared = _SHARED_COST if searcher.plan.sharing else _OWN_COST
+        self._costs = {"trial": [shared] * _USUAL_COUNT, "control": [_CONTROL_COST] * _USUAL_COUNT}
         self.ended = 0
         """Trials that ended; controls do not count."""
         self.controls = 0
@@ -114,69 +93,50 @@ class SearchProgress(tune.Callback):
         self._show()
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        """Count a trial that ended well, and show its result."""
-        row, self._best = self._live.pop(trial.trial_id, {}), None
-        number, role = trial.config["trial"], trial.config["role"]
-        self._spend(row, role)
-        if role == "control":
-            self._end_control(f"trial {number}: {self._measured(row)}")
-            return
-        if role == CUT:
-            self._judge(number, role, row, "")
-            self._end_control(f"trial {number}: {row['epoch']} dense epochs, {self._measured(row)}")
-            return
+        """Count a trial that ended well, and show its result; the searcher has it already."""
+        row, self._best_is_known = self._live.pop(trial.trial_id, {}), False
+        number, role, options = trial.config["trial"], trial.config["role"], trial.config.get("options", "")
         further = self._is_further_baseline(role)
-        options = trial.config.get("options", "")
-        self._judge(number, role, row, options)
-        if further:
-            self._say(f"baseline of {options}, trial {number}: {self._measured(row)}")
-            return
-        saved = percent(self._saved(row, self._baselines.get(options)))
-        self._end(f"trial {number}: {self._measured(row)}, saved {saved}")
+        self._spend(row, role)
+        self.counts_shares = self.counts_shares or not row.get("dense_flops")
+        if role == "baseline":
+            self._know_baseline(row, options)
+        measured = f"{self._quality.name} {value_text(row['quality'], self._quality)}"
+        if role in ("control", CUT):
+            dense = f"{row['epoch']} dense epochs, " if role == CUT else ""
+            self._end_control(f"trial {number}: {dense}{measured}")
+        elif further:
+            self._say(f"baseline of {options}, trial {number}: {measured}")
+        else:
+            self._end(f"trial {number}: {measured}, saved {percent(self._saved(row, self._baselines.get(options)))}")
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Report a trial that raised to the searcher and show its message."""
-        failure = failure_of(trial, silent_s=self._silent_s(trial), timeout_s=self._timeout_s)
-        message = failure.message
-        row, self._best = self._live.pop(trial.trial_id, {}), None
-        self._spend(row, trial.config["role"])
+        now = time.monotonic()
+        silent_s = now - self._heard.pop(trial.trial_id, now)
+        failure = failure_of(trial, silent_s=silent_s, timeout_s=self._searcher.plan.trial_timeout_s)
+        message, number, role = failure.message, trial.config["trial"], trial.config["role"]
+        row, self._best_is_known = self._live.pop(trial.trial_id, {}), False
+        self._spend(row, role)
         if self._searcher.tell_failure(trial.trial_id, message, died=failure.died, out_of_memory=failure.out_of_memory):
-            self._say(f"trial {trial.config['trial']} failed and is begun again: {message}")
+            self._say(f"trial {number} failed and is begun again: {message}")
             return
-        self.failures.append((trial.config["trial"], message))
-        line = f"trial {trial.config['trial']} failed: {message}"
-        if trial.config["role"] in ("control", CUT):
+        self.failures.append((number, message))
+        line = f"trial {number} failed: {message}"
+        if role in ("control", CUT):
             self._end_control(line)
-        elif self._is_further_baseline(trial.config["role"]):
+        elif self._is_further_baseline(role):
             self._say(line)
         else:
             self._end(line)
-
-    def _silent_s(self, trial: Any) -> float:
-        now = time.monotonic()
-        return now - self._heard.pop(trial.trial_id, now)
 
     def _is_further_baseline(self, role: str) -> bool:
         """Return whether this is the baseline of another combination of options than the first one's."""
         return role == "baseline" and bool(self._baselines)
 
-    def _judge(self, number: int, role: str, row: dict[str, Any], options: str) -> None:
-        """Compare an ended trial with its baseline and the best so far; it waits if its baseline has not ended."""
-        self.counts_shares = self.counts_shares or not row.get("dense_flops")
-        waiting = self._unjudged.setdefault(options, [])
-        waiting.append((number, row))
-        if role == "baseline":
-            self._dense_flops = max(self._dense_flops, row["dense_flops"] or 0)
-            self._baselines.setdefault(options, row)
-        if (baseline := self._baselines.get(options)) is None:
-            return
-        reference = baseline["quality"]
-        most = allowed_amount(self._allowed_drop, reference) + ROUNDING
-        for judged, its_row in waiting:
-            lost = self._quality.lost(its_row["quality"], reference)
-            if lost <= most:
-                self._within.setdefault(options, []).append((self._saved(its_row, baseline), -lost, -judged))
-        waiting.clear()
+    def _know_baseline(self, row: Mapping[str, Any], options: str) -> None:
+        self._baselines.setdefault(options, row)
+        self._dense_flops = max(self._dense_flops, row["dense_flops"] or 0)
 
     def _end_control(self, line: str) -> None:
         self.controls += 1
@@ -217,8 +177,7 @@ class SearchProgress(tune.Callback):
             return 0.0
         trials, controls = self._searcher.about_left()
         live = sum(in_trainings(row) for row in self._live.values())
-        usual = _SHARED_COST if self._searcher.shares else _OWN_COST
-        cost = trials * _mean_cost(self._trial_costs, usual) + controls * _mean_cost(self._control_costs, _CONTROL_COST)
+        cost = trials * fmean(self._costs["trial"]) + controls * fmean(self._costs["control"])
         return max(0.0, cost - live) * (time.monotonic() - self._started_s) / executed
 
     def _spend(self, row: Mapping[str, Any], role: str) -> None:
@@ -230,7 +189,7 @@ class SearchProgress(tune.Callback):
         if self._dense_flops:  # of a cut run its own FLOPs are fewer
             own = search_flops(row) / self._dense_flops
         if role != "baseline":
-            (self._control_costs if role in ("control", CUT) else self._trial_costs).append(own)
+            self._costs["control" if role in ("control", CUT) else "trial"].append(own)
 
     @property
     def has_baseline(self) -> bool:
@@ -244,34 +203,19 @@ class SearchProgress(tune.Callback):
         flops = self._spent_flops + sum(search_flops(row) for row in self._live.values())
         return float(flops / self._dense_flops)
 
-    def _measured(self, row: Mapping[str, Any]) -> str:
-        return f"{self._quality.name} {value_text(row['quality'], self._quality)}"
-
-    def _saved(self, row: Mapping[str, Any], baseline: Mapping[str, Any] | None = None) -> float:
-        if baseline is None and len(self._baselines) == 1:
-            (baseline,) = self._baselines.values()
+    def _saved(self, row: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> float:
         own = row if baseline is None else {**row, "compute_saved": saved_of_baseline(row, baseline)}
         return saved_of_row(own, self._saving, baseline)
 
     def _best_so_far(self) -> str:
         if not self._baselines:
             return "no baseline yet"
+        if not self._best_is_known:
+            self._best, self._best_is_known = self._searcher.best(self._saving), True
         if self._best is None:
-            unsure = set(unsure_trials(self._searcher))
-            likely = (one for found in self._within.values() for one in found if -one[2] not in unsure)
-            self._best = max(likely, default=(0.0, 0.0, 0))  # a baseline may have no finite value
-        saved, gain, number = self._best
-        if saved <= 0:
             return "nothing saved yet"
-        return (
-            f"best {percent(saved)} saved at {drop_text(-gain, self._quality)} of {drop_words(self._quality)} (trial "
-            f"{-number})"
-        )
-
-
-def _mean_cost(costs: Sequence[float], usual: float) -> float:
-    """Return the mean of costs that were measured and of a usual one, which counts for as many as `_USUAL_COUNT`."""
-    return (sum(costs) + _USUAL_COUNT * usual) / (len(costs) + _USUAL_COUNT)
+        lost = f"{drop_text(self._best.lost, self._quality)} of {drop_words(self._quality)}"
+        return f"best {percent(self._best.saved)} saved at {lost} (trial {self._best.trial})"
 
 
 def in_trainings(row: Mapping[str, Any]) -> float:
@@ -291,3 +235,89 @@ def duration_text(seconds: float) -> str:
     if seconds >= 3600:
         return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
     return f"{seconds // 60} min {seconds % 60:02d} s" if seconds >= 60 else f"{seconds} s"
+
+
+class HoldsWriter(tune.Callback):
+    """Write `StudyInfo.holds` after each trial, so that a search that is killed leaves it behind."""
+
+    def __init__(self, layout: Layout, searcher: StudySearch) -> None:
+        self._layout, self._searcher = layout, searcher
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # as above
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """Write them once the searcher has the trial's result."""
+        with suppress(OSError):  # Ray would take it for the trial's; they are written again after the next one
+            write_holds(self._layout, self._searcher)
+
+    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """Write them without a trial that failed."""
+        self.on_trial_complete(iteration, trials, trial)
+
+
+def write_holds(layout: Layout, searcher: StudySearch) -> None:
+    """Write the probabilities that trained outcomes hold on another seed into `study.json`, unless it has the same."""
+    if (known := searcher.holds()) is None:
+        return
+    holds = {str(trial): share for trial, share in known.items()}
+    if (info := layout.read_info()).holds != holds:
+        layout.write_info(replace(info, holds=holds))
+
+
+class Budget(tune.Stopper):
+    """End a Ray Tune run when its time or its compute is used up.
+
+    When the time is up, running trials are stopped as by Ctrl-C: a resumed search continues them from their last
+    checkpoints. When the compute is used up, no further trial begins, and running ones finish, so that somewhat more is
+    executed.
+
+    Args:
+        searcher: suggests no more trials when the compute is used up.
+        time_s: seconds; None for no limit.
+        trainings: compute in full trainings; None for no limit.
+        begun: when the search began, by `time.monotonic`.
+    """
+
+    def __init__(
+        self,
+        searcher: StudySearch,
+        progress: SearchProgress,
+        *,
+        time_s: float | None,
+        trainings: float | None,
+        begun: float,
+    ) -> None:
+        self._searcher, self._progress = searcher, progress
+        self._time_s, self._trainings, self._begun = time_s, trainings, begun
+        self._time_is_up = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # as above
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Return False: no trial ends before the others."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Return whether to stop every trial; Ray asks after each event."""
+        if self._cost_is_used_up():
+            self._searcher.ask_for(0)
+        self._time_is_up = self._time_s is not None and time.monotonic() - self._begun >= self._time_s
+        return self._time_is_up
+
+    def _cost_is_used_up(self) -> bool:
+        # What a full training costs is known when the baseline has ended.
+        known = self._progress.has_baseline
+        return self._trainings is not None and known and self._progress.trainings() >= self._trainings
+
+    def reason(self) -> str:
+        """Return which budget is used up, as the beginning of a sentence; empty if none is."""
+        if self._time_is_up and self._time_s is not None:
+            return f"The time budget of {duration_text(self._time_s)} is used up"
+        if self._trainings is None or not self._cost_is_used_up() or self._searcher.trials.runs_on():
+            return ""  # trials that still run were interrupted by the user
+        executed = f"{self._progress.trainings():.1f} executed"
+        if self._progress.counts_shares:
+            executed += ", by the trials' compute_saved, for the script reports no FLOPs"
+        return f"The cost budget of {full_trainings(self._trainings)} is used up ({executed})"

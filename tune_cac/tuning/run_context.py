@@ -34,10 +34,7 @@ if TYPE_CHECKING:
 
 
 def run_context(config: TrialConfig) -> SpaceContext:
-    """Return the facts on a run for search spaces: steps and layers; builds the model once and checks user code.
-
-    The device is not touched.
-    """
+    """Return the facts on a run for search spaces; builds the model once, on the CPU, and checks user code."""
     from trainables.compression.measures import weight_layers
     from trainables.gradskip.layers import unit_ends, watch_needed
     from trainables.runtime.isolation import isolated
@@ -93,7 +90,7 @@ def context_of(base: TrialConfig) -> SpaceContext:
     """Return the facts on a run for search spaces before any training; nothing is known of a script."""
     if base.workload == SCRIPT:
         from trainables.script.run import check_command
-        from tune_cac.tuning.script_search import UNKNOWN_RUN
+        from tune_cac.tuning.scripts import UNKNOWN_RUN
 
         check_command(base)
         return UNKNOWN_RUN
@@ -185,13 +182,7 @@ def share_only_if_repeatable(options: SearchOptions) -> SearchOptions:
 
 
 def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | None) -> None:
-    """Raise UserError for a schedule that does not fit the model, before there is a study.
-
-    Args:
-        options: of the search.
-        context: of the run.
-        file: the schedule's file, or None.
-    """
+    """Raise UserError for a schedule that does not fit the model, before there is a study."""
     import optuna
 
     from trainables.compression.scheduler import check_on_model
@@ -222,10 +213,7 @@ def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | N
 def check_searched_options(space: Space, workload: str, given: Iterable[str]) -> None:
     """Raise UserError for an option of the workload that a space searches and the workload does not take.
 
-    Args:
-        space: what is searched.
-        workload: its name.
-        given: the options that are the same in all trials, as NAME=VALUE texts.
+    Those that are given are the same in all trials.
     """
     from trainables.workloads import check_call, option_names
 
@@ -278,9 +266,7 @@ def check_gpus(options: SearchOptions) -> None:
 def settle_device(options: SearchOptions, layout: Layout | None = None) -> tuple[SearchOptions, DeviceChoice]:
     """Return options with the device settled, and why it is this one.
 
-    Args:
-        options: of the search.
-        layout: of a study that is searched further, whose device is kept; None for a new one.
+    A study that is searched further keeps its own.
 
     Raises:
         UserError: GPUs for trials on the CPU, or a device that is not there.

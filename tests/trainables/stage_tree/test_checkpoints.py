@@ -1,20 +1,37 @@
-"""The checkpoint store: what it serves, and what it keeps under a budget."""
+"""Checkpoints: what the store serves, what it keeps under a budget and through crashes, and how a state is packed."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
 import warnings
+from collections import OrderedDict
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from checkpoint_files import LARGE, content, object_bytes, object_files, object_of
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
-from trainables.stage_tree.checkpoints import Checkpoints, Entry, StageWeight, to_drop
+from trainables.stage_tree import checkpoints
+from trainables.stage_tree.checkpoint_policy import pack, unpack
+from trainables.stage_tree.checkpoints import Checkpoints, Entry, StageWeight, expected_cost, to_drop
 
-pytestmark = pytest.mark.usefixtures("each_test_is_a_process_of_its_own")
+
+@pytest.fixture(autouse=True)
+def _each_test_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the warnings that come once a process."""
+    monkeypatch.setattr(checkpoints, "_warned", set())
 
 
 def test_what_is_put_is_read_and_listed_by_step(tmp_path: Path) -> None:
@@ -177,3 +194,310 @@ def test_what_others_write_counts(tmp_path: Path) -> None:
         stores[step % 4].put("s", step, content("s", step, 100))
         assert object_bytes(tmp_path) <= 10_000 + 4 * (500 + 100)
     assert object_bytes(tmp_path) > 8_000
+
+
+# --- crashes, full disks and several processes ------------------------------------------------------------------------
+
+
+def index_files(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "checkpoints").rglob("*") if path.is_file())
+
+
+def make_old(path: Path, age_s: float = 1000.0) -> None:
+    os.utime(path, (time.time() - age_s,) * 2)
+
+
+def test_leftovers_of_crashes_are_collected_when_thinning_and_only_the_old_ones(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, 1000)
+    store.put("s", 10, content("s", 10, 300))
+    left = {name: object_of(tmp_path, name.encode() * 100) for name in ("A", "B")}
+    for name, path in left.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(name.encode() * 100)
+    temporaries = {name: left["A"].with_name(f".{name}.1-2.tmp") for name in ("old", "young")}
+    for path in temporaries.values():
+        path.write_bytes(b"half")
+    make_old(left["A"])
+    make_old(temporaries["old"])
+    (tmp_path / "checkpoints" / "s" / f"000000020.any.5.{'0' * 64}").touch()  # named, with no content
+    store.put("s", 30, content("s", 30, 300))
+    assert left["A"].exists()  # within the budget: nothing is looked for
+    store.put("s", 40, content("s", 40, 400))
+    assert not left["A"].exists()
+    assert left["B"].exists()
+    assert not temporaries["old"].exists()
+    assert temporaries["young"].exists()
+    assert "000000020" not in " ".join(index_files(tmp_path))
+    assert object_bytes(tmp_path) <= 1000 + len(b"half")
+
+
+def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True)
+
+
+def test_a_full_disk_costs_checkpoints_and_not_the_training(tmp_path: Path) -> None:
+    """The size limit stands for it: the file system refuses in the middle of the file."""
+    code = """
+        import resource, sys
+        from pathlib import Path
+        from trainables.stage_tree.checkpoints import Checkpoints
+        store = Checkpoints(Path(sys.argv[1]), 10**9)
+        print(store.put("s", 1, b"a" * 1000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        print(store.put("s", 2, b"b" * 1_000_000), store.put("s", 3, b"c" * 1_000_000))
+        print(store.put("s", 4, b"d" * 1000))
+    """
+    done = run_python(code, tmp_path)
+    assert done.stdout.split() == ["True", "False", "False", "True"]
+    assert done.stderr.count("a checkpoint was not kept: File too large") == 1
+    assert "training goes on" in done.stderr
+    store = Checkpoints(tmp_path, LARGE)
+    assert [store.read("s", entry) for entry in store.entries("s")] == [b"a" * 1000, b"d" * 1000]
+    assert object_bytes(tmp_path) == 2000
+
+
+def test_a_folder_that_cannot_be_written_costs_checkpoints_and_not_the_training(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    (tmp_path / "store").touch()  # a file in the way refuses root too
+    assert not Checkpoints(tmp_path / "store", LARGE).put("s", 1, b"state")
+    assert not Checkpoints(tmp_path / "store", LARGE).put("s", 2, b"state")
+    (warning,) = recwarn.list
+    assert "a checkpoint was not kept: Not a directory" in str(warning.message)
+
+
+#: Puts states that any reader can check, thinning all the time.
+WRITER = """
+import random, sys
+from pathlib import Path
+from trainables.stage_tree.checkpoints import Checkpoints
+root, size, budget, seed = Path(sys.argv[1]), *map(int, sys.argv[2:])
+store, order = Checkpoints(root, budget), random.Random(seed)
+print("ready", flush=True)
+while True:
+    step = order.randrange(200)
+    assert store.put("stage", step, random.Random(f"stage {step}").randbytes(size))
+"""
+
+
+def start_writer(root: Path, *, size: int, budget: int, seed: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "error", "-c", WRITER, *map(str, (root, size, budget, seed))]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "ready\n"
+    return writer
+
+
+@pytest.mark.slow
+def test_a_writer_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
+    size = 2_000_000
+    for attempt in range(6):
+        before = index_files(tmp_path)
+        writer = start_writer(tmp_path, size=size, budget=LARGE, seed=attempt)
+        while index_files(tmp_path) == before:
+            assert writer.poll() is None
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+        store = Checkpoints(tmp_path, LARGE)
+        entries = store.entries("stage")
+        assert len(entries) >= attempt
+        for entry in entries:
+            assert store.read("stage", entry) == content("stage", entry.step, size)
+    # A later thinning removes what the killed ones left.
+    for path in object_files(tmp_path):
+        make_old(path)
+    assert Checkpoints(tmp_path, 2 * size).put("stage", 1000, bytes(size))
+    assert len(object_files(tmp_path)) == len(store.entries("stage")) <= 2
+
+
+@pytest.mark.slow
+def test_several_processes_put_thin_and_read_at_once(tmp_path: Path) -> None:
+    size, budget = 10_000, 200_000
+    writers = [start_writer(tmp_path, size=size, budget=budget, seed=seed) for seed in range(2)]
+    store = Checkpoints(tmp_path, budget)
+    served = missed = 0
+    steps: set[int] = set()
+    try:
+        while served < 2000 or len(steps) < 100:
+            assert all(writer.poll() is None for writer in writers)
+            for entry in store.entries("stage"):
+                data = store.read("stage", entry)
+                if data is None:  # thinned since it was listed
+                    missed += 1
+                else:
+                    assert data == content("stage", entry.step, size)
+                    served += 1
+                    steps.add(entry.step)
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+    assert object_bytes(tmp_path) <= budget + 2 * (budget // 20 + size) + 2 * size
+    assert served > missed
+
+
+def test_the_store_needs_neither_torch_nor_ray() -> None:
+    code = """
+        import sys
+        import trainables.stage_tree.checkpoints, trainables.stage_tree.leases
+        print(sorted({"torch", "ray", "numpy"} & set(sys.modules)))
+    """
+    assert run_python(code).stdout == "[]\n"
+
+
+# --- what is dropped, against counting every fork step by step --------------------------------------------------------
+
+Stages = dict[str, list[Entry]]
+
+
+def entry(step: int, *, size: int = 1, kind: str = "any", content: str | None = None) -> Entry:
+    return Entry(step=step, kind=kind, bytes=size, sha256=content or f"{kind}-{step}")
+
+
+def retraining(steps: list[int], weight: StageWeight) -> Fraction:
+    """What forks cost in the mean with checkpoints at these steps: each from the nearest one at or before it."""
+    total = 0
+    for fork in range(weight.start, weight.end):
+        total += fork - max([step for step in steps if step <= fork], default=weight.start)
+    return Fraction(total * weight.visits, weight.end - weight.start)
+
+
+def greedy(stages: Stages, weights: dict[str, StageWeight], bytes_to_free: int) -> list[tuple[str, Entry]]:
+    """The rule as one would write it down, with every value counted anew after each drop."""
+    kept = sorted(
+        ((stage, one) for stage, entries in stages.items() for one in entries),
+        key=lambda item: (item[0], item[1].kind, item[1].step, item[1].sha256),
+    )
+    sizes = {one.sha256: one.bytes for _, one in kept}
+    dropped: list[tuple[str, Entry]] = []
+
+    def missed(stage: str, one: Entry) -> Fraction:
+        steps = [other.step for at, other in kept if at == stage and other.kind == one.kind]
+        without = steps.copy()
+        without.remove(one.step)
+        return (retraining(without, weights[stage]) - retraining(steps, weights[stage])) / one.bytes
+
+    def held() -> set[str]:
+        return {one.sha256 for _, one in kept}
+
+    while kept and sum(size for content, size in sizes.items() if content not in held()) < bytes_to_free:
+        least = min(kept, key=lambda item: missed(*item))
+        kept.remove(least)
+        dropped.append(least)
+    return [item for item in dropped if item[1].sha256 not in held()]
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> tuple[Stages, dict[str, StageWeight], int]:
+    """Spans and sizes are such that no value needs rounding, so both sides see the same ties."""
+    stages: Stages = {}
+    weights: dict[str, StageWeight] = {}
+    sizes = {content: draw(st.sampled_from([1, 2, 8])) for content in "abcdefgh"}
+    for stage in ("root", "left", "right")[: draw(st.integers(1, 3))]:
+        start, span = draw(st.integers(0, 9)), draw(st.sampled_from([1, 4, 16]))
+        weights[stage] = StageWeight(start=start, end=start + span, visits=draw(st.integers(0, 5)))
+        places = st.tuples(
+            st.integers(start, start + span - 1), st.sampled_from(["any", "ema"]), st.sampled_from("abcdefgh")
+        )
+        stages[stage] = [
+            entry(step, kind=kind, content=content, size=sizes[content])
+            for step, kind, content in draw(st.lists(places, unique=True, max_size=8))
+        ]
+    return stages, weights, draw(st.integers(-1, 40))
+
+
+@given(forests())
+def test_the_choice_is_the_greedy_one(forest: tuple[Stages, dict[str, StageWeight], int]) -> None:
+    stages, weights, bytes_to_free = forest
+    assert to_drop(stages, weights.__getitem__, bytes_to_free) == greedy(stages, weights, bytes_to_free)
+
+
+@given(
+    steps=st.sets(st.integers(3, 30), min_size=1, max_size=6), visits=st.integers(0, 9), end=st.integers(31, 50),
+    data=st.data(),
+)  # fmt: skip
+def test_the_value_is_what_forks_would_retrain_more(
+    steps: set[int], visits: int, end: int, data: st.DataObject
+) -> None:
+    weight = StageWeight(start=3, end=end, visits=visits)
+    step = data.draw(st.sampled_from(sorted(steps)))
+    more = retraining(sorted(steps - {step}), weight) - retraining(sorted(steps), weight)
+    previous = max([other for other in steps if other < step], default=weight.start)
+    following = min([other for other in steps if other > step], default=weight.end)
+    value = expected_cost(step, previous=previous, following=following, weight=weight)
+    assert abs(Fraction(value) - more) <= more / 10**12
+
+
+def test_thousands_of_checkpoints() -> None:
+    stages = {
+        f"stage{s}": [entry(step, content=f"{s}-{step}", size=step % 7 + 1) for step in range(s, 5000, 50)]
+        for s in range(1, 51)
+    }
+    weights = {f"stage{s}": StageWeight(start=s - 1, end=5000, visits=s) for s in range(1, 51)}
+    total = sum(one.bytes for entries in stages.values() for one in entries)
+    dropped = to_drop(stages, weights.__getitem__, total // 2)
+    freed = sum(one.bytes for _, one in dropped)
+    assert total // 2 <= freed < total // 2 + 7
+    assert len(set(dropped)) == len(dropped)
+
+
+# --- a packed state is the state again, bit for bit -------------------------------------------------------------------
+
+
+def through_a_file(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(pack(state), file)
+    file.seek(0)
+    return unpack(torch.load(file, weights_only=True))
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Equal in types, order and bits."""
+    if isinstance(one, Tensor):
+        same = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
+        return same and one.contiguous().view(-1).view(torch.uint8).equal(other.contiguous().view(-1).view(torch.uint8))
+    if isinstance(one, dict):
+        return type(one) is type(other) and list(one) == list(other) and all(alike(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(alike, one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
+def test_every_kind_of_value_comes_back() -> None:
+    wide = torch.arange(24.0).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last)
+    state = {
+        "floats": [torch.tensor([0.1, float("nan"), -0.0]), torch.tensor(3.5), torch.zeros(0, 4)],
+        "others": (torch.tensor([2**62, -1]), torch.tensor([True, False]), torch.tensor([1, 255], dtype=torch.uint8)),
+        "narrow": {0: torch.tensor([1.5], dtype=torch.bfloat16), 1: torch.tensor([1e300], dtype=torch.float64)},
+        "strided": [wide, torch.arange(6.0)[::2], torch.arange(4.0).reshape(2, 2).t()],
+        "large": torch.randn(40_000),
+        "plain": [1, 2.5, None, "text", True, ("packed tensor", 1), [("a", 2)]],
+    }
+    assert alike(through_a_file(state), state)
+
+
+def test_a_module_and_its_optimizer_go_on_from_it() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3 * 36, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(4, 1, 8, 8)).sum().backward()
+    optimizer.step()
+    found = through_a_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    assert alike(found["model"], model.state_dict())
+    assert alike(found["optimizer"], optimizer.state_dict())
+    assert isinstance(found["model"], OrderedDict)
+    assert found["model"]._metadata == model.state_dict()._metadata  # type: ignore[attr-defined]
+
+
+def test_what_comes_back_shares_no_memory_and_nothing_was_changed() -> None:
+    whole = torch.arange(6.0)
+    state = {"first": whole[:3], "last": whole[3:], "again": whole[:3]}
+    packed = pack(state)
+    whole.fill_(7)
+    found = unpack(packed)
+    found["first"].fill_(9)
+    assert found["again"].tolist() == [0, 1, 2]
+    assert found["last"].tolist() == [3, 4, 5]
+    assert found["last"].untyped_storage().nbytes() == 12
+    assert state["first"].tolist() == [7, 7, 7]

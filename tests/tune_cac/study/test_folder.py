@@ -15,7 +15,7 @@ from trainables.config import TrialConfig
 from trainables.runtime.processors import processors
 from tune_cac.study import folder as study
 from tune_cac.study.folder import threads_in
-from tune_cac.tuning import study_search
+from tune_cac.tuning import run
 
 
 def _left(lock: Path, target: Path, *, age_s: float) -> None:
@@ -39,9 +39,9 @@ def test_a_resumed_study_keeps_the_threads_of_its_trials(tmp_path: Path, monkeyp
     layout = write_study(tmp_path / "s", [{"config": config, "row": result_row()}])
     assert threads_in(layout.journal) == {"cpus_per_trial": threads}
     found: list[int] = []
-    monkeypatch.setattr(study_search, "_run", lambda layout, options, device: found.append(options.cpus_per_trial))
-    study_search.resume("s", results=tmp_path)
-    study_search.resume("s", results=tmp_path, cpus_per_trial=1)
+    monkeypatch.setattr(run, "_run", lambda layout, options, device: found.append(options.cpus_per_trial))
+    run.resume("s", results=tmp_path)
+    run.resume("s", results=tmp_path, cpus_per_trial=1)
     assert found == [threads, 1]
     layout.journal.unlink()
     assert threads_in(layout.journal) == {}

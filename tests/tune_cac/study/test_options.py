@@ -77,7 +77,7 @@ def test_every_option_is_on_the_command_line_in_python_and_in_the_documentation(
 
 
 def test_a_resumed_study_takes_no_option_that_it_has_settled(capsys: pytest.CaptureFixture[str]) -> None:
-    from tune_cac.tuning.study_search import resume
+    from tune_cac.tuning.run import resume
 
     anew = {option.name for option in options_of(SearchOptions) if option.on_resume}
     assert set(inspect.signature(resume).parameters) == {"name", *anew}

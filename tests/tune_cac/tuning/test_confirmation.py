@@ -1,4 +1,4 @@
-"""What confirm refuses, chooses and prefers, without Ray."""
+"""What confirm refuses, trains, chooses and prefers, without Ray."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from searchers import CONTEXT, row, told
 from studies import result_row, write_study
 
 import analysis
+import search_spaces
+from analysis.io.layout import Layout, StudyInfo
 from analysis.metrics.confirmation import read_confirmation
 from analysis.metrics.noise import resolution_of
 from analysis.presentation.markdown_report import control_lines
 from analysis.presentation.summary_text import best_env, headline
 from trainables.config import TrialConfig
 from tune_cac.cli.main import main
+from tune_cac.study.folder import is_locked, locked
 from tune_cac.study.study_result import answer, best_or_confirmed, write_answer
 from tune_cac.tuning import confirmation as confirming
-from tune_cac.tuning.confirmation import candidates_of, options_of, runs
+from tune_cac.tuning.confirmation import FixedListSearch, candidates_of, options_of, runs
+from tune_cac.tuning.progress import write_holds
+from tune_cac.tuning.searcher import FINISHED, SearchPlan
+from tune_cac.tuning.trials import PredefinedTrial
 
 
 def trial(saved: float, accuracy: float = 0.97, **config: Any) -> dict[str, Any]:
@@ -117,7 +124,7 @@ def test_what_is_confirmed_is_preferred_and_said(tmp_path: Path) -> None:
         "You can skip 19.0 % of the training compute at a loss of 0.10 points in test accuracy (allowed: 0.50 points); "
         "confirmed over 5 seeds: the accuracy loss is at most 0.40 points with 95 % confidence."
     )
-    info = analysis.io.layout.Layout(folder).read_info()
+    info = Layout(folder).read_info()
     lines = best_env(info, best, 0.005, confirmation=table).splitlines()
     assert "# Confirmed on 5 fresh seeds and the test split: compute saved 19.0 %," in lines
     assert "#   accuracy loss 0.10 points; the accuracy loss is at most 0.40 points with 95 % confidence." in lines
@@ -155,7 +162,7 @@ def test_what_was_not_confirmed_is_said_with_what_fresh_seeds_found(tmp_path: Pa
     )
     barely = headline(ranking, best, 0.005, confirmation=confirmation((1, 0.29, 0.004, 0.00502, False)))
     assert barely.endswith("and the accuracy loss is at most 0.502 points.")  # no "0.50 points" that were allowed
-    info = analysis.io.layout.Layout(folder).read_info()
+    info = Layout(folder).read_info()
     assert "# Not confirmed: over 5 fresh seeds it skips 29.0 %" in best_env(info, best, 0.005, confirmation=table)
 
 
@@ -195,7 +202,7 @@ def test_what_fresh_seeds_say_is_said_of_every_trial_of_the_outcome(
     first["row"] |= {"stage": "", **same[0]}
     second["row"] |= {"stage": "", **same[1]}
     folder = study(tmp_path, first, trial(0.2), second, trial(0.1))
-    layout = analysis.io.layout.Layout(folder)
+    layout = Layout(folder)
     ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
     assert ranking["trial"].tolist() == [1, 3, 2, 4, 0]
     assert candidates_of(analysis.load(folder), 0.005, 5)["trial"].tolist() == [1, 2, 4]
@@ -235,7 +242,7 @@ def test_what_fresh_seeds_say_is_said_of_every_trial_of_the_outcome(
 
 def test_seeds_after_the_greatest_begin_at_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = study(tmp_path, trial(0.3))
-    layout = analysis.io.layout.Layout(folder)
+    layout = Layout(folder)
     layout.write_info(dataclasses.replace(layout.read_info(), seed=2**32 - 2))
     asked: list[list[int]] = []
     monkeypatch.setattr(confirming, "runs", lambda candidates, base, seeds: asked.append(seeds) or sys.exit())
@@ -307,14 +314,14 @@ SHORTER_REACHED = {
 @pytest.mark.parametrize("shorter", SHORTER_REACHED)
 def test_what_training_shorter_reaches_is_said_in_headline_and_settings(shorter: float, tmp_path: Path) -> None:
     word, unconfirmed, confirmed = SHORTER_REACHED[shorter]
-    found = answer(analysis.io.layout.Layout(with_control(tmp_path, shorter)), allowed_drop=0.005)
+    found = answer(Layout(with_control(tmp_path, shorter)), allowed_drop=0.005)
     best = found.best
     assert best is not None
     assert found.headline.partition("One seed, not confirmed.")[2].strip() == unconfirmed
     table = confirmation((1, 0.29, 0.001, 0.004, True))
     said = headline(found.ranking, best, 0.005, confirmation=table, line=found.control_line)
     assert said.partition("with 95 % confidence.")[2].strip() == confirmed
-    write_answer(analysis.io.layout.Layout(found.folder), found)
+    write_answer(Layout(found.folder), found)
     lines = (found.folder / "best.env").read_text().splitlines()
     assert (
         f"# Dense run cut to the same compute: validation accuracy {shorter:.4f} on that seed; beaten: {word}."
@@ -352,15 +359,111 @@ def test_the_resolution_of_a_test_split_is_read_off_its_accuracies() -> None:
 
 
 def test_fresh_seeds_are_trained_as_the_study_was(tmp_path: Path) -> None:
-    layout = analysis.io.layout.Layout(study(tmp_path, trial(0.1)))
+    layout = Layout(study(tmp_path, trial(0.1)))
     held = {"CAC_WATCH": ["linear"]}
     info = dataclasses.replace(
         layout.read_info(), hold=held, workers_per_trial=2, workload="text", workload_options=["batch_size=4"]
     )
     options = options_of(
-        info, layout.confirmation, TrialConfig(method="none", threads=3), trials=9, concurrency=1, budget="1GB"
-    )
+        info,
+        layout.confirmation,
+        TrialConfig(method="none", threads=3),
+        trials=9,
+        concurrency=1,
+        checkpoint_budget="1GB",
+    )  # fmt: skip
     assert options.hold == held
     assert (options.workload, options.workload_options) == ("text", ("batch_size=4",))
     assert (options.workers_per_trial, options.cpus_per_trial, options.gpus_per_trial) == (2, 3, 0.0)
     assert options.results == layout.root
+
+
+# --- a search whose runs are given: order, what is passed over, what is tried again -----------------------------------
+
+RUNS = [PredefinedTrial(attrs={"role": "baseline"}, values={"method": "none", "seed": seed}) for seed in (1, 2, 3)]
+
+
+def given(folder: Path) -> FixedListSearch:
+    plan = SearchPlan(
+        space=search_spaces.load("auto_thresholds"), context=CONTEXT, base=TrialConfig(method="none"),
+        journal=folder / "optuna.journal", allowed_drop=0.01, seed=0, run_folder="ray/run-000", checkpoint_every_s=60,
+        tree=folder / "tree", budget_bytes=0, trials=3,
+    )  # fmt: skip
+    return FixedListSearch(plan, RUNS)
+
+
+def seeds(*suggested: Any) -> list[int]:
+    return [each["config"]["seed"] for each in suggested]
+
+
+def test_runs_are_trained_in_their_order_and_once(tmp_path: Path) -> None:
+    search = given(tmp_path)
+    assert seeds(*(search.suggest(name) for name in "abc")) == [1, 2, 3]
+    assert search.suggest("d") is None  # one of them may have to be begun again
+    for name in "abc":
+        search.on_trial_complete(name, row(0.9, 0.0))
+    assert search.suggest("d") == FINISHED
+    assert [trial.values for trial in told(tmp_path)] == [[0.9, 0.0]] * 3
+    assert given(tmp_path).suggest("e") == FINISHED
+    assert search.unsure() == []  # runs of several seeds say nothing of other seeds
+    layout = Layout(tmp_path)
+    layout.write_info(StudyInfo(space="auto_thresholds", workload="digits", epochs=1, seed=0, versions={}))
+    write_holds(layout, search)
+    assert layout.read_info().holds == {}
+
+
+def test_what_was_interrupted_or_failed_is_trained_again_and_what_diverged_is_not(tmp_path: Path) -> None:
+    first = given(tmp_path)
+    for name in "abc":
+        first.suggest(name)
+    first.tell_failure("a", "OutOfMemoryError: no memory")
+    first.tell_failure("b", "TrainingDiverged: the accuracy is nan in epoch 1")
+    assert first.suggest("d") is None  # not in the same call
+    second = given(tmp_path)
+    second.adopt_unfinished()
+    assert len(second.missing()) == 2
+    assert seeds(second.suggest("e"), second.suggest("f")) == [1, 3]
+    second.tell_failure("e", "OutOfMemoryError: no memory")
+    assert second.suggest("g") is None
+    assert len(given(tmp_path).missing()) == 1  # the third is under way in the second
+
+
+def test_a_run_whose_worker_died_is_begun_again_once(tmp_path: Path) -> None:
+    search = given(tmp_path)
+    for name in "abc":
+        search.suggest(name)
+    assert search.tell_failure("b", "its worker died (killed)", died=True)
+    assert seeds(search.suggest("d")) == [2]
+    assert not search.tell_failure("d", "its worker died (killed)", died=True)
+    for name in "ac":
+        search.on_trial_complete(name, row(0.9, 0.0))
+    assert search.suggest("e") == FINISHED
+
+
+def test_a_study_at_work_is_known_by_its_lock(tmp_path: Path) -> None:
+    layout = write_study(tmp_path / "s", [{"row": result_row()}])
+    assert not is_locked(layout)
+    with locked(layout):
+        assert is_locked(layout)
+    assert not is_locked(layout)
+
+
+def test_a_confirmation_is_not_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layout = write_study(tmp_path / "s", [{"row": result_row()}])
+    child = Layout(layout.root / "confirmation")
+    child.root.mkdir()
+    child.write_info(dataclasses.replace(layout.read_info(), candidates=[3]))
+    assert main(["search", "--resume", str(child.root)]) == 2
+    assert f"is a confirmation: go on with python -m tune_cac confirm {layout.root}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", [b"no JSON\n", b'{"op_code": 8, "x": "\xff\xfe"}\n'])
+def test_a_damaged_journal_is_one_line(damage: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"row": result_row()}, {"row": result_row(0.97, 0.3), "config": TrialConfig().to_dict()}]
+    layout = write_study(tmp_path / "s", rows)
+    lines = layout.journal.read_bytes().splitlines(keepends=True)
+    layout.journal.write_bytes(b"".join([*lines[:2], damage, *lines[2:]]))
+    with pytest.warns(UserWarning, match="optuna.journal"):
+        assert main(["search", "--resume", str(layout.root)]) == 2
+    assert f"the journal {layout.journal} is damaged (" in capsys.readouterr().err
+    assert main(["dashboard", str(layout.root), "--no-browser", "--port", "1"]) == 2

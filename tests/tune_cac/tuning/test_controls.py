@@ -1,22 +1,30 @@
-"""What a search trains beside its settings: shorter runs, and random stops of the best setting's compute."""
+"""Cut dense runs, stops that are searched on them, and random stops of the best setting's compute."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import finish
+from runs import facts, finish, rows_alone
 from searchers import learning, row, searcher, told
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
 import analysis
 from analysis.io.studies import read_journal
-from analysis.metrics.ranking import RANDOM_STOPS, SHORTER
+from analysis.metrics.ranking import CUT, RANDOM_STOPS, SHORTER
+from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
-from tune_cac.tuning.controls import EQUAL_COMPUTE, shorter_trainings
-from tune_cac.tuning.study_searcher import FINISHED
+from tune_cac.study.options import SearchOptions, read_lengths
+from tune_cac.tuning.controls import EQUAL_COMPUTE, in_epochs, shorter_trainings
+from tune_cac.tuning.searcher import FINISHED, StudySearch
+from tune_cac.tuning.trials import BestSetting
+
+# --- controls ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -167,3 +175,181 @@ def test_controls_are_trained_once_a_study(tmp_path: Path) -> None:
     second.suggest("h")
     complete(second, "h")
     assert second.suggest("i") == FINISHED
+
+
+# --- lengths of the run, on which stops are searched as on the full one -----------------------------------------------
+
+
+def train_cut(search: StudySearch, folder: Path) -> dict[str, Any]:
+    """Train the cut dense run that the search asks for; its last row."""
+    cut = search.suggest("cut")
+    assert isinstance(cut, dict)
+    with SharedRun(TrialConfig(**cut["config"]), Sharing(tree=folder / "tree", budget_bytes=0)) as run:
+        last = finish(run)[-1]
+    search.on_trial_complete("cut", last)
+    return last
+
+
+def best(saved: float) -> BestSetting:
+    return BestSetting(trial=1, saved=saved, lost=0.0, own_saved=saved, config={})
+
+
+@pytest.mark.parametrize(
+    ("epochs", "lost", "wanted"),
+    [(30, 0.0, [15]), (30, 0.01, [15]), (30, 0.0101, [15, 24]), (5, 0.1, [2, 4]), (3, 0.1, [1, 2]), (2, 0.1, [1]),
+     (1, 0.1, []), (30, math.nan, [15, 24])],
+)  # fmt: skip
+def test_half_a_run_is_trained_beside_the_baseline_and_a_longer_one_if_it_loses_too_much(
+    tmp_path: Path, epochs: int, lost: float, wanted: list[int]
+) -> None:
+    """More than the allowed loss of 0.01; one that failed, too."""
+    made = searcher(tmp_path, baseline=False, lengths="auto", base=TrialConfig(method="none", epochs=epochs))
+    made.suggest("baseline")
+    found: list[int] = []
+    while isinstance(one := made.suggest(str(len(found))), dict) and one["role"] == CUT:
+        if not found:
+            assert not isinstance(made.suggest("meanwhile"), dict)  # another length waits for both
+            made.on_trial_complete("baseline", row(0.9, 0.0))
+        found.append(one["config"]["epochs"])
+        made.on_trial_complete(str(len(found) - 1), row(0.9 - lost, 0.0))
+    assert found == wanted
+
+
+@pytest.mark.parametrize(("lengths", "saved", "epochs", "role"), [
+    ("auto", 0.35, 19, CUT), ("auto", 0.5, 15, CUT), ("auto", 0.55, 13, "control"), ("1.0,0.9", 0.55, 13, CUT),
+])  # fmt: skip
+def test_a_run_as_cheap_as_the_answer_is_none_itself_below_the_chosen_lengths(
+    tmp_path: Path, lengths: str, saved: float, epochs: int, role: str
+) -> None:
+    chosen = searcher(tmp_path, lengths=lengths).lengths
+    assert chosen is not None
+    run = chosen.beside(best(saved))
+    assert run is not None
+    assert (run.values["epochs"], run.attrs["role"], run.attrs["control"]) == (epochs, role, SHORTER)
+
+
+def test_a_cut_run_that_failed_is_no_run_of_equal_compute(tmp_path: Path) -> None:
+    made = searcher(tmp_path, lengths="auto")
+    for number, epochs in enumerate((15, 24)):
+        cut = made.suggest(str(number))
+        assert isinstance(cut, dict)
+        assert cut["config"]["epochs"] == epochs
+        made.on_trial_complete(str(number), row(math.nan if epochs == 15 else 0.9, 0.0))
+    assert made.lengths is not None
+    run = made.lengths.beside(best(0.45))  # 24 epochs save 20 %
+    assert run is not None
+    assert run.values["epochs"] == 16
+
+
+def test_shares_are_given_as_text() -> None:
+    assert in_epochs(read_lengths("1.0, 0.8,0.6"), 30) == [24, 18]
+    assert SearchOptions().searched_lengths == "auto"
+    assert SearchOptions(controls=False).searched_lengths == ""
+    assert SearchOptions(controls=False, lengths="0.5").searched_lengths == "0.5"
+    assert SearchOptions(lengths="1.0").searched_lengths == ""
+    for text in ("short", "0.5,", "1.5", "0", "-0.5", ""):
+        with pytest.raises(UserError, match=r"--lengths must be auto or shares of the full run in \(0, 1\], such as"):
+            SearchOptions(lengths=text)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_stops_are_searched_on_cut_runs_and_are_those_of_runs_trained_alone(tmp_path: Path) -> None:
+    search = learning(tmp_path, lengths="1.0,0.5", allowed_drop=0.9)
+    search.ask_for(14)
+    rows, suggested_once = [], []
+    for number in range(40):
+        suggested = search.suggest(str(number)) or search.suggest(str(number))
+        if suggested == FINISHED:
+            break
+        assert isinstance(suggested, dict)
+        with SharedRun(TrialConfig(**suggested["config"]), Sharing(tree=tmp_path / "tree", budget_bytes=10**9)) as run:
+            while not run.finished:
+                rows.append(run.train_epoch())
+        suggested_once.append((suggested, rows[-1]))
+        search.on_trial_complete(str(number), rows[-1])
+    trials = [t for t in told(tmp_path) if "row" in t.user_attrs]
+    (cut,) = [t for t in trials if t.user_attrs["role"] == CUT]
+    assert (cut.user_attrs["control"], cut.user_attrs["of_epochs"]) == (SHORTER, 4)
+    assert cut.user_attrs["config"]["epochs"] == 2
+    assert cut.values is not None
+    assert cut.values[1] == 0.5  # of the full run's budget
+    assert search.trials.finished_count() == len(trials) - 1  # it is none of those that were asked for
+    shorter = [t for t in trials if t.user_attrs.get("of_epochs") and t.user_attrs["role"] != CUT]
+    assert shorter
+    for trial in shorter:
+        config = TrialConfig.from_mapping(trial.user_attrs["config"])
+        assert (config.epochs, trial.params["epochs"]) == (2, 2)
+        assert config.CAC_VAR_START_ITR <= 16
+        assert facts([trial.user_attrs["row"]]) == rows_alone(config)[-1:]
+        assert trial.values is not None
+        assert trial.values[1] > 0.5
+    # Each of them began with the cut run's training.
+    spent = {suggested["trial"]: row["search_flops"] for suggested, row in suggested_once}
+    assert sum(spent[t.number] for t in shorter) < sum(t.user_attrs["row"]["executed_flops"] for t in shorter)
+    frame = analysis.load(tmp_path)
+    assert sorted(frame["of_epochs"].dropna().unique()) == [4]
+    assert (frame.loc[frame["of_epochs"].notna(), "compute_saved"] >= 0.5).all()
+    found = analysis.search_cost(frame).dense_equivalents
+    assert found == pytest.approx(frame["search_flops"].sum() / frame["dense_flops"].max())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_random_stops_are_as_long_as_the_best_setting(tmp_path: Path) -> None:
+    search = learning(tmp_path, lengths="0.5")
+    search.ask_for(2, controls=True)
+    last = train_cut(search, tmp_path)
+    first, second = search.suggest("first"), search.suggest("second")
+    assert isinstance(first, dict)
+    assert isinstance(second, dict)
+    baseline = told(tmp_path)[0].user_attrs["row"]
+    search.on_trial_complete("first", {**baseline, "compute_saved": 0.1, "quality": 0.0})
+    half = {**last, "quality": baseline["quality"], "compute_saved": 0.2, "executed_flops": 400, "dense_flops": 500}
+    trial = search._running["second"]
+    trial.set_user_attr("config", {**trial.user_attrs["config"], "epochs": 2})
+    search.on_trial_complete("second", {**half, "executed_flops": int(0.4 * baseline["dense_flops"])})
+    stops, beside = [], []
+    while isinstance(suggested := search.suggest(f"control {len(stops) + len(beside)}"), dict):
+        (beside if suggested["role"] == CUT else stops).append(suggested["config"])
+        if suggested["role"] == CUT:  # it may be the best, so random stops wait for it
+            search.on_trial_complete(f"control {len(stops) + len(beside) - 1}", {**last, "quality": 0.0})
+    assert len(stops) == 3
+    assert {config["epochs"] for config in stops} == {2}
+    assert [(config["method"], config["epochs"]) for config in beside] == [("none", 1)]  # saves 60 % or more
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_a_setting_of_a_cut_run_goes_on_where_lengths_are_searched_no_more(tmp_path: Path) -> None:
+    """It was killed, and the next search is one with ``--no-controls``, or in processes of their own."""
+    search = learning(tmp_path, lengths="0.5")
+    train_cut(search, tmp_path)
+    search.suggest("published")
+    search.study.enqueue_trial({"epochs": 2}, user_attrs={"role": "search", "epochs": 2, "of_epochs": 4})
+    suggested = search.suggest("killed")
+    assert isinstance(suggested, dict)
+    assert suggested["config"]["epochs"] == 2
+    for more in ({"lengths": ""}, {"lengths": "", "repeats": False}):
+        again = learning(tmp_path, begin=False, **more)
+        again.adopt_unfinished()
+        configs = [again.suggest(f"again{number}")["config"] for number in range(5)]  # type: ignore[index, call-overload]
+        assert suggested["config"] in configs
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_choices_that_depend_on_the_length_leave_cut_runs_without_stops(tmp_path: Path) -> None:
+    """Optuna allows no other choices of one parameter in one study."""
+
+    def by_length(trial: Any, context: SpaceContext) -> dict[str, Any]:
+        start = trial.suggest_categorical("start", (0, context.total_steps // 4))
+        return {"CAC_VAR_START_ITR": start, "CAC_VAR_START_THR": trial.suggest_float("thr", 0.9, 1, step=0.01),
+                "CAC_VAR_SAMPLES": 2}  # fmt: skip
+
+    own = Space(name="own", method="gradskip", suggest=by_length, start=lambda context: {"start": 0, "thr": 0.95})
+    search = learning(tmp_path, lengths="0.5", own=own)
+    train_cut(search, tmp_path)
+    with pytest.warns(UserWarning, match="no stops on cut runs: choices of the space depend on the run's length"):
+        configs = [search.suggest(str(number)) for number in range(6)]
+    assert {found["config"]["epochs"] for found in configs if isinstance(found, dict)} == {4}

@@ -11,21 +11,22 @@ import pytest
 from studies import DENSE_FLOPS, result_row
 
 from analysis.io.layout import Layout, StudyInfo
+from trainables.config import TrialConfig
 from tune_cac.ray_backend import workers
 from tune_cac.ray_backend.session import DEATHS
 from tune_cac.tuning import progress as progress_module
-from tune_cac.tuning.budget import Budget
-from tune_cac.tuning.outcomes.outcome_queue import HoldsWriter
-from tune_cac.tuning.progress import SearchProgress, in_trainings
+from tune_cac.tuning.progress import Budget, HoldsWriter, SearchProgress, in_trainings
+from tune_cac.tuning.trials import BestSetting
 
 
 def a_trial(number: int) -> Any:
     return SimpleNamespace(trial_id=str(number), config={"trial": number, "role": "search" if number else "baseline"})
 
 
-def quiet_searcher(**more: Any) -> Any:
-    left = {"about_left": lambda: (0, 0), "shares": True}
-    return SimpleNamespace(**{"outcomes": None, "gave_up": "", **left, **more})
+def quiet_searcher(*, sharing: bool = True, **more: Any) -> Any:
+    plan = SimpleNamespace(base=TrialConfig(method="none"), allowed_drop=0.005, sharing=sharing, trial_timeout_s=None)
+    left = {"about_left": lambda: (0, 0), "best": lambda saving: None, "trials": SimpleNamespace(baselines=list)}
+    return SimpleNamespace(**{"plan": plan, **left, **more})
 
 
 def test_a_row_in_trainings() -> None:
@@ -36,8 +37,8 @@ def test_a_row_in_trainings() -> None:
 
 
 def test_live_trials_count_with_what_they_have_executed(capsys: pytest.CaptureFixture[str]) -> None:
-    searcher: Any = quiet_searcher()
-    progress = SearchProgress(searcher, finished_before=[], to_run=4, allowed_drop=0.005)
+    searcher = quiet_searcher()
+    progress = SearchProgress(searcher, to_run=4)
     assert "training" not in progress.summary()
     for number, row in enumerate(
         [result_row(), result_row(saved=0.5, search_flops=100), result_row(search_flops=DENSE_FLOPS // 5)]
@@ -55,8 +56,8 @@ def test_the_time_left_is_said_once_the_baseline_has_ended(monkeypatch: pytest.M
     """Two trials left of a full training each, as measured at least three times, and a control: 2.5 times 10 s."""
     now = [100.0]
     monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
-    searcher = quiet_searcher(about_left=lambda: (2, 1), shares=False)
-    progress = SearchProgress(searcher, finished_before=[], to_run=24, allowed_drop=0.005)
+    searcher = quiet_searcher(about_left=lambda: (2, 1), sharing=False)
+    progress = SearchProgress(searcher, to_run=24)
     progress.on_trial_start(0, [], a_trial(0))
     now[0] += 5
     progress.on_trial_result(0, [], a_trial(0), result_row(search_flops=DENSE_FLOPS // 2))
@@ -75,8 +76,8 @@ def test_the_time_left_is_said_once_the_baseline_has_ended(monkeypatch: pytest.M
 def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    searcher: Any = quiet_searcher()
-    progress = SearchProgress(searcher, finished_before=[], to_run=1, allowed_drop=0.005)
+    searcher = quiet_searcher()
+    progress = SearchProgress(searcher, to_run=1)
     progress.on_trial_result(0, [], a_trial(0), result_row())
     progress.on_trial_complete(0, [], a_trial(0))
     control = SimpleNamespace(trial_id="c", config={"trial": 1, "role": "control"})
@@ -92,8 +93,8 @@ def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
 def test_a_cost_budget_is_not_used_up_before_the_baseline_says_what_a_training_costs() -> None:
     """A script's rows tell the dense FLOPs of the steps so far, and cut runs those of their own length."""
     planned: list[int] = []
-    searcher: Any = quiet_searcher(ask_for=planned.append)
-    progress = SearchProgress(searcher, finished_before=[], to_run=4, allowed_drop=0.005)
+    searcher = quiet_searcher(ask_for=planned.append)
+    progress = SearchProgress(searcher, to_run=4)
     budget = Budget(searcher, progress, time_s=None, trainings=2.0, begun=0.0)
     tenth = DENSE_FLOPS // 10
     for number in range(2):
@@ -111,8 +112,8 @@ def test_a_cost_budget_is_not_used_up_before_the_baseline_says_what_a_training_c
 
 
 def test_scripts_that_tell_no_flops_count_with_what_they_did_not_save(capsys: pytest.CaptureFixture[str]) -> None:
-    searcher: Any = quiet_searcher()
-    progress = SearchProgress(searcher, finished_before=[], to_run=2, allowed_drop=0.005)
+    searcher = quiet_searcher()
+    progress = SearchProgress(searcher, to_run=2)
     assert not progress.counts_shares
     for number, saved in enumerate((0.0, 0.25)):
         progress.on_trial_result(0, [], a_trial(number), result_row(saved=saved, dense_flops=None, search_flops=None))
@@ -121,29 +122,30 @@ def test_scripts_that_tell_no_flops_count_with_what_they_did_not_save(capsys: py
     assert progress.counts_shares
 
 
-def test_the_best_so_far_is_one_that_may_be_the_answer_and_what_says_so_is_written_after_each_trial(
-    tmp_path: Path,
-) -> None:
-    layout = Layout(tmp_path / "s")
-    layout.root.mkdir()
-    layout.write_info(StudyInfo(space="auto_thresholds", workload="digits", epochs=1, seed=0, versions={}))
-    holds = {1: 0.9, 2: 0.4}
-    outcomes = SimpleNamespace(holds=lambda: holds, unsure=lambda: [n for n, share in holds.items() if share < 0.5])
-    searcher: Any = quiet_searcher(outcomes=outcomes)
-    progress = SearchProgress(searcher, finished_before=[], to_run=4, allowed_drop=0.005)
-    written = HoldsWriter(layout, searcher)
-    for number, row in enumerate([result_row(0.97), result_row(0.97, saved=0.25), result_row(0.97, saved=0.5)]):
+def test_the_best_so_far_is_the_searchers_and_asked_for_when_a_trial_has_ended() -> None:
+    asked: list[str | None] = []
+
+    def best(saving: str | None) -> BestSetting:
+        asked.append(saving)
+        return BestSetting(trial=1, saved=0.25, lost=0.001, own_saved=0.25, config={})
+
+    progress = SearchProgress(quiet_searcher(best=best), to_run=4)
+    for number, row in enumerate([result_row(0.97), result_row(0.969, saved=0.25)]):
         progress.on_trial_result(0, [], a_trial(number), row)
         progress.on_trial_complete(0, [], a_trial(number))
-        written.on_trial_complete(0, [], a_trial(number))
-    assert progress.summary().startswith("best 25.0 % saved at 0.00 points of accuracy loss (trial 1), ")
-    assert layout.read_info().holds == {"1": 0.9, "2": 0.4}
-    holds[2] = 0.6  # what is known of it changes with every further trial
-    progress.on_trial_result(0, [], a_trial(3), result_row(0.9, saved=0.1))  # loses too much
-    progress.on_trial_complete(0, [], a_trial(3))
-    written.on_trial_complete(0, [], a_trial(3))
-    assert progress.summary().startswith("best 50.0 % saved at 0.00 points of accuracy loss (trial 2), ")
-    assert layout.read_info().holds == {"1": 0.9, "2": 0.6}
+    assert progress.summary().startswith("best 25.0 % saved at 0.10 points of accuracy loss (trial 1), ")
+    assert asked == [None] * 2
+
+
+def test_what_holds_on_other_seeds_is_written_after_each_trial(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    layout.write_info(StudyInfo(space="auto_thresholds", workload="digits", epochs=1, seed=0, versions={}))
+    holds = {1: 0.9, 2: 0.4}
+    written = HoldsWriter(layout, quiet_searcher(holds=lambda: holds))
+    for share in (0.4, 0.6):  # what is known of it changes with every further trial
+        holds[2] = share
+        written.on_trial_complete(0, [], a_trial(2))
+        assert layout.read_info().holds == {"1": 0.9, "2": share}
 
 
 def test_a_disk_that_is_full_when_they_are_written_fails_no_trial(
@@ -151,7 +153,7 @@ def test_a_disk_that_is_full_when_they_are_written_fails_no_trial(
 ) -> None:
     layout = Layout(tmp_path)
     layout.write_info(StudyInfo(space="auto_thresholds", workload="digits", epochs=1, seed=0, versions={}))
-    known: Any = SimpleNamespace(outcomes=SimpleNamespace(holds=lambda: {1: 0.9}), gave_up="")
+    known: Any = SimpleNamespace(holds=lambda: {1: 0.9})
     written = HoldsWriter(layout, known)
 
     def full(*_: Any) -> None:

@@ -23,17 +23,18 @@ from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.stage_tree.store import StageStore
 from trainables.training.run import TrainingRun
 from tune_cac import search
-from tune_cac.tuning.outcomes import outcome_queue
-from tune_cac.tuning.outcomes import outcome_queue as improvement
-from tune_cac.tuning.outcomes.distinct_outcomes import distinct_outcomes, predicted_again
-from tune_cac.tuning.outcomes.run_lengths import OUTCOME
-from tune_cac.tuning.study_searcher import FINISHED, StudySearch
+from tune_cac.tuning import outcomes as module
+from tune_cac.tuning import quality_model
+from tune_cac.tuning.outcomes import OutcomeQueue, distinct_outcomes, predicted_again
+from tune_cac.tuning.quality_model import are_new
+from tune_cac.tuning.searcher import FINISHED, StudySearch
+from tune_cac.tuning.trials import OUTCOME
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tiny")]
 
 
-def by_outcome(folder: Path, *, begin: bool = True) -> StudySearch:
-    made = learning(folder, begin=begin)
-    assert made.outcomes is not None
-    return made
+def queue_of(made: StudySearch) -> OutcomeQueue:
+    return made.outcomes
 
 
 def train(folder: Path, suggested: dict[str, Any]) -> dict[str, Any]:
@@ -58,33 +59,27 @@ def trained_by(made: StudySearch, folder: Path, *, most: int = 40) -> list[dict[
     raise AssertionError(f"not ended after {most} trials")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
 def test_no_outcome_is_trained_twice_and_the_search_ends_by_itself(tmp_path: Path) -> None:
-    made = by_outcome(tmp_path)
+    made = learning(tmp_path)
     rows = trained_by(made, tmp_path)
-    assert made.outcomes is not None
-    assert made.outcomes.ended
+    assert queue_of(made).ended
     assert made.about_left() == (0, 0)
     stops = [row["stop_events"] for row in rows]
     assert len(rows) >= 2
     assert len(set(stops)) == len(stops)
     assert all(json.loads(events) for events in stops[1:])  # the first is the starting point, whatever it does
     # A resumed search knows that nothing is left.
-    again = by_outcome(tmp_path, begin=False)
+    again = learning(tmp_path, begin=False)
     again.adopt_unfinished()
     assert again.suggest("more") is None
     assert again.suggest("more") == FINISHED
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
 def test_once_what_saves_most_has_lost_nothing_nothing_else_is_trained(tmp_path: Path) -> None:
     """However few outcomes were tried: what is left would be trained for nothing."""
-    made = by_outcome(tmp_path)
-    assert made.outcomes is not None
-    assert made.outcomes.predicts
-    assert all(one.saved > 0 for one in made.outcomes._drawn(4, made.learn()))
+    made = learning(tmp_path)
+    assert queue_of(made).predicts
+    assert all(one.saved > 0 for one in queue_of(made)._drawn(4, made.learn()))
     for number in range(2):  # the starting point, and an outcome
         suggested = made.suggest(f"t{number}")
         assert isinstance(suggested, dict)
@@ -96,8 +91,6 @@ def test_once_what_saves_most_has_lost_nothing_nothing_else_is_trained(tmp_path:
     assert made.suggest("more") == FINISHED
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
 def test_without_a_tree_no_setting_is_trained_twice_though_it_stops_otherwise_than_predicted(tmp_path: Path) -> None:
     made = learning(tmp_path, sharing=False, allowed_drop=0.1)
     configs, otherwise = [], 0
@@ -119,15 +112,12 @@ def test_without_a_tree_no_setting_is_trained_twice_though_it_stops_otherwise_th
     assert len({json.dumps(config, sort_keys=True) for config in configs}) == len(configs)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
 def test_the_cost_of_a_training_is_what_follows_the_steps_that_others_trained(tmp_path: Path) -> None:
-    made = by_outcome(tmp_path)
+    made = learning(tmp_path)
     outcomes, _ = distinct_outcomes(made.learn(), made.learn().drawn(0, 300))
-    assert made.outcomes is not None
-    assert made.outcomes.predicts
+    assert queue_of(made).predicts
     chosen = outcomes[:: len(outcomes) // 8]
-    found = made.outcomes._costs(chosen, [])  # nothing but the dense run was trained
+    found = queue_of(made)._costs(chosen, [])  # nothing but the dense run was trained
     dense = outcomes[0].config | {"method": "none"}
     full = flops_by_step(TrialConfig.from_mapping(dense))
     exact = 0
@@ -162,10 +152,8 @@ def first_stop_of(config: Mapping[str, Any]) -> tuple[int, int]:
     return event["iteration"], event["layer"]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
 def test_what_holds_is_read_from_the_tree_once_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = by_outcome(tmp_path)
+    made = learning(tmp_path)
     for number in range(4):
         suggested = made.suggest(str(number))
         assert isinstance(suggested, dict)
@@ -173,11 +161,10 @@ def test_what_holds_is_read_from_the_tree_once_a_trial(tmp_path: Path, monkeypat
             made.tell_failure("2", "ValueError: of the user's")
         else:
             made.on_trial_complete(str(number), train(tmp_path, suggested))
-    assert made.outcomes is not None
-    holds = made.outcomes.holds()
+    holds = queue_of(made).holds()
     assert holds
-    monkeypatch.setattr(outcome_queue, "read_trace", lambda store: pytest.fail("read again"))
-    assert made.outcomes.holds() == holds
+    monkeypatch.setattr(module, "read_trace", lambda store: pytest.fail("read again"))
+    assert queue_of(made).holds() == holds
     made.best()
 
 
@@ -188,8 +175,6 @@ def identity_of(trace: RunTrace, config: Mapping[str, Any]) -> str:
     return json.dumps([[[event["iteration"], event["layer"]] for event in events], [braking if events else 0]])
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
 def test_recorded_branches_part_settings_that_the_dense_run_takes_for_one_outcome(tmp_path: Path) -> None:
     fixed = {"CAC_VAR_START_THR": 0.99, "CAC_VAR_START_ITR": 2, "CAC_VAR_SAMPLES": 1}
     start = {"CAC_VAR_MT_THR": 0.96, "CAC_VAR_SLOPE_THR": 0.98, "CAC_VAR_MT_COUNT_THR": 5}
@@ -220,20 +205,16 @@ def test_recorded_branches_part_settings_that_the_dense_run_takes_for_one_outcom
         assert (one.saved, one.known) == (pytest.approx(row["compute_saved"]), row["exact"])
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
 def test_the_answer_saves_most_of_what_is_sure_enough_in_a_resumed_search_too(tmp_path: Path) -> None:
     made = learning(tmp_path, allowed_drop=0.1)
     trained_by(made, tmp_path)
-    assert made.outcomes is not None
-    holds = made.outcomes.holds()
+    holds = queue_of(made).holds()
     found = {t.number: t.user_attrs["row"]["compute_saved"] for t in told(tmp_path) if "row" in t.user_attrs}
     assert holds.keys() == found.keys() - {0}
     unsure = max(holds, key=lambda number: found[number])  # early stops of all layers are the least sure
     sure = (holds[unsure] + min(share for number, share in holds.items() if share > holds[unsure])) / 2
     again = learning(tmp_path, begin=False, allowed_drop=0.1, sure=sure)
-    assert again.outcomes is not None
-    assert again.outcomes.unsure() == [number for number, share in holds.items() if share < sure]
+    assert queue_of(again).unsure() == [number for number, share in holds.items() if share < sure]
     first, best = made.best(), again.best()
     assert first is not None
     assert best is not None
@@ -242,10 +223,8 @@ def test_the_answer_saves_most_of_what_is_sure_enough_in_a_resumed_search_too(tm
     assert best.saved < first.saved
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
 def test_what_runs_or_failed_is_not_suggested_again(tmp_path: Path) -> None:
-    made = by_outcome(tmp_path)
+    made = learning(tmp_path)
     for number in range(4):
         assert isinstance(made.suggest(str(number)), dict)
     made.tell_failure("1", "ValueError: of the user's")
@@ -254,20 +233,18 @@ def test_what_runs_or_failed_is_not_suggested_again(tmp_path: Path) -> None:
     begun = [json.dumps(t.user_attrs[OUTCOME]) for t in told(tmp_path) if OUTCOME in t.user_attrs]
     assert len(begun) >= 3
     assert len(set(begun)) == len(begun)
-    again = by_outcome(tmp_path, begin=False)  # a failed trial ends no search
+    again = learning(tmp_path, begin=False)  # a failed trial ends no search
     again.adopt_unfinished()
     assert isinstance(again.suggest("after"), dict)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
 def test_an_interrupted_outcome_is_begun_again_as_the_same_one(tmp_path: Path) -> None:
-    made = by_outcome(tmp_path)
+    made = learning(tmp_path)
     made.suggest("published")
     first = made.suggest("first")
     assert isinstance(first, dict)
     outcome = told(tmp_path)[first["trial"]].user_attrs[OUTCOME]
-    again = by_outcome(tmp_path, begin=False)  # the first search was killed
+    again = learning(tmp_path, begin=False)  # the first search was killed
     again.adopt_unfinished()
     configs, attrs = [], []
     for number in range(3):
@@ -279,8 +256,6 @@ def test_an_interrupted_outcome_is_begun_again_as_the_same_one(tmp_path: Path) -
     assert [a.get(OUTCOME) for a in attrs].count(outcome) == 1  # and no other trial has it
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(
     ("space", "hold"),
     [
@@ -293,12 +268,9 @@ def test_what_replay_cannot_know_of_a_space_leaves_it_to_the_sampler(
     tmp_path: Path, space: str, hold: dict[str, Any] | None
 ) -> None:
     made = learning(tmp_path, space=space, hold=hold)
-    assert made.outcomes is not None
-    assert not made.outcomes.predicts
+    assert not queue_of(made).predicts
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
 def test_rules_that_measure_get_their_share_of_the_trials(tmp_path: Path) -> None:
     made = learning(tmp_path, space="stop_rules")
     rules = []
@@ -311,8 +283,6 @@ def test_rules_that_measure_get_their_share_of_the_trials(tmp_path: Path) -> Non
     assert 0.2 * len(rules) <= len(measured) <= 0.7 * len(rules), rules
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
 def test_settings_of_one_region_train_alike(tmp_path: Path) -> None:
     """Each drawn setting, replayed on its own step by step, has the stops and savings of exactly one outcome."""
     known = learning(tmp_path).learn()
@@ -334,7 +304,6 @@ def test_settings_of_one_region_train_alike(tmp_path: Path) -> None:
         assert one.parameters in groups[one.stops, one.config["CAC_BRAKING_DISTANCE"]]
 
 
-@pytest.mark.slow
 def test_a_search_by_outcome_on_ray_ends_early_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = {"epochs": 6, "results": tmp_path, "name": "s", "allowed_drop": 0.02, "concurrency": 1}
     found = search(**options, trials=30, controls=False)
@@ -360,15 +329,13 @@ def test_a_search_by_outcome_on_ray_ends_early_and_says_so(tmp_path: Path, capsy
     assert surer.best["compute_saved"] < found.best["compute_saved"]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
 def test_of_outcomes_that_cannot_be_told_apart_one_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run has 32 steps, so a difference of 3 of them is below what is then told apart."""
-    monkeypatch.setattr(improvement, "ALIKE", 3.5 / 32)
-    monkeypatch.setattr(improvement, "WORTHWHILE", 0.06)
-    made = by_outcome(tmp_path)
+    monkeypatch.setattr(quality_model, "ALIKE", 3.5 / 32)
+    monkeypatch.setattr(quality_model, "WORTHWHILE", 0.06)
+    monkeypatch.setattr(module, "WORTHWHILE", 0.06)
+    made = learning(tmp_path)
     trained_by(made, tmp_path)
-    assert made.outcomes is not None
-    tried = made.outcomes._features(made.outcomes._tried(made.trials.baseline_row() or {}))
+    tried = queue_of(made)._features(queue_of(made)._tried(made.trials.baseline_row() or {}, {}))
     for number, one in enumerate(tried[2:], 2):
-        assert improvement.are_new(one[None], tried[1:number]).all()
+        assert are_new(one[None], tried[1:number]).all()

@@ -7,22 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.io.layout import Layout
 from trainables.errors import UserError
+from tune_cac.study.folder import trial_folder_name
 from tune_cac.study.options import SearchOptions
 from tune_cac.tuning.run_context import own_code
 
 if TYPE_CHECKING:
-    from tune_cac.tuning.budget import Budget
-    from tune_cac.tuning.progress import SearchProgress
-    from tune_cac.tuning.study_searcher import StudySearch
+    from tune_cac.tuning.progress import Budget, SearchProgress
+    from tune_cac.tuning.searcher import StudySearch
 
 
 def ray_needs(options: SearchOptions) -> dict[str, Any]:
     """Return the arguments of `tune_cac.ray_backend.session.ray_session`."""
-    return {
-        "cpus": options.trials_at_a_time * options.processors_per_trial,
-        "modules": _own_modules(options),
-        "address": options.address,
-    }
+    modules: list[Path] = []  # of the user, which trials import
+    if named := own_code(options):
+        from trainables.workloads.user_code import own_modules
+
+        modules = sorted({path for name in named for path in own_modules(name.partition(":")[0])})
+    cpus = options.trials_at_a_time * options.processors_per_trial
+    return {"cpus": cpus, "modules": modules, "address": options.address}
 
 
 def train(
@@ -36,14 +38,7 @@ def train(
 ) -> None:
     """Run on Ray the trials that the searcher suggests.
 
-    Args:
-        layout: of the study.
-        options: resources of the trials.
-        searcher: a `StudySearch`.
-        progress: a `SearchProgress`.
-        run_name: of the Ray experiment.
-        most: most trials, restarts not counted.
-        budget: ends the run when it is used up.
+    There are ``most`` trials, restarts not counted.
 
     Raises:
         OSError: the journal cannot be written.
@@ -53,13 +48,20 @@ def train(
     from tune_cac.ray_backend.session import check_seen_by_all, ends_with_head, ray_session
     from tune_cac.ray_backend.tensorboard import RowEvents
     from tune_cac.ray_backend.workers import memory_ends_trials
-    from tune_cac.tuning.outcomes.outcome_queue import HoldsWriter
+    from tune_cac.tuning.progress import HoldsWriter
+
+    go_on = f"python -m tune_cac search --resume {layout.root}"
+    if layout.read_info().candidates:
+        go_on = f"python -m tune_cac confirm {layout.root.parent}"
+
+    def named(trial: Any) -> str:
+        return trial_folder_name(trial.config["trial"])
 
     with progress, ray_session(**ray_needs(options)), searcher.coordinated(), memory_ends_trials():
         _check_resources(options)
         at_a_time = trials_at_a_time(options)
         check_seen_by_all(layout)
-        with ends_with_head(_go_on(layout)):
+        with ends_with_head(go_on):
             tune.Tuner(
                 _trainable(options),
                 tune_config=tune.TuneConfig(
@@ -68,8 +70,8 @@ def train(
                     num_samples=most * (1 + options.retries) + 2 * at_a_time,
                     max_concurrent_trials=at_a_time,
                     reuse_actors=not options.fresh_processes,
-                    trial_name_creator=_trial_name,
-                    trial_dirname_creator=_trial_name,
+                    trial_name_creator=named,
+                    trial_dirname_creator=named,
                 ),
                 run_config=tune.RunConfig(
                     name=run_name,
@@ -83,22 +85,6 @@ def train(
             ).fit()
         if searcher.unwritten is not None:
             raise searcher.unwritten
-
-
-def _go_on(layout: Layout) -> str:
-    if layout.read_info().candidates:
-        return f"python -m tune_cac confirm {layout.root.parent}"
-    return f"python -m tune_cac search --resume {layout.root}"
-
-
-def _own_modules(options: SearchOptions) -> list[Path]:
-    """Return the user's modules that trials import."""
-    named = own_code(options)
-    if not named:
-        return []
-    from trainables.workloads.user_code import own_modules
-
-    return sorted({path for name in named for path in own_modules(name.partition(":")[0])})
 
 
 def _trainable(options: SearchOptions) -> Any:
@@ -140,9 +126,3 @@ def trials_at_a_time(options: SearchOptions) -> int:
     if options.gpus_per_trial:
         room.append(there.get("GPU", 0) / options.gpus_per_trial)
     return max(1, int(min(room)) // options.workers_per_trial)
-
-
-def _trial_name(trial: Any) -> str:
-    from tune_cac.study.folder import trial_folder_name
-
-    return trial_folder_name(trial.config["trial"])

@@ -1,6 +1,6 @@
 """A search whose trials run a command of the user; the run is known when the baseline has ended.
 
-Its optimizer tells steps and layers, and leaves the variances of every step, so that what a setting stops is known
+Its optimizer reports steps and layers, and leaves the variances of every step, so that what a setting stops is known
 before it is trained, as where we train ourselves.
 """
 
@@ -31,26 +31,31 @@ from trainables.storage import files_of
 from trainables.workload_options import read_options
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import with_watch
-from tune_cac.tuning.search_plan import SearchPlan
-from tune_cac.tuning.study_searcher import StudySearch
-from tune_cac.tuning.study_trials import PredefinedTrial
-from tune_cac.tuning.trial_config import config_of_trial
-from tune_cac.tuning.warm_start.baseline import WarmStart, typical_configs, warn_of_nothing_learned, with_learned_ranges
+from tune_cac.tuning.baseline import WarmStart, typical_configs, warn_of_nothing_learned, with_learned_ranges
+from tune_cac.tuning.searcher import SearchPlan, StudySearch, config_of_trial
+from tune_cac.tuning.trials import PredefinedTrial
 
-# --- The root of a stage tree that a script's baseline leaves: signals, layers and costs, without checkpoints ---------
+#: Placeholder until the baseline has reported its run; no space is evaluated with it.
+UNKNOWN_RUN = SpaceContext(total_steps=1, layer_names=(), unit_ends=())
+#: Said where a baseline with our optimizer left no variances.
+NOT_RECORDED = (
+    "the baseline's run could not be recorded, so what settings stop is not known before they are trained and they are "
+    "drawn by TPE (docs/own-training.md says what can be recorded)"
+)
+#: Sizes of inputs up to which nothing is said of them: an epoch's last batch is a smaller one.
+SAID_SIZES = 2
+#: Said where the starting point is left out.
+START_DOES_NOTHING = (
+    "the space's starting point stops nothing on this run, as the baseline's shows, so it is not trained"
+)
 
 
 def write_root(
     tree: Path | str, config: TrialConfig, row: Mapping[str, Any], told: Mapping[str, Any], content: bytes
 ) -> str:
-    """Write the root and return its id.
+    """Write the root of a stage tree that a dense run leaves, without checkpoints; return its id.
 
-    Args:
-        tree: the study's ``tree`` folder, or its URI.
-        config: of the baseline.
-        row: its last one.
-        told: its `RUN_FACTS`.
-        content: of the file that its optimizer has written (`trace_file`).
+    ``content`` is that of the file that the run's optimizer has written (`trace_file`), ``told`` its `RUN_FACTS`.
 
     Raises:
         OSError: it cannot be written.
@@ -89,23 +94,6 @@ def write_root(
     return root
 
 
-# --- A search whose trials run a command of the user ------------------------------------------------------------------
-
-#: Placeholder until the baseline has reported its run; no space is evaluated with it.
-UNKNOWN_RUN = SpaceContext(total_steps=1, layer_names=(), unit_ends=())
-#: Said where a baseline with our optimizer left no variances.
-NOT_RECORDED = (
-    "the baseline's run could not be recorded, so what settings stop is not known before they are trained and they are "
-    "drawn by TPE (docs/own-training.md says what can be recorded)"
-)
-#: Sizes of inputs up to which nothing is said of them: an epoch's last batch is a smaller one.
-SAID_SIZES = 2
-#: Said where the starting point is left out.
-START_DOES_NOTHING = (
-    "the space's starting point stops nothing on this run, as the baseline's shows, so it is not trained"
-)
-
-
 class ScriptSearch(StudySearch):
     """Train the baseline first; its reports give the number of steps and the layers of a run.
 
@@ -114,26 +102,22 @@ class ScriptSearch(StudySearch):
     """
 
     def __init__(self, plan: SearchPlan) -> None:
+        self._placeholders = set(names(read_options(plan.base.options)["command"]))
         run = replace(UNKNOWN_RUN, workload_options=plan.context.workload_options)
-        lengths = plan.lengths if "epochs" in _placeholders(plan.base) else ""
+        lengths = plan.lengths if "epochs" in self._placeholders else ""
         super().__init__(replace(plan, context=run, sharing=False, lengths=lengths))
 
     def begin(self) -> None:
         """Queue the baseline; the space's starting point depends on the run that it reports."""
         self.study.enqueue_trial({}, user_attrs={"role": "baseline"})
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """Return the next trial's config as in every search, with the steps that its length asks for."""
-        config = super().suggest(trial_id)
-        steps = self._facts().get("steps")
-        if isinstance(config, dict) and self._running[trial_id].user_attrs.get("role") != "baseline" and steps:
+    def _sent(self, trial: optuna.Trial) -> dict[str, Any]:
+        config, steps = super()._sent(trial), self._facts().get("steps")
+        if config["role"] != "baseline" and steps:
             begun = min(t.datetime_start for t in self.trials.all() if t.datetime_start is not None)
             share = config["config"]["epochs"] / self.plan.base.epochs
             config["length"] = asdict(OwnLength(steps=round(steps * share), since_s=begun.timestamp()))
         return config
-
-    def _sharing_of(self, folder: str) -> Any:
-        return None
 
     @property
     def gave_up(self) -> str:
@@ -142,12 +126,12 @@ class ScriptSearch(StudySearch):
             return super().gave_up
         if self.trials.baseline_row() is None:
             return ""
-        if self._total_steps() is None:
+        facts = self._facts()
+        if facts.get("total_steps") is None:
             return "the baseline reported no step"
-        layers = self._facts()["layer_names"]
-        if not layers and not _placeholders(self.plan.base) - {"seed", "epochs", "trial_dir"}:
+        if not facts["layer_names"] and not self._placeholders - {"seed", "epochs", "trial_dir"}:
             return "the baseline has no optimizer of tune_cac.gradskip and the command no placeholder"
-        if not layers and self._search_space.name == "manual_layers":
+        if not facts["layer_names"] and self._search_space.name == "manual_layers":
             return "the baseline reported no layers that could stop"
         return ""
 
@@ -167,13 +151,13 @@ class ScriptSearch(StudySearch):
             facts = self._facts()
             self._context = self._context_told(facts)
             self.plan = replace(self.plan, hold=with_watch(self.plan.hold, self._context))
-            self._warm_start = self._acting(self._known(self.plan.base, self._context, facts, self.trials.root()))
+            self._warm_start = self._acting(self._known(self.plan.base, facts, self.trials.root()))
         return self._warm_start
 
     def _learned(self, epochs: int, root: str | None) -> WarmStart:
         """Return what a cut run told of itself."""
         facts = next(json.loads(t.user_attrs[RUN_FACTS]) for t in self.trials.all() if t.user_attrs.get("root") == root)
-        return self._known(replace(self.plan.base, epochs=epochs), self._context_told(facts), facts, root)
+        return self._known(replace(self.plan.base, epochs=epochs), facts, root)
 
     def _context_told(self, facts: Mapping[str, Any]) -> SpaceContext:
         return SpaceContext(
@@ -184,13 +168,13 @@ class ScriptSearch(StudySearch):
             workload_options=self._context.workload_options,
         )
 
-    def _known(self, base: TrialConfig, context: SpaceContext, facts: Mapping[str, Any], root: str | None) -> WarmStart:
-        trace = self._trace(root)
+    def _known(self, base: TrialConfig, facts: Mapping[str, Any], root: str | None) -> WarmStart:
+        trace, context, hold = self._trace(root), self._context_told(facts), self.plan.hold
         if trace is not None:
-            typical = typical_configs(self._search_space, context, base, self.plan.hold)
+            typical = typical_configs(self._search_space, context, base, hold)
             context = with_learned_ranges(context, trace, [one for one in typical if one.method == "gradskip"])
         return WarmStart(
-            space=self._search_space, context=context, base=base, hold=self.plan.hold, trace=trace,
+            space=self._search_space, context=context, base=base, hold=hold, trace=trace,
             weight_decays=facts.get("weight_decays"),
         )  # fmt: skip
 
@@ -203,14 +187,14 @@ class ScriptSearch(StudySearch):
             warn_of_nothing_learned(error)
             return None
 
-    def _enqueue_spread(self) -> None:
+    def _enqueue_first(self) -> None:
         if self.study.user_attrs.get("spread"):
             return
         if self._start_does_nothing():
             say(START_DOES_NOTHING)
         else:
             self._enqueue_start(self.learn().context)
-        self.trials.tell_why_little(self.learn().why_little(self._start_seed, acts=False))
+        self.trials.tell_why_little(self.learn().why_little(self.plan.seed))
         self.study.set_user_attr("spread", True)
 
     def _start_does_nothing(self) -> bool:
@@ -227,49 +211,40 @@ class ScriptSearch(StudySearch):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Store the run facts that the baseline or a cut run reports, then report the trial as in every search."""
         trial = self._running.get(trial_id)
-        dense = trial is not None and trial.user_attrs.get("role") in ("baseline", CUT)
-        if trial is not None and dense and result and RUN_FACTS in result:
+        role = "" if trial is None else trial.user_attrs.get("role")
+        if trial is not None and role in ("baseline", CUT) and result and RUN_FACTS in result:
             trial.set_user_attr(RUN_FACTS, result[RUN_FACTS])
             facts = json.loads(result[RUN_FACTS])
-            if trial.user_attrs["role"] == "baseline" and (facts.get("sizes") or 0) > SAID_SIZES:
+            if role == "baseline" and (facts.get("sizes") or 0) > SAID_SIZES:
                 say(f"inputs vary in size: FLOPs of {facts['measured_steps']} of {facts['steps']} steps were counted, "
                     "those of the others follow from their sizes")  # fmt: skip
-            self._keep_trace(trial, result)
+            self._keep_trace(trial, result, facts)
         super().on_trial_complete(trial_id, result, error)
 
-    def _keep_trace(self, trial: optuna.Trial, result: Mapping[str, Any]) -> None:
+    def _keep_trace(self, trial: optuna.Trial, result: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """Keep what a dense run's optimizer has recorded; without it settings are drawn by Optuna's sampler."""
-        row = {name: result[name] for name in ROW_KEYS if name in result}
+        attrs, row = trial.user_attrs, {name: result[name] for name in ROW_KEYS if name in result}
         try:
-            content = files_of(self._place).read(f"{trial.user_attrs['folder']}/{TRACE_FILE}")
-            config = TrialConfig.from_mapping(trial.user_attrs["config"])
-            trial.set_user_attr("root", write_root(self.plan.tree, config, row, json.loads(result[RUN_FACTS]), content))
+            content = files_of(self._place).read(f"{attrs['folder']}/{TRACE_FILE}")
+            config = TrialConfig.from_mapping(attrs["config"])
+            trial.set_user_attr("root", write_root(self.plan.tree, config, row, facts, content))
         except FileNotFoundError:
-            ours = bool(json.loads(result[RUN_FACTS])["layer_names"])
-            if self.outcomes is not None and ours and trial.user_attrs["role"] == "baseline":
+            if self.outcomes is not None and facts["layer_names"] and attrs["role"] == "baseline":
                 say(NOT_RECORDED)
         except Exception as error:  # noqa: BLE001 - a file of another version, or one that the user's script wrote
             warn_of_nothing_learned(error)
 
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
         """Return the missing shorter runs; none if the command takes no ``{epochs}``."""
-        if "epochs" not in _placeholders(self.plan.base):
+        if "epochs" not in self._placeholders:
             return []
         self._leave_out_lengths()
         missing = super().missing_controls(shorter_alone=True)
         best = None if shorter_alone or self.lengths is None else self.best()
-        beside = None if best is None or self.lengths is None else self.lengths.beside(best.saved)
+        beside = None if best is None or self.lengths is None else self.lengths.beside(best)
         return missing if beside is None or beside.key in self.trials.begun() else [*missing, beside]
 
     def _facts(self) -> Mapping[str, Any]:
         stored = next((t.user_attrs[RUN_FACTS] for t in self.trials.baselines() if RUN_FACTS in t.user_attrs), "{}")
         facts: Mapping[str, Any] = json.loads(stored)
         return facts
-
-    def _total_steps(self) -> int | None:
-        return self._facts().get("total_steps")
-
-
-def _placeholders(base: TrialConfig) -> set[str]:
-    """Return the placeholders of the command."""
-    return set(names(read_options(base.options)["command"]))

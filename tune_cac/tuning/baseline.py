@@ -1,4 +1,7 @@
-"""Warm start from the baseline's run: ranges, first settings, and settings that do nothing."""
+"""What a search learns from its baseline's recorded run: ranges, what settings stop and save, and what does nothing.
+
+All results depend on the run alone, bit for bit, whatever was trained since, so that a resumed search learns the same.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,15 @@ from trainables.attachment import metadata_key
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.replay import Blueprint, Unit, signal_name
+from trainables.gradskip.rules.choice import NAMED
 from trainables.gradskip.rules.published_batch import Curve
 from trainables.gradskip.variables import BY_NAME
-from trainables.quality import Quality, allowed_amount
+from trainables.quality import allowed_amount
 from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.root import ensure_costs, method_facts
 from trainables.stage_tree.store import StageStore
 
-# --- Ranges in which thresholds make a difference, learned from the baseline's run, which is recorded step by step ----
+# --- Ranges in which thresholds make a difference ---------------------------------------------------------------------
 # A threshold below every ratio that a layer's variance ever reaches is never met, and a search that samples there
 # trains its baseline again and again. The ratio of an iteration is lowest if the rule has seen every iteration before
 # it (CAC_VAR_START_ITR=0, CAC_VAR_SAMPLES=1): a later start or rarer decisions can only miss peaks. So the lowest of
@@ -40,9 +44,6 @@ from trainables.stage_tree.store import StageStore
 # own run; approximate for later targets, whose variances change once an earlier layer has stopped. The upper end is 1:
 # a layer stops at the first fall of its variance. Ratios that are reached only in the last quarter of the run do not
 # count: a stop there saves almost nothing, and costs a search as much to try as any other.
-#
-# All results depend on the baseline's run alone, bit for bit, whatever was trained since, so that a resumed search
-# learns the same.
 #
 # Symbols: v variance, peak the largest v so far, ratio v / peak. Shapes: T steps.
 
@@ -53,18 +54,13 @@ BEYOND_EXACT, BEYOND_ESTIMATE = 0.0, 0.25
 USEFUL_SHARE = 0.75
 #: No range begins below this; a threshold must be positive.
 LOWEST_THRESHOLD = 0.01
-#: Number of settings drawn to choose a search's first settings from.
-DRAWS = 2000
 
 
 def with_learned_ranges(context: SpaceContext, trace: RunTrace, configs: Iterable[TrialConfig]) -> SpaceContext:
     """Return the context with the ranges in which the variance rule's thresholds make a difference on this run.
 
-    Args:
-        context: of the run.
-        trace: its recorded training.
-        configs: one configuration for each way in which the space selects layers (``CAC_WATCH``, ``CAC_WHOLE_UNITS``).
-            Configurations of other rules, or without a layer plan in the study, are skipped.
+    There is one configuration for each way in which the space selects layers (``CAC_WATCH``, ``CAC_WHOLE_UNITS``).
+    Those of other rules, or without a layer plan in the study, are skipped.
 
     Returns:
         The context; unknown fields, and ranges that would be empty because no layer's variance ever falls, are
@@ -74,19 +70,18 @@ def with_learned_ranges(context: SpaceContext, trace: RunTrace, configs: Iterabl
     laters: list[float] = []
     starts: list[int] = []
     for config in configs:
-        if (
-            not config.skips_gradients
-            or config.gradskip_settings().mode != "auto"
-            or facts_key(config) not in trace.facts
-        ):
+        by_variance = config.skips_gradients and config.gradskip_settings().mode == "auto"
+        if not by_variance or facts_key(config) not in trace.facts:
             continue
         blueprint = trace.blueprint(config)
-        units = blueprint.plan.units[: blueprint.stoppable]
-        for place, unit in enumerate(unit for unit in units if _moves(_variances(trace, config, unit))):
-            ratios = ratios_of(trace, blueprint, config, unit)
-            (laters if place else firsts).append(float(np.min(ratios, initial=np.inf)))
-            if place == 0:
-                starts.append(_latest_start(trace, blueprint, config, unit))
+        curves = [_variances(trace, config, unit) for unit in blueprint.plan.units[: blueprint.stoppable]]
+        # The rule passes over a layer that does not move.
+        moving = [values for values in curves if len(values) == 0 or (values != values[0]).any()]
+        for place, values in enumerate(moving):
+            lowest = float(np.min(_ratios(values, blueprint), initial=np.inf))
+            (laters if place else firsts).append(lowest)
+        if moving:
+            starts.append(_latest_start(moving[0], blueprint))
     found: dict[str, Any] = {}
     if (lowest := min(firsts, default=math.inf)) < 1:
         found["first_thresholds"] = _range(lowest, BEYOND_EXACT)
@@ -97,41 +92,37 @@ def with_learned_ranges(context: SpaceContext, trace: RunTrace, configs: Iterabl
     return replace(context, **found)
 
 
-def ratios_of(trace: RunTrace, blueprint: Blueprint, config: TrialConfig, unit: Unit) -> NDArray[np.float64]:
-    """Return (T,) ratios of a layer's variance in the run's useful part, infinite at peaks; empty if unknown."""
-    values = _variances(trace, config, unit)
-    return Curve.of(np.arange(len(values)), values, single_precision=blueprint.single_precision).ratios
-
-
 def _variances(trace: RunTrace, config: TrialConfig, unit: Unit) -> NDArray[np.float64]:
+    """Return (T,) variances of a layer in the run's useful part; empty if unknown."""
     values, there = trace.dense.signal(signal_name(config.gradskip_settings(), unit.watched))
     return values[: math.ceil(USEFUL_SHARE * trace.total_steps)] if there.any() else values[:0]
 
 
-def _moves(variances: NDArray[np.float64]) -> bool:
-    """Return whether a layer may move; the rule passes over one that does not."""
-    return len(variances) == 0 or bool((variances != variances[0]).any())
+def _ratios(values: NDArray[np.float64], blueprint: Blueprint) -> NDArray[np.float64]:
+    """Return (T,) ratios of variances, infinite at peaks."""
+    return Curve.of(np.arange(len(values)), values, single_precision=blueprint.single_precision).ratios
 
 
-def _latest_start(trace: RunTrace, blueprint: Blueprint, config: TrialConfig, unit: Unit) -> int:
+def _latest_start(values: NDArray[np.float64], blueprint: Blueprint) -> int:
     """Return the last start iteration after which some ratio falls below 1; -1 if there is none.
 
     An earlier start has seen an equal or higher peak by then, so a ratio below 1 after a start is also below 1 after
     every earlier start.
     """
-    values = _variances(trace, config, unit)
 
-    def falls_after(start: int) -> bool:
-        seen = Curve.of(np.arange(len(values) - start), values[start:], single_precision=blueprint.single_precision)
-        return bool((seen.ratios < 1).any())
+    def stays(start: int) -> bool:
+        return not (_ratios(values[start:], blueprint) < 1).any()
 
-    return bisect.bisect_left(range(len(values)), True, key=lambda start: not falls_after(start)) - 1
+    return bisect.bisect_left(range(len(values)), True, key=stays) - 1
 
 
 def _range(lowest: float, beyond: float) -> tuple[float, float]:
     """Return the range from the lowest ratio that counts to 1, on a grid of 1e-6 for readable numbers."""
     # A ratio must be below a threshold, in single precision.
     return max(LOWEST_THRESHOLD, (math.floor((lowest - beyond * (1 - lowest)) * 1e6) + 2) / 1e6), 1.0
+
+
+# --- What settings stop and save --------------------------------------------------------------------------------------
 
 
 def never_acts(config: TrialConfig, trace: RunTrace) -> bool:
@@ -146,58 +137,12 @@ def never_acts(config: TrialConfig, trace: RunTrace) -> bool:
     return bool(found["exact"].iloc[0])  # any action would have left the only stage
 
 
-# --- first settings of a search -------------------------------------------------------------------------------------
-
-
-#: Spaces that stop layers on a run whose variances do not fall.
-_WORKS = "--space stop_rules has rules that need no falling variance, --space manual_layers none at all"
-
-
-def without_decay(configs: Iterable[TrialConfig], weight_decays: Sequence[float] | None) -> str:
-    """Return a message that the variance rule has little effect without weight decay, and what works; else empty.
-
-    Args:
-        configs: one for each way in which the space selects layers.
-        weight_decays: of the run's weights, as its optimizer has them; None if unknown.
-    """
-    modes = {config.gradskip_settings().mode for config in configs if config.skips_gradients}
-    if weight_decays is None or any(weight_decays) or modes != {"auto"}:
-        return ""
-    return f"weight decay is 0, so hardly anything drives weight variance below its peak on this run: {_WORKS}"
-
-
-def why_inert(space: Space, context: SpaceContext, predicted: Iterable[Mapping[str, Any] | None]) -> str:
-    """Return a message that no setting of a space does anything on this run, why, and what does; empty if some may.
-
-    Args:
-        space: what is searched.
-        context: of the run, with the ranges of `with_learned_ranges`.
-        predicted: `predictions` of random settings.
-    """
-    if not all(found is not None and found["exact"] and found["stops"] == 0 for found in predicted):
-        return ""
-    nothing = f"space {space.name} does nothing on this run"
-    if context.first_thresholds is None:
-        return (
-            f"{nothing}: the rule stops layers from the first on, and the weight variance of the first that moves "
-            f"never falls below its peak, as without weight decay; {_WORKS}"
-        )
-    return (
-        f"{nothing}: no layer stops with the values that it fixes, for the first one's weight variance falls to "
-        f"{context.first_thresholds[0]:.4g} of its peak; fix a higher threshold (--set CAC_VAR_START_THR=...), or "
-        "search --space auto_thresholds, whose ranges are those of the run"
-    )
-
-
 def predictions(
     trace: RunTrace, settings: Sequence[Mapping[str, Any]], *, branches: bool = False
 ) -> list[dict[str, Any] | None]:
     """Return a row of `replay` for each setting; None for settings without one.
 
-    Args:
-        trace: the recorded runs.
-        settings: fields of a configuration each.
-        branches: whether runs with a method are read, too, not only the one without.
+    With ``branches`` runs with a method are read, too, not only the one without.
     """
     trace = trace if branches else trace.dense_only()
     # Settings of one layer plan are replayed together: if the study lacks it, only they have no prediction.
@@ -217,31 +162,16 @@ def predictions(
 
 
 def outcome(found: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """Return a text that is equal for settings that train alike."""
-    stops = [(event["iteration"], event["layer"]) for event in json.loads(found["stop_events"])]
+    """Return a text that is equal for settings that train alike.
+
+    The stops are those of a trial's or a predicted row.
+    """
+    stops = [(event["iteration"], event["layer"]) for event in json.loads(found.get("stop_events") or "[]")]
     how: list[Any] = [(values.get("CAC_BRAKING_DISTANCE") or 0) if stops else 0]
-    if values.get("CAC_RULE") == "freezeout":
+    rule = NAMED.get(str(values.get("CAC_RULE")))
+    if rule is not None and rule.scales_every_step:
         how += [str(value) for name, value in sorted(values.items()) if name.startswith("CAC_RULE")]
     return json.dumps([stops, how])
-
-
-def spread(saved: Sequence[tuple[float, int]], count: int) -> list[int]:
-    """Choose ``count`` of (savings, number), sorted by savings, nearest to evenly spaced savings; return the numbers.
-
-    >>> spread([(0.1, 5), (0.11, 6), (0.12, 7), (0.5, 8), (0.9, 9)], 3)
-    [5, 8, 9]
-    """
-    if len(saved) <= count:
-        return [number for _, number in saved]
-    left = list(saved)
-    low, high = saved[0][0], saved[-1][0]
-    chosen = []
-    for place in range(count):
-        target = low + (high - low) * place / max(1, count - 1)
-        nearest = min(left, key=lambda pair: (abs(pair[0] - target), pair))
-        left.remove(nearest)
-        chosen.append(nearest)
-    return [number for _, number in sorted(chosen)]
 
 
 class DrawnTrial:
@@ -282,9 +212,48 @@ class DrawnTrial:
         return self.params[name]
 
 
+# --- Why hardly any setting of a space does anything on a run ---------------------------------------------------------
+
+#: Spaces that stop layers on a run whose variances do not fall.
+_WORKS = "--space stop_rules has rules that need no falling variance, --space manual_layers none at all"
+
+
+def without_decay(configs: Iterable[TrialConfig], weight_decays: Sequence[float] | None) -> str:
+    """Return a message that the variance rule has little effect without weight decay, and what works; else empty.
+
+    Args:
+        configs: one for each way in which the space selects layers.
+        weight_decays: of the run's weights, as its optimizer has them; None if unknown.
+    """
+    modes = {config.gradskip_settings().mode for config in configs if config.skips_gradients}
+    if weight_decays is None or any(weight_decays) or modes != {"auto"}:
+        return ""
+    return f"weight decay is 0, so hardly anything drives weight variance below its peak on this run: {_WORKS}"
+
+
+def why_inert(space: Space, context: SpaceContext, predicted: Iterable[Mapping[str, Any] | None]) -> str:
+    """Return a message that no setting of a space does anything on this run, why, and what does; empty if some may.
+
+    The context has the ranges of `with_learned_ranges`; ``predicted`` are `predictions` of random settings.
+    """
+    if not all(found is not None and found["exact"] and found["stops"] == 0 for found in predicted):
+        return ""
+    nothing = f"space {space.name} does nothing on this run"
+    if context.first_thresholds is None:
+        return (
+            f"{nothing}: the rule stops layers from the first on, and the weight variance of the first that moves "
+            f"never falls below its peak, as without weight decay; {_WORKS}"
+        )
+    return (
+        f"{nothing}: no layer stops with the values that it fixes, for the first one's weight variance falls to "
+        f"{context.first_thresholds[0]:.4g} of its peak; fix a higher threshold (--set CAC_VAR_START_THR=...), or "
+        "search --space auto_thresholds, whose ranges are those of the run"
+    )
+
+
 # --- Pruning sensitivities of the trained baseline's layers, each pruned alone, for the ranges of a search ------------
-# They come from the baseline's run: its state at the start of the last epoch, pruned layer by layer and evaluated on
-# the validation split. The result is kept in the root's folder, so that a resumed search has the same ranges.
+# They come from the baseline's state at the start of its last epoch, pruned layer by layer and evaluated on the
+# validation split. The result is kept in the root's folder.
 
 #: Pruning levels to try, more of them for models with fewer layers, and the most evaluations.
 LEVELS = ((0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95), (0.0, 0.5, 0.8, 0.9))
@@ -294,33 +263,18 @@ MOST_EVALUATIONS = 250
 LEAST_DROP, LEAST_RELATIVE_DROP = 0.01, "2%"
 
 
-def _at_least(allowed_drop: float | str, quality: Quality, unpruned: float) -> float:
-    """Return the drop of the analysis in the metric's unit."""
-    least = allowed_amount(LEAST_DROP if quality.is_fraction else LEAST_RELATIVE_DROP, unpruned)
-    return float(max(allowed_amount(allowed_drop, unpruned), least))
-
-
 def baseline_sensitivities(
-    tree: Path | str, root: str, base: TrialConfig, weight_names: tuple[str, ...], allowed_drop: float | str
+    tree: Path | str, root: str, base: TrialConfig, weight_names: Sequence[str], allowed_drop: float | str
 ) -> dict[str, float]:
-    """Return sensitivities by weight; empty if the baseline's state was not kept or the model has too many layers.
-
-    Args:
-        tree: the study's ``tree`` folder.
-        root: of the baseline's run.
-        base: its configuration.
-        weight_names: weights to prune.
-        allowed_drop: that may be lost of the metric (`trainables.quality`).
-    """
+    """Return sensitivities by weight; empty if the baseline's state was not kept or the model has too many layers."""
     store = StageStore(tree, root)
     name = f"sensitivities-{allowed_drop}.json"
-    known = store.read(name)
-    if known is not None:
+    if (known := store.read(name)) is not None:
         return {str(key): float(value) for key, value in known.items()}
     levels = next((tried for tried in LEVELS if len(tried) * len(weight_names) <= MOST_EVALUATIONS), None)
     if levels is None:
         return {}
-    found = _analysed(store, tree, base, weight_names, levels, allowed_drop)
+    found = _analysed(store, base, weight_names, levels, allowed_drop)
     try:
         store.write(name, found)  # also an empty result: another trial may store a state later
     except OSError as error:
@@ -330,9 +284,8 @@ def baseline_sensitivities(
 
 def _analysed(
     store: StageStore,
-    tree: Path | str,
     base: TrialConfig,
-    weight_names: tuple[str, ...],
+    weight_names: Sequence[str],
     levels: tuple[float, ...],
     allowed_drop: float | str,
 ) -> dict[str, float]:
@@ -345,31 +298,26 @@ def _analysed(
 
     with TrainingRun(replace(base, device="cpu")) as run:
         last = run.total_steps - run.workload.steps_per_epoch
-        data: Any = None
-        checkpoints = Checkpoints(tree, 0)
-        stage = store.first()
-        for entry in checkpoints.entries(stage.id):
-            if entry.step == last and data is None:
-                data = checkpoints.read(stage.id, entry)
+        checkpoints, stage = Checkpoints(store.tree, 0), store.first().id
+        states = (checkpoints.read(stage, entry) for entry in checkpoints.entries(stage) if entry.step == last)
+        data = next((state for state in states if state is not None), None)
         if data is None:
             return {}
         state = unpack(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
         run.model.load_state_dict(state["model"])
+        quality = base.quality
         try:
             rows = sensitivity_analysis(
                 run.model,
                 lambda model: evaluate_workload(
-                    run.workload, model, "validation", run.device, loss_batches=0, metric=base.quality.name
+                    run.workload, model, "validation", run.device, loss_batches=0, metric=quality.name
                 ),
                 layers=list(weight_names),
                 levels=levels,
             )
-            proposals = proposed_sensitivities(
-                rows,
-                parameters_as_built(run.model),
-                _at_least(allowed_drop, base.quality, rows[0].top1),
-                base.quality,
-            )
+            least = LEAST_DROP if quality.is_fraction else LEAST_RELATIVE_DROP
+            drop = max(allowed_amount(allowed_drop, rows[0].top1), allowed_amount(least, rows[0].top1))
+            proposals = proposed_sensitivities(rows, parameters_as_built(run.model), float(drop), quality)
         except UserError as error:
             warnings.warn(f"no sensitivity analysis of the baseline: {error}", stacklevel=2)
             return {}
@@ -380,8 +328,8 @@ def _analysed(
 
 #: The space that is searched where thresholds stop nothing.
 EXPLICIT_STOPS = "manual_layers"
-#: Draws that find the choices of a space's branches.
-_CHOICE_DRAWS = 50
+#: Draws that tell whether a space does nothing, and that find the choices of its branches.
+_DRAWS, _CHOICE_DRAWS = 2000, 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,34 +346,16 @@ class WarmStart:
     weight_decays: Sequence[float] | None = None
     """Weight decays of the run's weights; None if unknown."""
 
-    def spread(self, count: int, seed: int) -> list[dict[str, Any]]:
-        """Return parameters of settings with different predicted outcomes, spread evenly over the compute they save.
+    @property
+    def knows_what_acts(self) -> bool:
+        """Return whether replay predicts settings of the space, so that the baseline's run can prove one never acts."""
+        return self.trace is not None and self.space.method in ("gradskip", "none")
 
-        Random settings of the space are replayed on the baseline's run. Settings that do nothing are left out; settings
-        that would stop the same layers at the same steps count as one.
+    def does_nothing(self, config: TrialConfig) -> bool:
+        """Return whether the baseline's run proves that this configuration never acts; not under other options."""
+        return config.options == self.base.options and self.knows_what_acts and never_acts(config, self.trace)
 
-        Args:
-            count: settings wanted.
-            seed: of the draws.
-
-        Returns:
-            At most ``count``, by ascending savings; none for a space whose outcomes cannot be predicted. If only a part
-            of the space can be predicted (some rules of ``stop_rules``), the same part of ``count``, so that the rest
-            of the space is not tried less.
-        """
-        if not self.knows_what_acts or count < 1:
-            return []
-        drawn = self.drawn(seed)
-        predicted = predictions(self.trace, [values for _, values in drawn])
-        outcomes: dict[str, tuple[float, int]] = {}
-        for row, found in enumerate(predicted):
-            if found is not None and found["stops"] > 0 and not found["exact"]:
-                outcomes.setdefault(outcome(found, drawn[row][1]), (found["compute_saved"], row))
-        known = sum(found is not None for found in predicted)
-        wanted = round(count * known / len(drawn))
-        return [drawn[row][0] for row in spread(sorted(outcomes.values()), wanted)]
-
-    def drawn(self, seed: int, count: int = DRAWS) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    def drawn(self, seed: int, count: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Return parameters and whole configurations of random settings of the space."""
         rng, fixed = random.Random(seed), {**self.base.to_dict(), "method": self.space.method}
         drawn = []
@@ -442,37 +372,31 @@ class WarmStart:
             self.space.suggest(recorder, self.context)
         return recorder.choices
 
-    def why_little(self, seed: int, *, acts: bool) -> str:
-        """Return why no or hardly any setting of the space does anything on this run; empty if that is unknown.
+    def _typical(self) -> list[TrialConfig]:
+        return typical_configs(self.space, self.context, self.base, self.hold)
 
-        Args:
-            seed: of the settings that are replayed.
-            acts: whether a setting is known that does something.
-        """
-        inert = ""
-        if self.knows_what_acts and not acts:
-            predicted = predictions(self.trace, [values for _, values in self.drawn(seed)])
-            inert = why_inert(self.space, self.context, predicted)
-        configs = typical_configs(self.space, self.context, self.base, self.hold)
-        return inert or without_decay(configs, self.weight_decays)
+    def _why_inert(self, seed: int) -> str:
+        predicted = predictions(self.trace, [values for _, values in self.drawn(seed, _DRAWS)])
+        return why_inert(self.space, self.context, predicted)
+
+    def why_little(self, seed: int) -> str:
+        """Return why no or hardly any setting of the space does anything on this run; empty if that is unknown."""
+        inert = self._why_inert(seed) if self.knows_what_acts else ""
+        return inert or without_decay(self._typical(), self.weight_decays)
 
     def with_explicit_stops(self, seed: int) -> tuple[WarmStart, str] | None:
         """Return this with explicit stops as the space, and why: thresholds stop (hardly) anything on this run.
 
         Replay shows it, or no weight decays. None where neither is so, and where the space has other rules.
-
-        Args:
-            seed: of the settings that are replayed.
         """
-        configs = typical_configs(self.space, self.context, self.base, self.hold)
+        configs = self._typical()
         by_threshold = {config.gradskip_settings().mode for config in configs if config.skips_gradients} == {"auto"}
         if self.space.method != "gradskip" or not by_threshold or self.space.options:
             return None
         if not any("CAC_VAR_START_THR" in name for parameters, _ in self.drawn(seed, 1) for name in parameters):
             return None  # the space's question is another one
-        inert = ""
-        if self.trace is not None and self.context.first_thresholds is None:  # else other thresholds stop something
-            inert = why_inert(self.space, self.context, predictions(self.trace, [v for _, v in self.drawn(seed)]))
+        # Where ranges are known other thresholds stop something.
+        inert = self._why_inert(seed) if self.trace is not None and self.context.first_thresholds is None else ""
         reason = inert or without_decay(configs, self.weight_decays)
         if not reason:
             return None
@@ -481,19 +405,10 @@ class WarmStart:
             blueprint = self.trace.blueprint(configs[0])
             units = blueprint.plan.units[: blueprint.stoppable]
             context = replace(context, unit_ends=tuple(blueprint.plan.order[unit.end] for unit in units))
-        why = reason.partition(":")[0] if inert == "" else f"space {self.space.name} does nothing on this run"
+        why = f"space {self.space.name} does nothing on this run" if inert else reason.partition(":")[0]
         return replace(self, space=load(EXPLICIT_STOPS), context=context), (
             f"{why}: explicit stops of whole units are searched instead (--space {EXPLICIT_STOPS})"
         )
-
-    @property
-    def knows_what_acts(self) -> bool:
-        """Return whether replay predicts settings of the space, so that the baseline's run can prove one never acts."""
-        return self.trace is not None and self.space.method in ("gradskip", "none")
-
-    def does_nothing(self, config: TrialConfig) -> bool:
-        """Return whether the baseline's run proves that this configuration never acts; not under other options."""
-        return config.options == self.base.options and self.knows_what_acts and never_acts(config, self.trace)
 
 
 def learn(
@@ -506,16 +421,9 @@ def learn(
     root: str | None,
     allowed_drop: float | str = 0.005,
 ) -> WarmStart:
-    """Learn from the baseline's recorded run alone, so that a resumed search learns the same.
+    """Learn from a recorded dense run.
 
-    Args:
-        space: what is searched.
-        context: the run as known before any training.
-        tree: the study's ``tree`` folder, or its URI.
-        base: config of the baseline.
-        hold: fields with one value in every trial.
-        root: of the baseline's recorded run; None if it has none.
-        allowed_drop: that may be lost of the metric (`trainables.quality`).
+    Nothing is known without its ``root`` in the stage tree.
     """
     nothing = WarmStart(space=space, context=context, base=base, hold=hold, trace=None)
     if root is None:
@@ -535,10 +443,8 @@ def learn(
         # The folder may also have been emptied, or the disk be full; the search continues without a warm start.
         warn_of_nothing_learned(error)
         return nothing
-    return WarmStart(
-        space=space, context=with_learned_ranges(context, trace, configs), base=base, hold=hold, trace=trace,
-        weight_decays=trace.run.get("weight_decays"),
-    )  # fmt: skip
+    context = with_learned_ranges(context, trace, configs)
+    return replace(nothing, context=context, trace=trace, weight_decays=trace.run.get("weight_decays"))
 
 
 def warn_of_nothing_learned(error: Exception) -> None:
@@ -557,31 +463,6 @@ def asks_for_sensitivities(space: Space, context: SpaceContext) -> bool:
     return any("pruning_sensitivities" in values for values in corners(space, context))
 
 
-def completed(store: StageStore, trace: RunTrace, settings: Any) -> RunTrace:
-    """Return the trace with the layer plans and costs that these settings need; count and store missing ones.
-
-    Args:
-        store: of the trace's root.
-        trace: the recorded run.
-        settings: as for `analysis.replay`.
-
-    Raises:
-        OSError: it cannot be written into the study.
-    """
-    if trace.run.get(OF_SCRIPT):
-        return trace
-    plans = missing_facts(trace, settings)
-    if plans:
-        given = [{name: getattr(plan, name) for name in BY_NAME} for plan in plans]
-        write_facts(store, [trace.config_of(values) for values in given])
-        trace = read_trace(store)
-    masks = missing_costs(trace, settings)
-    if masks:
-        ensure_costs(store, trace.config_of({"method": "none"}), masks)
-        trace = read_trace(store)
-    return trace
-
-
 def typical_configs(
     space: Space, context: SpaceContext, base: TrialConfig, hold: Mapping[str, Any]
 ) -> list[TrialConfig]:
@@ -591,6 +472,24 @@ def typical_configs(
         config = replace(base, **{"method": space.method, **under_one_set_of_options(values), **hold})
         found.setdefault(metadata_key(config), config)
     return list(found.values())
+
+
+def completed(store: StageStore, trace: RunTrace, settings: Any) -> RunTrace:
+    """Return the trace with the layer plans and costs that these settings need; count and store missing ones.
+
+    Raises:
+        OSError: it cannot be written into the study.
+    """
+    if trace.run.get(OF_SCRIPT):
+        return trace
+    if plans := missing_facts(trace, settings):
+        given = [{name: getattr(plan, name) for name in BY_NAME} for plan in plans]
+        write_facts(store, [trace.config_of(values) for values in given])
+        trace = read_trace(store)
+    if masks := missing_costs(trace, settings):
+        ensure_costs(store, trace.config_of({"method": "none"}), masks)
+        trace = read_trace(store)
+    return trace
 
 
 def write_facts(store: StageStore, configs: list[TrialConfig]) -> None:

@@ -27,6 +27,7 @@ from tune_cac.study.object_storage import copied_to_storage, fetch_study
 from tune_cac.study.options import AUTO_LENGTHS, SearchOptions, with_options
 from tune_cac.study.script_files import check_unchanged, script_identity
 from tune_cac.study.study_result import SearchResult, answer, write_answer
+from tune_cac.tuning.ray_run import ray_needs, train
 from tune_cac.tuning.run_context import (
     baseline_config,
     check_gpus,
@@ -40,12 +41,10 @@ from tune_cac.tuning.run_context import (
     settle_device,
     share_only_if_repeatable,
 )
-from tune_cac.tuning.search_plan import SearchPlan
-from tune_cac.tuning.tune_run import ray_needs, train
 
 if TYPE_CHECKING:
     from trainables.training.device_choice import DeviceChoice
-    from tune_cac.tuning.study_searcher import StudySearch
+    from tune_cac.tuning.searcher import SearchPlan, StudySearch
 
 
 @keeps_decoded_images
@@ -78,28 +77,10 @@ def search(**given: Any) -> SearchResult:
     check_gpus(options)
     check_searched_options(options.loaded_space, options.workload, options.workload_options)
     options = options.with_metric(own_metric(options))
-    context = None
-    own = is_factory(options.workload) or options.first_options
-    if own or options.sampler == "grid" or options.fixed or options.compresses:
-        # The user's code and values are checked before the folder exists.
-        context = context_of(baseline_config(options, device="cpu"))
-    if options.estimates:
-        check_methods(options)
-    if options.metric is not None and not options.is_script:
-        check_measured(baseline_config(options, device="cpu"))
-    begun = options.name is not None and Layout(options.folder / options.name).journal.exists()
-    if options.is_script and not options.is_on_cluster and not begun:
-        from trainables.script.first_step import check_starts
-
-        check_starts(baseline_config(options, device="cpu"))
-    if context is not None and not options.is_script:
-        options = share_only_if_repeatable(options)
-        context = _as_searched(context, options)
-        if options.fixed:
-            check_hold_on_run(options.space, options.fixed, context, options.space_files, options.points)
-        if options.compresses:
-            check_schedule(options, context, None if options.schedule is None else Path(options.schedule))
-    options, device = settle_device(options, Layout(options.folder / options.name) if begun and options.name else None)
+    study = None if options.name is None else Layout(options.folder / options.name)
+    begun = study if study is not None and study.journal.exists() else None
+    options, context = _checked_on_run(options, begun)
+    options, device = settle_device(options, begun)
     grid = _grid(options, context)
     layout = open_study(options)
     if varied := options.loaded_space.options:
@@ -123,6 +104,32 @@ def search(**given: Any) -> SearchResult:
             )
         )
         return _run(layout, options, device, context, grid)
+
+
+def _checked_on_run(options: SearchOptions, begun: Layout | None) -> tuple[SearchOptions, SpaceContext | None]:
+    """Check the user's code and values before the folder exists; return the context of the run if that took it."""
+    base, context = baseline_config(options, device="cpu"), None
+    own = is_factory(options.workload) or options.first_options
+    if own or options.sampler == "grid" or options.fixed or options.compresses:
+        context = context_of(base)
+    if options.estimates:
+        check_methods(options)
+    if options.is_script:
+        if not options.is_on_cluster and begun is None:
+            from trainables.script.first_step import check_starts
+
+            check_starts(base)
+        return options, context
+    if options.metric is not None:
+        check_measured(base)
+    if context is not None:
+        options = share_only_if_repeatable(options)
+        context = _as_searched(context, options)
+        if options.fixed:
+            check_hold_on_run(options.space, options.fixed, context, options.space_files, options.points)
+        if options.compresses:
+            check_schedule(options, context, None if options.schedule is None else Path(options.schedule))
+    return options, context
 
 
 @keeps_decoded_images
@@ -164,18 +171,13 @@ def _run(
 ) -> SearchResult:  # fmt: skip
     """Run the trials that the study still lacks; this process has locked the study.
 
-    Args:
-        layout: of the study.
-        options: what is searched, and with which resources.
-        device: what trials train on.
-        context: the run it is searched on, if it is known already.
-        grid: the points of a grid, if they are known already.
+    The context and a grid's points are given where they are known already.
     """
     info = layout.read_info()
-    at_a_time = "as many" if options.is_on_cluster and not options.concurrency else options.trials_at_a_time
-    size = f"{plural(info.trials, 'trial')} of {info.length_text}, {at_a_time} at a time"
-    size += " as the cluster has room for" if at_a_time == "as many" else ""
-    size += f", {device}"
+    at_a_time = f"{options.trials_at_a_time} at a time"
+    if options.is_on_cluster and not options.concurrency:
+        at_a_time = "as many at a time as the cluster has room for"
+    size = f"{plural(info.trials, 'trial')} of {info.length_text}, {at_a_time}, {device}"
     if grid is not None:
         size += f", {plural(len(grid), 'grid point')}"
     if options.fixed:
@@ -204,10 +206,9 @@ def _run_missing(
         if options.sure != SURE and searcher.outcomes is None:
             say("--sure has no effect: auto alone tells what holds on other seeds, where it searches Gradient-Skip")
         to_run = layout.read_info().trials - searcher.trials.finished_count()
-        lacking = searcher.baselines.missing() or (options.controls and searcher.missing_controls())
-        if to_run > 0 or lacking:
+        if to_run > 0 or _lacks_beside(searcher, options):
             interrupted, used_up = _search(layout, options, searcher, run_name, max(0, to_run), begun)
-        from tune_cac.tuning.outcomes.outcome_queue import write_holds
+        from tune_cac.tuning.progress import write_holds
 
         write_holds(layout, searcher)
         layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))
@@ -215,8 +216,10 @@ def _run_missing(
         if ended and not searcher.trials.runs_on():
             say(ended[0].why_ended())
             layout.write_info(replace(layout.read_info(), trials=searcher.trials.finished_count()))
-    if options.is_script:
-        _keep_script_epochs(layout)
+    if options.is_script and layout.read_info().script_epochs is None and searcher.trials.baseline_row():
+        # The command may choose that number itself.
+        reported = searcher.trials.baseline_row() or {}
+        layout.write_info(replace(layout.read_info(), script_epochs=int(reported["epoch"])))
     found = replace(answer(layout, allowed_drop=options.drop, interrupted=interrupted), used_up=used_up)
     write_answer(layout, found)
     if found.same_run:
@@ -224,11 +227,9 @@ def _run_missing(
     return found
 
 
-def _keep_script_epochs(layout: Layout) -> None:
-    """Store the number of epochs that the baseline reported; the command may choose that number itself."""
-    told = [record["row"]["epoch"] for record in _completed(layout) if record["role"] == "baseline"]
-    if told and layout.read_info().script_epochs is None:
-        layout.write_info(replace(layout.read_info(), script_epochs=int(told[0])))
+def _lacks_beside(searcher: StudySearch, options: SearchOptions) -> bool:
+    """Return whether baselines or controls are missing."""
+    return bool(searcher.trials.missing_baselines() or (options.controls and searcher.missing_controls()))
 
 
 def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[None]:
@@ -248,67 +249,53 @@ def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[N
 def plan_of(
     layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig, **more: Any
 ) -> tuple[SearchPlan, str]:
-    """Return the plan of a study's search, and the name of its Ray experiment.
-
-    Args:
-        layout: of the study.
-        options: what is searched, and with which resources.
-        context: the run it is searched on.
-        base: config of the baseline.
-        more: other fields of the plan.
-    """
+    """Return the plan of a study's search, and the name of its Ray experiment."""
     import optuna
+
+    from tune_cac.tuning.searcher import SearchPlan
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     run_name = f"run-{len(list(layout.ray.glob('run-*'))):03d}"
     gpus = {"GPU": options.gpus_per_trial} if options.gpus_per_trial else {}
-    plan = SearchPlan(
-        **{
-            "space": options.loaded_space,
-            "context": _as_searched(context, options),
-            "base": base,
-            "journal": layout.journal,
-            "allowed_drop": options.drop,
-            "sure": options.sure,
-            "seed": options.seed,
-            "sampler": options.sampler,
-            "lengths": options.searched_lengths,
-            "holds": {int(trial): share for trial, share in layout.read_info().holds.items()},
-            "run_folder": f"{layout.ray.name}/{run_name}",
-            "checkpoint_every_s": options.checkpoint_every_s,
-            "trial_timeout_s": options.trial_timeout_s,
-            "hold": with_watch(options.fixed, context) if options.skips_gradients else dict(options.fixed),
-            "tree": layout.shared_tree if layout.read_info().storage else layout.tree.resolve(),
-            "sharing": bool(options.sharing),
-            "budget_bytes": options.budget_bytes,
-            "trials": layout.read_info().trials,
-            "retries": options.retries,
-            "repeats": not options.fresh_processes,
-            "worker_resources": {"CPU": options.cpus_per_trial, **gpus} if options.workers_per_trial > 1 else None,
-            **more,
-        }
-    )
-    return plan, run_name
+    info = layout.read_info()
+    fields: dict[str, Any] = {
+        "space": options.loaded_space,
+        "context": _as_searched(context, options),
+        "base": base,
+        "journal": layout.journal,
+        "allowed_drop": options.drop,
+        "sure": options.sure,
+        "seed": options.seed,
+        "sampler": options.sampler,
+        "lengths": options.searched_lengths,
+        "holds": {int(trial): share for trial, share in info.holds.items()},
+        "run_folder": f"{layout.ray.name}/{run_name}",
+        "checkpoint_every_s": options.checkpoint_every_s,
+        "trial_timeout_s": options.trial_timeout_s,
+        "hold": with_watch(options.fixed, context) if options.skips_gradients else dict(options.fixed),
+        "tree": layout.shared_tree if info.storage else layout.tree.resolve(),
+        "sharing": bool(options.sharing),
+        "budget_bytes": options.budget_bytes,
+        "trials": info.trials,
+        "retries": options.retries,
+        "repeats": not options.fresh_processes,
+        "worker_resources": {"CPU": options.cpus_per_trial, **gpus} if options.workers_per_trial > 1 else None,
+    }
+    return SearchPlan(**{**fields, **more}), run_name
 
 
 def _searcher(
     layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig, grid: GridPoints | None
 ) -> tuple[StudySearch, str]:
-    from tune_cac.tuning.script_search import ScriptSearch
-    from tune_cac.tuning.study_searcher import StudySearch
+    from tune_cac.tuning.scripts import ScriptSearch
+    from tune_cac.tuning.searcher import StudySearch
 
+    # A later search of the same study must not draw the same random start again.
     earlier = len(read_journal(layout.journal)) if layout.journal.exists() else 0
-    plan, run_name = plan_of(
-        layout,
-        options,
-        context,
-        base,
-        # A later search of the same study must not draw the same random start again.
-        seed=wrapped_seed(options.seed + 7919 * earlier),
-        grid=grid,
-    )
+    seed = wrapped_seed(options.seed + 7919 * earlier)
+    plan, run_name = plan_of(layout, options, context, base, seed=seed, grid=grid)
     searcher = ScriptSearch(plan) if options.is_script else StudySearch(plan)
-    if len(searcher.study.get_trials(deepcopy=False)) == 0:
+    if not searcher.trials.all():
         searcher.begin()
     searcher.adopt_unfinished()
     searcher.restarts.retry_baseline()
@@ -336,41 +323,29 @@ def _search(
     Returns:
         Whether they were interrupted before all of them ended; and the line on the budget that ended them, if one did.
     """
-    from tune_cac.tuning.budget import Budget
     from tune_cac.tuning.controls import MOST_CONTROLS
-    from tune_cac.tuning.progress import SearchProgress
+    from tune_cac.tuning.progress import Budget, SearchProgress
 
-    done = _completed(layout)
-    progress = SearchProgress(
-        searcher, finished_before=done, to_run=to_run, allowed_drop=options.drop, saving=searcher.saving,
-        quality=searcher.quality, trial_timeout_s=options.trial_timeout_s,
-    )  # fmt: skip
+    progress = SearchProgress(searcher, to_run=to_run)
     budget = Budget(searcher, progress, time_s=options.time_budget_s, trainings=options.cost_budget, begun=begun)
     searcher.ask_for(to_run, controls=options.controls)
     # The searcher ends the run earlier if fewer controls are needed.
     beside = (MOST_CONTROLS if options.controls else 0) + options.searched_lengths.count(",")
     if options.loaded_space.options:
-        beside = to_run + len(searcher.baselines.missing())  # at most one baseline for each trial
+        beside = to_run + len(searcher.trials.missing_baselines())  # at most one baseline for each trial
     train(layout, options, searcher, progress, run_name, to_run + beside, budget)
+    go_on = f"python -m tune_cac search --resume {layout.root}"
     if searcher.gave_up:
-        say(f"{searcher.gave_up}, so nothing else was tried: {_way_on(layout, options)}")
+        way_on = f"fix that, then run {go_on}"
+        if options.is_script:
+            way_on = "fix the command and search under another --name"
+        say(f"{searcher.gave_up}, so nothing else was tried: {way_on}")
         return False, ""
-    beside_left = searcher.baselines.missing() or (options.controls and searcher.missing_controls())
     missing = progress.ended < to_run and not searcher.nothing_left  # points that cannot be are not trained
-    if not (missing or searcher.trials.runs_on() or beside_left):
+    if not (missing or searcher.trials.runs_on() or _lacks_beside(searcher, options)):
         return False, ""
     reason = budget.reason()
     if not reason:
         return True, ""
     trained = f"{searcher.trials.finished_count()} of {plural(layout.read_info().trials, 'trial')} ended"
-    return False, f"{reason}: {trained}. Go on with: python -m tune_cac search --resume {layout.root}"
-
-
-def _way_on(layout: Layout, options: SearchOptions) -> str:
-    if options.is_script:
-        return "fix the command and search under another --name"
-    return f"fix that, then run python -m tune_cac search --resume {layout.root}"
-
-
-def _completed(layout: Layout) -> list[dict[str, Any]]:
-    return [record for record in read_journal(layout.journal) if record["status"] == "completed"]
+    return False, f"{reason}: {trained}. Go on with: {go_on}"

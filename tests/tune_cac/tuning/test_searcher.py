@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
-from searchers import CONTEXT, row, searcher, told
+import tiny_workload
+import torch
+from searchers import CONTEXT, learning, row, searcher, told
+from tiny_workload import tiny  # noqa: F401 - a fixture
 
 import analysis
 import search_spaces
 from trainables.config import TrialConfig
 from tune_cac.study.folder import last_row
-from tune_cac.tuning.study_searcher import FINISHED, StudySearch
+from tune_cac.tuning.searcher import FINISHED, StudySearch
 
 
 def test_trial_0_is_the_baseline_and_trial_1_the_scaled_defaults(tmp_path: Path) -> None:
@@ -231,3 +235,80 @@ def test_unfinished_trials_are_queued_again_and_finished_ones_told(tmp_path: Pat
     states = [t.state.name for t in told(tmp_path)]
     assert states == ["COMPLETE", "COMPLETE", "FAIL", "FAIL", "RUNNING", "RUNNING"]
     assert told(tmp_path)[1].constraints["accuracy_drop"] == pytest.approx(0.0)
+
+
+# --- what a search learns from its baseline ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_ranges_are_those_of_the_run(tmp_path: Path) -> None:
+    search = learning(tmp_path)
+    context = search.learn().context
+    assert context.first_thresholds is not None
+    lowest = context.first_thresholds[0]
+    assert 0 < lowest < 1
+    for n in range(14):
+        suggested = search.suggest(str(n))
+        search.on_trial_complete(str(n), row(0.9, 0.1 + n / 100))
+    assert told(tmp_path)[-1].distributions["CAC_VAR_START_THR"].low >= lowest - 0.1
+    # A resumed search learns the same from the same run.
+    assert learning(tmp_path, begin=False).learn().context == context
+    assert suggested is not None
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("hold", "said"),
+    [
+        (
+            {"CAC_VAR_START_THR": 0.01},
+            r"space braking_distance does nothing on this run: no layer stops with the values that it fixes, for the "
+            r"first one's weight variance falls to 0\.\d+ of its peak; fix a higher threshold \(--set "
+            r"CAC_VAR_START_THR=\.\.\.\), or search --space auto_thresholds, whose ranges are those of the run",
+        ),
+        ({"CAC_VAR_START_THR": 1.0}, ""),
+    ],
+)
+def test_a_space_that_does_nothing_is_said_to(
+    hold: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = learning(tmp_path, space="braking_distance", hold=hold)
+    search.suggest("a")
+    assert re.fullmatch(said, search.trials.why_little)
+    assert re.fullmatch(said, capsys.readouterr().err.strip())
+    assert (
+        learning(tmp_path, begin=False, space="braking_distance", hold=hold).trials.why_little
+        == search.trials.why_little
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(("space", "there"), [("auto_thresholds", True), ("stop_rules", False)])
+def test_a_run_without_weight_decay_is_said_to_be_none_for_the_variance_rule(
+    space: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        tiny_workload.Tiny,
+        "make_optimizer",
+        lambda self, named: torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9),
+    )
+    search = learning(tmp_path, space=space)
+    search.suggest("a")
+    assert (
+        search.trials.why_little.startswith("weight decay is 0, so hardly anything drives weight variance below")
+        == there
+    )
+    assert ("--space manual_layers" in search.trials.why_little) == there
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_tree_that_cannot_be_read_or_written_teaches_nothing(tmp_path: Path) -> None:
+    search = learning(tmp_path)
+    for path in (tmp_path / "tree").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="nothing was learned from the baseline: "):
+        assert search.suggest("a") is not None
+    assert search.learn().trace is None

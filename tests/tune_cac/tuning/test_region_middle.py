@@ -21,9 +21,8 @@ from analysis.trace_replay.traces import RunTrace
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.stage_tree.store import StageStore
-from tune_cac.tuning.outcomes.distinct_outcomes import Outcome, distinct_outcomes
-from tune_cac.tuning.outcomes.outcome_queue import at_middle
-from tune_cac.tuning.warm_start.baseline import WarmStart, completed
+from tune_cac.tuning.baseline import WarmStart, completed
+from tune_cac.tuning.outcomes import Outcome, at_middle, distinct_outcomes
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tiny")]
 

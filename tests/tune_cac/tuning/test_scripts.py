@@ -13,7 +13,7 @@ from analysis.trace_replay.traces import OF_SCRIPT, read_trace
 from trainables.config import TrialConfig
 from trainables.gradskip.script_counting.trace_file import ScriptFacts, to_bytes
 from trainables.stage_tree.store import StageStore
-from tune_cac.tuning.script_search import write_root
+from tune_cac.tuning.scripts import write_root
 
 CONFIG = TrialConfig(workload="script", workload_options=("command=true",), method="none", epochs=1)
 FACTS = ScriptFacts(

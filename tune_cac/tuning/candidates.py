@@ -1,0 +1,254 @@
+"""Settings to train where no outcomes are predicted: drawn by a sampler, or the points of a grid."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from analysis.formatting import plural
+from search_spaces.grid import GridPoints
+from trainables.compression.schedule import ModelFacts, read_schedule, resolve
+from trainables.compression.scheduler import facts_of_run
+from trainables.compression.trial.from_config import schedule_of
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from tune_cac.tuning.trials import StudyTrials, as_key, queued_parameters
+
+#: Most settings drawn in a row that the study has: by the sampler, which may stay where it was best, and then at
+#: random; then it is taken to have all. 500 draws miss the last one of a hundred with 0.7 %.
+_MOST_REPEATED, _MOST_REPEATED_AT_RANDOM = 25, 500
+#: Most combinations of values in a row that do not fit the model; then the search ends.
+_MOST_IMPOSSIBLE = 200
+
+
+def make_sampler(seed: int, name: str = "auto") -> BaseSampler:
+    """Return a sampler that can handle several objectives and constraints.
+
+    The candidates of ``auto`` are twice Optuna's number, as they are cheap beside a trial; another one is Optuna's with
+    its defaults. A grid draws nothing, so its study has a random one.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        if name == "auto":
+            return TPESampler(multivariate=True, group=True, constant_liar=True, n_ei_candidates=48, seed=seed)
+        kinds = {"tpe": TPESampler, "gp": GPSampler, "nsga2": NSGAIISampler}
+        sampler: BaseSampler = kinds.get(name, RandomSampler)(seed=seed)
+        return sampler
+
+
+def draft_of(trials: StudyTrials, sampler: BaseSampler, *, with_parameters: bool = False) -> optuna.Study:
+    """Return a copy in memory of the trials that were begun, as far as samplers read them.
+
+    With ``with_parameters`` those without any are left out.
+    """
+    draft = optuna.create_study(directions=trials.study.directions, sampler=sampler)
+    for trial in trials.all():
+        begun = trial.state.is_finished() or (trial.state == TrialState.RUNNING and trial.params)
+        if begun and (trial.params or not with_parameters):
+            with suppress(ValueError):  # a starting point may lie outside the ranges; Optuna rejects it here
+                draft.add_trial(
+                    create_trial(
+                        state=trial.state,
+                        values=trial.values if trial.state == TrialState.COMPLETE else None,
+                        params={n: _on_grid(value, trial.distributions[n]) for n, value in trial.params.items()},
+                        distributions=trial.distributions,
+                        system_attrs=trial.system_attrs,
+                    )
+                )
+    return draft
+
+
+def _on_grid(value: Any, asked: BaseDistribution) -> Any:
+    """Return a value between two steps of a range on the nearer one."""
+    if not isinstance(asked, (FloatDistribution, IntDistribution)) or not asked.step or asked.log:
+        return value
+    if not asked.low <= value <= asked.high:
+        return value  # of a starting point outside the range, which Optuna rejects
+    near = min(asked.low + round((value - asked.low) / asked.step) * asked.step, asked.high)
+    return int(near) if isinstance(asked, IntDistribution) else float(near)
+
+
+class Candidates:
+    """Draw settings that the study lacks, and pass over those that do not fit the model.
+
+    Settings are drawn in a copy of the study, so that the study itself holds only trials that are trained.
+
+    Args:
+        sampler: of the settings, without the study's own state.
+        fresh_sampler: returns a plain sampler for a draw, by its number: one that remembers no other study.
+        config_of: returns the full config of an Optuna trial; suggests its parameters.
+    """
+
+    def __init__(
+        self,
+        trials: StudyTrials,
+        base: TrialConfig,
+        *,
+        sampler: BaseSampler,
+        fresh_sampler: Callable[[int], BaseSampler],
+        config_of: Callable[[optuna.Trial], Mapping[str, Any]],
+    ) -> None:
+        self._trials, self._base, self._config_of = trials, base, config_of
+        self._sampler, self._fresh_sampler = sampler, fresh_sampler
+        self.ended = False
+        """True once no setting is left: none was found that the study lacks, and none runs that may fail."""
+        self._nothing_at: tuple[int, int] | None = None  # `StudyTrials.counts` when no setting was found
+        self._impossible: list[str] = []  # reasons for which settings could not be
+        self._refused: set[str] = set()  # the configurations of these
+        # What failed in an earlier search may have been mended since.
+        earlier = (t for t in trials.all() if t.state in (TrialState.FAIL, TrialState.PRUNED))
+        self._failed_before = {trial.number for trial in earlier}
+        self._model_facts: dict[tuple[str, ...], ModelFacts] = {}  # by the workload's options
+
+    def why_ended(self) -> str:
+        """Return in one line why the search ended before its trials were used up."""
+        return (
+            f"ended after {plural(self._trials.finished_count(), 'trial')}: of "
+            f"{_MOST_REPEATED + _MOST_REPEATED_AT_RANDOM} settings drawn in a row none was left to train"
+        )
+
+    def start_next(self) -> optuna.Trial | None:
+        """Start a sampled setting that the study lacks; None if none is found. Then `ended` says if that is final."""
+        if (now := self._trials.counts()) == self._nothing_at:
+            return None
+        drawn = self._draw_new()
+        if drawn is None:
+            self._nothing_at, self.ended = now, not self._trials.settings_are_trained()
+            return None
+        return self._trials.start({}, params=drawn.params, distributions=drawn.distributions)
+
+    def _draw_new(self) -> optuna.Trial | None:
+        """Return a draw that the study does not have; None if many in a row were known."""
+        known = self._known()
+        draft = draft_of(self._trials, self._sampler)
+        for repeated in range(_MOST_REPEATED + _MOST_REPEATED_AT_RANDOM):
+            if repeated == _MOST_REPEATED:
+                draft.sampler = self._random
+            drawn = draft.ask()
+            if as_key(self._config_of(drawn)) not in known:
+                return drawn
+            draft.tell(drawn, state=TrialState.FAIL)  # no sampler learns from it
+        return None
+
+    @cached_property
+    def _random(self) -> BaseSampler:
+        return RandomSampler(seed=self._base.seed)
+
+    def _known(self) -> set[str]:
+        """Return the configurations that need no training: trained, in training, failed in this search, refused."""
+        return self._refused | {
+            as_key(trial.user_attrs["config"])
+            for trial in self._trials.all()
+            if "config" in trial.user_attrs
+            and trial.number not in self._failed_before
+            and not (trial.state == TrialState.FAIL and "continued_by" in trial.user_attrs)
+        }
+
+    def start_plain(self) -> optuna.Trial:
+        """Start a setting that a plain sampler draws.
+
+        Optuna's GP and NSGA-II model the parameters that all trials have, and would draw at random beside a trial
+        without any: the copy has neither baseline nor controls.
+        """
+        draft = draft_of(self._trials, self._fresh_sampler(len(self._trials.all())), with_parameters=True)
+        self._config_of(draft.ask())
+        drawn = draft.get_trials(deepcopy=False)[-1]
+        return self._trials.start(
+            {}, params=drawn.params, distributions=drawn.distributions, system_attrs=drawn.system_attrs
+        )
+
+    def first_possible(self, ask: Callable[[], optuna.Trial | str | None]) -> tuple[optuna.Trial | str | None, str]:
+        """Return the next trial that fits the model and can be judged; report others to Optuna as pruned.
+
+        Args:
+            ask: returns the next trial, or what stands for none.
+
+        Returns:
+            The trial, and an empty text; or None and why none of many can be.
+        """
+        for _ in range(_MOST_IMPOSSIBLE):
+            if not isinstance(trial := ask(), optuna.Trial):
+                only_baseline = trial is None and self.ended and self._trials.finished_count() <= 1
+                return trial, self._why_none_can_be() if only_baseline and self._impossible else ""
+            config = self._config_of(trial)
+            reason = self._why_impossible(TrialConfig.from_mapping(config)) or self._trials.why_useless(config)
+            if not reason:
+                return trial, ""
+            self._impossible.append(reason)
+            self._refused.add(as_key(config))
+            trial.set_user_attr("error", reason)
+            self._trials.study.tell(trial, state=TrialState.PRUNED)
+        return None, self._why_none_can_be()
+
+    def _why_none_can_be(self) -> str:
+        tried = plural(len(self._impossible), "combination")
+        return f"of {tried} of the marked values none can be, such as: {self._impossible[-1]}"
+
+    def _why_impossible(self, config: TrialConfig) -> str:
+        """Return what is wrong with a compression schedule; empty for one that fits the model."""
+        if not config.compresses:
+            return ""
+        compatible = bool(config.schedule_compatible)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the trial itself will warn
+                read = read_schedule(schedule_of(config), compatible=compatible)
+                if config.options not in self._model_facts:
+                    same = replace(self._base, workload_options=config.options)
+                    self._model_facts[config.options] = facts_of_run(same)
+                resolve(read, self._model_facts[config.options], compatible=compatible)
+        except UserError as error:
+            return str(error)
+        return ""
+
+
+# --- The trials of a grid search: its points in their order, each once, whatever interrupted the search ---------------
+
+
+class GridWalk:
+    """Start the points that the study lacks.
+
+    Optuna's BruteForceSampler is no help: a trial without parameters, as the baseline is, makes it raise, it ends only
+    a study that optimizes in one process, and its order is random.
+
+    Args:
+        start_role: role of the space's starting point, the first one.
+    """
+
+    def __init__(self, trials: StudyTrials, points: GridPoints, start_role: str) -> None:
+        self._trials, self._start_role = trials, start_role
+        self._points = {as_key(point): point for point in points}
+
+    def missing(self) -> list[Mapping[str, Any]]:
+        """Return the parameters of the points that were not begun."""
+        begun = {as_key(queued_parameters(trial)) for trial in self._trials.all() if _is_point(trial)}
+        return [point for key, point in self._points.items() if key not in begun]
+
+    @property
+    def ended(self) -> bool:
+        """Return whether every point was begun, and none waits to be begun again."""
+        return not self._trials.queued() and not self.missing()
+
+    def start_next(self) -> optuna.Trial | None:
+        """Start the next point, first one that is begun again; None if there is none."""
+        study = self._trials.study
+        if not self._trials.queued():
+            point = next(iter(self.missing()), None)
+            if point is None:
+                return None
+            role = self._start_role if point is next(iter(self._points.values())) else "search"
+            study.enqueue_trial(dict(point), user_attrs={"role": role})
+        return study.ask()
+
+
+def _is_point(trial: FrozenTrial) -> bool:
+    return trial.user_attrs.get("role") not in ("baseline", "control") and "continued_by" not in trial.user_attrs

@@ -1,0 +1,615 @@
+"""Distinct outcomes of a space's settings, and the order in which a search trains them.
+
+Settings with one outcome, which layers stop when, train alike, bit for bit, so only one of them is trained. What they
+stop and save is predicted by replay on recorded runs; their quality is not, so a model of it chooses the outcome with
+the highest expected improvement of answer and front for the compute that its training executes. The answer is to hold
+on another seed, too: what the model does not take to do that with the wanted probability is trained for the front
+alone. The search ends when no outcome left is expected to improve them by a worthwhile share.
+
+Everything is a function of the study's trials and the recorded runs, so a resumed search goes on in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from numpy.typing import NDArray
+from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.trial import FixedTrial, TrialState
+
+from analysis.formatting import plural
+from analysis.metrics.noise import is_less
+from analysis.metrics.ranking import CUT
+from analysis.trace_replay.same_run import RESOLUTION, varied_variables
+from analysis.trace_replay.traces import RunTrace, read_trace
+from trainables.config import TrialConfig
+from trainables.gradskip.variables import BY_NAME
+from trainables.stage_tree.store import StageStore
+from tune_cac.tuning.baseline import WarmStart, completed, outcome, predictions
+from tune_cac.tuning.quality_model import (
+    WORTHWHILE,
+    WORTHWHILE_AREA,
+    Depths,
+    LossScale,
+    Posterior,
+    are_new,
+    area_of,
+    features_of,
+    loss_scale,
+    posterior,
+    worthwhile,
+)
+from tune_cac.tuning.trials import (
+    EPOCHS,
+    OF_EPOCHS,
+    OUTCOME,
+    PREDICTED,
+    UNPREDICTED,
+    StudyTrials,
+    missing_objectives,
+    saved_of_baseline,
+)
+
+# --- Distinct outcomes of a space's settings --------------------------------------------------------------------------
+
+#: Parameters of a setting, and the fields of its configuration.
+Drawn = tuple[Mapping[str, Any], Mapping[str, Any]]
+#: (iteration, number of the parameter) of each stop.
+Stops = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Effect of a group of settings on training."""
+
+    parameters: Mapping[str, Any]
+    """Optuna parameters of the setting nearest to the middle of the group."""
+    config: Mapping[str, Any]
+    """Fields of that setting's configuration."""
+    epochs: int
+    """Epochs of the run."""
+    share: float
+    """Its steps over those of the full run."""
+    saved: float
+    """Compute saved, a fraction of that of the full run."""
+    stops: Stops
+    identity: str
+    """Text that is equal for settings that train alike in a run of this length: stops, braking, ..."""
+    known: bool
+    """True if the whole run was trained before."""
+    group: Sequence[Drawn]
+    """Settings that train alike by the dense run, this one among them; once others are recorded they may not."""
+
+
+def distinct_outcomes(
+    known: WarmStart, drawn: Sequence[Drawn], *, share: float = 1.0
+) -> tuple[list[Outcome], list[Drawn]]:
+    """Group settings that train alike by a dense run; those that do nothing are left out.
+
+    ``share`` is that of the run's steps in those of the full one.
+
+    Returns:
+        The outcomes, by ascending savings, and the settings that cannot be predicted, as their rules measure what was
+        not recorded.
+    """
+    rows = predictions(known.trace, [values for _, values in drawn])
+    pairs = list(zip(drawn, rows, strict=True))
+    acting = [  # a stop may brake to the run's end
+        (setting, row) for setting, row in pairs if row is not None and row["stops"] > 0 and row["compute_saved"] > 0
+    ]
+    made = [
+        _outcome_of(part, epochs=known.base.epochs, share=share, group=[setting for setting, _ in part])
+        for part in _by_identity(acting)
+    ]
+    return sorted(made, key=lambda one: one.saved), [setting for setting, row in pairs if row is None]
+
+
+def _by_identity(settings: Iterable[tuple[Drawn, Mapping[str, Any]]]) -> list[list[tuple[Drawn, Mapping[str, Any]]]]:
+    """Return settings, with their predicted rows, grouped by what they train."""
+    parts: dict[str, list[tuple[Drawn, Mapping[str, Any]]]] = {}
+    for setting, row in settings:
+        parts.setdefault(outcome(row, setting[1]), []).append((setting, row))
+    return list(parts.values())
+
+
+def _outcome_of(part: Sequence[tuple[Drawn, Mapping[str, Any]]], *, share: float, **more: Any) -> Outcome:
+    """Return the outcome of settings that train alike, with the one nearest to their middle."""
+    (parameters, config), row = part[middle_of([parameters for (parameters, _), _ in part])]
+    return Outcome(parameters=parameters, config=config, share=share, **facts_of(row, config, share), **more)
+
+
+def predicted_again(outcomes: Sequence[Outcome], trace: RunTrace) -> list[Outcome]:
+    """Return the outcomes as all recorded runs predict them: groups that do not train alike parted, equal ones once."""
+    found: list[Outcome] = []
+    for one, row in zip(outcomes, predictions(trace, [one.config for one in outcomes], branches=True), strict=True):
+        if row is None:
+            found.append(one)
+            continue
+        found.append(replace(one, **facts_of(row, one.config, one.share)))
+        if row["stage"] == trace.root or len(one.group) == 1:  # nothing but the dense run was read
+            continue
+        rows = predictions(trace, [config for _, config in one.group], branches=True)
+        there = [(setting, other) for setting, other in zip(one.group, rows, strict=True) if other is not None]
+        others = [part for part in _by_identity(there) if outcome(part[0][1], part[0][0][1]) != found[-1].identity]
+        found += [_outcome_of(part, share=one.share, epochs=one.epochs, group=one.group) for part in others]
+    return list({one.identity: one for one in reversed(found)}.values())[::-1]
+
+
+def is_predicted(values: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+    """Return whether a setting differs from the baseline by what replay follows alone, and saves as it predicts."""
+    others = {name: value for name, value in values.items() if name not in BY_NAME and name not in ("method", EPOCHS)}
+    same = all(base.get(name) == value for name, value in others.items() if value)  # a forward cache saves more
+    return same and bool(values.get("CAC_PREFIX_AUTOGRAD", True))
+
+
+def facts_of(row: Mapping[str, Any], config: Mapping[str, Any], share: float) -> dict[str, Any]:
+    """Return the fields of an outcome that are predicted.
+
+    ``share`` is that of the run's steps in those of the full one.
+    """
+    return {
+        "identity": outcome(row, config),
+        "saved": 1 - share * (1 - float(row["compute_saved"])),
+        "stops": stops_in(row),
+        "known": bool(row["exact"]),
+    }
+
+
+def stops_in(row: Mapping[str, Any]) -> Stops:
+    """Return the stops of a trial's or a predicted row."""
+    return tuple((event["iteration"], event["layer"]) for event in json.loads(row.get("stop_events") or "[]"))
+
+
+def middle_of(group: Sequence[Mapping[str, Any]]) -> int:
+    """Return the place of the setting whose numeric parameters are nearest to the middle of the group's region.
+
+    >>> middle_of([{"thr": 0.90, "rule": "a"}, {"thr": 0.94, "rule": "a"}, {"thr": 1.0, "rule": "a"}])
+    1
+    """
+
+    def is_number(value: Any) -> bool:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+    names = [name for name in group[0] if all(is_number(setting.get(name)) for setting in group)]
+    region = {name: (min(s[name] for s in group), max(s[name] for s in group)) for name in names}
+    distances = [
+        sum(((s[name] - (low + high) / 2) / (high - low)) ** 2 for name, (low, high) in region.items() if high > low)
+        for s in group
+    ]
+    return int(np.argmin(distances))
+
+
+def shared_steps(stops: Stops, others: Iterable[Stops], total_steps: int) -> int:
+    """Return the steps, from the start, that an outcome trains as another one did: until the first different stop.
+
+    >>> shared_steps(((10, 2), (50, 5)), [(), ((10, 2), (40, 5))], 100)
+    40
+    """
+    most = 0
+    for other in others:
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(stops, other, strict=False)))
+        most = max(most, min((when for when, _ in (*stops[same:], *other[same:])), default=total_steps))
+    return most
+
+
+def evenly_spaced(values: Sequence[float], count: int) -> list[int]:
+    """Return the places of ``count`` of ascending values that are nearest to evenly spaced ones.
+
+    >>> evenly_spaced([0.1, 0.11, 0.12, 0.5, 0.9], 3)
+    [0, 3, 4]
+    """
+    left = list(range(len(values)))
+    if len(values) <= count:
+        return left
+    chosen = []
+    for place in range(count):
+        target = values[0] + (values[-1] - values[0]) * place / max(1, count - 1)
+        nearest = min(left, key=lambda one: (abs(values[one] - target), one))
+        left.remove(nearest)
+        chosen.append(nearest)
+    return sorted(chosen)
+
+
+# --- The middle of the region of settings that train alike: what a search trains of an outcome, and hands out ---------
+# A threshold at the edge of its region is one rounding away from another training, on this seed and the more on
+# another.
+
+#: Values that are tried between the last one known to train alike and the first one known not to.
+_BETWEEN = 15
+#: Digits of a threshold.
+_DIGITS = 5
+
+
+def at_middle(one: Outcome, known: WarmStart, trace: RunTrace) -> Outcome:
+    """Return an outcome with the variables of its setting's rule in the middle of the values that train alike.
+
+    Each variable in turn is moved to the middle of its own values within the space's range, the others as they are by
+    then; whole numbers stay on the space's grid. One that trains alike over all of its range is left as it was drawn:
+    it decides nothing on this run, and its middle would say as little.
+    """
+    drawn = FixedTrial(dict(one.parameters))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a value may lie outside the ranges
+        known.space.suggest(drawn, known.context)
+    parameter_of = {full.rpartition(".")[2]: full for full in one.parameters}  # those of a branch begin with its name
+    for name in varied_variables(TrialConfig.from_mapping(one.config)):
+        parameter = parameter_of.get(name, "")
+        own, asked = one.parameters.get(parameter), drawn.distributions.get(parameter)
+        if own is None or not isinstance(asked, (FloatDistribution, IntDistribution)):
+            continue  # one of a few choices
+        if not isclose(own, one.config.get(name, np.nan), abs_tol=10.0**-_DIGITS):  # Optuna's steps are not rounded
+            continue  # another rule's
+
+        def alike(values: Sequence[Any], one: Outcome = one, name: str = name) -> list[bool]:
+            rows = predictions(trace, [{**one.config, name: value} for value in values], branches=True)
+            return [row is not None and outcome(row, one.config) == one.identity for row in rows]
+
+        unit = asked.step if isinstance(asked, IntDistribution) else RESOLUTION
+        low, high = (_edge(own, end, unit, alike) for end in (asked.low, asked.high))
+        middle = _as(own, (low + high) / 2, unit)
+        if (low, high) != (asked.low, asked.high) and middle != own and alike([middle])[0]:
+            one = replace(one, parameters={**one.parameters, parameter: middle}, config={**one.config, name: middle})
+    return one
+
+
+def _edge(own: float, end: float, unit: float, alike: Callable[[Sequence[Any]], list[bool]]) -> float:
+    """Return the last value from a setting's own towards an end that trains alike.
+
+    Steps double until one trains otherwise; then the values between are tried.
+
+    Args:
+        own: the setting's value; an int for a variable in iterations.
+        end: least or highest value of the space.
+        unit: first step; all steps of an int are multiples of it.
+        alike: tells of values whether they train as the setting does.
+    """
+    if own == end:
+        return own
+    sign, width = (1 if end > own else -1), abs(end - own)
+    doubled = [own + sign * step for k in range(64) if (step := unit * 2**k) < width]
+    values = [own, *(_as(own, value, unit) for value in doubled), end]
+    last = _last_alike(values, alike)
+    if last + 1 < len(values):
+        between = np.linspace(values[last], values[last + 1], _BETWEEN + 2)[:-1]
+        values = list(dict.fromkeys(_as(own, value, unit) for value in between))
+        last = _last_alike(values, alike)
+    return values[last]
+
+
+def _last_alike(values: Sequence[float], alike: Callable[[Sequence[Any]], list[bool]]) -> int:
+    """Return the place of the last value up to which all train as the first one."""
+    same = [True, *(alike(values[1:]) if len(values) > 1 else [])]
+    return next((place for place, is_same in enumerate(same) if not is_same), len(same)) - 1
+
+
+def _as(own: float, value: float, unit: float) -> float:
+    """Return a value as the setting's own is written: whole steps from it, or a number of few digits."""
+    return int(own + round((value - own) / unit) * unit) if isinstance(own, int) else round(float(value), _DIGITS)
+
+
+# --- Order in which a search trains distinct outcomes -----------------------------------------------------------------
+
+#: Settings that are drawn to find the outcomes of a space.
+SETTINGS = 4000
+#: Outcomes of them that are looked at, spread over what they save.
+MOST_OUTCOMES = 500
+#: Outcomes, the newest, of which the quality is modelled.
+MOST_MODELLED = 200
+#: Outcomes that are trained at least before the search may end by itself.
+LEAST = 6
+#: Least cost of a training in full trainings, for one whose steps are nearly all known still has to be begun.
+_LEAST_COST = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """An outcome that was trained, is being trained, or failed."""
+
+    trial: int
+    """Number of its trial."""
+    epochs: int
+    stops: Stops
+    saved: float
+    """Compute saved, a fraction of that of the full run."""
+    loss: float | None
+    """Of quality against the baseline, infinite if it failed; None while it is being trained."""
+    identity: str = ""
+    """`Outcome.identity`, predicted until it is trained; empty for a dense run."""
+    config: Mapping[str, Any]
+
+    @property
+    def lost(self) -> float:
+        """Return the loss of one that has ended."""
+        assert self.loss is not None, f"trial {self.trial} is being trained"
+        return self.loss
+
+
+class OutcomeQueue:
+    """Choose the outcomes that a study trains.
+
+    Args:
+        roots: returns what was learned from the recorded dense runs, by their epochs, the full one first.
+        base: config of the baseline; its seed draws the settings.
+        sure: probability of staying within it on another seed that the answer has.
+        holds: what `holds` returned when the study was searched before, for where outcomes are known no longer.
+    """
+
+    def __init__(
+        self,
+        trials: StudyTrials,
+        roots: Callable[[], Mapping[int, WarmStart]],
+        tree: Path | str,
+        base: TrialConfig,
+        allowed_drop: float | str,
+        *,
+        sure: float,
+        sharing: bool = True,
+        holds: Mapping[int, float] | None = None,
+    ) -> None:
+        self._trials, self._roots, self._tree, self._allowed_drop = trials, roots, tree, allowed_drop
+        self._sure, self._sharing = sure, sharing
+        self._quality, self._seed, self._epochs = base.quality, base.seed, base.epochs
+        self._outcomes: dict[int, list[Outcome]] = {}  # by epochs
+        self._unpredicted: list[Drawn] = []  # of the full length
+        self._depths: Depths | None = None
+        self._held_before = dict(holds or {})
+        self._held: tuple[int, dict[int, float]] = 0, {}  # how many trials had ended, and probabilities of theirs
+        self._promising = MOST_OUTCOMES  # outcomes that were worth their training when one was chosen last
+        self._nothing_at: tuple[int, int] | None = None  # `StudyTrials.counts` when none was
+        self.ended = False
+        """True once no outcome is left that is worth its training."""
+
+    @property
+    def predicts(self) -> bool:
+        """Return whether outcomes of the space are known before they are trained."""
+        drawn = [self._drawn(epochs, known) for epochs, known in self._roots().items()]  # of all lengths, to know them
+        return any(drawn)
+
+    def _drawn(self, epochs: int, known: WarmStart) -> list[Outcome]:
+        """Return the outcomes of a run's drawn settings, as the run without a method predicts them."""
+        if epochs not in self._outcomes:
+            self._outcomes[epochs] = self._distinct(known) if known.knows_what_acts else []
+        return self._outcomes[epochs]
+
+    def _distinct(self, known: WarmStart) -> list[Outcome]:
+        drawn, is_full = known.drawn(self._seed, SETTINGS), known.base.epochs == self._epochs
+        if not is_full and known.choices(self._seed) != self._roots()[self._epochs].choices(self._seed):
+            warnings.warn("no stops on cut runs: choices of the space depend on the run's length", stacklevel=2)
+            return []
+        if known.space.options or not all(is_predicted(values, known.base.to_dict()) for _, values in drawn):
+            return []
+        try:  # what each draw's stops save, which the dense run may not have needed
+            store = StageStore(self._tree, known.trace.root)
+            known = replace(known, trace=completed(store, known.trace, [values for _, values in drawn]))
+        except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
+            warnings.warn(f"not every outcome can be predicted: {error}", stacklevel=2)
+        found, unpredicted = distinct_outcomes(known, drawn, share=known.trace.total_steps / self._total_steps)
+        if is_full:
+            self._unpredicted = unpredicted
+        return [found[place] for place in evenly_spaced([one.saved for one in found], MOST_OUTCOMES)]
+
+    @property
+    def _total_steps(self) -> int:
+        return int(self._roots()[self._epochs].trace.total_steps)
+
+    def why_ended(self) -> str:
+        """Return in one line why the search ended before its trials were used up."""
+        return (
+            f"ended after {plural(self._trials.finished_count(), 'trial')}: of {SETTINGS:,} settings"
+            f"{' for each length' if len(self._roots()) > 1 else ''} no outcome is left that is worth its training"
+        )
+
+    def about_left(self) -> int:
+        """Return about how many outcomes are still begun, by how many were worth their training when one was last.
+
+        Of n about log2(n) / 3 are trained, for each says much of the others (benchmarks/eta.py).
+        """
+        return 0 if self.ended else self._promising.bit_length() // 3
+
+    def start_next(self, baseline: Mapping[str, Any]) -> optuna.Trial | None:
+        """Begin the next outcome; None if none is worth training now. Then `ended` says whether that is final."""
+        if (now := self._trials.counts()) == self._nothing_at:  # asked again while others run
+            return None
+        traces = self._traces()
+        tried = self._tried(baseline, traces)
+        chosen = self._chosen(self._left(tried, traces), tried, baseline)
+        if (drawn := self._next_unpredicted(len(tried), ends=chosen is None)) is not None:
+            return self._begin(drawn, {UNPREDICTED: True})
+        if chosen is None:
+            self._nothing_at = now
+            running = [t.user_attrs for t in self._trials.all() if t.state == TrialState.RUNNING]
+            self.ended = all(attrs.get("role") == "control" for attrs in running if "row" not in attrs)
+            return None
+        attrs: dict[str, Any] = {OUTCOME: chosen.identity, PREDICTED: chosen.saved}
+        middle = at_middle(chosen, self._roots()[chosen.epochs], traces[chosen.epochs]).parameters
+        if chosen.epochs == self._epochs:
+            return self._begin(middle, attrs)
+        length = {EPOCHS: chosen.epochs}
+        return self._begin({**middle, **length}, {**attrs, **length, OF_EPOCHS: self._epochs})
+
+    def _begin(self, parameters: Mapping[str, Any], attrs: Mapping[str, Any]) -> optuna.Trial:
+        self._trials.study.enqueue_trial(dict(parameters), user_attrs={"role": "search", **attrs})
+        return self._trials.study.ask()
+
+    def _next_unpredicted(self, tried: int, *, ends: bool) -> Mapping[str, Any] | None:
+        """Return parameters of the next setting that cannot be predicted, if its turn has come; else None.
+
+        Such settings get the share of the trials that they have of the draws, and at least `LEAST` before the end.
+
+        The end has come where no predicted outcome is worth its training.
+        """
+        begun = [trial.user_attrs for trial in self._trials.all() if UNPREDICTED in trial.user_attrs]
+        done = sum("continued_by" not in attrs for attrs in begun)
+        due = max(len(self._unpredicted) / SETTINGS * (tried + 1), LEAST if ends else 0)
+        return self._unpredicted[done][0] if done + 0.5 < due and done < len(self._unpredicted) else None
+
+    def _traces(self) -> dict[int, RunTrace]:
+        """Return what is recorded by now, by the epochs of the lengths that have outcomes."""
+        return {
+            epochs: read_trace(StageStore(self._tree, known.trace.root))
+            for epochs, known in self._roots().items()
+            if self._drawn(epochs, known)
+        }
+
+    def _left(self, tried: Sequence[Tried], traces: Mapping[int, RunTrace]) -> list[Outcome]:
+        """Return outcomes that no trial has or had, as all recorded runs predict them, by ascending savings."""
+        found = []
+        for epochs, trace in traces.items():
+            same = [one for one in tried if one.epochs == epochs]
+            # Without a tree, what was trained is still predicted as it was before.
+            foreseen = self._predicted(trace, [one.config for one in same])
+            taken = {one.identity for one in same} | {one["identity"] for one in foreseen if one is not None}
+            again = predicted_again(self._outcomes[epochs], trace)
+            found += [one for one in again if not one.known and one.identity not in taken]
+        return sorted(found, key=lambda one: one.saved)
+
+    def _predicted(self, trace: RunTrace, configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
+        """Return stops, savings and identity of settings, as all recorded runs of their length predict them."""
+        rows, share = predictions(trace, configs, branches=True), trace.total_steps / self._total_steps
+        return [None if row is None else facts_of(row, one, share) for row, one in zip(rows, configs, strict=True)]
+
+    def _tried(self, baseline: Mapping[str, Any], traces: Mapping[int, RunTrace]) -> list[Tried]:
+        """Return what was trained, is being trained or failed, by trial; without a result only if it is predicted."""
+        found: list[Tried] = []
+        without_row: dict[int, list[dict[str, Any]]] = {}  # by epochs: known fields of each
+        for trial in self._trials.all():
+            attrs = trial.user_attrs
+            if attrs.get("role") in ("baseline", "control") or "continued_by" in attrs:
+                continue
+            row, config = attrs.get("row"), attrs.get("config", {})
+            epochs = config.get(EPOCHS, self._epochs)
+            fields: dict[str, Any] = {"trial": trial.number, "epochs": epochs, "config": config}
+            if row is not None and not missing_objectives(row, self._quality):
+                fields["loss"] = self._quality.lost(row["quality"], baseline["quality"])
+                fields["identity"] = outcome(row, config)
+                found.append(Tried(**fields, stops=stops_in(row), saved=saved_of_baseline(row, baseline)))
+                continue
+            fields["loss"] = None if trial.state == TrialState.RUNNING else np.inf
+            if attrs.get("role") == CUT:
+                found.append(Tried(**fields, stops=(), saved=1 - epochs / self._epochs))
+            elif config and epochs in traces:
+                without_row.setdefault(epochs, []).append(fields)
+        for epochs, several in without_row.items():
+            facts = self._predicted(traces[epochs], [fields["config"] for fields in several])
+            found += [
+                Tried(**fields, stops=of["stops"], saved=of["saved"], identity=of["identity"])
+                for fields, of in zip(several, facts, strict=True)
+                if of is not None
+            ]
+        return sorted(found, key=lambda one: one.trial)
+
+    def holds(self) -> dict[int, float]:
+        """Return probabilities that trained outcomes stay within the allowed loss on another seed, by their trials."""
+        baseline = self._trials.baseline_row()
+        if baseline is None or not self.predicts:
+            return self._held_before
+        _, finished = self._trials.counts()
+        if self._held[0] != finished:  # asked for often, and each time a fit
+            found: dict[int, float] = {}
+            if ended := [one for one in self._tried(baseline, self._traces()) if one.loss is not None]:
+                scale = self._scale(baseline)
+                shares = self._expected(ended, ended, scale).other_share_within(scale.other_limit)
+                found = {one.trial: share for one, share in zip(ended, shares.tolist(), strict=True)}
+            self._held = finished, found
+        return self._held[1]
+
+    def unsure(self) -> list[int]:
+        """Return trials whose outcomes are less sure to hold on another seed than the answer is to be."""
+        return [trial for trial, share in self.holds().items() if is_less(share, self._sure)]
+
+    def _scale(self, baseline: Mapping[str, Any]) -> LossScale:
+        rows = [trial.user_attrs.get("row", {}).get("quality") for trial in self._trials.all()]
+        values = [float(value) for value in rows if value is not None]
+        return loss_scale(baseline["quality"], values, self._quality, self._allowed_drop)
+
+    def _chosen(self, left: Sequence[Outcome], tried: Sequence[Tried], baseline: Mapping[str, Any]) -> Outcome | None:
+        """Return the outcome that promises most for its cost; None if none is worth its training."""
+        new = are_new(self._features(left), self._features(tried))
+        left = [one for one, is_new in zip(left, new, strict=True) if is_new]
+        self._promising = 0
+        if not left:
+            return None
+        scale = self._scale(baseline)
+        tried, unsure = self._with_expected(tried, scale)
+        points = [(one.lost, one.saved) for one in tried]
+        answers = [one.saved for one in tried if one.lost <= scale.allowed + 1e-9 and one.trial not in unsure]
+        found = self._expected(left, tried, scale)
+        saved, best = np.array([one.saved for one in left]), max(answers, default=0.0)
+        likely = ~is_less(found.other_share_within(scale.other_limit), self._sure)
+        answer = np.where(likely, found.share_within(scale.limit), 0.0) * np.maximum(saved - best, 0.0)
+        front, worst = [(0.0, 0.0), *points], 2 * scale.unit
+        area = found.area_gained(saved, front, worst) / worst
+        worth = answer + area
+        if sum(one.saved > 0 for one in tried) >= LEAST:
+            enough = answer >= worthwhile(best, WORTHWHILE)
+            enough |= area >= worthwhile(area_of(front, worst), WORTHWHILE_AREA)
+            worth = np.where(enough, worth, 0.0)
+        if not np.count_nonzero(worth):
+            return None
+        self._promising = int(np.count_nonzero(worth)) >> 3  # one of those that are still begun is this one
+        return left[int(np.argmax(worth / self._costs(left, tried)))]
+
+    def _with_expected(self, tried: Sequence[Tried], scale: LossScale) -> tuple[list[Tried], list[int]]:
+        """Return what was tried, and trials that are no answer; what is being trained loses what the model expects."""
+        ended, running = [one for one in tried if one.loss is not None], [one for one in tried if one.loss is None]
+        unsure = self.unsure()
+        if running:
+            found = self._expected(running, ended, scale)
+            less = is_less(found.other_share_within(scale.other_limit), self._sure)
+            unsure += [one.trial for one, yes in zip(running, less, strict=True) if yes]
+            ended += [replace(one, loss=mean) for one, mean in zip(running, found.mean.tolist(), strict=True)]
+        return ended, unsure
+
+    def _expected(
+        self, runs: Sequence[Outcome] | Sequence[Tried], ended: Sequence[Tried], scale: LossScale
+    ) -> Posterior:
+        """Return what the losses of ended runs say of runs."""
+        newest = ended[-MOST_MODELLED:]
+        return posterior(
+            self._features(newest),
+            np.array([one.lost for one in newest], float),
+            self._features(runs),
+            unit=scale.unit,
+            noise=scale.seed_noise,
+        )
+
+    def _features(self, runs: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
+        if self._depths is None:  # of stops on a run whose outcomes are known, as they were counted on it
+            run = next(known for epochs, known in self._roots().items() if self._drawn(epochs, known))
+            self._depths = Depths(read_trace(StageStore(self._tree, run.trace.root)))
+        depths, total = self._depths, self._total_steps
+        rows = [
+            features_of(
+                [(when / total, depths.of(number)) for when, number in one.stops],
+                depths.levels,
+                end=one.epochs / self._epochs,
+                saved=one.saved,
+            )
+            for one in runs
+        ]
+        return np.array(rows, float).reshape(len(rows), len(depths.levels) + 2)
+
+    def _costs(self, left: Sequence[Outcome], tried: Sequence[Tried]) -> NDArray[np.float64]:
+        """Return (m,) compute that trainings execute, in full trainings: that after the steps shared with others.
+
+        After an outcome's first stop its steps save equal shares, which is exact for one stop.
+        """
+        if not self._sharing:
+            return np.array([max(_LEAST_COST, 1 - one.saved) for one in left])
+        found = []
+        for one in left:
+            total = round(one.share * self._total_steps)
+            others = [(), *(other.stops for other in tried if other.epochs == one.epochs)]
+            own_saved = 1 - (1 - one.saved) / one.share
+            not_shared = 1 - shared_steps(one.stops, others, total) / total
+            found.append(one.share * not_shared * (1 - own_saved * total / max(1, total - one.stops[0][0])))
+        return np.maximum(_LEAST_COST, np.array(found))

@@ -1,1 +1,0 @@
-"""Search over distinct outcomes of settings, whose savings are known before they are trained."""

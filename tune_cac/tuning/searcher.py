@@ -1,0 +1,518 @@
+"""The search algorithm that Ray asks for trials: baseline, settings and controls of one Optuna study."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FixedTrial
+from ray.tune.search import Searcher
+
+from analysis.formatting import plural
+from analysis.metrics.ranking import CUT
+from search_spaces import Space, SpaceContext
+from search_spaces.grid import GridPoints
+from trainables.config import TrialConfig, wrapped_seed
+from trainables.metrics import OBJECTIVES, ROW_KEYS
+from trainables.stage_tree.coordinator import RayLeases, start_coordinator
+from trainables.storage import is_uri, joined, parent
+from trainables.workload_options import CACHE_VARIABLE
+from tune_cac.messages import say
+from tune_cac.ray_backend.worker_leases import CoordinatorLeases
+from tune_cac.study.fixed_params import AUTO
+from tune_cac.study.folder import SPENT, trial_folder_name
+from tune_cac.tuning.baseline import WarmStart, asks_for_sensitivities, learn
+from tune_cac.tuning.candidates import Candidates, GridWalk, make_sampler
+from tune_cac.tuning.controls import RANDOM_RUNS, RandomStops, RunLengths, shorter_trainings
+from tune_cac.tuning.outcomes import OutcomeQueue
+from tune_cac.tuning.trials import EPOCHS, BestSetting, PredefinedTrial, Restarts, StudyTrials, open_study
+
+#: Ray's value for a search that suggests no more.
+FINISHED: str = Searcher.FINISHED
+#: Attribute of a study: the starting point waits for the baseline.
+_WAITS = "start_waits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPlan:
+    """A study's search: what is searched, on which run, and within which limits."""
+
+    space: Space
+    context: SpaceContext
+    """Facts on the run that the space is searched on."""
+    base: TrialConfig
+    """Config of the baseline; spaces override its fields."""
+    journal: Path
+    """The Optuna journal file."""
+    allowed_drop: float | str
+    """Drop of the metric that is allowed (`trainables.quality`)."""
+    sure: float = 0.0
+    """Probability of staying within it on another seed that the answer has; 0: its own seed is enough."""
+    seed: int
+    """Seed of the sampler."""
+    run_folder: str
+    """Folder of the Ray experiment, relative to the study, for the record."""
+    checkpoint_every_s: float
+    """Seconds between checkpoints of a trial."""
+    trial_timeout_s: float | None = None
+    """Seconds without a row after which a trial's process is ended; None for no limit."""
+    hold: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the config that have this value in every trial but the baseline, whatever the space returns."""
+    tree: Path | str
+    """The study's ``tree`` folder, or its URI where the study is in object storage."""
+    sharing: bool = True
+    """True if trials share training; signals of dense runs are recorded either way."""
+    budget_bytes: int
+    """Most bytes of checkpoints."""
+    trials: int
+    """Number of trials planned for the study."""
+    worker_resources: Mapping[str, float] | None = None
+    """Ray's resources of each worker of a trial; None for trials of one process."""
+    retries: int = 1
+    """Most restarts of a trial whose worker died, and of a failed baseline; >= 0."""
+    repeats: bool = True
+    """True if training repeats bit for bit, so that the baseline's run predicts other trials exactly."""
+    sampler: str = AUTO
+    """Name of the sampler (`candidates.make_sampler`); with ``auto`` outcomes are chosen where they are known."""
+    lengths: str = ""
+    """Dense runs that are cut and searched, too: ``auto`` or shares (`RunLengths`); empty for none."""
+    holds: Mapping[int, float] | None = None
+    """Probabilities that a search before wrote (`StudyInfo.holds`)."""
+    grid: GridPoints | None = None
+    """Points to train instead of sampled settings."""
+
+    @property
+    def learns(self) -> bool:
+        """Return whether the search uses what the baseline's run shows."""
+        return self.sampler == AUTO
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values in types that JSON preserves, so that Ray, the journal and a resumed search see the same config."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def config_of_trial(
+    trial: optuna.Trial | FixedTrial,
+    space: Space,
+    base: TrialConfig,
+    hold: Mapping[str, Any],
+    context_of: Callable[[int], SpaceContext],
+) -> dict[str, Any]:
+    """Return all fields of a trial's configuration; suggests its parameters.
+
+    Its own values override the baseline's; ``hold`` is fixed in every trial but the baseline, and ``context_of``
+    returns the facts on a run of so many epochs.
+    """
+    if "given" in trial.user_attrs:
+        values: dict[str, Any] = dict(trial.user_attrs["given"])
+    elif trial.user_attrs.get("role") == "baseline":
+        values = {"method": "none"}
+    else:
+        epochs = trial.user_attrs.get(EPOCHS, base.epochs)
+        context = context_of(epochs)
+        with warnings.catch_warnings():  # the published defaults may lie outside the ranges of this run
+            warnings.filterwarnings("ignore", message="(Fixed|The value .*) parameter .* is out of (the )?range")
+            suggested = space.suggest(trial, context)
+        values = {"method": space.method, **plain(suggested), **hold}
+        if epochs != base.epochs:
+            values[EPOCHS] = trial.suggest_int(EPOCHS, 1, base.epochs)
+    return {**base.to_dict(), **values}
+
+
+class MemoryConcurrency:
+    """Halve the number of trials at a time whenever memory runs out, for the rest of the search.
+
+    So a trial that was killed for it fits when it is begun again.
+    """
+
+    def __init__(self) -> None:
+        self._most: int | None = None
+        self._most_beside: dict[str, int | None] = {}  # by trial, `_most` when it began
+
+    def admits(self, trial_id: str, running: int) -> bool:
+        """Return whether a trial may begin beside so many others."""
+        if self._most is not None and running >= self._most:
+            return False
+        self._most_beside[trial_id] = self._most
+        return True
+
+    def lower(self, trial_id: str, running: int) -> bool:
+        """Take note that memory ran out; return whether the failed trial had more beside it than it will have.
+
+        ``running`` counts the failed one, too.
+        """
+        fewer = running // 2
+        if fewer and (self._most is None or fewer < self._most):
+            self._most = fewer
+            say(f"memory ran out with {running} trials at a time: from here on at most {plural(fewer, 'trial')}")
+        began_with = self._most_beside.get(trial_id)
+        return self._most is not None and (began_with is None or began_with > self._most)
+
+
+class StudySearch(Searcher):
+    """Suggest trials to Ray, and report to Optuna two objectives, the metric and compute saved, and a constraint.
+
+    A new study begins with the baseline (no parameters) and the space's starting point. A drop of the metric above the
+    allowed one makes a trial infeasible. Rows of trials that end before the baseline enter the journal at once and are
+    reported after it. A trial that failed, or whose values are not finite, is reported as FAIL with its error.
+
+    The journal is the only state: Ray's own snapshots, which would lag behind it, hold nothing.
+    """
+
+    judges = True
+    """True if trials are judged against a baseline."""
+
+    def __init__(self, plan: SearchPlan) -> None:
+        super().__init__(metric=list(OBJECTIVES), mode=["max", "max"])  # Optuna's are the study's own
+        base = plan.base
+        self.plan = plan
+        self.unwritten: OSError | None = None
+        """The error of a journal that could not be written when a trial ended; Ray takes it for the trial's failure."""
+        self.study = open_study(plan.journal, make_sampler(plan.seed, plan.sampler), base.quality)
+        """The Optuna study."""
+        self.trials = StudyTrials(self.study, base, plan.allowed_drop, options=plan.space.options, judges=self.judges)
+        self._place = parent(plan.tree)
+        self.restarts = Restarts(self.trials, plan.journal.parent, self._place, plan.retries)
+        """Trials that are begun again."""
+        self.candidates = Candidates(
+            self.trials, base, sampler=make_sampler(plan.seed), config_of=self._config,
+            fresh_sampler=lambda number: make_sampler(wrapped_seed(plan.seed + number), plan.sampler),
+        )  # fmt: skip
+        """Draws settings where no outcomes are predicted."""
+        self._search_space, self._context = plan.space, plan.context  # until the baseline's run is known
+        is_published = plan.space.start_is_published and not plan.hold  # held: not as published
+        self._start_role = "published" if is_published else "search"
+        self._grid = None if plan.grid is None else GridWalk(self.trials, plan.grid, self._start_role)
+        # Cut dense runs that the study has are known where no further ones are searched, too.
+        self._cut_runs = RunLengths(self.trials, base, plan.lengths or "1.0", plan.allowed_drop, self._learned)
+        self.lengths: RunLengths | None = None
+        """Chooses the lengths of cut dense runs on which stops are searched, too."""
+        self.outcomes: OutcomeQueue | None = None
+        """Chooses settings in place of a sampler."""
+        if plan.learns and plan.repeats and plan.grid is None:
+            self.outcomes = OutcomeQueue(
+                self.trials, lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots(), plan.tree,
+                base, plan.allowed_drop, sure=plan.sure, sharing=plan.sharing, holds=plan.holds,
+            )  # fmt: skip
+            if plan.lengths and plan.space.method == "gradskip" and not plan.space.options and base.saving is None:
+                self.lengths = self._cut_runs
+        self._random_stops = RandomStops(base, plan.tree)
+        self._concurrency = MemoryConcurrency()
+        self._warm_start: WarmStart | None = None
+        self._watch = plan.hold.get("CAC_WATCH")  # as long as the run is not known: signals of all trials are the same
+        self._claims_name: str | None = None  # of the coordinator of the stage tree's leases
+        self._to_ask: int | None = None
+        self._with_controls, self._nothing_can_be = False, ""
+        self._running: dict[str, optuna.Trial] = {}  # those that have not ended, by Ray's id
+        self._rows_so_far: dict[str, dict[str, Any]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Ray pickles the searcher for a restore that is not used
+
+    def save(self, checkpoint_path: str) -> None:
+        """Write nothing: `search --resume` reads the journal."""
+        Path(checkpoint_path).touch()
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Raise RuntimeError."""
+        raise RuntimeError("resume this study with: python -m tune_cac search --resume NAME")
+
+    @contextmanager
+    def coordinated(self) -> Iterator[None]:
+        """Run the coordinator of the stage tree's leases, within a Ray session."""
+        actor = None
+        if self.plan.sharing:
+            self._claims_name = f"tune_cac-{hashlib.sha256(str(self.plan.tree).encode()).hexdigest()[:12]}"
+            actor = start_coordinator(self._claims_name, CoordinatorLeases)
+        yield
+        del actor  # it lives as long as this reference
+        self._claims_name = None
+
+    # --- before trials are asked for ---
+
+    def begin(self) -> None:
+        """Queue the baseline and the space's starting point; only for a study without trials.
+
+        A starting point that depends on the sensitivities of the baseline's layers is queued when these are known.
+        """
+        self.study.enqueue_trial({}, user_attrs={"role": "baseline"})
+        if self._grid is None and asks_for_sensitivities(self._search_space, self._context):
+            self.study.set_user_attr(_WAITS, True)
+        elif self._grid is None:  # whose first point is the starting point
+            self._enqueue_start(self._context)
+
+    def _enqueue_start(self, context: SpaceContext) -> None:
+        self.study.enqueue_trial(dict(self._search_space.start(context)), user_attrs={"role": self._start_role})
+
+    def adopt_unfinished(self) -> None:
+        """Report the trials of an interrupted search; call before suggesting.
+
+        Those that were running are reported as FAIL and begun again, from their last checkpoint if there is one.
+        """
+        self.trials.report_ended(self.restarts.adopt_unfinished())
+
+    def ask_for(self, trials: int, *, controls: bool = False) -> None:
+        """Set the number of trials to suggest, and whether missing controls follow; without it there is no end."""
+        self._to_ask, self._with_controls = trials, controls
+
+    # --- the next trial ---
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """Return the next trial's config, in the form of `trainables.trial.Trial`.
+
+        None while others have to end first, such as the baseline; `FINISHED` when all planned trials were suggested.
+        """
+        if trial_id not in self._running and not self._concurrency.admits(trial_id, len(self._running)):
+            return None
+        trial = self._running.get(trial_id) or self._next()
+        if trial is None or isinstance(trial, str):
+            return trial
+        self._running[trial_id] = trial
+        return self._sent(trial)
+
+    def _sent(self, trial: optuna.Trial) -> dict[str, Any]:
+        """Return what Ray sends a trial, and note it in the journal."""
+        plan, attrs, config = self.plan, trial.user_attrs, self._config(trial)
+        role, options = attrs.get("role", "search"), self.trials.combination(config)
+        folder = f"{plan.run_folder}/{trial_folder_name(trial.number)}"
+        trial.set_user_attr("config", config)
+        if options:
+            trial.set_user_attr("options", options)
+        trial.set_user_attr("folder", folder)
+        sharing = {
+            "tree": str(plan.tree), "budget_bytes": plan.budget_bytes, "trials": plan.trials if plan.sharing else 1,
+            "watches": [] if self._watch is None else [list(self._watch)],
+            "checkpoint_every_s": plan.checkpoint_every_s, "claims": self._claims_name, "holder": folder,
+        }  # fmt: skip
+        return {
+            "config": config,
+            "trial": trial.number,
+            "folder": str(joined(self._place, folder)),
+            "cache": None if is_uri(self._place) else os.environ.get(CACHE_VARIABLE),  # of this machine's disk
+            "role": role,
+            "options": options,
+            "resume_from": self.restarts.own_checkpoint(attrs.get("resume_from")),
+            "checkpoint_every_s": plan.checkpoint_every_s,
+            "trial_timeout_s": plan.trial_timeout_s,
+            "worker_resources": None if plan.worker_resources is None else dict(plan.worker_resources),
+            "sharing": sharing if plan.sharing or role in ("baseline", CUT) else None,
+        }
+
+    def _config(self, trial: optuna.Trial) -> dict[str, Any]:
+        # The published defaults wait since before the baseline's run was known.
+        space = self.plan.space if trial.user_attrs.get("role") == "published" else self._search_space
+        return config_of_trial(trial, space, self.plan.base, self.plan.hold, self._context_of)
+
+    def _context_of(self, epochs: int) -> SpaceContext:
+        return (self.learn() if epochs == self.plan.base.epochs else self._cut_runs.learned()[epochs]).context
+
+    def _next(self) -> optuna.Trial | str | None:
+        if self.gave_up:
+            return FINISHED
+        if missing := self.trials.missing_baselines():
+            return self.restarts.start_predefined(missing[0])
+        if self._to_ask == 0 or self.nothing_left:
+            if self._with_controls:
+                return self._next_control()
+            if self.lengths is not None and (run := self.lengths.next()) is not None:
+                return self.restarts.start_predefined(run)
+            return None if self._running else FINISHED  # a worker may die, and its trial begins again
+        trial, why_not = self.candidates.first_possible(self._ask)
+        if why_not:
+            self._nothing_can_be = why_not
+            return FINISHED
+        if trial is None and self._with_controls:
+            return self._next_control(shorter_alone=True)  # they depend on no other trial, so no processor idles
+        if isinstance(trial, optuna.Trial) and self._to_ask is not None and trial.user_attrs.get("role") != CUT:
+            self._to_ask -= 1
+        return trial
+
+    def _ask(self) -> optuna.Trial | str | None:
+        """Return the next trial that can change training; None until the baseline ends."""
+        baseline = self.trials.baseline_row()
+        if baseline is None and not self.trials.baseline_runs():
+            return self.trials.start_baseline()
+        if self.lengths is not None and (run := self.lengths.next()) is not None:
+            return self.restarts.start_predefined(run)
+        if baseline is None:
+            return None
+        if self._grid is not None:
+            return self._grid.start_next() or FINISHED
+        self._enqueue_first()
+        if self.trials.queued():
+            return self.study.ask()
+        if not self.plan.learns:
+            return self.candidates.start_plain()
+        if self.outcomes is not None and self.outcomes.predicts:
+            return self.outcomes.start_next(baseline)
+        return self.candidates.start_next()
+
+    def _enqueue_first(self) -> None:
+        """Queue the space's starts that need the baseline's run, and say what it shows, once per study."""
+        if self.study.user_attrs.get("spread"):
+            return
+        if self.study.user_attrs.get(_WAITS):
+            self._enqueue_start(self.learn().context)
+            self.study.set_user_attr(_WAITS, False)
+        further = self._search_space.further_starts(self.learn().context)
+        for parameters in further[: max(0, self.plan.trials - 2)]:  # beside the baseline and the starting point
+            self.study.enqueue_trial(dict(parameters), user_attrs={"role": "search"})
+        self.trials.tell_why_little(self.learn().why_little(self.plan.seed))
+        self.study.set_user_attr("spread", True)
+
+    def _next_control(self, *, shorter_alone: bool = False) -> optuna.Trial | str | None:
+        shorter_alone = shorter_alone or self.trials.settings_are_trained()
+        if missing := self.missing_controls(shorter_alone=shorter_alone):
+            return self.restarts.start_predefined(missing[0])
+        return None if shorter_alone or self._running else FINISHED
+
+    def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
+        """Return the controls that this study lacks: cut dense runs, and random stops of the best's compute.
+
+        Args:
+            shorter_alone: leave the random stops out, because the best setting is not known yet.
+        """
+        wanted: list[PredefinedTrial | None] = []
+        if self.lengths is None:
+            wanted += shorter_trainings(self.plan.base)
+        else:
+            wanted.append(self.lengths.next())
+        if not shorter_alone and self._search_space.method == "gradskip":
+            wanted += self._of_equal_compute()
+        begun = self.trials.begun()
+        return [run for run in wanted if run is not None and run.key not in begun]
+
+    def _of_equal_compute(self) -> list[PredefinedTrial | None]:
+        """Return random stops that save what the best setting saves, and a cut dense run if all so far save less."""
+        best = self.best()
+        if best is None or not shorter_trainings(self.plan.base):
+            return []
+        known = self._roots().get(best.config[EPOCHS])
+        trace = None if known is None else known.trace
+        stops = self._random_stops.of(best, trace, self._context.unit_ends)
+        return [None if self.lengths is None else self.lengths.beside(best), *stops]  # the cut run may be the best then
+
+    # --- what is known ---
+
+    @property
+    def gave_up(self) -> str:
+        """Return why the search ended before all planned trials were suggested; empty otherwise."""
+        return self.trials.baseline_error() if self.trials.baseline_failed() else self._nothing_can_be
+
+    @property
+    def nothing_left(self) -> bool:
+        """Return whether every point of a grid, or setting, was begun, or no outcome is worth its training."""
+        if self.candidates.ended or (self.outcomes is not None and self.outcomes.ended):
+            return True
+        return self._grid is not None and self.trials.baseline_row() is not None and self._grid.ended
+
+    def about_left(self) -> tuple[int, int]:
+        """Return about how many trials and controls are still to end, running ones too, once the baseline has ended."""
+        beside = [trial.user_attrs.get("role") in ("control", CUT) for trial in self._running.values()]
+        further = 0 if self.nothing_left else self._to_ask or 0
+        known = self.trials.baseline_row() is not None  # else nothing may be learned from its run yet
+        if further and known and self.outcomes is not None and self.outcomes.predicts:
+            further = min(further, self.outcomes.about_left())
+        cut = shorter_trainings(self.plan.base) if self.lengths is None else self.lengths.planned()
+        controls = 0
+        if self._with_controls and cut:
+            # Random stops save what the answer does, and early on there may still be one.
+            answers = self.trials.finished_count() < 3 or self.best() is not None
+            planned = len(cut) + (RANDOM_RUNS if answers and self._search_space.method == "gradskip" else 0)
+            begun = sum(t.user_attrs.get("role") in ("control", CUT) for t in self.trials.all())
+            controls = max(0, planned - begun)
+        return further + beside.count(False), controls + beside.count(True)
+
+    def best(self, saving: str | None = None) -> BestSetting | None:
+        """Return the setting that is the answer so far, ranked by some saving; None if none saves anything."""
+        return self.trials.best(self.unsure(), saving=saving)
+
+    def holds(self) -> dict[int, float] | None:
+        """Return probabilities that outcomes hold on another seed, by trial; None where a sampler chooses."""
+        return None if self.outcomes is None or self.gave_up else self.outcomes.holds()
+
+    def unsure(self) -> list[int]:
+        """Return trials that are less sure to hold on another seed than the answer is to be, as far as is known."""
+        return [] if self.outcomes is None or self.gave_up else self.outcomes.unsure()
+
+    def learn(self) -> WarmStart:
+        """Return what the baseline's run shows about this space; nothing is known if it failed."""
+        if self._warm_start is None:
+            self._warm_start = self._acting(self._learned(self.plan.base.epochs, self.trials.root()))
+            if self._grid is not None:  # its points were counted on the run as it was known before
+                self._warm_start = replace(self._warm_start, context=self._context)
+        return self._warm_start
+
+    def _acting(self, known: WarmStart) -> WarmStart:
+        """Return what is known, and search explicit stops where the space's thresholds stop nothing on this run."""
+        found = known.with_explicit_stops(self.plan.seed) if self.plan.learns and self._grid is None else None
+        if found is None:
+            return known
+        if self.trials.why_little != found[1]:  # else an earlier session has said so
+            self.trials.tell_why_little(found[1])
+        self._search_space, self._start_role = found[0].space, "search"
+        return found[0]
+
+    def _learned(self, epochs: int, root: str | None) -> WarmStart:
+        plan, context = self.plan, self._context
+        if epochs != plan.base.epochs:
+            context = replace(context, epochs=epochs, total_steps=context.total_steps // plan.base.epochs * epochs)
+        return learn(
+            self._search_space, context, plan.tree, base=replace(plan.base, epochs=epochs), hold=plan.hold,
+            root=root, allowed_drop=plan.allowed_drop,
+        )  # fmt: skip
+
+    def _roots(self) -> dict[int, WarmStart]:
+        """Return what the recorded dense runs show, by epochs, the full run first; it alone if it was not recorded."""
+        full = self.learn()
+        return {self.plan.base.epochs: full, **({} if full.trace is None else self._cut_runs.learned())}
+
+    # --- how trials end ---
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Store what a trial has executed, in case it fails."""
+        self._rows_so_far[trial_id] = {name: result[name] for name in SPENT if name in result}
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Report to Optuna how a trial ended. `tell_failure`, which knows the message, reports failures."""
+        if error or trial_id not in self._running:
+            return
+        trial = self._running.pop(trial_id)
+        self._rows_so_far.pop(trial_id, None)
+        row = {name: result[name] for name in ROW_KEYS if name in result} if result else {}
+        if trial.user_attrs.get("role") in ("baseline", CUT) and row.get("stage"):
+            trial.set_user_attr("root", row["stage"])  # a run without interventions ends in its root
+        if not self.plan.sharing and row:
+            row["stage"] = ""  # only the baseline was recorded, so there is no tree
+        try:
+            self.trials.report(trial, row)
+        except OSError as unwritten:
+            self.unwritten = unwritten
+            raise
+
+    def tell_failure(self, trial_id: str, message: str, *, died: bool = False, out_of_memory: bool = False) -> bool:
+        """Report a failed trial to Optuna; return whether it is begun again, as another trial of the same parameters.
+
+        A trial whose worker died may go on from its last checkpoint; one whose node's memory was used up may fit with
+        fewer trials at a time.
+        """
+        if trial_id not in self._running:
+            return False
+        fits_later = out_of_memory and self._concurrency.lower(trial_id, len(self._running))
+        trial = self._running.pop(trial_id)
+        trial.set_user_attr("row_so_far", self._rows_so_far.pop(trial_id, {}))
+        if self._claims_name is not None and (folder := trial.user_attrs.get("folder")) is not None:
+            RayLeases(self._claims_name).release_all(folder)  # no other trial is to wait for this one
+        again = self.restarts.restart(trial, message, died=died, fits_later=fits_later)
+        if again and "given" not in trial.user_attrs and self._to_ask is not None:
+            self._to_ask += 1
+        self.trials.report_failure(trial, message)
+        return again

@@ -1,0 +1,504 @@
+"""Trials of a study: queries on them, their reports to Optuna, and trials that are begun again."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from analysis.formatting import ROUNDING
+from analysis.io.layout import STUDY_NAME
+from analysis.metrics.ranking import CUT
+from trainables.config import TrialConfig
+from trainables.errors import TrainingDiverged, UserError
+from trainables.metrics import OBJECTIVES
+from trainables.quality import ACCURACY, Quality, allowed_amount
+from trainables.savings import TIME, ranked_saving, share_saved
+from trainables.storage import is_uri, joined
+from tune_cac.messages import say
+from tune_cac.study.folder import is_trial_folder, last_checkpoint, last_row
+
+# --- Attributes of an Optuna trial that tell which outcome it trains; a trial that is begun again keeps them ----------
+
+#: Identity of the outcome as it was predicted when it was chosen (`Outcome.identity`); or that none was predicted.
+OUTCOME, UNPREDICTED = "outcome", "unpredicted"
+#: Epochs of the run, a parameter, too, and those of the full run; only of a trial that is shorter than the full run.
+EPOCHS, OF_EPOCHS = "epochs", "of_epochs"
+#: Compute that the outcome is predicted to save, a fraction of that of the full run (`Outcome.saved`).
+PREDICTED = "predicted_saved"
+_CHOSEN = (OUTCOME, UNPREDICTED, EPOCHS, OF_EPOCHS, PREDICTED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredefinedTrial:
+    """A trial whose values are given instead of suggested: a baseline, a control, or a run of a confirmation."""
+
+    attrs: Mapping[str, Any]
+    """User attributes of its Optuna trial, the role among them."""
+    values: Mapping[str, Any]
+    """Fields of the config that differ from the baseline's, in plain types."""
+
+    @property
+    def key(self) -> str:
+        """Return a text that is equal for runs of equal values."""
+        return as_key(self.values)
+
+
+def as_key(values: Any) -> str:
+    """Return values as a text that can be compared."""
+    return json.dumps(values, sort_keys=True)
+
+
+# --- The private names of Optuna and Ray that this project relies on, each with a canary test -------------------------
+# Code that uses a private name is here; facts about private formats are at their place of use and are listed here:
+#
+# | private name | used in | for |
+# |---|---|---|
+# | ``optuna.trial.FrozenTrial._trial_id`` | `live_trial` | trials that another process began |
+# | the system attribute ``fixed_params`` of a queued trial | `queued_parameters` | to queue it again |
+# | ``optuna.storages.journal._storage.JournalOperation`` | `analysis.io.journal` | reading a journal without Optuna |
+# | ``optuna.storages.journal._file.LOCK_FILE_SUFFIX`` | `tune_cac.study.folder` | removing a dead process's lock |
+# | ``ray._private.ray_constants.ENABLE_RAY_CLUSTER`` | `tune_cac.ray_backend.session` | services on loopback alone |
+# | ``ray.tune.logger.TBXLoggerCallback._trial_writer``, ``_trial_result`` | `tune_cac.ray_backend.tensorboard` | rows |
+#
+# tests/tune_cac/test_private_names.py fails if one of them changes, or if another one is used.
+
+
+def live_trial(study: optuna.Study, trial: FrozenTrial) -> optuna.Trial:
+    """Return a running trial of a study as an object that can suggest values and take attributes and results.
+
+    Optuna makes one only in `Study.ask`; a trial that another process began, or that was added as running, has none.
+    """
+    return optuna.Trial(study, trial._trial_id)
+
+
+def queued_parameters(trial: FrozenTrial) -> dict[str, Any]:
+    """Return the parameters of a trial, or those it was queued with if it was never suggested."""
+    return dict(trial.params or trial.system_attrs.get("fixed_params", {}))
+
+
+# --- Report of a finished trial to Optuna: two objectives and the constraint on the drop of its metric ----------------
+
+#: Constraint violation of a control, larger than any drop.
+_NEVER = 1e30
+
+
+def tell_complete(
+    study: optuna.Study,
+    trial: optuna.Trial,
+    row: dict[str, Any],
+    baseline: dict[str, Any] | None,
+    allowed_drop: float | str,
+    quality: Quality = ACCURACY,
+) -> None:
+    """Report a finished trial: its objectives, and the loss beyond the allowed one as constraint (<= 0 is feasible).
+
+    The row of a shorter run holds savings relative to its own budget; savings relative to the baseline's budget are
+    reported. A control is never feasible: a sampler cannot learn from it, and good controls would displace settings.
+    """
+    if baseline is not None:
+        row = {**row, "compute_saved": saved_of_baseline(row, baseline)}
+        drop = quality.lost(row["quality"], baseline["quality"])
+        excess = drop - allowed_amount(allowed_drop, baseline["quality"])
+        trial.set_constraint(quality.drop, excess if excess > 1e-9 else min(excess, 0.0))
+    saved = saved_of_row(row, trial.user_attrs.get("config", {}).get("saving"), baseline)
+    if trial.user_attrs.get("role") == "control":
+        trial.set_constraint("control", _NEVER)
+    study.tell(trial, [{**row, "compute_saved": saved}[name] for name in OBJECTIVES])
+
+
+def saved_of_baseline(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> float:
+    """Return a row's savings relative to the baseline's budget, or to its own if one of them has no FLOPs."""
+    executed, dense = row["executed_flops"], baseline["dense_flops"]
+    own: float = row["compute_saved"]
+    return share_saved(executed, dense) if executed is not None and dense and row["dense_flops"] != dense else own
+
+
+def saved_of_row(row: Mapping[str, Any], saving: str | None, baseline: Mapping[str, Any] | None = None) -> float:
+    """Return a row's savings of the compute that its trial is ranked by; time is that of the baseline's row."""
+    time = 0.0
+    if saving == TIME and baseline is not None:
+        time = share_saved(row["train_time_s"], baseline["train_time_s"])
+    return ranked_saving(saving, row["compute_saved"], float(row.get("inference_saved") or 0.0), time)
+
+
+def missing_objectives(row: Mapping[str, Any], quality: Quality) -> list[str]:
+    """Return the objectives that are missing from a result row or not finite."""
+    values = {quality.name if name == "quality" else name: row.get(name) for name in OBJECTIVES}
+    return [name for name, value in values.items() if not (isinstance(value, (int, float)) and math.isfinite(value))]
+
+
+# --- Trials of a study ------------------------------------------------------------------------------------------------
+
+#: Attribute of a study: why its space does nothing or little on its run.
+_WHY_LITTLE = "why_little"
+_OPTIONS = "workload_options"
+
+
+def open_study(journal: Path, sampler: optuna.samplers.BaseSampler, quality: Quality = ACCURACY) -> optuna.Study:
+    """Open the Optuna study of a journal file, or create it: its objectives are the metric and the compute saved."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study = optuna.create_study(
+            storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal.absolute()))),
+            sampler=sampler,
+            pruner=optuna.pruners.NopPruner(),
+            study_name=STUDY_NAME,
+            directions=[quality.optuna_direction, "maximize"],
+            load_if_exists=True,
+        )
+        study.set_metric_names([quality.name, "compute_saved"])
+    return study
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestSetting:
+    """The setting that saves most."""
+
+    trial: int
+    """Number of its trial."""
+    saved: float
+    """Compute saved, a fraction of that of the baseline."""
+    lost: float
+    """Loss of the metric against the baseline."""
+    own_saved: float
+    """Compute saved, a fraction of that of a dense run of its own length."""
+    config: Mapping[str, Any]
+    """Fields of its configuration."""
+
+
+class StudyTrials:
+    """The trials of one study in the current state of its journal, and the reports of those that end.
+
+    A trial is judged against the baseline, and so reported after it. If the space varies options of the workload, each
+    combination of their values has a baseline of its own: it is trained once, beside the first trial of its
+    combination, and does not count among the trials that were asked for.
+
+    Args:
+        options: names of the workload's options that the space varies.
+    """
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        base: TrialConfig,
+        allowed_drop: float | str,
+        *,
+        options: Collection[str] = (),
+        judges: bool = True,
+    ) -> None:
+        self.study = study
+        self.baseline_again: dict[str, Any] | None = None
+        """Attributes of a baseline to train once more; None if there is none."""
+        self._quality, self._allowed_drop, self._judges = base.quality, allowed_drop, judges
+        self._options = frozenset(options)
+        self._first_options = list(base.options)
+        self._first = self.combination({_OPTIONS: self._first_options})
+        self._waiting: list[tuple[optuna.Trial, dict[str, Any]]] = []  # ended before their baselines, with their rows
+
+    def all(self) -> list[FrozenTrial]:
+        """Return all trials, in their order."""
+        return self.study.get_trials(deepcopy=False)
+
+    def _in(self, state: TrialState) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=(state,))
+
+    def counts(self) -> tuple[int, int]:
+        """Return the numbers of trials and of ended ones: as long as both stay, nothing new is known."""
+        trials = self.all()
+        return len(trials), sum(t.state.is_finished() or "row" in t.user_attrs for t in trials)
+
+    def start(self, attrs: Mapping[str, Any], **parameters: Any) -> optuna.Trial:
+        """Add a running trial with these attributes and parameters.
+
+        It is not queued, because another search may take trials from the queue.
+        """
+        self.study.add_trial(optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=dict(attrs), **parameters))
+        return live_trial(self.study, self.all()[-1])
+
+    def start_baseline(self) -> optuna.Trial:
+        """Start the baseline, first in the queue; a repeated one starts before the trials queued since."""
+        if self.baseline_again is None:
+            return self.study.ask()
+        attrs, self.baseline_again = self.baseline_again, None
+        return self.start(attrs)
+
+    def queued(self) -> list[FrozenTrial]:
+        """Return the trials that wait in the queue."""
+        return self._in(TrialState.WAITING)
+
+    def runs_on(self) -> bool:
+        """Return whether begun trials have neither ended nor failed, because Ray was stopped before."""
+        return any("row" not in t.user_attrs for t in self._in(TrialState.RUNNING))
+
+    def settings_are_trained(self) -> bool:
+        """Return whether trials other than controls are running, so that the best one is not known yet."""
+        return any(t.user_attrs.get("role") != "control" for t in self._in(TrialState.RUNNING))
+
+    def begun(self) -> set[str]:
+        """Return the keys of the predefined trials that were begun and not interrupted."""
+        attrs = [t.user_attrs for t in self.all()]
+        return {as_key(one["given"]) for one in attrs if "given" in one and "continued_by" not in one}
+
+    def finished_count(self) -> int:
+        """Return how many trials completed or failed, without those that run beside a search.
+
+        Those are controls, cut dense runs and further baselines. Interrupted trials do not count either.
+        """
+        trials = self.all()
+        continued = {t.user_attrs.get("continues") for t in trials} | {(self.baseline_again or {}).get("continues")}
+        return sum(
+            "row" in t.user_attrs
+            or (t.state == TrialState.FAIL and "continued_by" not in t.user_attrs and t.number not in continued)
+            for t in trials
+            if t.user_attrs.get("role") not in ("control", "baseline", CUT) or "given" not in t.user_attrs
+        )
+
+    def best(self, without: Collection[int] = (), *, saving: str | None = None) -> BestSetting | None:
+        """Return the setting within the allowed drop that saves most so far, if any saves something.
+
+        Args:
+            without: numbers of trials that are no answer.
+            saving: compute that they are ranked by; None for that of training.
+        """
+        ended = (t for t in reversed(self.baselines()) if "row" in t.user_attrs)
+        baselines = {self._combination_of(t): t.user_attrs["row"] for t in ended}
+        found = []
+        for trial in self.all():
+            row, config = trial.user_attrs.get("row"), trial.user_attrs.get("config", {})
+            baseline = baselines.get(self.combination(config))
+            if row is None or baseline is None or trial.user_attrs.get("role") == "control" or trial.number in without:
+                continue
+            lost = self._quality.lost(row["quality"], baseline["quality"])
+            if lost <= allowed_amount(self._allowed_drop, baseline["quality"]) + ROUNDING:
+                own_saved, saved = row["compute_saved"], saved_of_baseline(row, baseline)
+                saved = saved_of_row({**row, "compute_saved": saved}, saving, baseline)
+                found.append(
+                    BestSetting(trial=trial.number, saved=saved, lost=lost, own_saved=own_saved, config=config)
+                )
+        best = max(found, key=lambda one: (one.saved, -one.lost), default=None)
+        return best if best is not None and best.saved > 0 else None
+
+    def tell_why_little(self, reason: str) -> None:
+        """Say, and note in the study, why settings of its space do nothing or little; nothing for an empty text."""
+        if reason:
+            self.study.set_user_attr(_WHY_LITTLE, reason)
+            say(reason)
+
+    @property
+    def why_little(self) -> str:
+        """Return why settings of the space do nothing or little on this run; empty if that is unknown."""
+        return str(self.study.user_attrs.get(_WHY_LITTLE, ""))
+
+    # --- baselines ---
+
+    def combination(self, config: Mapping[str, Any]) -> str:
+        """Return the searched options of a trial as NAME=VALUE texts; empty if the space varies none."""
+        return " ".join(text for text in config.get(_OPTIONS, ()) if text.partition("=")[0] in self._options)
+
+    def _combination_of(self, baseline: FrozenTrial) -> str:
+        return self.combination({_OPTIONS: baseline.user_attrs.get("given", {}).get(_OPTIONS, self._first_options)})
+
+    def baselines(self, config: Mapping[str, Any] | None = None) -> list[FrozenTrial]:
+        """Return the baselines, or those of a trial's combination: several if one failed and was trained again."""
+        found = [t for t in self.all() if t.user_attrs.get("role") == "baseline"]
+        if config is None:
+            return found
+        wanted = self.combination(config)
+        return [t for t in found if self._combination_of(t) == wanted]
+
+    def baseline_row(self, config: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+        """Return the result row of the first baseline, or of that of a trial's combination; None before it ended."""
+        return next((t.user_attrs["row"] for t in self.baselines(config) if "row" in t.user_attrs), None)
+
+    def baseline_runs(self) -> bool:
+        """Return whether a baseline is being trained."""
+        return any(t.state == TrialState.RUNNING for t in self.baselines())
+
+    def baseline_failed(self, config: Mapping[str, Any] | None = None) -> bool:
+        """Return whether the first baseline, or that of a trial's combination, failed and is not trained again."""
+        found = self.baselines(config)
+        if config is None or self.combination(config) == self._first:
+            ends = self.baseline_row() is None and self.baseline_again is None
+            return ends and all(t.state == TrialState.FAIL for t in found)
+        return any(t.state == TrialState.FAIL and "continued_by" not in t.user_attrs for t in found[-1:])
+
+    def baseline_error(self) -> str:
+        """Return why the baseline failed, and how often."""
+        failures = [t for t in self.baselines() if t.state == TrialState.FAIL]
+        times = {1: "", 2: " twice"}.get(len(failures), f" {len(failures)} times")
+        return f"the baseline failed{times} ({failures[-1].user_attrs.get('error', 'no message')})"
+
+    def why_useless(self, config: Mapping[str, Any]) -> str:
+        """Return why a trial could not be judged, because the baseline of its combination failed; else empty."""
+        if not self._options or not self.baseline_failed(config):
+            return ""
+        error = self.baselines(config)[-1].user_attrs.get("error", "no message")
+        return f"the baseline of {self.combination(config)} failed ({error})"
+
+    def missing_baselines(self) -> list[PredefinedTrial]:
+        """Return the baselines that begun trials need and that were not begun, or were interrupted."""
+        if not self._options:
+            return []
+        begun = {self._combination_of(t) for t in self.baselines() if "continued_by" not in t.user_attrs}
+        found: dict[str, PredefinedTrial] = {}
+        for trial in self.all():
+            config = trial.user_attrs.get("config")
+            ended_badly = trial.state in (TrialState.FAIL, TrialState.PRUNED)
+            if config is not None and not ended_badly and self.combination(config) not in begun:
+                values = {"method": "none", _OPTIONS: list(config.get(_OPTIONS, ()))}
+                run = PredefinedTrial(attrs={"role": "baseline"}, values=values)
+                found.setdefault(run.key, run)
+        return list(found.values())
+
+    def root(self) -> str | None:
+        """Return the id of the baseline's root in the stage tree; None if none was recorded."""
+        return next((t.user_attrs["root"] for t in self.baselines() if "root" in t.user_attrs), None)
+
+    # --- reports of trials that end ---
+
+    def report(self, trial: optuna.Trial, row: dict[str, Any]) -> None:
+        """Report a trial's result row; as FAIL if its objectives are not finite.
+
+        Raises:
+            OSError: the journal cannot be written.
+        """
+        if missing := missing_objectives(row, self._quality):
+            self.report_failure(trial, f"the trial reported no finite {' and '.join(missing)}")
+            return
+        trial.set_user_attr("row", row)  # from here on a crash cannot lose the trial
+        self.report_ended([(trial, row)])
+
+    def report_failure(self, trial: optuna.Trial, message: str) -> None:
+        """Report a trial as FAIL; if it was a baseline, those that wait for it are reported, too."""
+        trial.set_user_attr("error", message)
+        self.study.tell(trial, state=TrialState.FAIL)
+        if trial.user_attrs.get("role") == "baseline":
+            self.report_ended([])
+
+    def report_ended(self, ended: Sequence[tuple[optuna.Trial, dict[str, Any]]]) -> None:
+        """Report trials whose rows are in the journal, and all that waited for their baselines until now."""
+        waiting, self._waiting = [*self._waiting, *ended], []
+        for trial, row in waiting:
+            config = trial.user_attrs.get("config", {})
+            baseline = self.baseline_row(config) if self._judges else None
+            if self._judges and baseline is None:
+                if not self.baseline_failed(config):
+                    self._waiting.append((trial, row))
+                    continue
+                if self._options:
+                    trial.set_constraint("no_baseline", 1.0)  # it cannot be judged, so it is no good one either
+            tell_complete(self.study, trial, row, baseline, self._allowed_drop, self._quality)
+
+
+# --- Trials that are begun again: their worker died, the search was interrupted, or the baseline failed ---------------
+
+#: Errors that the same training would raise again.
+_WOULD_FAIL_AGAIN = (TrainingDiverged.__name__, UserError.__name__, "ScriptFailed")
+#: Note on a trial that another one continues.
+_CONTINUED_BY = "a later trial with the same parameters"
+
+
+class Restarts:
+    """Begin trials again from their last checkpoint.
+
+    Args:
+        place: where its trials keep their checkpoints: its folder, or its URI.
+        retries: most restarts of a trial whose worker died, and of a failed baseline; >= 0.
+    """
+
+    def __init__(self, trials: StudyTrials, root: Path, place: Path | str, retries: int) -> None:
+        self._trials, self._root, self._place, self._retries = trials, root, place, retries
+        self._retried: dict[str, int] = {}  # restarts of predefined trials, by their values
+        self._checkpoints: dict[str, str] = {}  # of interrupted predefined trials, by their values
+
+    def start_predefined(self, run: PredefinedTrial) -> optuna.Trial:
+        """Start a predefined trial, from the checkpoint of an interrupted one if there is any."""
+        checkpoint = {"resume_from": self._checkpoints[run.key]} if run.key in self._checkpoints else {}
+        return self._trials.start({**run.attrs, "given": dict(run.values), **checkpoint})
+
+    def restart(self, trial: optuna.Trial, message: str, *, died: bool, fits_later: bool = False) -> bool:
+        """Begin a failed trial again if it may succeed.
+
+        No restart is counted where memory ran out and fewer trials will run beside it (``fits_later``).
+
+        Returns:
+            True if it is begun again: queued, or, if predefined, started anew by its values.
+        """
+        attrs = trial.user_attrs
+        given = as_key(attrs["given"]) if "given" in attrs else None
+        done = attrs.get("retry", 0) if given is None else self._retried.get(given, 0)
+        # Nothing can be searched without the baseline; its error may not occur again.
+        needed = given is None and attrs.get("role") == "baseline" and not message.startswith(_WOULD_FAIL_AGAIN)
+        if not fits_later and (not (died or needed) or done >= self._retries):
+            return False
+        retry = done if fits_later else done + 1
+        if given is not None:
+            self._retried[given] = retry
+        self._begin_again(trial.params, attrs, retry=retry)
+        trial.set_user_attr("continued_by", _CONTINUED_BY)
+        return True
+
+    def retry_baseline(self) -> None:
+        """Queue a baseline that failed in an earlier search once more; nothing can be searched without it."""
+        baselines = self._trials.baselines()
+        if baselines and self._trials.baseline_failed():
+            self._begin_again({}, {"role": "baseline"}, retry=self._retries, continues=baselines[-1].number)
+
+    def adopt_unfinished(self) -> list[tuple[optuna.Trial, dict[str, Any]]]:
+        """Report the running trials of an earlier search as FAIL, and begin them again.
+
+        Returns:
+            Trials that ended but were not reported to Optuna, with their result rows.
+        """
+        ended = []
+        study = self._trials.study
+        for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            trial, attrs = live_trial(study, frozen), frozen.user_attrs
+            if "row" in attrs:
+                ended.append((trial, attrs["row"]))
+                continue
+            self._begin_again(queued_parameters(frozen), attrs, retry=attrs.get("retry", 0))
+            if is_trial_folder(attrs.get("folder")):
+                trial.set_user_attr("row_so_far", last_row(self._root / attrs["folder"]))
+            trial.set_user_attr("continued_by", _CONTINUED_BY)
+            trial.set_user_attr("error", "interrupted")
+            study.tell(trial, state=TrialState.FAIL)
+        return ended
+
+    def _begin_again(self, parameters: Mapping[str, Any], attrs: Mapping[str, Any], *, retry: int, **more: Any) -> None:
+        """Queue a trial; of a predefined one, which is missing now, keep the checkpoint."""
+        folder = attrs.get("folder")
+        # The last checkpoint, or the one that it began from.
+        found = last_checkpoint(joined(self._place, str(folder))) if is_trial_folder(folder) else None
+        checkpoint = self.own_checkpoint(found or attrs.get("resume_from"))
+        if "given" in attrs:
+            if checkpoint is not None:
+                self._checkpoints[as_key(attrs["given"])] = checkpoint
+            return
+        kept = {name: attrs[name] for name in _CHOSEN if name in attrs}
+        again = {"role": attrs.get("role", "search"), **kept, "retry": retry, **more}
+        if checkpoint is not None:
+            again["resume_from"] = checkpoint
+        if again["role"] == "baseline":
+            self._trials.baseline_again = again
+        elif dict(parameters) not in map(queued_parameters, self._trials.queued()):  # else by a search killed since
+            self._trials.study.enqueue_trial(dict(parameters), user_attrs=again)
+
+    def own_checkpoint(self, found: Path | str | None) -> str | None:
+        """Return the place of a checkpoint if it lies in the study, whatever its journal says; else None."""
+        if found is None:
+            return None
+        if is_uri(found):
+            inside = str(found).startswith(str(self._place).partition("?")[0] + "/") and ".." not in str(found)
+            return str(found) if inside else None
+        whole = Path(found).resolve()
+        return str(whole) if whole.is_relative_to(self._root.resolve()) else None

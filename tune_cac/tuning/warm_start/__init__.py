@@ -1,1 +1,0 @@
-"""Warm start: what a search learns from its baseline before it suggests more trials."""
