@@ -81,9 +81,7 @@ class AttachedPerturbations(AttachedEstimator):
         self._flop_counts: dict[Hashable, int] = {}
 
     def direction(self, loss: Callable[[nn.Module], Tensor], shapes: Hashable) -> EstimateFlops:
-        losses = Perturbations(
-            loss, self._run.model, chunk_size="fixed", flop_counts=self._flop_counts, key=shapes, like=self._losses
-        )
+        losses = Perturbations(loss, self._run.model, flop_counts=self._flop_counts, key=shapes, like=self._losses)
         if self._losses is None:
             self.check(losses)
         self._losses = losses
