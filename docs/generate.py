@@ -21,8 +21,6 @@ from trainables.gradients.fields import (
     ESTIMATORS,
     FIELD_NAMES,
     GradientFields,
-    VarianceFields,
-    readable_fields,
 )
 from trainables.gradskip.variables import VARIABLES
 from trainables.savings import saved_words
@@ -67,19 +65,28 @@ def spaces() -> str:
 
 def estimator_fields() -> str:
     """Return the table of the estimators' fields, with the methods that read them and their defaults there."""
-    described = attribute_docstrings(GradientFields) | attribute_docstrings(VarianceFields)
-    readers = {name: [m for m in ESTIMATORS if name in readable_fields(m)] for name in FIELD_NAMES}
+    described = attribute_docstrings(GradientFields)
+    readers = {name: [m for m in ESTIMATORS if name in DEFAULTS[m]] for name in FIELD_NAMES}
     return table(
         ("field", "default", "meaning"),
         (
             (
                 f"`{name}`",
-                ", ".join(dict.fromkeys(_plain(DEFAULTS[method].get(name, "all")) for method in readers[name])),
+                ", ".join(
+                    dict.fromkeys(
+                        "all" if name == "gradient_layers" else _plain(DEFAULTS[method][name])
+                        for method in readers[name]
+                    )
+                ),
                 re.sub("`([A-Z_]+)`", lambda found: ", ".join(_choices(found[1])), described[name]),
             )
             for name in FIELD_NAMES
         ),
     )
+
+
+def _default(method: str, name: str) -> str:
+    return "all" if name == "gradient_layers" else _plain(DEFAULTS[method][name])
 
 
 def recipe_fields() -> str:

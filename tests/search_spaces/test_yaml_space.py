@@ -130,7 +130,10 @@ def test_fields_of_compression() -> None:
         ("- 1", "space s.yaml must be a map of keys such as CAC_VAR_MT_THR: {low: 0.9, high: 0.99}, got [1]"),
         ("a: {low: 1,\nb: [", "space s.yaml:2 is not YAML: "),
         ("lr: {low: 1, high: 2}\nlr: 3", "space s.yaml: lr must be there once, line 2"),
-        ("lr: {lo: 1, high: 2}", "space s.yaml: unknown key of lr 'lo': did you mean 'low'? Valid: at_most, choices, high"),
+        (
+            "lr: {lo: 1, high: 2}",
+            "space s.yaml: unknown key of lr 'lo': did you mean 'low'? Valid: at_most, choi",
+        ),
         ("lr: {low: 1}", "space s.yaml: lr needs low and high, got no high"),
         ("lr: {low: 2, high: 1}", "space s.yaml: lr needs low <= high, got low 2 and high 1"),
         ("lr: {low: 0, high: 1, log: true}", "space s.yaml: lr needs low > 0 with log, got 0"),

@@ -16,19 +16,16 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainables.attachment import Attached
-from trainables.config import TrialConfig
 from trainables.errors import UserError, unknown_name
-from trainables.gradients.fields import DEFAULTS, STE_ESTIMATORS, STE_WEIGHTINGS, settings_of
+from trainables.gradients.fields import DEFAULTS, STE_ESTIMATORS, STE_WEIGHTINGS
 from trainables.gradients.straight_through import activation_mode
 from trainables.gradskip.variables import is_number
 from trainables.runtime.isolation import kept_generators
@@ -272,36 +269,3 @@ def _untouched(model: nn.Module) -> Iterator[None]:
         for module, name, buffer, values in saved:
             buffer.data.copy_(values)
             module._buffers[name] = buffer
-
-
-# --- A method that is switched on at one iteration of a run -----------------------------------------------------------
-
-
-class SwitchedOn(Attached):
-    """Base of the estimators in trials: before ``gradient_start_itr`` a run is plain training.
-
-    Args:
-        config: with a method of `fields.ESTIMATORS`.
-    """
-
-    def __init__(self, config: TrialConfig) -> None:
-        self.settings = settings_of(config)
-        self._start = int(self.settings["gradient_start_itr"])
-        self._iteration = 0
-
-    @property
-    def is_on(self) -> bool:
-        """Return whether the estimator gives the gradients of this step."""
-        return self._iteration >= self._start
-
-    def end_step(self) -> None:
-        self._iteration += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"decision_state": self.decision_state(), "training_state": self.training_state()}
-
-    def decision_state(self) -> dict[str, Any]:
-        return {"iteration": self._iteration}
-
-    def resume(self, decision_state: Mapping[str, Any], training_state: Mapping[str, Any]) -> None:
-        self._iteration = int(decision_state["iteration"])
