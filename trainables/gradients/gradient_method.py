@@ -42,6 +42,17 @@ Gradients = dict[str, Tensor]
 Randomness = Callable[[], None]
 
 
+def check_option(name: str, value: Any, holds: bool, rule: str) -> None:
+    """Raise UserError for an option that does not hold its rule."""
+    if not holds:
+        raise UserError(f"{name} must be {rule}, got {value!r}")
+
+
+def check_interval(name: str, value: Any) -> None:
+    """Raise UserError unless an option is an integer of at least 1, or None."""
+    check_option(name, value, value is None or (isinstance(value, int) and value >= 1), "an integer >= 1")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Draw:
     """Samples of one gradient."""

@@ -23,7 +23,6 @@ from trainables.gradients.fields import FISHERS
 from trainables.gradients.gradient_method import Draw, GradientMethod, Gradients
 from trainables.gradients.layer_signals import (
     LayerSignals,
-    check_some,
     chunks,
     named,
     rows_of_inputs,
@@ -290,8 +289,7 @@ class KFAC(GradientMethod):
 
 def check_treatable(model: nn.Module) -> None:
     """Raise UserError if a model has no layer that K-FAC treats; warn of layers that it does not treat."""
-    layers = treatable_layers(model)
-    check_some(layers, "K-FAC", model)
+    layers = treatable_layers(model, "K-FAC")
     others = untreated_parameters(model, layers)
     if others:
         warnings.warn(

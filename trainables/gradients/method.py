@@ -23,7 +23,7 @@ from trainables.gradients.gradient_clustering import GradientClustering
 from trainables.gradients.gradient_method import Draw, GradientMethod, ModelLoss, matching_names
 from trainables.gradients.importance_sampling import ImportanceSampling
 from trainables.gradients.kfac import KFAC, check_treatable
-from trainables.gradients.layer_signals import check_some, treatable_layers
+from trainables.gradients.layer_signals import treatable_layers
 from trainables.gradients.perturbations import Perturbations
 from trainables.gradients.straight_through import binary_activations
 from trainables.gradients.straight_through_directions import StraightThroughSettings, straight_through_direction
@@ -319,7 +319,7 @@ def check_model(method: str, model: nn.Module, layers: Iterable[str] | None = No
     if method == "kfac":
         check_treatable(model)
     if method == "gradient_clustering":
-        check_some(treatable_layers(model), method, model)
+        treatable_layers(model, method)
     if method not in _CLASSES:
         matching_names(model, layers)
     if method == "straight_through":
