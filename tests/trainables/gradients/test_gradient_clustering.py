@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from sampled_nets import cross_entropy as loss
 from torch import Tensor, nn
 
 from trainables.errors import UserError
@@ -22,10 +22,6 @@ from trainables.gradients.gradient_clustering import (
 )
 from trainables.gradients.layer_signals import LayerSignals, treatable_layers
 from trainables.workloads.digits import digit_splits
-
-
-def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def small(outputs: int = 3) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from sampled_nets import cross_entropy as loss
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -20,10 +20,6 @@ from trainables.gradients import (
     GradientStatistics,
 )
 from trainables.gradients.moments import RunningMoments, moments_of
-
-
-def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def filled(rows: Tensor) -> RunningMoments:
