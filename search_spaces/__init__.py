@@ -1,4 +1,4 @@
-"""Search spaces, one file each; the file's stem is its name on the command line. Loads neither torch nor ray."""
+"""Search spaces, a Python or YAML file each; its stem is the name on the command line. Loads neither torch nor ray."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from search_spaces.space import Space, SpaceContext
@@ -125,5 +126,10 @@ def _load(name: str, files: Mapping[str, str]) -> Space:
         return function_space(name)
     if name not in SPACES:
         raise unknown_name("space", name, SPACES)
+    file = Path(__file__).with_name(f"{name}.yaml")
+    if file.is_file():
+        from search_spaces.yaml_space import our_space
+
+        return replace(our_space(name, file), description=SPACES[name])
     space: Space = importlib.import_module(f"search_spaces.{name}").SPACE
     return replace(space, description=SPACES[name])

@@ -5,10 +5,11 @@ A step searches every element of these parameters: where few strides lower the l
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from search_spaces import central_difference
-from search_spaces.space import Space, SpaceContext, Suggests
+from search_spaces.space import SpaceContext, Suggests
 from trainables.gradients.fields import OBJECTIVES
 
 #: Length of a step, on a logarithmic scale, and strides in it.
@@ -32,12 +33,12 @@ def start(context: SpaceContext) -> dict[str, Any]:
     return {**central_difference.start(context), "strides": 10, "discrete_objective": OBJECTIVES[0]}
 
 
-SPACE = Space(
+SPACE = replace(
+    central_difference.SPACE,
     name="discrete_gradient",
     method="discrete_gradient",
     suggest=suggest,
     start=start,
-    start_is_published=False,
     meanings={
         **central_difference.SPACE.meanings,
         "gradient_epsilon": "length of a step",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from search_spaces import central_difference
-from search_spaces.space import Branch, Space, SpaceContext, Suggests, interval, nearest_interval
+from search_spaces.space import Branch, Space, SpaceContext, Suggests, branch_name
 from trainables.gradients.fields import CLUSTER_MODES, usual_cluster_interval
 
 #: Clusters, on a logarithmic scale.
@@ -23,7 +23,7 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     found = {
         "cluster_mode": mode,
         "cluster_count": trial.suggest_int("cluster_count", *CLUSTERS, log=True),
-        "cluster_every": branch.suggest_int("cluster_every", *interval(EVERY[mode], context), log=True),
+        "cluster_every": branch.suggest_int("cluster_every", *_intervals(mode, context), log=True),
         "gradient_start_itr": central_difference.suggest_start(trial, context),
     }
     if mode == "full":
@@ -33,14 +33,20 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     return found
 
 
+def _intervals(mode: str, context: SpaceContext) -> tuple[int, int]:
+    low, high = EVERY[mode]
+    return min(low, context.total_steps), min(high, context.total_steps)
+
+
 def start(context: SpaceContext) -> dict[str, Any]:
     """Return ten clusters from the beginning on, found by three passes as often as the method's default."""
+    low, high = _intervals("full", context)
     every = usual_cluster_interval(context.total_steps // context.epochs, iterations=3)
     return {
         "cluster_mode": "full",
         "cluster_count": 10,
-        "full.cluster_every": nearest_interval(every, EVERY["full"], context),
-        "full.cluster_iterations": 3,
+        branch_name("full", "cluster_every"): max(low, min(every, high)),
+        branch_name("full", "cluster_iterations"): 3,
         "gradient_start_itr": 0,
     }
 

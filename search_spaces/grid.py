@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from search_spaces.grid_file import MOST_POINTS, GridSuggest, key_of
-from search_spaces.space import Space, SpaceContext, describe
+from search_spaces.space import Answers, Range, Space, SpaceContext, describe
 from trainables.errors import UserError
 
 #: Parameters of each point of a grid, the space's starting point first.
@@ -27,8 +27,7 @@ def grid_points(space: Space, context: SpaceContext) -> GridPoints:
         UserError: a parameter is continuous, or there are more than `MOST_POINTS` points.
     """
     for asked in describe(space, context):  # in all branches, before many points of the first are counted
-        if asked.choices is None and asked.step is None and asked.low != asked.high:
-            raise _continuous(space.name, asked.name, asked.low, asked.high)
+        _check_finite(space.name, asked)
     found: dict[str, Mapping[str, Any]] = {}
     begin = _Visit(space.name, given=space.start(context))
     found[key_of(space.suggest(begin, context))] = begin.parameters
@@ -55,15 +54,17 @@ def _all_points(space: Space, context: SpaceContext) -> Iterator[tuple[str, Mapp
         path = visit.next_path()
 
 
-def _continuous(space: str, name: str, low: float, high: float) -> UserError:
-    return UserError(
-        f"a grid needs finite choices, but {name} of space {space} is continuous ({low:g} .. {high:g}): give values "
-        "to try in a grid file (--grid FILE), or take another --sampler"
-    )
+def _check_finite(space: str, asked: Range) -> None:
+    """Raise UserError for a continuous parameter."""
+    if asked.choices is None and asked.step is None and asked.low != asked.high:
+        raise UserError(
+            f"a grid needs finite choices, but {asked.name} of space {space} is continuous ({asked.low:g} .. "
+            f"{asked.high:g}): give values to try in a grid file (--grid FILE), or take another --sampler"
+        )
 
 
-class _Visit:
-    """Replacement for an Optuna trial: takes given values, else those at a path of choices, else the first ones."""
+class _Visit(Answers):
+    """Takes given values, else those at a path of choices, else the first ones."""
 
     def __init__(self, space: str, *, given: Mapping[str, Any] | None = None, path: Sequence[int] = ()) -> None:
         self._space, self._given = space, given or {}
@@ -79,30 +80,23 @@ class _Visit:
                 return [*taken[:place], taken[place] + 1]
         return None
 
-    def _take(self, name: str, values: Sequence[Any]) -> Any:
-        if name not in self.parameters:  # asked for again, it keeps its value
-            if name in self._given:
-                self.parameters[name] = self._given[name]
+    def answer(self, asked: Range) -> Any:
+        if asked.name not in self.parameters:  # asked for again, it keeps its value
+            if asked.name in self._given:
+                self.parameters[asked.name] = self._given[asked.name]
             else:
-                place = len(self._sizes)
+                values, place = self._values(asked), len(self._sizes)
                 self._sizes.append(len(values))
-                self.parameters[name] = values[self._path[place] if place < len(self._path) else 0]
-        return self.parameters[name]
+                self.parameters[asked.name] = values[self._path[place] if place < len(self._path) else 0]
+        return self.parameters[asked.name]
 
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        found: int = self._take(name, range(low, high + 1, step))
-        return found
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        if name not in self._given and step is None and low != high:
-            raise _continuous(self._space, name, low, high)
+    def _values(self, asked: Range) -> Sequence[Any]:
+        if asked.choices is not None:
+            return asked.choices
+        if asked.integer:
+            return range(asked.low, asked.high + 1, asked.step)
+        _check_finite(self._space, asked)
         # As Optuna counts: in decimals, so that 0.1 * 3 is 0.3.
-        first, by = Decimal(str(low)), Decimal(str(step or 1))
-        count = int((Decimal(str(high)) - first) / by) + 1
-        found: float = self._take(name, [float(first + by * number) for number in range(count)])
-        return found
-
-    def suggest_categorical(self, name: str, choices: Any) -> Any:
-        return self._take(name, tuple(choices))
+        first, by = Decimal(str(asked.low)), Decimal(str(asked.step or 1))
+        count = int((Decimal(str(asked.high)) - first) / by) + 1
+        return [float(first + by * number) for number in range(count)]

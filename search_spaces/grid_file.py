@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NoReturn
@@ -171,10 +171,8 @@ class _Choice:
 
     name: str
     """The parameter."""
-    choices: tuple[Any, ...]
-    """The answers; None leaves the variable out."""
-    follows: tuple[_Choice | int, ...]
-    """By answer: the next question, or the number of the only point that is left."""
+    follows: Mapping[Any, _Choice | int]
+    """By answer, of which None leaves the variable out: the next question, or the number of the only point left."""
 
 
 @dataclass(frozen=True)
@@ -193,28 +191,26 @@ class GridSuggest:
     def __call__(self, trial: Suggests, context: SpaceContext) -> dict[str, Any]:
         node = self.root
         while isinstance(node, _Choice):
-            node = node.follows[node.choices.index(trial.suggest_categorical(node.name, node.choices))]
+            node = node.follows[trial.suggest_categorical(node.name, tuple(node.follows))]
         method = {"method": self.methods[node]} if self.methods else {}
         return {**method, **self.settings[node], **({"unnamed": self.unnamed} if self.unnamed else {})}
 
     def parameters(self) -> list[dict[str, Any]]:
         """Return the parameters of the points, in the order of the file."""
-        found: list[dict[str, Any]] = [{} for _ in self.settings]
-        waiting: list[tuple[_Choice | int, dict[str, Any]]] = [(self.root, {})]
-        while waiting:
-            node, asked = waiting.pop()
-            if isinstance(node, int):
-                found[node] = asked
-            else:
-                waiting += [
-                    (follows, {**asked, node.name: choice})
-                    for choice, follows in zip(node.choices, node.follows, strict=True)
-                ]
-        return found
+        found = dict(_leaves(self.root, {}))
+        return [found[number] for number in range(len(self.settings))]
 
     def start(self, context: SpaceContext) -> Mapping[str, Any]:
         """Return the parameters of the first point."""
         return self.parameters()[0]
+
+
+def _leaves(node: _Choice | int, asked: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    if isinstance(node, int):
+        yield node, asked
+        return
+    for choice, follows in node.follows.items():
+        yield from _leaves(follows, {**asked, node.name: choice})
 
 
 def grid_space(grid: Mapping[str, Any]) -> Space:
@@ -223,9 +219,8 @@ def grid_space(grid: Mapping[str, Any]) -> Space:
     variables = tuple(dict.fromkeys(name for point in settings for name in point))
     method, methods = _methods(settings, variables)
     prunes = any(name.startswith(("pruning_", "agp_")) for name in variables)
-    suggest = GridSuggest(
-        settings, tuple(grid.get("unnamed", ())), _tree(settings, range(len(settings)), variables, {}), methods
-    )
+    root = _tree(settings, range(len(settings)), variables, {})
+    suggest = GridSuggest(settings, tuple(grid.get("unnamed", ())), root, methods)
     return Space(
         name=GRID,
         method=method,
@@ -269,9 +264,7 @@ def _tree(
         if (variable, choices) not in names:
             alike = sum(name == variable for name, _ in names)
             names[variable, choices] = branch_name(str(alike + 1), variable) if alike else variable
-        return _Choice(
-            names[variable, choices],
-            choices,
-            tuple(_tree(settings, group, variables[place + 1 :], names) for group in groups.values()),
-        )
+        rest = variables[place + 1 :]
+        follows = {choice: _tree(settings, group, rest, names) for choice, group in groups.items()}
+        return _Choice(names[variable, choices], follows)
     return numbers[0]

@@ -17,37 +17,22 @@ _ORDER = ("gradskip", "compression", *JOINS_GRADSKIP)
 
 
 @dataclass(frozen=True)
-class _Suggest:
-    """Ask for the values of all spaces; an object, not a closure, so that it can be sent between processes."""
+class _All:
+    """The functions of a joined space; methods of an object, not closures, so that it can be sent between processes."""
 
     spaces: tuple[Space, ...]
 
-    def __call__(self, trial: Suggests, context: SpaceContext) -> dict[str, Any]:
+    def suggest(self, trial: Suggests, context: SpaceContext) -> dict[str, Any]:
         return {name: value for space in self.spaces for name, value in space.suggest(trial, context).items()}
 
-
-@dataclass(frozen=True)
-class _Start:
-    spaces: tuple[Space, ...]
-
-    def __call__(self, context: SpaceContext) -> Mapping[str, Any]:
+    def start(self, context: SpaceContext) -> Mapping[str, Any]:
         return {name: value for space in self.spaces for name, value in space.start(context).items()}
 
-
-@dataclass(frozen=True)
-class _FurtherStarts:
-    spaces: tuple[Space, ...]
-
-    def __call__(self, context: SpaceContext) -> list[dict[str, Any]]:
-        common = _Start(self.spaces)(context)
+    def further_starts(self, context: SpaceContext) -> list[dict[str, Any]]:
+        common = self.start(context)
         return [{**common, **found} for space in self.spaces for found in space.further_starts(context)]
 
-
-@dataclass(frozen=True)
-class _Notes:
-    spaces: tuple[Space, ...]
-
-    def __call__(self, context: SpaceContext) -> list[str]:
+    def notes(self, context: SpaceContext) -> list[str]:
         return [f"{space.name}: {note}" for space in self.spaces for note in space.notes(context)]
 
 
@@ -79,8 +64,8 @@ def joined(spaces: Sequence[Space]) -> Space:
             f"space {beside[0].name} can be searched together with spaces of Gradient-Skip alone, got "
             f"{'+'.join(names)}: join auto_thresholds, braking_distance or manual_layers"
         )
-    meanings = {name: meaning for space in spaces for name, meaning in space.meanings.items()}
-    together_with = {part for method in methods for part in method.split("+")}
+    parts = {part for method in methods for part in method.split("+")}
+    others = parts - {"gradskip", "none", "recipe"}
     asked: dict[str, str] = {}
     for space in spaces:
         ends = corners(space, ANY_RUN)
@@ -89,30 +74,28 @@ def joined(spaces: Sequence[Space]) -> Space:
             if name in asked:
                 raise UserError(f"spaces {asked[name]} and {space.name} both search {name}: join others")
             asked[name] = space.name
-        rules = {corner.get("CAC_RULE", "variance") for corner in ends}
-        others = together_with - {"gradskip", "none", "recipe"}
-        if others and rules != {"variance"}:
+        if others and {corner.get("CAC_RULE", "variance") for corner in ends} != {"variance"}:
             raise UserError(
                 f"space {space.name} can't be searched together with {' and '.join(sorted(others))}, got "
                 f"{'+'.join(names)}: other rules than variance look at more than weights; join auto_thresholds, "
                 "braking_distance or manual_layers"
             )
-    together = tuple(spaces)
+    together = _All(tuple(spaces))
     savings = {space.saving for space in spaces if space.method != "none"} or {"training"}
     if TIME in savings:  # the clock shows what all of them save
         savings = {TIME}
+    method = "+".join(method for method in _ORDER if method in parts)
     return Space(
         name="+".join(names),
-        method="+".join(method for method in _ORDER if method in together_with)
-        or ("recipe" if "recipe" in together_with else "none"),
-        suggest=_Suggest(together),
-        start=_Start(together),
-        further_starts=_FurtherStarts(together),
+        method=method or ("recipe" if "recipe" in parts else "none"),
+        suggest=together.suggest,
+        start=together.start,
+        further_starts=together.further_starts,
         free=tuple(name for space in spaces for name in space.free),
         start_is_published=all(space.start_is_published for space in spaces),
-        meanings=meanings,
-        notes=_Notes(together),
+        meanings={name: meaning for space in spaces for name, meaning in space.meanings.items()},
+        notes=together.notes,
         saving="both" if len(savings) > 1 else savings.pop(),
         description="; ".join(space.description for space in spaces),
-        parts=together,
+        parts=tuple(spaces),
     )

@@ -12,17 +12,19 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from search_spaces import (
-    agp,
-    central_difference,
-    distillation,
-    gradient_clustering,
-    importance_sampling,
-    kfac,
-    svrg,
-    zero_gradients,
+import search_spaces
+from search_spaces.space import (
+    ANY_RUN,
+    MOST_VISITS,
+    Answers,
+    Range,
+    Space,
+    SpaceContext,
+    Suggests,
+    TooManyVisits,
+    corners,
+    describe,
 )
-from search_spaces.space import ANY_RUN, MOST_VISITS, Space, SpaceContext, Suggests, TooManyVisits, corners, describe
 from trainables.config import TrialConfig, field_names, method_of
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import OF_ANY_METHOD
@@ -52,13 +54,11 @@ NOT_OF_A_SPACE = {
     "schedule_values": "the space schedule",
     **dict.fromkeys(SET_BY_NAME, "--set"),
 }
-#: Meanings of fields that are not variables.
-FIELD_MEANINGS = {
-    name: meaning
-    for space in (agp, distillation, central_difference, svrg, kfac, gradient_clustering, importance_sampling,
-                  zero_gradients)
-    for name, meaning in space.SPACE.meanings.items()
-} | RECIPE_MEANINGS  # fmt: skip
+#: Spaces of ours whose meanings of fields hold in spaces of the user's, too.
+_MEANINGS_OF = (
+    "agp", "distillation", "central_difference", "svrg", "kfac", "gradient_clustering", "importance_sampling",
+    "zero_gradients",
+)  # fmt: skip
 OPTION_MEANING = "option of the workload"
 
 
@@ -73,14 +73,18 @@ def is_option(key: str) -> bool:
 
 
 def check_key(space: str, key: Any) -> None:
-    """Raise UserError unless a key is a field that a space may set, or may be the name of a workload's option."""
-    if key in NOT_OF_A_SPACE:
-        raise UserError(f"space {space} can't set {key}: {NOT_OF_A_SPACE[key]} says it")
-    if not isinstance(key, str) or not key.isidentifier():
+    """Raise UserError unless a key is a field that a space may set, or may be the name of a workload's option.
+
+    A key may have a branch before a dot.
+    """
+    if not isinstance(key, str) or not all(part.isidentifier() for part in key.split(".")):
         raise UserError(f"a key of space {space} must be the name of a variable or an option, got {key!r}")
-    if key.startswith("CAC"):
+    field = key.rpartition(".")[2]
+    if field in NOT_OF_A_SPACE:
+        raise UserError(f"space {space} can't set {field}: {NOT_OF_A_SPACE[field]} says it")
+    if field.startswith("CAC"):
         try:
-            variable_named(key)
+            variable_named(field)
         except UserError as error:
             raise UserError(f"space {space}: {error}") from None
 
@@ -113,26 +117,18 @@ def check_choices(space: str, name: str, choices: Iterable[Any]) -> None:
         raise UserError(f"space {space}: {name} needs at least one choice, got none")
 
 
-@dataclass(frozen=True)
-class _CheckedTrial:
+class _CheckedTrial(Answers):
     """A trial whose ranges are checked before they are asked for."""
 
-    trial: Suggests
-    space: str
+    def __init__(self, trial: Suggests, space: str) -> None:
+        self._trial, self._space = trial, space
 
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        check_range(self.space, name, low, high, step, log)
-        return self.trial.suggest_int(name, low, high, step=step, log=log)
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        check_range(self.space, name, low, high, step, log)
-        return self.trial.suggest_float(name, low, high, step=step, log=log)
-
-    def suggest_categorical(self, name: str, choices: Any) -> Any:
-        check_choices(self.space, name, choices)
-        return self.trial.suggest_categorical(name, choices)
+    def answer(self, asked: Range) -> Any:
+        if asked.choices is None:
+            check_range(self._space, asked.name, asked.low, asked.high, asked.step, asked.log)
+        else:
+            check_choices(self._space, asked.name, asked.choices)
+        return asked.ask(self._trial)
 
 
 @dataclass(frozen=True)
@@ -161,25 +157,17 @@ class _CheckedSuggest:
         return dict(values)
 
 
-class _Middles:
-    """Replacement for an Optuna trial: takes given values, else the middle of a range and the first of the choices."""
+class _Middles(Answers):
+    """Takes given values, else the middle of a range and the first of the choices."""
 
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
         self.params: dict[str, Any] = dict(given or {})
 
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        return self._take(name, low, high, step, log)
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        return self._take(name, float(low), float(high), step, log)
-
-    def suggest_categorical(self, name: str, choices: Any) -> Any:
-        return self.params.setdefault(name, choices[0])
-
-    def _take(self, name: str, low: Any, high: Any, step: Any, log: bool) -> Any:
-        return self.params.setdefault(name, middle(low, high, step, log))
+    def answer(self, asked: Range) -> Any:
+        if asked.choices is not None:
+            return self.params.setdefault(asked.name, asked.choices[0])
+        low, high = (end if asked.integer else float(end) for end in (asked.low, asked.high))
+        return self.params.setdefault(asked.name, middle(low, high, asked.step, asked.log))
 
 
 def middle(low: Any, high: Any, step: Any, log: bool) -> Any:
@@ -228,11 +216,17 @@ def function_space(reference: str) -> Space:
             f"space {reference} must be a function that takes a trial and a context, or a Space, got "
             f"{type(found).__name__}"
         )
-    return checked(made)
+    return with_field_meanings(checked(made))
+
+
+def with_field_meanings(space: Space) -> Space:
+    """Return a user's space in which fields that it does not explain have their meanings in ours."""
+    known = {name: text for ours in _MEANINGS_OF for name, text in search_spaces.load(ours).meanings.items()}
+    return replace(space, meanings={**known, **RECIPE_MEANINGS, **space.meanings})
 
 
 def checked(space: Space) -> Space:
-    """Return a user's space with its method, what it saves and meanings, after a check of the ends of its ranges.
+    """Return a space with its method, what it saves and meanings of options, after a check of its ranges' ends.
 
     Raises:
         UserError: it searches nothing, has too many branches, or a value that no trial can have.
@@ -261,7 +255,7 @@ def checked(space: Space) -> Space:
             method = method_of(fields)
             TrialConfig(
                 method=method,
-                **{name: _plain(value) for name, value in corner.items() if not is_option(name)},
+                **{name: value for name, value in corner.items() if not is_option(name)},
             )
         except (UserError, TypeError) as error:
             raise UserError(f"space {space.name}: {error}") from None
@@ -271,12 +265,8 @@ def checked(space: Space) -> Space:
         space,
         method=method,
         saving=("both" if "gradskip" in method else "inference") if prunes else space.saving,
-        meanings={**FIELD_MEANINGS, **meanings, **space.meanings},
+        meanings={**meanings, **space.meanings},
     )
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 # --- options of the workload ----------------------------------------------------------------------------------------

@@ -26,12 +26,17 @@ VALUES = 6
 PREFIX = "s:"
 
 
+def layers(context: SpaceContext) -> list[list[str]]:
+    """Return each weight as a group of its own."""
+    return [[name] for name in context.weight_names]
+
+
 def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     """Ask for a sensitivity per layer."""
-    return {"pruning_sensitivities": ask(trial, context, [[name] for name in context.weight_names])}
+    return ask(trial, context, layers(context))
 
 
-def ask(trial: Suggests, context: SpaceContext, groups: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def ask(trial: Suggests, context: SpaceContext, groups: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Ask for a sensitivity per group of layers; return texts NAME=s, s proportional to what the layer tolerates.
 
     Args:
@@ -42,17 +47,20 @@ def ask(trial: Suggests, context: SpaceContext, groups: Sequence[Sequence[str]])
     """
     found = []
     for group in groups:
-        known = [bearable(context, name) for name in group]
-        step = max(0.01, round(BEYOND * max(known) / VALUES, 2))
+        step, most = step_of(context, group), max(tolerated(context, name) for name in group)
         value = trial.suggest_float(parameter_of(group), 0.0, round(VALUES * step, 6), step=step)
-        for name, bears in zip(group, known, strict=True):
-            found.append(f"{name}={round(value * bears / max(known), 4):g}")
-    return tuple(found)
+        found += [f"{name}={round(value * tolerated(context, name) / most, 4):g}" for name in group]
+    return {"pruning_sensitivities": tuple(found)}
 
 
-def bearable(context: SpaceContext, name: str) -> float:
+def tolerated(context: SpaceContext, name: str) -> float:
     """Return the sensitivity that a layer tolerates alone, at least `LEAST`, because retraining recovers losses."""
     return max(LEAST, context.sensitivities.get(name, WIDEST / BEYOND))
+
+
+def step_of(context: SpaceContext, group: Sequence[str]) -> float:
+    """Return the distance of a group's values."""
+    return max(0.01, round(BEYOND * max(tolerated(context, name) for name in group) / VALUES, 2))
 
 
 def parameter_of(group: Sequence[str]) -> str:
@@ -63,17 +71,12 @@ def parameter_of(group: Sequence[str]) -> str:
 
 def start(context: SpaceContext) -> dict[str, Any]:
     """Return about half of the sensitivity that each layer tolerates alone."""
-    return start_of(context, [[name] for name in context.weight_names])
+    return start_of(context, layers(context))
 
 
 def start_of(context: SpaceContext, groups: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Return about half of the sensitivity that each group's most robust layer tolerates alone."""
-    found = {}
-    for group in groups:
-        most = max(bearable(context, name) for name in group)
-        step = max(0.01, round(BEYOND * most / VALUES, 2))
-        found[parameter_of(group)] = round(VALUES // 3 * step, 6)
-    return found
+    return {parameter_of(group): round(VALUES // 3 * step_of(context, group), 6) for group in groups}
 
 
 def notes(context: SpaceContext) -> list[str]:
@@ -85,14 +88,13 @@ def notes(context: SpaceContext) -> list[str]:
     ]
 
 
-MEANINGS = {PREFIX: "sensitivity of a layer: what is below so many standard deviations of its weights is pruned"}
 SPACE = Space(
     name="pruning_sensitivities",
     method="compression",
     suggest=suggest,
     start=start,
     start_is_published=False,
-    meanings=MEANINGS,
+    meanings={PREFIX: "sensitivity of a layer: what is below so many standard deviations of its weights is pruned"},
     notes=notes,
     saving="inference",
 )

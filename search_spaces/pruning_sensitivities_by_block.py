@@ -5,16 +5,12 @@ Layers of a block (``layer1.0`` of ``layer1.0.conv1.weight``) are pruned in prop
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from search_spaces import pruning_sensitivities as by_layer
-from search_spaces.space import Space, SpaceContext, Suggests
+from search_spaces.space import SpaceContext, Suggests
 from trainables.compression.schedule.names import block_of
-
-
-def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
-    """Ask for a sensitivity per block."""
-    return {"pruning_sensitivities": by_layer.ask(trial, context, blocks(context))}
 
 
 def blocks(context: SpaceContext) -> list[list[str]]:
@@ -25,18 +21,14 @@ def blocks(context: SpaceContext) -> list[list[str]]:
     return list(found.values())
 
 
+def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
+    """Ask for a sensitivity per block."""
+    return by_layer.ask(trial, context, blocks(context))
+
+
 def start(context: SpaceContext) -> dict[str, Any]:
     """Return about half of the sensitivity that each block's most robust layer tolerates alone."""
     return by_layer.start_of(context, blocks(context))
 
 
-SPACE = Space(
-    name="pruning_sensitivities_by_block",
-    method="compression",
-    suggest=suggest,
-    start=start,
-    start_is_published=False,
-    meanings=by_layer.MEANINGS,
-    notes=by_layer.notes,
-    saving="inference",
-)
+SPACE = replace(by_layer.SPACE, name="pruning_sensitivities_by_block", suggest=suggest, start=start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -82,7 +83,78 @@ class Suggests(Protocol):
         """Return one of the choices."""
 
 
-class Branch:
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """One parameter of a space: what a trial is asked for."""
+
+    name: str
+    """The parameter."""
+    low: Any = None
+    """Lower bound; None for a choice."""
+    high: Any = None
+    """Upper bound; None for a choice."""
+    step: Any = None
+    """Step of the values' grid, None for no grid."""
+    log: bool = False
+    """True if it is searched on a logarithmic scale."""
+    choices: tuple[Any, ...] | None = None
+    """The choices, None for a range."""
+    integer: bool = False
+    """True for a range of integers."""
+    condition: str = ""
+    """Condition under which it is asked for, such as ``CAC_RULE=linear``; empty for always."""
+
+    @property
+    def base_name(self) -> str:
+        """Return the parameter's name without its branch: the variable that it searches, if it searches one."""
+        return self.name.rpartition(".")[2]
+
+    def __str__(self) -> str:
+        if self.choices is not None:
+            return "one of " + ", ".join(map(str, self.choices))
+        step = f" in steps of {self.step}" if self.step not in (None, 1) else ""
+        return f"{self.low} .. {self.high}{step}{' (log)' if self.log else ''}"
+
+    def joined(self, other: Range) -> Range:
+        """Return one range that covers both."""
+        if self.choices is not None and other.choices is not None:
+            return replace(self, choices=tuple(dict.fromkeys(self.choices + other.choices)))
+        return replace(self, low=min(self.low, other.low), high=max(self.high, other.high))
+
+    def ask(self, trial: Suggests) -> Any:
+        """Return a trial's answer."""
+        if self.choices is not None:
+            return trial.suggest_categorical(self.name, self.choices)
+        if self.integer:
+            return trial.suggest_int(self.name, self.low, self.high, step=self.step or 1, log=self.log)
+        return trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
+
+
+class Answers(ABC):
+    """Base of what stands for an Optuna trial where a space is called: `answer` gets each question as a `Range`."""
+
+    @abstractmethod
+    def answer(self, asked: Range) -> Any:
+        """Return the value of a parameter."""
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """Return an integer in [low, high]."""
+        found: int = self.answer(Range(name=name, low=low, high=high, step=step, log=log, integer=True))
+        return found
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        """Return a number in [low, high]."""
+        found: float = self.answer(Range(name=name, low=low, high=high, step=step, log=log))
+        return found
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        """Return one of the choices."""
+        return self.answer(Range(name=name, choices=tuple(choices)))
+
+
+class Branch(Answers):
     """A trial whose parameter names are prefixed with the branch's name: ``linear.CAC_RULE_DEPTH``.
 
     Branches of a conditional space may ask for one variable in different ranges, and an Optuna parameter should have
@@ -90,39 +162,15 @@ class Branch:
     """
 
     def __init__(self, trial: Suggests, name: str) -> None:
-        self._trial = trial
-        self._name = name
+        self._trial, self._name = trial, name
 
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """Return an integer in [low, high]."""
-        return self._trial.suggest_int(branch_name(self._name, name), low, high, step=step, log=log)
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        """Return a number in [low, high]."""
-        return self._trial.suggest_float(branch_name(self._name, name), low, high, step=step, log=log)
-
-    def suggest_categorical(self, name: str, choices: Any) -> Any:
-        """Return one of the choices."""
-        return self._trial.suggest_categorical(branch_name(self._name, name), choices)
+    def answer(self, asked: Range) -> Any:
+        return replace(asked, name=branch_name(self._name, asked.name)).ask(self._trial)
 
 
 def branch_name(branch: str, name: str) -> str:
     """Return the name of a parameter in a branch."""
     return f"{branch}.{name}"
-
-
-def interval(steps: tuple[int, int], context: SpaceContext) -> tuple[int, int]:
-    """Return a range of intervals in steps, cut at the run's length."""
-    low, high = (min(end, context.total_steps) for end in steps)
-    return low, high
-
-
-def nearest_interval(wanted: int, steps: tuple[int, int], context: SpaceContext) -> int:
-    """Return the interval nearest to the wanted one in that range."""
-    low, high = interval(steps, context)
-    return max(low, min(wanted, high))
 
 
 def _nothing(context: SpaceContext) -> Sequence[Any]:
@@ -177,70 +225,22 @@ class Space:
         return self.meanings.get(parameter, self.meanings.get(prefix + colon) if colon else None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Range:
-    """One parameter of a space, as recorded by `describe`."""
-
-    name: str
-    """The parameter."""
-    low: Any
-    """Lower bound; None for a choice."""
-    high: Any
-    """Upper bound; None for a choice."""
-    step: Any
-    """Step of the values' grid, None for no grid."""
-    log: bool
-    """True if it is searched on a logarithmic scale."""
-    choices: tuple[Any, ...] | None
-    """The choices, None for a range."""
-    condition: str = ""
-    """Condition under which it is asked for, such as ``CAC_RULE=linear``; empty for always."""
-
-    @property
-    def base_name(self) -> str:
-        """Return the parameter's name without its branch: the variable that it searches, if it searches one."""
-        return self.name.rpartition(".")[2]
-
-    def __str__(self) -> str:
-        if self.choices is not None:
-            return "one of " + ", ".join(map(str, self.choices))
-        step = f" in steps of {self.step}" if self.step not in (None, 1) else ""
-        return f"{self.low} .. {self.high}{step}{' (log)' if self.log else ''}"
-
-    def joined(self, other: Range) -> Range:
-        """Return one range that covers both."""
-        if self.choices is not None and other.choices is not None:
-            return replace(self, choices=tuple(dict.fromkeys(self.choices + other.choices)))
-        return replace(self, low=min(self.low, other.low), high=max(self.high, other.high))
-
-
-class _Recorder:
-    """Replacement for an Optuna trial: takes the forced choices and one end of each range, and records the ranges."""
+class _Recorder(Answers):
+    """Takes the forced choices and one end of each range, and records the ranges."""
 
     def __init__(self, forced: Mapping[str, Any], upper: bool, free: Iterable[str]) -> None:
-        self._forced = forced
-        self._upper = upper
-        self._free = frozenset(free)
+        self._forced, self._upper, self._free = forced, upper, frozenset(free)
         self.ranges: dict[str, Range] = {}
         self.chosen: dict[str, Any] = {}
         self.values: dict[str, Any] = {}
 
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        self.ranges[name] = Range(name=name, low=low, high=high, step=step, log=log, choices=None)
-        return high if self._upper else low
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        self.ranges[name] = Range(name=name, low=low, high=high, step=step, log=log, choices=None)
-        return high if self._upper else low
-
-    def suggest_categorical(self, name: str, choices: Any) -> Any:
-        self.ranges[name] = Range(name=name, low=None, high=None, step=None, log=False, choices=tuple(choices))
-        if name in self._free:
-            return choices[-1 if self._upper else 0]
-        self.chosen[name] = self._forced.get(name, choices[0])
-        return self.chosen[name]
+    def answer(self, asked: Range) -> Any:
+        self.ranges[asked.name] = asked
+        ends = (asked.low, asked.high) if asked.choices is None else (asked.choices[0], asked.choices[-1])
+        if asked.choices is None or asked.name in self._free:
+            return ends[self._upper]
+        self.chosen[asked.name] = self._forced.get(asked.name, ends[0])
+        return self.chosen[asked.name]
 
 
 def _visits(space: Space, context: SpaceContext, *, upper: bool = False) -> list[_Recorder]:

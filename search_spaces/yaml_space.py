@@ -1,22 +1,23 @@
-"""A space in a YAML file: ranges, choices and fixed values of ``CAC_*`` variables, other fields and workload options.
+"""Spaces in YAML files, ours and the user's: a map of variables, fields and options of the workload to their values.
 
-    CAC_VAR_MT_THR: {low: 0.9, high: 0.99, step: 0.01, start: 0.95}
+    # Rule and learning rate: the first line is the description
     CAC_RULE: {choices: [variance, linear]}
-    CAC_RULE_DEPTH: {low: 0.1, high: 1.0, when: {CAC_RULE: linear}}
-    CAC_WHOLE_UNITS: 1
+    CAC_RULE_END_ITR: {low: 0.5 steps, high: 1 steps, step: 0.1 steps, when: {CAC_RULE: linear}}
     lr: {low: 0.01, high: 1.0, log: true}
 
-A key is asked for in the order of the file; under ``when``, only if the keys above it have one of those values.
+A key is asked for in the order of the file; under ``when``, only if the keys above it have one of those values. Where
+one variable has other ranges in other branches, each has the branch before a dot: ``linear.lr``.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -28,18 +29,37 @@ from search_spaces.own_space import (
     is_option,
     middle,
     settable_fields,
+    with_field_meanings,
 )
-from search_spaces.space import Space, SpaceContext, Suggests
+from search_spaces.space import ANY_RUN, Range, Space, SpaceContext, Suggests
 from trainables.config import TrialConfig, field_kinds
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import BY_NAME, is_number
 
 #: Keys of an entry.
-KEYS = ("low", "high", "step", "log", "choices", "value", "start", "when", "meaning")
+KEYS = ("low", "high", "step", "log", "at_most", "choices", "value", "start", "when", "meaning")
+#: Lengths of a run of which numbers may be shares: ``0.9 steps``.
+LENGTHS = ("steps", "epochs")
+_SHARE = re.compile(rf"\s*([0-9.e+-]+)\s+({'|'.join(LENGTHS)})\s*")
 #: Largest accepted file, in bytes.
 _MOST_BYTES = 1_000_000
 #: Decimals of a value on a grid.
 _DECIMALS = 10
+
+
+def _length(unit: str, context: SpaceContext) -> int:
+    return context.total_steps if unit == "steps" else context.epochs
+
+
+@dataclass(frozen=True)
+class _Share:
+    """A number of steps or epochs that is a share of the run's."""
+
+    share: float
+    unit: str
+
+    def of(self, context: SpaceContext) -> int:
+        return int(self.share * _length(self.unit, context))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,45 +67,66 @@ class Entry:
     """One key of the file."""
 
     name: str
-    """Variable, field or option of the workload."""
+    """Variable, field or option of the workload, with its branch."""
     low: Any = None
-    """Least value; None for choices and fixed values."""
+    """Least value, which may be a share of the run; None for choices and fixed values."""
     high: Any = None
-    """Greatest value, on the grid of `step`."""
+    """Greatest value."""
     step: Any = None
     """Distance between values; None: all values."""
     log: bool = False
     """True for a logarithmic scale."""
+    at_most: str | None = None
+    """Length of the run at which the range is cut."""
     choices: tuple[Any, ...] | None = None
     """Values to choose from; None for ranges and fixed values."""
     value: Any = None
     """The fixed value; None for ranges and choices."""
     start: Any = None
-    """The value that a search begins with."""
+    """The value that a search begins with; None: the middle of the range."""
     when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     """Names of keys above, each with the values under which this key is asked for."""
     meaning: str = ""
     """Its description."""
 
     @property
-    def searched(self) -> bool:
-        """Return whether it has several values."""
-        return self.value is None
+    def field(self) -> str:
+        """Return the variable, field or option."""
+        return self.name.rpartition(".")[2]
 
     def holds(self, chosen: Mapping[str, Any]) -> bool:
         """Return whether the key is asked for where others have these values."""
         return all(chosen.get(name) in values for name, values in self.when)
 
-    def ask(self, trial: Suggests) -> Any:
-        """Return a suggested value, or the fixed one."""
+    def range(self, context: SpaceContext) -> Range:
+        """Return what is asked for on a run."""
         if self.choices is not None:
-            return trial.suggest_categorical(self.name, self.choices)
-        if self.low is None:
+            return Range(name=self.name, choices=self.choices)
+        low, high, step = (v.of(context) if isinstance(v, _Share) else v for v in (self.low, self.high, self.step))
+        if self.at_most is not None:
+            low, high = (min(end, _length(self.at_most, context)) for end in (low, high))
+        if step is not None:
+            step = max(1, step) if isinstance(self.step, _Share) else step
+            high = low + math.floor((high - low) / step + 1e-9) * step
+            high = round(high, _DECIMALS) if isinstance(high, float) else high
+        return Range(name=self.name, low=low, high=high, step=step, log=self.log, integer=isinstance(low, int))
+
+    def begin(self, context: SpaceContext) -> Any:
+        """Return the value that a search begins with on a run."""
+        if self.value is not None:
             return self.value
-        if isinstance(self.low, int):
-            return trial.suggest_int(self.name, self.low, self.high, step=self.step or 1, log=self.log)
-        value = trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
-        return value if self.step is None else round(value, _DECIMALS)
+        asked = self.range(context)
+        if self.start is None:
+            return middle(asked.low, asked.high, asked.step, self.log)
+        start = self.start.of(context) if isinstance(self.start, _Share) else self.start
+        return start if self.at_most is None else min(start, _length(self.at_most, context))
+
+    def ask(self, trial: Suggests, context: SpaceContext) -> Any:
+        """Return a suggested value, or the fixed one."""
+        if self.value is not None:
+            return self.value
+        value = self.range(context).ask(trial)
+        return round(value, _DECIMALS) if self.step is not None and isinstance(value, float) else value
 
 
 @dataclass(frozen=True)
@@ -94,10 +135,12 @@ class _Suggest:
 
     def __call__(self, trial: Suggests, context: SpaceContext) -> dict[str, Any]:
         chosen: dict[str, Any] = {}
+        found = {}
         for entry in self.entries:
             if entry.holds(chosen):
-                chosen[entry.name] = entry.ask(trial)
-        return {name: _value_of_field(name, value) for name, value in chosen.items()}
+                chosen[entry.name] = entry.ask(trial, context)
+                found[entry.field] = _value_of_field(entry.field, chosen[entry.name])
+        return found
 
 
 @dataclass(frozen=True)
@@ -108,8 +151,10 @@ class _Start:
         chosen: dict[str, Any] = {}
         for entry in self.entries:
             if entry.holds(chosen):
-                chosen[entry.name] = entry.start if entry.searched else entry.value
-        return {entry.name: chosen[entry.name] for entry in self.entries if entry.searched and entry.name in chosen}
+                chosen[entry.name] = entry.begin(context)
+        return {
+            entry.name: chosen[entry.name] for entry in self.entries if entry.value is None and entry.name in chosen
+        }
 
 
 def text_of(file: str) -> str:
@@ -125,8 +170,14 @@ def text_of(file: str) -> str:
 
 
 @cache
+def our_space(name: str, file: Path) -> Space:
+    """Return the space of a file of ours."""
+    return _space(name, file.read_text(encoding="utf-8"))
+
+
+@cache
 def file_space(file: str, text: str) -> Space:
-    """Return the space of a YAML file.
+    """Return the space of a user's YAML file.
 
     Args:
         file: its name, for messages.
@@ -135,186 +186,193 @@ def file_space(file: str, text: str) -> Space:
     Raises:
         UserError: it is not YAML, or a key or value is not valid.
     """
-    entries: dict[str, Entry] = {}
-    for name, given in _read(file, text).items():
-        check_key(file, name)
-        entries[name] = _entry(file, name, given, entries)
-    ordered = tuple(entries.values())
-    first = text.lstrip().splitlines()[0] if text.strip() else ""
+    return with_field_meanings(_space(file, text))
+
+
+def _space(name: str, text: str) -> Space:
+    reader = _Reader(name)
+    entries = reader.entries(text)
+    first = text.lstrip().splitlines()[0]
     return checked(
         Space(
-            name=file,
+            name=name,
             method="none",
-            suggest=_Suggest(ordered),
-            start=_Start(ordered),
+            suggest=_Suggest(entries),
+            start=_Start(entries),
             start_is_published=False,
-            meanings={entry.name: entry.meaning for entry in ordered if entry.meaning},
+            meanings={entry.field: entry.meaning for entry in entries if entry.meaning},
             description=first.lstrip("# ") if first.startswith("#") else "a file of yours",
         )
     )
 
 
-def _read(file: str, text: str) -> dict[str, Any]:
-    try:
-        node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = "" if mark is None else f":{mark.line + 1}"
-        raise UserError(f"space {file}{line} is not YAML: {getattr(error, 'problem', None) or error}") from None
-    if not isinstance(found, dict) or not found:
-        raise UserError(
-            f"space {file} must be a map of keys such as CAC_VAR_MT_THR: {{low: 0.9, high: 0.99}}, got "
-            f"{'nothing' if not found else repr(found)[:60]}"
-        )
-    names = [key.value for key, _ in node.value]
-    for place, name in enumerate(names):
-        if name in names[:place]:
-            raise UserError(f"space {file}: {name} must be there once, line {node.value[place][0].start_mark.line + 1}")
-    return found
+class _Reader:
+    """Read the entries of a file; stop at the first error."""
 
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._above: dict[str, Entry] = {}
 
-def _entry(file: str, name: str, given: Any, above: Mapping[str, Entry]) -> Entry:
-    """Return the entry of a key after a check of its values."""
-    where = f"space {file}: {name}"
-    if not isinstance(given, dict):
-        return Entry(name=name, value=_checked(file, name, given))
-    for key in given:
-        if key not in KEYS:
-            raise UserError(f"space {file}: {unknown_name(f'key of {name}', str(key), KEYS)}")
-    forms = [form for form in (("low", "high"), ("choices",), ("value",)) if any(key in given for key in form)]
-    if len(forms) != 1:
-        raise UserError(f"{where} takes low and high, or choices, or value, got {', '.join(map(str, given)) or '{}'}")
-    for key in ("step", "log") if forms[0] != ("low", "high") else ():
-        if key in given:
-            raise UserError(f"{where} takes {key} with low and high alone, got {forms[0][0]} and {key}")
-    if "meaning" in given and not isinstance(given["meaning"], str):
-        raise UserError(f"{where} needs a text for meaning, got {given['meaning']!r}")
-    common: dict[str, Any] = {
-        "name": name, "when": _conditions(file, name, given.get("when", {}), above),
-        "meaning": given.get("meaning", ""),
-    }  # fmt: skip
-    if "value" in given:
+    def entries(self, text: str) -> tuple[Entry, ...]:
+        try:
+            node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+            found = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            line = "" if mark is None else f":{mark.line + 1}"
+            said = getattr(error, "problem", None) or error
+            raise UserError(f"space {self._file}{line} is not YAML: {said}") from None
+        if not isinstance(found, dict) or not found:
+            raise UserError(
+                f"space {self._file} must be a map of keys such as CAC_VAR_MT_THR: {{low: 0.9, high: 0.99}}, got "
+                f"{repr(found)[:60] if found else 'nothing'}"
+            )
+        names = set()
+        for key, _ in node.value:
+            if key.value in names:
+                self._refuse(key.value, f"must be there once, line {key.start_mark.line + 1}")
+            names.add(key.value)
+        for name, given in found.items():
+            check_key(self._file, name)
+            self._above[name] = self._entry(name, given)
+        return tuple(self._above.values())
+
+    def _refuse(self, name: str, rule: str) -> NoReturn:
+        raise UserError(f"space {self._file}: {name} {rule}")
+
+    def _entry(self, name: str, given: Any) -> Entry:
+        if not isinstance(given, dict):
+            return Entry(name=name, value=self._checked(name, given))
+        for key in given:
+            if key not in KEYS:
+                raise UserError(f"space {self._file}: {unknown_name(f'key of {name}', str(key), KEYS)}")
+        forms = [form for form in ("low", "choices", "value") if form in given or (form == "low" and "high" in given)]
+        if len(forms) != 1:
+            got = ", ".join(map(str, given)) or "{}"
+            self._refuse(name, f"takes low and high, or choices, or value, got {got}")
+        for key in ("step", "log", "at_most") if forms != ["low"] else ():
+            if key in given:
+                self._refuse(name, f"takes {key} with low and high alone, got {forms[0]} and {key}")
+        if not isinstance(given.get("meaning", ""), str):
+            self._refuse(name, f"needs a text for meaning, got {given['meaning']!r}")
+        common: dict[str, Any] = {
+            "name": name, "when": self._conditions(name, given.get("when", {})), "meaning": given.get("meaning", ""),
+        }  # fmt: skip
+        if forms == ["low"]:
+            return self._range(name, given, common)
+        if forms == ["choices"]:
+            return self._choice(name, given, common)
         if "start" in given:
-            raise UserError(f"{where} takes start with a range or choices, got value and start")
-        return Entry(**common, value=_checked(file, name, given["value"]))
-    if "choices" in given:
-        return _choice(file, name, given, common)
-    return _range(file, name, given, common)
+            self._refuse(name, "takes start with a range or choices, got value and start")
+        return Entry(**common, value=self._checked(name, given["value"]))
 
+    def _choice(self, name: str, given: Mapping[str, Any], common: Mapping[str, Any]) -> Entry:
+        if not isinstance(given["choices"], list):
+            self._refuse(name, f"needs a list of choices, got {given['choices']!r}")
+        choices = tuple(self._checked(name, choice) for choice in given["choices"])
+        check_choices(self._file, name, choices)
+        start = self._checked(name, given["start"]) if "start" in given else choices[0]
+        if start not in choices:
+            self._refuse(name, f"needs a start among its choices, got {given['start']!r}")
+        return Entry(**common, choices=choices, start=start)
 
-def _choice(file: str, name: str, given: Mapping[str, Any], common: Mapping[str, Any]) -> Entry:
-    if not isinstance(given["choices"], list):
-        raise UserError(f"space {file}: {name} needs a list of choices, got {given['choices']!r}")
-    choices = tuple(_checked(file, name, choice) for choice in given["choices"])
-    check_choices(file, name, choices)
-    start = _checked(file, name, given["start"]) if "start" in given else choices[0]
-    if start not in choices:
-        raise UserError(f"space {file}: {name} needs a start among its choices, got {given['start']!r}")
-    return Entry(**common, choices=choices, start=start)
+    def _range(self, name: str, given: Mapping[str, Any], common: Mapping[str, Any]) -> Entry:
+        for key in ("low", "high"):
+            if key not in given:
+                self._refuse(name, f"needs low and high, got no {key}")
+        kind = _kind(name)
+        if kind not in (None, int, float):
+            self._refuse(name, "is no number: give choices instead of low and high")
+        numbers = {key: _number(given[key]) for key in ("low", "high", "step", "start") if given.get(key) is not None}
+        for key, number in numbers.items():
+            if not is_number(number) and not isinstance(number, _Share):
+                self._refuse(name, f"needs a number for {key}, got {given[key]!r}")
+        log, at_most = given.get("log", False), given.get("at_most")
+        if not isinstance(log, bool):
+            self._refuse(name, f"needs true or false for log, got {log!r}")
+        if at_most not in (None, *LENGTHS):
+            self._refuse(name, f"needs {' or '.join(LENGTHS)} for at_most, got {at_most!r}")
+        if kind is float or any(isinstance(numbers.get(key), float) for key in ("low", "high", "step")):
+            numbers = {key: n if isinstance(n, _Share) else float(n) for key, n in numbers.items()}
+        entry = Entry(**common, **numbers, log=log, at_most=at_most)
+        ends = {key: n.of(ANY_RUN) if isinstance(n, _Share) else n for key, n in numbers.items()}
+        check_range(self._file, name, ends["low"], ends["high"], ends.get("step"), log)
+        for end in ("low", "high"):
+            self._checked(name, ends[end])
+        if kind is int and isinstance(numbers.get("step"), float):
+            self._refuse(name, f"needs an integer for step, got {numbers['step']}")
+        asked, start = entry.range(ANY_RUN), entry.begin(ANY_RUN)
+        if asked.integer and isinstance(start, float):
+            self._refuse(name, f"needs an integer for start, got {start}")
+        if not asked.low <= start <= asked.high:
+            self._refuse(name, f"needs a start in [{asked.low}, {asked.high}], got {start}")
+        return entry
 
+    def _conditions(self, name: str, given: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+        where = f"when of {name}"
+        if not isinstance(given, dict):
+            self._refuse(where, f"must be a map such as {{CAC_RULE: linear}}, got {given!r}")
+        found = []
+        for other, wanted in given.items():
+            if other not in self._above:
+                self._refuse(where, f"needs keys above it, got {other!r}: {', '.join(self._above) or 'there is none'}")
+            choices = self._above[other].choices
+            if choices is None:
+                self._refuse(where, f"needs a key with choices, {other} has none")
+            values = tuple(self._checked(other, value) for value in (wanted if isinstance(wanted, list) else [wanted]))
+            for value in values:
+                if value not in choices:
+                    self._refuse(where, f"needs choices of {other} ({', '.join(map(str, choices))}), got {value!r}")
+            found.append((other, values))
+        return tuple(found)
 
-def _range(file: str, name: str, given: Mapping[str, Any], common: Mapping[str, Any]) -> Entry:
-    where = f"space {file}: {name}"
-    for key in ("low", "high"):
-        if key not in given:
-            raise UserError(f"{where} needs low and high, got no {key}")
-    kind = _kind(name)
-    if kind not in (None, int, float):
-        raise UserError(f"{where} is no number: give choices instead of low and high")
-    numbers = {key: _number(given[key]) for key in ("low", "high", "step", "start") if given.get(key) is not None}
-    for key, number in numbers.items():
-        if not is_number(number):
-            raise UserError(f"{where} needs a number for {key}, got {given[key]!r}")
-    log = given.get("log", False)
-    if not isinstance(log, bool):
-        raise UserError(f"{where} needs true or false for log, got {log!r}")
-    if kind is float or any(isinstance(numbers[key], float) for key in ("low", "high", "step") if key in numbers):
-        numbers = {key: float(number) for key, number in numbers.items()}
-    low, high, step = numbers["low"], numbers["high"], numbers.get("step")
-    check_range(file, name, low, high, step, log)
-    for end in (low, high):
-        _checked(file, name, end)
-    if kind is int and isinstance(step, float):
-        raise UserError(f"{where} needs an integer for step, got {step}")
-    if step is not None:
-        high = low + math.floor((high - low) / step + 1e-9) * step
-        high = round(high, _DECIMALS) if isinstance(high, float) else high
-    start = numbers.get("start", middle(low, high, step, log))
-    if isinstance(low, int) and isinstance(start, float):
-        raise UserError(f"{where} needs an integer for start, got {start}")
-    if not low <= start <= high:
-        raise UserError(f"{where} needs a start in [{low}, {high}], got {start}")
-    return Entry(**common, low=low, high=high, step=step, log=log, start=start)
-
-
-def _conditions(
-    file: str, name: str, given: Any, above: Mapping[str, Entry]
-) -> tuple[tuple[str, tuple[Any, ...]], ...]:
-    where = f"space {file}: when of {name}"
-    if not isinstance(given, dict):
-        raise UserError(f"{where} must be a map such as {{CAC_RULE: linear}}, got {given!r}")
-    found = []
-    for other, wanted in given.items():
-        if other not in above:
-            raise UserError(f"{where} needs keys above it, got {other!r}: {', '.join(above) or 'there is none'}")
-        choices = above[other].choices
-        if choices is None:
-            raise UserError(f"{where} needs a key with choices, {other} has none")
-        values = tuple(_checked(file, other, value) for value in (wanted if isinstance(wanted, list) else [wanted]))
-        for value in values:
-            if value not in choices:
-                raise UserError(f"{where} needs choices of {other} ({', '.join(map(str, choices))}), got {value!r}")
-        found.append((other, values))
-    return tuple(found)
+    def _checked(self, name: str, value: Any) -> Any:
+        """Return a value as Optuna stores it, a list as text, after a check against what the name stands for."""
+        if isinstance(value, list):
+            if any(isinstance(part, (list, dict)) for part in value):
+                self._refuse(name, f"must be one value, got {value!r}: give several as {{choices: [...]}}")
+            value = ",".join(map(str, value))
+        field, kind = name.rpartition(".")[2], _kind(name)
+        if kind is float or (kind is None and isinstance(value, str)):
+            value = _number(value)
+        if kind is bool and value in (0, 1):
+            value = bool(value)
+        if kind is tuple and isinstance(value, int):
+            value = str(value)
+        if not isinstance(value, (bool, int, float, str)):
+            self._refuse(name, f"must be a number or a text, got {value!r}")
+        try:
+            if (variable := BY_NAME.get(field)) is not None:
+                variable.check(_value_of_field(field, value))
+            elif field in settable_fields():
+                TrialConfig(**{field: _value_of_field(field, value)})
+        except UserError as error:
+            raise UserError(f"space {self._file}: {error}") from None
+        return value
 
 
 def _kind(name: str) -> type | None:
     """Return the type of what a key stands for; None for an option of the workload."""
-    variable = BY_NAME.get(name)
-    return variable.kind if variable is not None else None if is_option(name) else field_kinds()[name]
+    field = name.rpartition(".")[2]
+    if field in BY_NAME:
+        return BY_NAME[field].kind
+    return None if is_option(field) else field_kinds()[field]
 
 
-def _checked(file: str, name: str, value: Any) -> Any:
-    """Return a value as Optuna stores it, a list as text, after a check against what the name stands for."""
-    if isinstance(value, list):
-        if any(isinstance(part, (list, dict)) for part in value):
-            raise UserError(
-                f"space {file}: {name} must be one value, got {value!r}: give several as {{choices: [...]}}"
-            )
-        value = ",".join(map(str, value))
-    kind = _kind(name)
-    if kind is float or (kind is None and isinstance(value, str)):
-        value = _number(value)
-    if kind is bool and value in (0, 1):
-        value = bool(value)
-    if kind is tuple and isinstance(value, int):
-        value = str(value)
-    if not isinstance(value, (bool, int, float, str)):
-        raise UserError(f"space {file}: {name} must be a number or a text, got {value!r}")
-    try:
-        if (variable := BY_NAME.get(name)) is not None:
-            variable.check(_value_of_field(name, value))
-        elif name in settable_fields():
-            TrialConfig(**{name: _value_of_field(name, value)})
-    except UserError as error:
-        raise UserError(f"space {file}: {error}") from None
-    return value
-
-
-def _value_of_field(name: str, value: Any) -> Any:
+def _value_of_field(field: str, value: Any) -> Any:
     """Return a stored value as a field's: lists are stored as comma lists."""
-    variable = BY_NAME.get(name)
-    if variable is not None:
-        return variable.read(value) if variable.kind is tuple else value
-    if not is_option(name) and field_kinds()[name] is tuple:
-        return tuple(part.strip() for part in value.split(","))
-    return value
+    if _kind(field) is not tuple:
+        return value
+    variable = BY_NAME.get(field)
+    return tuple(part.strip() for part in value.split(",")) if variable is None else variable.read(value)
 
 
 def _number(value: Any) -> Any:
-    """Return a number for text such as ``1e-3``, which YAML 1.1 reads as text; other values as they are."""
+    """Return a share of the run, or a number for text such as ``1e-3``, which YAML 1.1 reads as text."""
+    if not isinstance(value, str):
+        return value
+    share = _SHARE.fullmatch(value)
     try:
-        return float(value) if isinstance(value, str) else value
+        return float(value) if share is None else _Share(float(share[1]), share[2])
     except ValueError:
         return value

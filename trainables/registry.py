@@ -55,41 +55,28 @@ METHODS: dict[str, Method] = {
             Method(
                 name=name,
                 description=description,
-                home=f"trainables.gradients.{module}:attach",
+                home="trainables.gradients.method:attach",
                 replay_module="trainables.gradients.replay",
             )
-            for name, module, description in (
-                ("central_difference", "method", "gradients from differences of the loss, without a backward pass"),
+            for name, description in (
+                ("central_difference", "gradients from differences of the loss, without a backward pass"),
                 (
                     "discrete_gradient",
-                    "method",
                     "the smallest changes of weights that lower the loss, the best of them together",
                 ),
-                ("straight_through", "method", "gradients through binary activations, from samples"),
-                ("svrg", "variance_trial", "gradients with a control variate from a snapshot of the weights"),
-                ("kfac", "variance_trial", "gradients preconditioned by Kronecker factors of the curvature"),
-                (
-                    "gradient_clustering",
-                    "variance_trial",
-                    "batches that take samples of all clusters of similar gradients",
-                ),
-                (
-                    "importance_sampling",
-                    "variance_trial",
-                    "batches that take samples with large losses or gradients more often",
-                ),
-                (
-                    "zero_gradients",
-                    "variance_trial",
-                    "samples with nearly no loss gradient left out of the backward pass",
-                ),
+                ("straight_through", "gradients through binary activations, from samples"),
+                ("svrg", "gradients with a control variate from a snapshot of the weights"),
+                ("kfac", "gradients preconditioned by Kronecker factors of the curvature"),
+                ("gradient_clustering", "batches that take samples of all clusters of similar gradients"),
+                ("importance_sampling", "batches that take samples with large losses or gradients more often"),
+                ("zero_gradients", "samples with nearly no loss gradient left out of the backward pass"),
             )
         ),
         Method(
             name="gradskip+zero_gradients",
             description="Gradient-Skip, and samples with nearly no loss gradient left out of the backward pass",
-            home="trainables.gradients.method:attach_with_gradskip",
-            replay_module="trainables.gradients.with_gradskip_replay",
+            home="trainables.gradients.method:attach",
+            replay_module="trainables.gradients.replay",
         ),
     )
 }

@@ -45,6 +45,7 @@ def test_what_it_saves_and_whether_its_start_is_published() -> None:
     assert saving("distillation+auto_thresholds") == "training"
     assert search_spaces.load("distillation+auto_thresholds").start_is_published
     assert not search_spaces.load("agp+auto_thresholds").start_is_published
+    assert search_spaces.load("zero_gradients+manual_layers").method == "gradskip+zero_gradients"
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,9 @@ def test_what_it_saves_and_whether_its_start_is_published() -> None:
         ),
         ("pruning_sensitivities+pruning_sensitivities_by_block", "both search pruning_sensitivities: join others"),
         ("agp+stop_rules", r"space stop_rules can't be searched together with compression, got agp\+stop_rules: "),
+        ("zero_gradients+agp", "space zero_gradients can be searched together with spaces of Gradient-Skip alone"),
+        ("stop_rules+zero_gradients", "space stop_rules can't be searched together with zero_gradients"),
+        ("svrg+auto_thresholds", "space svrg can't be searched together with another"),
         ("auto_thresholds+agpp", "unknown space 'agpp'.*agp"),
         ("auto_thresholds+", "unknown space ''"),
         ("+", "unknown space ''"),

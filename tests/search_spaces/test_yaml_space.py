@@ -9,6 +9,7 @@ import optuna
 import pytest
 
 import search_spaces
+from search_spaces import SpaceContext
 from search_spaces.space import ANY_RUN, corners, describe
 from search_spaces.yaml_space import file_space
 from trainables.config import TrialConfig
@@ -76,6 +77,37 @@ def test_it_is_searched_as_any_space(tmp_path: Path) -> None:
         assert len(str(values["CAC_VAR_START_THR"])) <= 4  # no rounding errors
 
 
+def test_numbers_may_be_shares_of_the_run_and_ranges_end_with_it() -> None:
+    text = """
+    gradient_start_itr: {low: 0, high: 0.9 steps, step: 0.1 steps, start: 0.5 steps}
+    svrg_snapshot_every: {low: 5, high: 2000, log: true, at_most: steps, start: 100}
+    warm: {low: 1, high: 0.5 epochs}
+    """
+    space = file_space("s.yaml", text)
+    for steps, epochs, ends, start in (
+        (300, 30, [(0, 270, 30), (5, 300, 1), (1, 15, 1)], [150, 100, 8]),
+        (47, 4, [(0, 40, 4), (5, 47, 1), (1, 2, 1)], [23, 47, 1]),
+        (3, 2, [(0, 2, 1), (3, 3, 1), (1, 1, 1)], [1, 3, 1]),
+    ):
+        context = SpaceContext(total_steps=steps, epochs=epochs)
+        assert [(found.low, found.high, found.step) for found in describe(space, context)] == ends
+        assert list(space.start(context).values()) == start
+
+
+def test_a_variable_has_other_ranges_in_other_branches() -> None:
+    text = """
+    CAC_RULE: {choices: [plasticity, gradient_norm]}
+    plasticity.CAC_RULE_TOLERANCE: {low: 0.1, high: 0.2, when: {CAC_RULE: plasticity}}
+    gradient_norm.CAC_RULE_TOLERANCE: {low: 0.5, high: 0.8, when: {CAC_RULE: gradient_norm}}
+    """
+    space = file_space("s.yaml", text)
+    found = {(corner["CAC_RULE"], corner["CAC_RULE_TOLERANCE"]) for corner in corners(space, ANY_RUN)}
+    assert found == {("plasticity", 0.1), ("plasticity", 0.2), ("gradient_norm", 0.5), ("gradient_norm", 0.8)}
+    assert {asked.name for asked in describe(space, ANY_RUN)} == {
+        "CAC_RULE", "plasticity.CAC_RULE_TOLERANCE", "gradient_norm.CAC_RULE_TOLERANCE",
+    }  # fmt: skip
+
+
 def test_lists_of_layers_are_choices() -> None:
     text = "CAC_STOP_LAYER_NUM: {choices: [3, [3, 9]]}\nCAC_STOP_LAYER_ITR: {choices: ['10', [10, 20]]}"
     with pytest.raises(UserError, match=r"^space s\.yaml: "):
@@ -98,13 +130,18 @@ def test_fields_of_compression() -> None:
         ("- 1", "space s.yaml must be a map of keys such as CAC_VAR_MT_THR: {low: 0.9, high: 0.99}, got [1]"),
         ("a: {low: 1,\nb: [", "space s.yaml:2 is not YAML: "),
         ("lr: {low: 1, high: 2}\nlr: 3", "space s.yaml: lr must be there once, line 2"),
-        ("lr: {lo: 1, high: 2}", "space s.yaml: unknown key of lr 'lo': did you mean 'low'? Valid: choices, high, log"),
+        (
+            "lr: {lo: 1, high: 2}",
+            "space s.yaml: unknown key of lr 'lo': did you mean 'low'? Valid: at_most, choi",
+        ),
         ("lr: {low: 1}", "space s.yaml: lr needs low and high, got no high"),
         ("lr: {low: 2, high: 1}", "space s.yaml: lr needs low <= high, got low 2 and high 1"),
         ("lr: {low: 0, high: 1, log: true}", "space s.yaml: lr needs low > 0 with log, got 0"),
         ("lr: {low: 1, high: 4, log: true, step: 2}", "space s.yaml: lr takes log or step, got log and step 2"),
         ("lr: {low: 1, high: 4, step: 0}", "space s.yaml: lr needs a step > 0, got 0"),
         ("lr: {low: 1, high: 4, log: 3}", "space s.yaml: lr needs true or false for log, got 3"),
+        ("lr: {low: 1, high: 4, at_most: weeks}", "space s.yaml: lr needs steps or epochs for at_most, got 'weeks'"),
+        ("lr: {low: 1, high: 0.9 weeks}", "space s.yaml: lr needs a number for high, got '0.9 weeks'"),
         ("lr: {low: a, high: 4}", "space s.yaml: lr needs a number for low, got 'a'"),
         ("lr: {low: 1, high: 4, start: 5}", "space s.yaml: lr needs a start in [1, 4], got 5"),
         ("lr: {low: 1, high: 4, start: 1.5}", "space s.yaml: lr needs an integer for start, got 1.5"),

@@ -344,7 +344,8 @@ def test_every_parameter_has_a_meaning(name: str) -> None:
 
 @pytest.mark.parametrize("name", search_spaces.SPACES)
 def test_a_space_is_the_file_of_its_name(name: str) -> None:
-    assert (Path(search_spaces.__file__).parent / f"{name}.py").is_file()
+    found = [path.suffix for path in Path(search_spaces.__file__).parent.glob(f"{name}.*")]
+    assert found in ([".py"], [".yaml"])
 
 
 @pytest.mark.slow

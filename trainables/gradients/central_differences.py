@@ -42,7 +42,7 @@ def central_difference(
 
     The model, its buffers and all generators are afterwards as before. Weights of layers are changed at the layers'
     outputs (`perturbations`); the other parameters as they are. An estimate that takes more than five seconds shows on
-    stderr how far it is and how long it still takes.
+    stderr how far it is.
 
     Args:
         loss: loss(model) is a scalar tensor, regularization terms included.
@@ -50,8 +50,8 @@ def central_difference(
             use the batch's statistics and do not update their running ones.
         epsilon: half the distance of the two evaluations, > 0.
         names: names or patterns of parameters (``conv*``); None: those that require a gradient.
-        chunk_size: weights evaluated at once, None to have it tuned.
-        memory_bytes: bound on the memory of what is evaluated at once.
+        chunk_size: changes evaluated at once; None: as many as fit in the memory.
+        memory_bytes: bound on that memory.
 
     Raises:
         UserError: an epsilon that is not above 0, or too small to change a weight; a loss that is no scalar tensor or
@@ -84,13 +84,11 @@ def estimate(
         epsilon: half the distance of the two evaluations.
         progress: whether to show how far it is.
     """
-    parameters = dict(losses.model.named_parameters())
-    chosen = list(names)
+    parameters = {name: losses.model.get_parameter(name) for name in names}
     found = {}
-    total = 2 * sum(parameters[name].numel() for name in chosen)
+    total = 2 * sum(parameter.numel() for parameter in parameters.values())
     with progress_bar("central differences", total, "loss", shown=progress) as bar:
-        for name in chosen:
-            parameter = parameters[name]
+        for name, parameter in parameters.items():
             count = parameter.numel()
             both = torch.arange(count, device=parameter.device).repeat(2)
             amounts = torch.full((2 * count,), epsilon, dtype=losses.dtype, device=parameter.device)
@@ -101,16 +99,9 @@ def estimate(
     return found
 
 
-def progress_bar(what: str, total: int, unit: str, *, shown: bool) -> tqdm[Never]:
-    """Return a bar on stderr that appears only when the work takes long.
-
-    Args:
-        what: words for the work.
-        total: units of it.
-        unit: word for one.
-        shown: False for none at all.
-    """
-    return tqdm(total=total, desc=what, unit=unit, delay=SILENT_S, disable=not shown, leave=False)
+def progress_bar(work: str, total: int, unit: str, *, shown: bool) -> tqdm[Never]:
+    """Return a bar on stderr that appears only when the work takes long."""
+    return tqdm(total=total, desc=work, unit=unit, delay=SILENT_S, disable=not shown, leave=False)
 
 
 def check_epsilon(epsilon: Any, model: nn.Module, names: Iterable[str], loss_dtype: torch.dtype) -> None:
@@ -132,17 +123,10 @@ def check_epsilon(epsilon: Any, model: nn.Module, names: Iterable[str], loss_dty
 
 
 def check_changes_weights(what: str, amount: float, model: nn.Module, names: Iterable[str]) -> None:
-    """Raise UserError if an amount is lost where it is added to the largest weight of a parameter.
-
-    Args:
-        what: name of the amount.
-        amount: to be added.
-        model: whose parameters.
-        names: of parameters.
-    """
-    parameters = dict(model.named_parameters())
+    """Raise UserError if an amount of this name is lost where it is added to the largest weight of a parameter."""
     for name in names:
-        largest = parameters[name].detach().abs().max() if parameters[name].numel() else torch.zeros(())
+        parameter = model.get_parameter(name).detach()
+        largest = parameter.abs().max() if parameter.numel() else torch.zeros(())
         if bool(largest + amount == largest) and largest > 0:
             least = torch.finfo(largest.dtype).eps * float(largest)
             raise UserError(
@@ -158,20 +142,15 @@ def _short(dtype: torch.dtype) -> str:
 def autograd_gradient(loss: Loss, model: nn.Module, names: str | Iterable[str] | None = None) -> dict[str, Tensor]:
     """Return the gradient by backpropagation, by parameter name; the model and its ``.grad`` are left as they are.
 
-    Args:
-        loss: loss(model) is a scalar tensor.
-        model: as for `central_difference`.
-        names: as for `central_difference`.
+    Arguments as for `central_difference`.
     """
-    parameters = dict(model.named_parameters())
-    leaves = {name: parameters[name].detach().requires_grad_() for name in matching_names(model, names)}
+    leaves = {name: model.get_parameter(name).detach().requires_grad_() for name in matching_names(model, names)}
     function = ModelLoss(loss, model)
     with function.evaluating(), torch.enable_grad():
-        grads = torch.autograd.grad(function.at(leaves), list(leaves.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(leaf) if grad is None else grad
-        for (name, leaf), grad in zip(leaves.items(), grads, strict=True)
-    }
+        grads = torch.autograd.grad(
+            function.at(leaves), list(leaves.values()), allow_unused=True, materialize_grads=True
+        )
+    return dict(zip(leaves, grads, strict=True))
 
 
 def relative_error(estimated: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
@@ -233,9 +212,8 @@ class CentralDifferenceSGD(NormalisedSGD):
         self._names = matching_names(model, names)
         self._chunk_size = chunk_size
         self._losses: Perturbations | None = None
-        parameters = dict(model.named_parameters())
         super().__init__(
-            [parameters[name] for name in self._names],
+            [model.get_parameter(name) for name in self._names],
             lr,
             normalise=normalise,
             epsilon=epsilon,
@@ -266,34 +244,25 @@ class CentralDifferenceSGD(NormalisedSGD):
         losses = Perturbations(closure, self._model, chunk_size=self._chunk_size, like=self._losses)
         if self._losses is None:
             check_epsilon(self.epsilon, self._model, self._names, losses.dtype)
-        self._losses, before = losses, losses.value
-        if not math.isfinite(before):
-            raise TrainingDiverged(
-                f"the loss is {float(before)} before a step of CentralDifferenceSGD{self._way_out()}"
-            )
-        parameters = dict(self._model.named_parameters())
+        self._losses = losses
+        if not math.isfinite(losses.value):
+            self._refuse(f"the loss is {float(losses.value)} before a step of CentralDifferenceSGD")
         for name, slopes in estimate(losses, self._names, self.epsilon).items():
-            parameters[name].grad = slopes
-        self._check_length()
-        self.take_step()
-        return before
-
-    def _check_length(self) -> None:
-        """Raise TrainingDiverged where a step that is not normalised would be far longer than the weights."""
+            self._model.get_parameter(name).grad = slopes
         group = self.param_groups[0]
-        if group["normalise"]:
-            return
-        length = group["lr"] * _norm(p.grad for p in group["params"] if p.grad is not None)
+        length = group["lr"] * _norm(p.grad for p in group["params"])
         weights = _norm(group["params"])
-        if not length <= MOST_LENGTHS * max(weights, 1.0):
-            raise TrainingDiverged(
+        if not group["normalise"] and not length <= MOST_LENGTHS * max(weights, 1.0):
+            self._refuse(
                 f"a step of CentralDifferenceSGD would be {length:.3g} long, with weights of norm {weights:.3g}"
-                f"{self._way_out()}"
             )
+        self.take_step()
+        return losses.value
 
-    def _way_out(self) -> str:
+    def _refuse(self, said: str) -> Never:
         group = self.param_groups[0]
-        return "" if group["normalise"] else f": give normalise=True, or a smaller lr, got {group['lr']:g}"
+        way_out = "" if group["normalise"] else f": give normalise=True, or a smaller lr, got {group['lr']:g}"
+        raise TrainingDiverged(said + way_out)
 
 
 def least_epsilon(dtype: torch.dtype) -> float:

@@ -15,7 +15,7 @@ nothing found; decreases (P,).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,9 +73,8 @@ class DiscreteGradient:
     @torch.no_grad()
     def apply(self, model: nn.Module) -> None:
         """Change the parameters of a model."""
-        parameters = dict(model.named_parameters())
         for name, change in self.taken.items():
-            parameters[name].add_(change)
+            model.get_parameter(name).add_(change)
 
 
 def discrete_gradient(
@@ -102,15 +101,21 @@ def discrete_gradient(
         guarantee: whether the set is halved until the loss decreases, down to single elements in their order. Where a
             single change that lowered the loss at a layer's output does not do so in the weight, rounded to its dtype,
             the next is tried; if none does, nothing is taken. False: the first set is taken whatever it does.
-        chunk_size: changes evaluated at once, None to have it tuned.
-        memory_bytes: bound on the memory of what is evaluated at once.
+        chunk_size: as for `central_difference`.
+        memory_bytes: as for `central_difference`.
 
     Raises:
         UserError: an epsilon or stride that is not above 0, a stride above epsilon or too small to change a weight, an
             unknown objective, a loss that is no scalar tensor or does not repeat, a name that matches nothing.
     """
     chosen = matching_names(model, names)
-    check_discrete(epsilon, stride, objective)
+    for name, value in (("epsilon", epsilon), ("stride", stride)):
+        if not (is_number(value) and value > 0):
+            raise UserError(f"{name} must be a number above 0, got {value!r}")
+    if stride > epsilon:
+        raise UserError(f"stride must be at most epsilon={epsilon!r}, got {stride!r}")
+    if objective not in OBJECTIVES:
+        raise unknown_name("objective", str(objective), OBJECTIVES)
     losses = Perturbations(loss, model, chunk_size=chunk_size, memory_bytes=memory_bytes)
     check_changes_weights("stride", stride, model, chosen)
     return search(losses, chosen, epsilon, stride, objective=objective, guarantee=guarantee, progress=True)
@@ -124,32 +129,13 @@ def discrete_gradient_of(function: Callable[[Tensor], Tensor], x: Tensor, **sett
         x: where it is searched; not changed.
         settings: as for `discrete_gradient`.
     """
-    return discrete_gradient(lambda point: function(point()), _Point(x), **settings)
-
-
-class _Point(nn.Module):
-    def __init__(self, x: Tensor) -> None:
-        super().__init__()
-        self.x = nn.Parameter(x.detach().clone())
-
-    def forward(self) -> Tensor:
-        return self.x
-
-
-def check_discrete(epsilon: float, stride: float, objective: str) -> None:
-    """Raise UserError for an epsilon or stride out of range, or an unknown objective."""
-    for name, value in (("epsilon", epsilon), ("stride", stride)):
-        if not (is_number(value) and value > 0):
-            raise UserError(f"{name} must be a number above 0, got {value!r}")
-    if stride > epsilon:
-        raise UserError(f"stride must be at most epsilon={epsilon!r}, got {stride!r}")
-    if objective not in OBJECTIVES:
-        raise unknown_name("objective", str(objective), OBJECTIVES)
+    point = nn.ParameterDict({"x": x.detach().clone()})
+    return discrete_gradient(lambda _: function(point["x"]), point, **settings)
 
 
 def search(
     losses: Perturbations,
-    names: Iterable[str],
+    names: Sequence[str],
     epsilon: float,
     stride: float,
     *,
@@ -168,32 +154,40 @@ def search(
         guarantee: as for `discrete_gradient`.
         progress: whether to show how far it is.
     """
-    chosen = list(names)
-    parameters = dict(losses.model.named_parameters())
-    most = most_multiples(epsilon, stride)
+    parameters = {name: losses.model.get_parameter(name) for name in names}
+    sizes = [parameter.numel() for parameter in parameters.values()]
+    most = math.floor(epsilon / stride * (1 + 1e-9))
     multiples, decreases = {}, {}
     evaluations = 1  # the loss before
-    total = sum(parameters[name].numel() for name in chosen)
-    with progress_bar("discrete gradient", total, "weight", shown=progress) as bar:
-        for name in chosen:
-            multiples[name], decreases[name], count = _smallest(losses, name, stride, most)
+    with progress_bar("discrete gradient", sum(sizes), "weight", shown=progress) as bar:
+        for name, parameter in parameters.items():
+            multiples[name], decreases[name], count = _smallest(losses, name, parameter, stride, most)
             evaluations += count
-            bar.update(parameters[name].numel())
-    flat = torch.cat([multiples[name] for name in chosen])
-    order, first = taken_first(flat, torch.cat([decreases[name] for name in chosen]), epsilon, stride, objective)
+            bar.update(parameter.numel())
+    flat = torch.cat([*multiples.values()])
+    order, first = taken_first(flat, torch.cat([*decreases.values()]), epsilon, stride, objective)
+
+    def shaped(values: Iterable[Tensor]) -> dict[str, Tensor]:
+        return {name: part.view(parameters[name].shape) for name, part in zip(names, values, strict=True)}
+
+    def changes(picked: Tensor) -> dict[str, Tensor]:
+        amounts = torch.zeros(len(flat), dtype=torch.float64, device=flat.device)
+        amounts[picked] = flat[picked].double() * stride
+        return {name: part.to(parameters[name].dtype) for name, part in shaped(amounts.split(sizes)).items()}
+
     before = float(losses.value)
     tried, after, picked = 0, before, order[:0]
     for part in _smaller_sets(order, first) if guarantee else [order[:first]][:first]:
-        value = float(losses.together(_changes(flat, part, stride, chosen, parameters)))
+        value = float(losses.together(changes(part)))
         tried += 1
         if value < before or not guarantee:
             after, picked = value, part
             break
     return DiscreteGradient(
         stride=stride,
-        multiples={name: multiples[name].view(parameters[name].shape) for name in chosen},
-        decreases={name: decreases[name].view(parameters[name].shape) for name in chosen},
-        taken=_changes(flat, picked, stride, chosen, parameters),
+        multiples=shaped(multiples.values()),
+        decreases=shaped(decreases.values()),
+        taken=changes(picked),
         loss_before=before,
         loss_after=after,
         retries=max(0, tried - 1),
@@ -201,22 +195,14 @@ def search(
     )
 
 
-def most_multiples(epsilon: float, stride: float) -> int:
-    """Return the largest number of strides that is at most epsilon.
-
-    >>> most_multiples(0.1, 0.0001), most_multiples(0.1, 0.03)
-    (1000, 3)
-    """
-    return math.floor(epsilon / stride * (1 + 1e-9))
-
-
-def _smallest(losses: Perturbations, name: str, stride: float, most: int) -> tuple[Tensor, Tensor, int]:
+def _smallest(
+    losses: Perturbations, name: str, parameter: Tensor, stride: float, most: int
+) -> tuple[Tensor, Tensor, int]:
     """Return the smallest multiple of the stride that lowers the loss, the decrease, (P,) each, and losses evaluated.
 
     Blocks of multiples are tried at once for all elements that still search: small ones at first, since on most
     functions the first one decreases the loss for nearly every element.
     """
-    parameter = dict(losses.model.named_parameters())[name]
     device, count = parameter.device, parameter.numel()
     found = torch.zeros(count, dtype=torch.int64, device=device)
     decreases = torch.zeros(count, dtype=losses.dtype, device=device)
@@ -276,15 +262,3 @@ def _smaller_sets(order: Tensor, first: int) -> Iterator[Tensor]:
         part = part[: len(part) // 2]
     for place in range(len(order)):
         yield order[place : place + 1]
-
-
-def _changes(
-    multiples: Tensor, picked: Tensor, stride: float, names: Iterable[str], parameters: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    flat = torch.zeros(len(multiples), dtype=torch.float64, device=multiples.device)
-    flat[picked] = multiples[picked].double() * stride
-    sizes = [parameters[name].numel() for name in names]
-    return {
-        name: part.view(parameters[name].shape).to(parameters[name].dtype)
-        for name, part in zip(names, flat.split(sizes), strict=True)
-    }

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import is_number
-
-# --- Hyperparameters of the methods that change a gradient's variance, as fields of a configuration -------------------
 
 #: What importance sampling draws by.
 IMPORTANCE_SCORES = ("loss", "output_gradient", "gradient")
@@ -23,11 +21,23 @@ KEPT_SAMPLES = 5000
 CLUSTER_MODES = ("full", "online")
 #: Steps from one update of the clusters to the next: the least of full updates, and of those from trained batches.
 FULL_CLUSTER_EVERY, ONLINE_CLUSTER_EVERY = 100, 10
+#: By what the discrete gradient orders what it found: the loss's decrease over the change, or over its square.
+OBJECTIVES = ("decrease/delta", "decrease/delta^2")
+#: Mode of the binary activations from which an estimator's gradients are sampled, by its name; None has none.
+STE_ESTIMATORS: Mapping[str, str | None] = {
+    "sign": "sign",
+    "stochastic_rounding": "stochastic",
+    "backward_noise": "backward",
+    "proposal": "stochastic",
+    "nes": None,
+}
+#: How samples become one direction: their mean; their mean weighted by max(effect, 0); the one of the largest effect.
+STE_WEIGHTINGS = ("uniform", "effect", "best")
 
 
 @dataclass(frozen=True, kw_only=True)
-class VarianceFields:
-    """Fields of the methods of `VARIANCE_METHODS`; None: the method's default."""
+class GradientFields:
+    """Fields of the methods of `ESTIMATORS`; None: the method's default (`DEFAULTS`)."""
 
     svrg_alpha: float | None = None
     """svrg: coefficient of the control variate, in [0, 1]; 0 is SGD."""
@@ -74,139 +84,6 @@ class VarianceFields:
     """Any method: how often gradient statistics are measured in the run, >= 1. None: never."""
     statistics_samples: int | None = None
     """Any method: gradients of each estimator in a measurement, >= 2. None: `STATISTICS_SAMPLES`."""
-
-
-#: Fields and values where they are None, by method; their options are the fields without the method's prefix.
-VARIANCE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "svrg": {
-        "gradient_start_itr": 0,
-        "svrg_alpha": 1.0,
-        "svrg_alpha_decays": False,
-        "svrg_snapshot_every": 100,
-        "kept_samples": KEPT_SAMPLES,
-    },
-    "kfac": {
-        "gradient_start_itr": 0,
-        "kfac_damping": 1e-3,
-        "kfac_kl_clip": 1e-2,
-        "kfac_decay": 0.95,
-        "kfac_factor_every": 10,
-        "kfac_inverse_every": 100,
-        "kfac_fisher": "sampled",
-    },
-    "gradient_clustering": {
-        "gradient_start_itr": 0,
-        "cluster_count": 10,
-        "cluster_mode": "full",
-        "cluster_every": None,
-        "cluster_iterations": 3,
-        "cluster_decay": 0.99,
-        "kept_samples": KEPT_SAMPLES,
-    },
-    "importance_sampling": {
-        "gradient_start_itr": 0,
-        "importance_by": "loss",
-        "importance_uniform": 0.5,
-        "importance_update_every": 10,
-        "kept_samples": KEPT_SAMPLES,
-    },
-    "zero_gradients": {"gradient_start_itr": 0, "zero_threshold": 0.01, "zero_unbiased": False},
-}
-#: Methods that change a gradient's variance.
-VARIANCE_METHODS = tuple(VARIANCE_DEFAULTS)
-#: Beginnings of the fields' names, by method.
-PREFIXES: Mapping[str, str] = {
-    "svrg": "svrg_",
-    "kfac": "kfac_",
-    "gradient_clustering": "cluster_",
-    "importance_sampling": "importance_",
-    "zero_gradients": "zero_",
-}
-#: Fields that any method may have.
-OF_ANY_METHOD = ("statistics_measurements", "statistics_samples")
-#: Ranges: name, whether a value is valid, and the rule in words.
-_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("svrg_alpha", lambda v: 0 <= v <= 1, "a number in [0, 1]"),
-    ("kfac_damping", lambda v: v > 0, "a number above 0"),
-    ("kfac_kl_clip", lambda v: v > 0, "a number above 0"),
-    ("kfac_decay", lambda v: 0 <= v < 1, "a number in [0, 1)"),
-    ("cluster_decay", lambda v: 0 <= v < 1, "a number in [0, 1)"),
-    ("importance_uniform", lambda v: 0 < v <= 1, "a number in (0, 1]"),
-    ("zero_threshold", lambda v: v > 0, "a number above 0"),
-)
-#: Least values of integers.
-LEAST: Mapping[str, int] = {
-    "svrg_snapshot_every": 1, "kfac_factor_every": 1, "kfac_inverse_every": 1, "cluster_count": 1, "cluster_every": 1,
-    "cluster_iterations": 1, "kept_samples": 1, "importance_update_every": 1, "statistics_measurements": 1,
-    "statistics_samples": 2,
-}  # fmt: skip
-_CHOICES = (("kfac_fisher", FISHERS), ("cluster_mode", CLUSTER_MODES), ("importance_by", IMPORTANCE_SCORES))
-
-
-def check_variance_fields(config: Any) -> None:
-    """Raise UserError for a value out of range; integers are checked with those of other fields."""
-    for name, holds, rule in _RULES:
-        value = getattr(config, name)
-        if value is not None and not (is_number(value) and holds(value)):
-            raise UserError(f"{name} must be {rule}, got {value!r}")
-    for name, valid in _CHOICES:
-        value = getattr(config, name)
-        if value is not None and value not in valid:
-            raise unknown_name(name, str(value), valid)
-
-
-def usual_cluster_interval(batches: int, iterations: int) -> int:
-    """Return the steps from one full update to the next unless specified, 4/3 for each batch of each pass.
-
-    Such a batch costs 1.13 plain steps (`benchmarks/variance_study.py --times`), so updates cost less than plain steps.
-
-    Args:
-        batches: of a pass over the data.
-        iterations: passes of an update.
-
-    >>> usual_cluster_interval(10, 3), usual_cluster_interval(782, 3)
-    (100, 3128)
-    """
-    return max(FULL_CLUSTER_EVERY, -(-4 * batches * iterations // 3))
-
-
-def options_of(method: str, settings: Mapping[str, Any], total_steps: int) -> dict[str, Any]:
-    """Return the keyword arguments of a method's class (`trainables.gradients`) for a trial's settings.
-
-    >>> options_of("svrg", {"svrg_alpha": 0.5, "svrg_alpha_decays": True, "kept_samples": 9}, 300)
-    {'alpha': 0.5, 'alpha_end': 300}
-    """
-    prefix = PREFIXES[method]
-    own = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
-    if own.pop("alpha_decays", False):
-        own["alpha_end"] = total_steps
-    if "count" in own:
-        own["clusters"] = own.pop("count")
-    return own
-
-
-# --- Hyperparameters of the gradient estimators, as fields of a trial's configuration ---------------------------------
-
-#: Methods that take other gradients than backpropagation's of the loop's batches.
-ESTIMATORS = ("central_difference", "discrete_gradient", "straight_through", *VARIANCE_METHODS)
-#: By what the discrete gradient orders what it found: the loss's decrease over the change, or over its square.
-OBJECTIVES = ("decrease/delta", "decrease/delta^2")
-#: Mode of the binary activations from which an estimator's gradients are sampled, by its name; None has none.
-STE_ESTIMATORS: Mapping[str, str | None] = {
-    "sign": "sign",
-    "stochastic_rounding": "stochastic",
-    "backward_noise": "backward",
-    "proposal": "stochastic",
-    "nes": None,
-}
-#: How samples become one direction: their mean; their mean weighted by max(effect, 0); the one of the largest effect.
-STE_WEIGHTINGS = ("uniform", "effect", "best")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradientFields(VarianceFields):
-    """Fields of the methods of `ESTIMATORS`; None: the method's default (`DEFAULTS`)."""
-
     gradient_layers: tuple[str, ...] | None = None
     """Names or patterns of the parameters that are estimated; the others are trained by backpropagation. None: all."""
     gradient_start_itr: int | None = None
@@ -237,33 +114,131 @@ class GradientFields(VarianceFields):
     """straight_through, estimator nes: standard deviation of a weight's perturbation, above 0."""
 
 
-#: Values of fields that are None, by method.
+#: Fields that a method reads and their values where they are None, by method.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "central_difference": {"gradient_start_itr": 0, "gradient_epsilon": 0.1, "gradient_epsilon_decays": True},
+    "central_difference": {
+        "gradient_layers": None, "gradient_start_itr": 0, "gradient_epsilon": 0.1, "gradient_epsilon_decays": True,
+    },
     "discrete_gradient": {
-        "gradient_start_itr": 0,
-        "gradient_epsilon": 1e-2,
-        "gradient_epsilon_decays": True,
-        "discrete_stride": 1e-4,
-        "discrete_objective": OBJECTIVES[0],
+        "gradient_layers": None, "gradient_start_itr": 0, "gradient_epsilon": 1e-2, "gradient_epsilon_decays": True,
+        "discrete_stride": 1e-4, "discrete_objective": OBJECTIVES[0],
     },
     "straight_through": {
-        "gradient_start_itr": 0,
-        "ste_estimator": "stochastic_rounding",
-        "ste_samples": 1,
-        "ste_weighting": "uniform",
-        "ste_normalised": False,
-        "ste_trial_step": 0.01,
-        "ste_candidates": 4,
-        "ste_spread": 1.0,
-        "ste_sigma": 0.01,
+        "gradient_layers": None, "gradient_start_itr": 0, "ste_estimator": "stochastic_rounding", "ste_samples": 1,
+        "ste_weighting": "uniform", "ste_normalised": False, "ste_trial_step": 0.01, "ste_candidates": 4,
+        "ste_spread": 1.0, "ste_sigma": 0.01,
     },
-    **VARIANCE_DEFAULTS,
+    "svrg": {
+        "gradient_start_itr": 0, "svrg_alpha": 1.0, "svrg_alpha_decays": False, "svrg_snapshot_every": 100,
+        "kept_samples": KEPT_SAMPLES,
+    },
+    "kfac": {
+        "gradient_start_itr": 0, "kfac_damping": 1e-3, "kfac_kl_clip": 1e-2, "kfac_decay": 0.95,
+        "kfac_factor_every": 10, "kfac_inverse_every": 100, "kfac_fisher": "sampled",
+    },
+    "gradient_clustering": {
+        "gradient_start_itr": 0, "cluster_count": 10, "cluster_mode": "full", "cluster_every": None,
+        "cluster_iterations": 3, "cluster_decay": 0.99, "kept_samples": KEPT_SAMPLES,
+    },
+    "importance_sampling": {
+        "gradient_start_itr": 0, "importance_by": "loss", "importance_uniform": 0.5, "importance_update_every": 10,
+        "kept_samples": KEPT_SAMPLES,
+    },
+    "zero_gradients": {"gradient_start_itr": 0, "zero_threshold": 0.01, "zero_unbiased": False},
+}  # fmt: skip
+#: Methods that take other gradients than backpropagation's of the loop's batches.
+ESTIMATORS = tuple(DEFAULTS)
+#: Those of them that change a gradient's variance.
+VARIANCE_METHODS = ESTIMATORS[3:]
+#: Beginnings of the names of fields that one method alone has, by method.
+PREFIXES: Mapping[str, str] = {
+    "discrete_gradient": "discrete_",
+    "straight_through": "ste_",
+    "svrg": "svrg_",
+    "kfac": "kfac_",
+    "gradient_clustering": "cluster_",
+    "importance_sampling": "importance_",
+    "zero_gradients": "zero_",
 }
-#: Names of the fields.
+#: Fields that any method may have.
+OF_ANY_METHOD = ("statistics_measurements", "statistics_samples")
+#: Names of the estimators' fields.
 FIELD_NAMES = tuple(field.name for field in fields(GradientFields) if field.name not in OF_ANY_METHOD)
 #: Least values of the fields that are integers.
-INTEGERS: Mapping[str, int] = {"gradient_start_itr": 0, "ste_samples": 1, "ste_candidates": 1, **LEAST}
+INTEGERS: Mapping[str, int] = {
+    "gradient_start_itr": 0, "ste_samples": 1, "ste_candidates": 1, "svrg_snapshot_every": 1, "kfac_factor_every": 1,
+    "kfac_inverse_every": 1, "cluster_count": 1, "cluster_every": 1, "cluster_iterations": 1, "kept_samples": 1,
+    "importance_update_every": 1, "statistics_measurements": 1, "statistics_samples": 2,
+}  # fmt: skip
+#: Ranges of numbers: the rule in words, whether a value is valid, and the fields.
+_RANGES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
+    ("in [0, 1]", lambda v: 0 <= v <= 1, ("svrg_alpha",)),
+    ("in [0, 1)", lambda v: 0 <= v < 1, ("kfac_decay", "cluster_decay")),
+    ("in (0, 1]", lambda v: 0 < v <= 1, ("importance_uniform",)),
+    ("above 0", lambda v: v > 0, (
+        "kfac_damping", "kfac_kl_clip", "zero_threshold", "gradient_epsilon", "discrete_stride", "ste_trial_step",
+        "ste_spread", "ste_sigma",
+    )),
+)  # fmt: skip
+_CHOICES: Mapping[str, Collection[str]] = {
+    "kfac_fisher": FISHERS, "cluster_mode": CLUSTER_MODES, "importance_by": IMPORTANCE_SCORES,
+    "discrete_objective": OBJECTIVES, "ste_estimator": STE_ESTIMATORS, "ste_weighting": STE_WEIGHTINGS,
+}  # fmt: skip
+
+
+def check_gradient_fields(config: Any) -> None:
+    """Raise UserError for a value out of range, or a field that the configuration's method does not read.
+
+    Integers are checked with those of other fields.
+    """
+    given = {name: value for name in FIELD_NAMES if (value := getattr(config, name)) is not None}
+    method = estimator_in(config.method)
+    readable = FIELD_NAMES if method is None else DEFAULTS[method]
+    for name in given:
+        if name not in readable:
+            raise unknown_name(f"setting of method {method}", name, readable)
+    for rule, holds, names in _RANGES:
+        for name in names:
+            if name in given and not (is_number(given[name]) and holds(given[name])):
+                raise UserError(f"{name} must be a number {rule}, got {given[name]!r}")
+    for name, valid in _CHOICES.items():
+        if name in given and given[name] not in valid:
+            raise unknown_name(name, str(given[name]), valid)
+    if given and config.method == "discrete_gradient":
+        epsilon, stride = (settings_of(config)[name] for name in ("gradient_epsilon", "discrete_stride"))
+        if stride > epsilon:
+            raise UserError(f"discrete_stride must be at most gradient_epsilon={epsilon!r}, got {stride!r}")
+
+
+def usual_cluster_interval(batches: int, iterations: int) -> int:
+    """Return the steps from one full update to the next unless specified, 4/3 for each batch of each pass.
+
+    Such a batch costs 1.13 plain steps (`benchmarks/variance_study.py --times`), so updates cost less than plain steps.
+
+    Args:
+        batches: of a pass over the data.
+        iterations: passes of an update.
+
+    >>> usual_cluster_interval(10, 3), usual_cluster_interval(782, 3)
+    (100, 3128)
+    """
+    return max(FULL_CLUSTER_EVERY, -(-4 * batches * iterations // 3))
+
+
+def options_of(method: str, settings: Mapping[str, Any], total_steps: int) -> dict[str, Any]:
+    """Return the keyword arguments of a method's class (`trainables.gradients`) for a trial's settings.
+
+    >>> options_of("svrg", {"svrg_alpha": 0.5, "svrg_alpha_decays": True, "kept_samples": 9}, 300)
+    {'alpha': 0.5, 'alpha_end': 300}
+    """
+    prefix = PREFIXES[method]
+    own = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
+    if own.pop("alpha_decays", False):
+        own["alpha_end"] = total_steps
+    for name, option in (("count", "clusters"), ("normalised", "normalise")):
+        if name in own:
+            own[option] = own.pop(name)
+    return own
 
 
 def estimator_in(method: str) -> str | None:
@@ -285,9 +260,7 @@ def estimator_of(names: set[str]) -> str | None:
         UserError: fields of two estimators.
     """
     own = names & set(FIELD_NAMES)
-    prefixes = {"discrete_": "discrete_gradient", "ste_": "straight_through"}
-    prefixes |= {prefix: method for method, prefix in PREFIXES.items()}
-    found = [method for prefix, method in prefixes.items() if any(name.startswith(prefix) for name in own)]
+    found = [method for method, prefix in PREFIXES.items() if any(name.startswith(prefix) for name in own)]
     if len(found) > 1:
         raise UserError(
             f"settings of {' and '.join(found)} can't be searched together, got {', '.join(sorted(own))}: search them "
@@ -297,53 +270,8 @@ def estimator_of(names: set[str]) -> str | None:
 
 
 def settings_of(config: Any) -> dict[str, Any]:
-    """Return the values with which a configuration's estimator works, by field: its own, or the method's defaults.
-
-    Args:
-        config: a `TrialConfig` with a method of `ESTIMATORS`.
-    """
-    given = {name: getattr(config, name) for name in FIELD_NAMES}
+    """Return the values with which a configuration's estimator works, by field: its own, or the method's defaults."""
     method = estimator_in(config.method)
     assert method is not None, "a method without an estimator"
-    defaults = DEFAULTS[method]
-    return {
-        name: defaults.get(name) if value is None else value
-        for name, value in given.items()
-        if name in readable_fields(method)
-    }
-
-
-def readable_fields(method: str) -> set[str]:
-    """Return the fields that an estimator reads."""
-    return set(DEFAULTS[method]) | (set() if method in VARIANCE_METHODS else {"gradient_layers"})
-
-
-def check_gradient_fields(config: Any) -> None:
-    """Raise UserError for a value out of range, or a field that the configuration's method does not read."""
-    named = [name for name in FIELD_NAMES if getattr(config, name) is not None]
-    if not named:
-        return
-    method = estimator_in(config.method)
-    if method is not None:
-        readable = readable_fields(method)
-        for name in named:
-            if name not in readable:
-                raise unknown_name(f"setting of method {method}", name, readable)
-    check_variance_fields(config)
-    for name in ("gradient_epsilon", "discrete_stride", "ste_trial_step", "ste_spread", "ste_sigma"):
-        value = getattr(config, name)
-        if value is not None and not (is_number(value) and value > 0):
-            raise UserError(f"{name} must be a number above 0, got {value!r}")
-    for name, valid in (
-        ("discrete_objective", OBJECTIVES), ("ste_estimator", STE_ESTIMATORS), ("ste_weighting", STE_WEIGHTINGS)
-    ):  # fmt: skip
-        value = getattr(config, name)
-        if value is not None and value not in valid:
-            raise unknown_name(name, str(value), valid)
-    if config.method == "discrete_gradient":
-        settings = settings_of(config)
-        if settings["discrete_stride"] > settings["gradient_epsilon"]:
-            raise UserError(
-                f"discrete_stride must be at most gradient_epsilon={settings['gradient_epsilon']!r}, got "
-                f"{settings['discrete_stride']!r}"
-            )
+    given = {name: getattr(config, name) for name in FIELD_NAMES if name in DEFAULTS[method]}
+    return {name: DEFAULTS[method][name] if value is None else value for name, value in given.items()}

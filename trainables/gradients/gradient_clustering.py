@@ -1,6 +1,9 @@
 """Gradient clustering: samples with similar gradients form clusters, and every batch has samples of all of them.
 
-Shapes: N samples; K clusters; B samples of a batch; assignments (N,) int64.
+Symbols: x_i a point, the sketch of sample i's gradient; C_k the centre of cluster k, N_k its samples; M clusters that
+have samples.
+Shapes: N samples; K clusters; B samples or points of a batch; S numbers of a sketch; assignments (N,) int64; centres
+(K, S); weights (B,).
 """
 
 from __future__ import annotations
@@ -18,37 +21,35 @@ from torch.utils.data import Sampler
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import CLUSTER_MODES, ONLINE_CLUSTER_EVERY, usual_cluster_interval
-from trainables.gradients.gradient_method import Draw, GradientMethod
+from trainables.gradients.gradient_method import Draw, check_interval, check_option
+from trainables.gradients.layer_sampling import LayerSampling, WatchedRows
 from trainables.gradients.layer_signals import (
     LayerSignals,
-    check_some,
     rows_of_inputs,
     rows_of_outputs,
     samples_not_first,
     treatable_layers,
 )
-from trainables.gradients.output_rows import OutputRows
-from trainables.gradients.sliced_backward import PROVE_EVERY, layers_of_samples
 from trainables.workloads.batch_shapes import shapes_of
 from trainables.workloads.sample_access import IndexedDataset, reservoir
 from trainables.workloads.seeded_loader import epoch_seed
 
-# --- Sketches of per-sample gradients: a few numbers a layer that keep distances between gradients, about -------------
-# Symbols: g_i gradient of sample i's own loss with respect to the weights of the treated layers; of a layer it is
-# G_i = sum_t d_t a_t^T, d_t the output gradient and a_t the input at place t. Its sketch is P^T G_i Q with fixed random
-# matrices P, Q of independent normal numbers of variance 1 / p, so that the expected squared distance of two sketches
-# is that of the gradients, and equal gradients have equal sketches. It is computed as sum_t (P^T d_t) (Q^T a_t)^T: no
-# per-sample gradient is ever built. A side of a layer of at most p numbers is taken as it is. Biases are left out.
-#
-# Shapes: B samples of a batch; T places, I inputs, O outputs of a layer (`layer_signals`); S numbers of a sketch, at
-# most p^2 a layer; sketches (B, S).
+__all__ = ["GradientCluster", "GradientClustering", "IndexedDataset", "StratifiedBatches", "reservoir"]
 
 #: p, the numbers that a side of a layer is reduced to.
 SIDE = 8
+#: Samples for each cluster among which the first centres are chosen.
+FIRST_POINTS = 8
 
 
 class GradientSketch:
-    """Fixed random projections of the layers' gradients.
+    """Sketches of per-sample gradients: a few numbers a layer that keep distances between gradients, about.
+
+    The gradient of sample i's own loss with respect to a layer's weight is G_i = sum_t d_t a_t^T, d_t the output
+    gradient and a_t the input at place t. Its sketch is P^T G_i Q with fixed random matrices P, Q of independent normal
+    numbers of variance 1 / p, so that the expected squared distance of two sketches is that of the gradients, and equal
+    gradients have equal sketches. It is computed as sum_t (P^T d_t) (Q^T a_t)^T: no per-sample gradient is ever built.
+    A side of a layer of at most p numbers is taken as it is. Biases are left out.
 
     Args:
         layers: of `layer_signals.treatable_layers`.
@@ -60,21 +61,19 @@ class GradientSketch:
     def __init__(self, layers: Mapping[str, nn.Module], device: torch.device, seed: int, side: int = SIDE) -> None:
         generator = torch.Generator().manual_seed(seed)
         self._layers = layers
-        self._sides: dict[str, tuple[Tensor | None, Tensor | None]] = {}
+        self._sides: dict[str, list[Tensor | None]] = {}
         self._places: dict[str, slice] = {}
-        end = 0
+        self.width = 0
+        """S, at most p^2 a layer."""
         for name, layer in layers.items():
             assert isinstance(layer.weight, Tensor)
             outputs, inputs = layer.weight.flatten(1).shape
-            found = [
+            self._sides[name] = [
                 torch.randn(size, side, generator=generator).div_(side**0.5).to(device) if size > side else None
                 for size in (outputs, inputs)
             ]
-            self._sides[name] = (found[0], found[1])
-            start, end = end, end + min(outputs, side) * min(inputs, side)
-            self._places[name] = slice(start, end)
-        self.width = end
-        """S."""
+            start, self.width = self.width, self.width + min(outputs, side) * min(inputs, side)
+            self._places[name] = slice(start, self.width)
 
     def of(self, recorded: LayerSignals, samples: int, scale: Tensor | float) -> tuple[Tensor, int]:
         """Return the sketches of a batch's gradients (B, S), and the FLOPs that they took.
@@ -121,8 +120,6 @@ def _projected(layer: nn.Module, seen: Tensor, sides: Tensor | None) -> Tensor:
 
 
 # --- Clusters of points: k-means whose assignment minimises the variance of stratified sampling -----------------------
-# Symbols: x_i a point (a sketch of a gradient), C_k the centre of cluster k, N_k its samples.
-# Shapes: B points of a batch; N in all; K clusters; S numbers of a point; centres (K, S); assignments (N,) int64.
 
 
 def first_centres(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
@@ -160,18 +157,13 @@ def assign(found: NDArray[np.float64], counts: NDArray[np.int64] | None) -> NDAr
         return found.argmin(1)
     chosen = np.empty(len(found), dtype=np.int64)
     for i, row in enumerate(found):
-        k = int(((counts + 1) * row).argmin())
-        chosen[i] = k
-        counts[k] += 1
+        chosen[i] = ((counts + 1) * row).argmin()
+        counts[chosen[i]] += 1
     return chosen
 
 
 class CentreSums:
-    """Sums from which the next centres are made.
-
-    Args:
-        centres: (K, S), those before.
-    """
+    """Sums from which the next centres are made, given those before (K, S)."""
 
     def __init__(self, centres: Tensor) -> None:
         self._before = centres
@@ -190,14 +182,9 @@ class CentreSums:
 
 
 def split_largest(assignments: Tensor, clusters: int, generator: torch.Generator) -> list[tuple[int, int]]:
-    """Give every empty cluster a random half of the largest one, in place; return pairs (empty, largest).
+    """Give every empty one of K clusters a random half of the largest, in place; return pairs (empty, largest).
 
     Where there are fewer samples than clusters, some stay empty.
-
-    Args:
-        assignments: (N,).
-        clusters: K.
-        generator: of the halves.
     """
     done = []
     counts = torch.bincount(assignments, minlength=clusters)
@@ -214,11 +201,6 @@ def split_largest(assignments: Tensor, clusters: int, generator: torch.Generator
 
 
 # --- Stratified sampling: batches that take samples of all clusters in turn, and the weights that make them unbiased
-# Shapes: N samples; B samples of a batch; assignments (N,) int64; weights (B,).
-# Symbols: M clusters that have samples, N_k samples of cluster k.
-
-
-__all__ = ["IndexedDataset", "StratifiedBatches", "reservoir", "stratified_draw"]
 
 
 def stratified_draw(assignments: Tensor, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -231,8 +213,7 @@ def stratified_draw(assignments: Tensor, batch_size: int, generator: torch.Gener
     Source: Faghri et al., arXiv:2007.04532, 2020, section 3.
     """
     order = torch.randperm(len(assignments), generator=generator)
-    of_order = assignments[order]
-    grouped = order[of_order.argsort(stable=True)]  # each cluster's samples together, in random order
+    grouped = order[assignments[order].argsort(stable=True)]  # each cluster's samples together, in random order
     counts = torch.bincount(assignments)
     clusters = counts.nonzero().flatten()
     starts = counts.cumsum(0) - counts
@@ -241,11 +222,10 @@ def stratified_draw(assignments: Tensor, batch_size: int, generator: torch.Gener
     chosen = clusters[turns]
     times = torch.arange(batch_size) // len(clusters)  # how often the cluster has come up before
     numbers = grouped[starts[chosen] + times % counts[chosen]]
-    return numbers, stratified_weights(assignments, numbers)
+    return numbers, _weights(assignments, numbers)
 
 
-def stratified_weights(assignments: Tensor, numbers: Tensor) -> Tensor:
-    """Return the weights of samples, M N_k / N: (B,) float32."""
+def _weights(assignments: Tensor, numbers: Tensor) -> Tensor:
     counts = torch.bincount(assignments)
     return int((counts > 0).sum()) * counts[assignments[numbers]] / len(assignments)
 
@@ -288,40 +268,10 @@ class StratifiedBatches(Sampler[list[int]]):
 
     def weights(self, numbers: Tensor) -> Tensor:
         """Return the weights of samples, M N_k / N: (B,) float32."""
-        return stratified_weights(self.assignments, numbers)
-
-
-# --- A pass on a draw in which samples are weighted and layers recorded -----------------------------------------------
-
-
-class WatchedRows(OutputRows):
-    """Weigh a draw's rows, and record layers in the same pass; what the model returned is kept.
-
-    Args:
-        model: whose output is meant.
-        draw: the samples, with their weights.
-        layers: of `layer_signals.treatable_layers`; may be none.
-    """
-
-    def __init__(self, model: nn.Module, draw: Draw, layers: Mapping[str, nn.Module]) -> None:
-        super().__init__(model, draw.size, lambda gradient: draw.weights, keeps_whole=True)
-        self.layers = LayerSignals(layers)
-        """The layers, of the weighted mean of the samples' losses."""
-
-    def __enter__(self) -> WatchedRows:
-        super().__enter__()
-        self.layers.__enter__()
-        return self
-
-    def __exit__(self, kind: object = None, *error: object) -> None:
-        self.layers.__exit__()
-        super().__exit__(kind, *error)
+        return _weights(self.assignments, numbers)
 
 
 # --- Gradient clustering ----------------------------------------------------------------------------------------------
-
-#: Samples for each cluster among which the first centres are chosen.
-FIRST_POINTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,7 +286,7 @@ class GradientCluster:
     """Numbers of the samples nearest to the centre, the nearest first."""
 
 
-class GradientClustering(GradientMethod):
+class GradientClustering(LayerSampling):
     """Stratified batches over clusters of per-sample gradients of linear and convolution layers.
 
     The estimate is unbiased whatever the clusters are: weights are M N_k / N (`StratifiedBatches`).
@@ -360,7 +310,6 @@ class GradientClustering(GradientMethod):
     """
 
     name = "gradient_clustering"
-    chooses_samples = True
 
     def __init__(
         self,
@@ -373,48 +322,38 @@ class GradientClustering(GradientMethod):
         **more: Any,
     ) -> None:
         super().__init__(*args, **more)
-        if not 1 <= clusters <= self.data.count:
-            raise UserError(f"clusters must be in 1..{self.data.count}, the samples there are, got {clusters!r}")
+        count = self.data.count
+        check_option("clusters", clusters, 1 <= clusters <= count, f"in 1..{count}, the samples there are")
         if mode not in CLUSTER_MODES:
             raise unknown_name("mode of gradient clustering", mode, CLUSTER_MODES)
-        for option, value in (("every", every), ("iterations", iterations)):
-            if value is not None and value < 1:
-                raise UserError(f"{option} must be an integer >= 1, got {value!r}")
-        if not 0 <= decay < 1:
-            raise UserError(f"decay must be in [0, 1), got {decay!r}")
+        check_interval("every", every)
+        check_interval("iterations", iterations)
+        check_option("decay", decay, 0 <= decay < 1, "in [0, 1)")
         self.clusters, self.mode, self.iterations, self.decay = clusters, mode, iterations, decay
-        batches = -(-self.data.count // self.batch_size)
+        batches = -(-count // self.batch_size)
         self.every = every or (usual_cluster_interval(batches, iterations) if mode == "full" else ONLINE_CLUSTER_EVERY)
-        self.layers = treatable_layers(self.model)
-        check_some(self.layers, "gradient clustering", self.model)
+        self.layers = treatable_layers(self.model, "gradient clustering")
         generator = torch.Generator().manual_seed(self.seed)
         # Before the first update, clusters are random: stratified sampling is then no worse than plain.
-        self.assignments = torch.randperm(self.data.count, generator=generator) % clusters
+        self.assignments = torch.randperm(count, generator=generator) % clusters
         """(N,), the cluster of each sample."""
         self.sketch = GradientSketch(self.layers, self.device, self.seed)
         self.centres: Tensor | None = None
         """(K, S), in sketches; None before the first update."""
         self._since_update = self.every  # the first update is due at once
         self._warned = False
-        self._prove_at = 0
 
     def draw(self, generator: torch.Generator) -> Draw:
         numbers, weights = stratified_draw(self.assignments, self.batch_size, generator)
         return self.drawn(numbers, generator, weights)
 
     @property
-    def is_about_to_pass(self) -> bool:
+    def is_due(self) -> bool:
         return self.mode == "full" and self._since_update >= self.every
 
-    def refresh(self) -> None:
-        trained = self._trained_layers()
-        if trained and self.iteration >= self._prove_at:
-            others = trained.keys() - layers_of_samples(self, trained).keys()
-            self.layers = {name: layer for name, layer in self.layers.items() if name not in others}
-            self._prove_at = self.iteration + PROVE_EVERY
-        if self.is_about_to_pass:
-            self.update()
-        self._since_update += 1
+    @property
+    def is_about_to_pass(self) -> bool:
+        return self.is_due
 
     def update(self) -> None:
         """Look at all samples ``iterations`` times, and cluster them anew."""
@@ -430,8 +369,7 @@ class GradientClustering(GradientMethod):
         assignments = torch.empty(self.data.count, dtype=torch.int64)
         own = torch.empty(self.data.count, dtype=torch.float64)
         for numbers, points in self._all_points(generator):
-            assert self.centres is not None
-            sums = sums or CentreSums(self.centres)
+            sums = sums or CentreSums(self._known_centres())
             table = self._distances(points)
             chosen = torch.from_numpy(assign(table, counts))
             assignments[numbers] = chosen
@@ -459,10 +397,9 @@ class GradientClustering(GradientMethod):
 
     def _fill(self, assignments: Tensor, generator: torch.Generator) -> None:
         """Fill empty clusters, in place; their centres begin at those that they were split from."""
-        assert self.centres is not None
         filled = split_largest(assignments, self.clusters, generator)
         for k, source in filled:
-            self.centres[k] = self.centres[source]
+            self._known_centres()[k] = self._known_centres()[source]
         if filled and not self._warned:
             self._warned = True
             warnings.warn(
@@ -474,7 +411,7 @@ class GradientClustering(GradientMethod):
     def _points(self, draw: Draw) -> Tensor:
         """Return the sketch of each sample's own gradient; one pass without side effects or weights' gradients."""
         key = ("clusters", shapes_of(draw.batch))
-        with self.pass_on(draw) as evaluate, LayerSignals(self._trained_layers()) as recorded:
+        with self.pass_on(draw) as evaluate, LayerSignals(self.trained_layers()) as recorded:
             with self.meter.forward(key):
                 loss = evaluate({})
             if not recorded.edges:
@@ -489,16 +426,16 @@ class GradientClustering(GradientMethod):
         return points
 
     def _distances(self, points: Tensor) -> NDArray[np.float64]:
-        assert self.centres is not None
-        self.meter.add(3 * points.numel() * len(self.centres))
-        return squared_distances(points, self.centres).double().cpu().numpy()
+        self.meter.add(3 * points.numel() * self.clusters)
+        return squared_distances(points, self._known_centres()).double().cpu().numpy()
 
-    def _trained_layers(self) -> dict[str, Any]:
-        return {name: layer for name, layer in self.layers.items() if layer.weight.requires_grad}
+    def _known_centres(self) -> Tensor:
+        assert self.centres is not None
+        return self.centres
 
     def rows(self, draw: Draw) -> Any:
         if self.mode == "online" and self._since_update >= self.every:
-            return WatchedRows(self.model, draw, self._trained_layers())
+            return WatchedRows(self.model, draw, self.trained_layers())
         return super().rows(draw)
 
     def observe(self, draw: Draw, rows: Any) -> None:
@@ -515,11 +452,11 @@ class GradientClustering(GradientMethod):
         numbers, places = np.unique(draw.numbers.numpy(), return_index=True)
         drawn = torch.from_numpy(numbers)
         counts -= torch.bincount(self.assignments[drawn], minlength=self.clusters)
-        at = torch.from_numpy(places).to(self.device)
-        chosen = torch.from_numpy(assign(self._distances(points[at]), counts.numpy()))
+        points = points[torch.from_numpy(places).to(self.device)]
+        chosen = torch.from_numpy(assign(self._distances(points), counts.numpy()))
         self.assignments[drawn] = chosen
         sums = CentreSums(self.centres)
-        sums.add(points[at], chosen.to(self.device))
+        sums.add(points, chosen.to(self.device))
         self.centres = sums.centres(self.decay)
         self._fill(self.assignments, generator)
         self._since_update = 0
@@ -542,26 +479,18 @@ class GradientClustering(GradientMethod):
         finally:
             self.centres = kept
         found = []
-        for k in range(self.clusters):
+        for k in assignments.unique().tolist():
             members = (assignments == k).nonzero().flatten()
-            if len(members):
-                nearest = members[own[members].argsort()[:examples]].tolist()
-                spread = float(own[members].mean())
-                found.append(GradientCluster(size=len(members), spread=spread, examples=tuple(nearest)))
+            nearest = members[own[members].argsort()[:examples]].tolist()
+            spread = float(own[members].mean())
+            found.append(GradientCluster(size=len(members), spread=spread, examples=tuple(nearest)))
         return sorted(found, key=lambda cluster: -cluster.size)
 
     def extra_state(self) -> dict[str, Any]:
-        return {
-            "assignments": self.assignments.clone(),
-            "centres": None if self.centres is None else self.centres.clone(),
-            "since_update": self._since_update,
-            "layers": list(self.layers),
-            "prove_at": self._prove_at,
-        }
+        centres = None if self.centres is None else self.centres.clone()
+        return {"assignments": self.assignments.clone(), "centres": centres, **super().extra_state()}
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        super().load_extra_state(state)
         self.assignments = state["assignments"].clone()
         self.centres = None if state["centres"] is None else state["centres"].to(self.device)
-        self._since_update = int(state["since_update"])
-        self.layers = {name: layer for name, layer in self.layers.items() if name in state.get("layers", self.layers)}
-        self._prove_at = int(state.get("prove_at", 0))

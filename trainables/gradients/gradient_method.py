@@ -42,6 +42,17 @@ Gradients = dict[str, Tensor]
 Randomness = Callable[[], None]
 
 
+def check_option(name: str, value: Any, holds: bool, rule: str) -> None:
+    """Raise UserError for an option that does not hold its rule."""
+    if not holds:
+        raise UserError(f"{name} must be {rule}, got {value!r}")
+
+
+def check_interval(name: str, value: Any) -> None:
+    """Raise UserError unless an option is an integer of at least 1, or None."""
+    check_option(name, value, value is None or (isinstance(value, int) and value >= 1), "an integer >= 1")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Draw:
     """Samples of one gradient."""
@@ -132,13 +143,11 @@ class GradientMethod:
 
     def rows(self, draw: Draw) -> AbstractContextManager[Any]:
         """Return the block in which a pass on a draw runs; it weighs the samples' gradients."""
-        if draw.weights is None:
-            return nullcontext()
         weights = draw.weights
-        return OutputRows(self.model, draw.size, lambda gradient: weights)
+        return nullcontext() if weights is None else OutputRows(self.model, draw.size, lambda gradient: weights)
 
     def spared_flops(self, rows: Any) -> int:
-        """Return the FLOPs that the backward pass in a block of `rows` has spared; none here."""
+        """Return the FLOPs that the backward pass in a block of `rows` has spared."""
         return 0
 
     def gradient(self, draw: Draw) -> Gradients:
@@ -152,25 +161,22 @@ class GradientMethod:
             draw: the samples.
             at: parameters by name in place of the model's own.
         """
-        own = at is None
-        with self.pass_on(draw) as evaluate:
-            places = (
-                {name: p for name, p in self.parameters.items() if p.requires_grad}  # others have stopped
-                if at is None
-                else {name: value.detach().requires_grad_(True) for name, value in at.items()}
-            )
-            with self.rows(draw) as rows:
-                key = ("pass", shapes_of(draw.batch), tuple(places))
-                with self.meter.forward(key):
-                    loss = evaluate({} if own else places)
-                with self.meter.backward(key, lambda: self.spared_flops(rows)):
-                    found = torch.autograd.grad(loss, list(places.values()), allow_unused=True)
-        reached = dict(zip(places, found, strict=True))
-        if own:
-            self._unreached = {name for name in self.parameters if reached.get(name) is None}
+        if at is None:
+            places = {name: p for name, p in self.parameters.items() if p.requires_grad}  # others have stopped
+        else:
+            places = {name: value.detach().requires_grad_(True) for name, value in at.items()}
+        key = ("pass", shapes_of(draw.batch), tuple(places))
+        with self.pass_on(draw) as evaluate, self.rows(draw) as rows:
+            with self.meter.forward(key):
+                loss = evaluate({} if at is None else places)
+            with self.meter.backward(key, lambda: self.spared_flops(rows)):
+                found = torch.autograd.grad(loss, list(places.values()), allow_unused=True)
+        reached = {name: part for name, part in zip(places, found, strict=True) if part is not None}
+        if at is None:
+            self._unreached = self.parameters.keys() - reached.keys()
         return {
-            name: torch.zeros_like(value) if reached.get(name) is None else reached[name]
-            for name, value in (self.parameters if own else places).items()
+            name: reached[name] if name in reached else torch.zeros_like(value)
+            for name, value in (self.parameters if at is None else places).items()
         }
 
     def data_gradient(self, generator: torch.Generator) -> Gradients:
@@ -186,17 +192,20 @@ class GradientMethod:
     @contextmanager
     def pass_on(self, draw: Draw) -> Iterator[Callable[[Mapping[str, Tensor]], Tensor]]:
         """Yield a function of changed parameters that returns the loss on a draw, without side effects."""
-        evaluated = self._evaluated or ModelLoss(lambda model: self.loss(model, self._batch), self.model)
+        evaluated = self._evaluated or self._model_loss()
         self._batch = draw.batch
         with evaluated.evaluating(), torch.enable_grad():
             draw.randomness()
             yield evaluated.at
         self._batch = ()
 
+    def _model_loss(self) -> ModelLoss:
+        return ModelLoss(lambda model: self.loss(model, self._batch), self.model)
+
     @contextmanager
     def unchanged_model(self) -> Iterator[None]:
         """Promise that the block changes neither the model nor its mode; passes inside then look at it only once."""
-        self._evaluated = ModelLoss(lambda model: self.loss(model, self._batch), self.model)
+        self._evaluated = self._model_loss()
         try:
             yield
         finally:
@@ -230,10 +239,10 @@ class GradientMethod:
         return False
 
     def refresh(self) -> None:
-        """Do what is due before this iteration at the cost of a pass over the data; nothing here."""
+        """Do what is due before this iteration at the cost of a pass over the data."""
 
     def observe(self, draw: Draw, rows: Any) -> None:
-        """Do what is due in this iteration at the cost of a gradient; nothing here.
+        """Do what is due in this iteration at the cost of a gradient.
 
         Args:
             draw: the step's samples.
@@ -322,30 +331,30 @@ def step_direction(
             "the optimizer's steps must be proportional to its learning rate, so that they have a direction, got "
             f"{type(optimizer).__name__}: use another, such as SGD or Adam"
         )
-    names = {id(parameter): name for name, parameter in parameters.items()}
-    groups, copies, state = [], {}, {}
+    names = {id(parameter): name for name, parameter in parameters.items() if name in gradients}
+    groups, twins = [], {}
     for group in optimizer.param_groups:
         kept = []
         for parameter in group["params"]:
-            name = names.get(id(parameter))
-            if name is None or name not in gradients:
-                continue
-            twin = nn.Parameter(_double(parameter.detach()).clone())
-            twin.grad = _double(gradients[name]).clone()
-            copies[name] = (parameter, twin)
-            state[twin] = {key: _copied(value, parameter) for key, value in optimizer.state.get(parameter, {}).items()}
-            kept.append(twin)
+            if id(parameter) in names:
+                twin = nn.Parameter(_double(parameter.detach()).clone())
+                twin.grad = _double(gradients[names[id(parameter)]]).clone()
+                twins[parameter] = twin
+                kept.append(twin)
         if kept:
             chosen = {key: value for key, value in _IMPLEMENTATION.items() if key in group}
             own = {key: value for key, value in group.items() if key not in ("param_names", "lr")}
             groups.append({**own, **chosen, "params": kept, "lr": 1.0})
-    twin_optimizer = _twin(optimizer, groups, {id(parameter): twin for parameter, twin in copies.values()})
-    twin_optimizer.state.update({twin: values for twin, values in state.items() if values})
-    before = {name: twin.detach().clone() for name, (_, twin) in copies.items()}
+    twin_optimizer = _twin(optimizer, groups, {id(parameter): twin for parameter, twin in twins.items()})
+    for parameter, twin in twins.items():
+        if optimizer.state.get(parameter):
+            state = optimizer.state[parameter]
+            twin_optimizer.state[twin] = {key: _copied(value, parameter) for key, value in state.items()}
+    before = {parameter: twin.detach().clone() for parameter, twin in twins.items()}
     step = type(twin_optimizer).step
     # Without the hooks that torch wraps it in: some follow the steps of all optimizers.
     (step.__wrapped__ if getattr(step, "hooked", False) else step)(twin_optimizer)  # type: ignore[attr-defined]
-    return {name: (before[name] - twin.detach()).to(parameter.dtype) for name, (parameter, twin) in copies.items()}
+    return {names[id(p)]: (before[p] - twin.detach()).to(p.dtype) for p, twin in twins.items()}
 
 
 def _twin(optimizer: Optimizer, groups: list[dict[str, Any]], twins: dict[int, Any]) -> Optimizer:
@@ -434,14 +443,14 @@ class ModelLoss:
                     f"{type(module).__name__} {name!r} must not write its weight in forward passes, got "
                     f"max_norm={module.max_norm}: build it without"
                 )
-        self.model = model
         self._called = _Called(loss, model)
-        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._parameters = dict(model.named_parameters())
+        self.device = next((p.device for p in self._parameters.values()), torch.device("cpu"))
         self._norms = [module for module in model.modules() if _updates(module)]
         kept = {id(buffer) for norm in self._norms for buffer in norm.buffers(recurse=False)}
         self._buffers = [(f"model.{name}", buffer) for name, buffer in model.named_buffers() if id(buffer) not in kept]
         # All names of a parameter that is used in several places, by its first.
-        first = {id(parameter): name for name, parameter in model.named_parameters()}
+        first = {id(parameter): name for name, parameter in self._parameters.items()}
         self._names: dict[str, list[str]] = defaultdict(list)
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._names[first[id(parameter)]].append(f"model.{name}")
@@ -460,8 +469,7 @@ class ModelLoss:
             indices: (n,) int64, flat.
             amounts: (n,) what is added there.
         """
-        parameter = dict(self.model.named_parameters())[name]
-        flat = parameter.detach().view(-1)
+        flat = self._parameters[name].detach().view(-1)
         draws = True
         for index, amount in zip(indices.tolist(), amounts.to(flat.dtype), strict=True):
             before = flat[index].clone()
@@ -495,12 +503,11 @@ class ModelLoss:
         """
         with self.evaluating():
             found = self.at({})
+        rule = "loss(model) must return a scalar tensor, got"
         if not isinstance(found, Tensor):
-            raise UserError(
-                f"loss(model) must return a scalar tensor, got {type(found).__name__}: leave its .item() out"
-            )
+            raise UserError(f"{rule} {type(found).__name__}: leave its .item() out")
         if found.ndim:
-            raise UserError(f"loss(model) must return a scalar tensor, got shape {tuple(found.shape)}: take its mean")
+            raise UserError(f"{rule} shape {tuple(found.shape)}: take its mean")
         if not found.is_floating_point():
             raise UserError(f"loss(model) must return a floating-point number, got {found.dtype}: add .float()")
         return found

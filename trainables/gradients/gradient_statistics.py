@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainables.errors import UserError
 from trainables.gradients.flop_meter import FlopMeter
-from trainables.gradients.gradient_method import GradientMethod
+from trainables.gradients.gradient_method import GradientMethod, check_interval, check_option
 from trainables.gradients.moments import GradientMoments, RunningMoments, moments_of
 from trainables.workloads.base import Batch
 from trainables.workloads.seeded_loader import epoch_seed
@@ -84,12 +83,9 @@ class GradientStatistics:
         reference: str = "sgd",
         seed: int = 0,
     ) -> None:
-        if measurements < 1:
-            raise UserError(f"measurements must be an integer >= 1, got {measurements!r}")
-        if samples < 2:
-            raise UserError(f"samples must be an integer >= 2, since one gradient has no variance, got {samples!r}")
-        if reference not in REFERENCES:
-            raise UserError(f"reference must be one of {', '.join(REFERENCES)}, got {reference!r}")
+        check_interval("measurements", measurements)
+        check_option("samples", samples, samples >= 2, "an integer >= 2, since one gradient has no variance")
+        check_option("reference", reference, reference in REFERENCES, f"one of {', '.join(REFERENCES)}")
         self.sgd = GradientMethod(model, loss or _cross_entropy, data, batch_size=batch_size, seed=seed)
         """The estimator that others are compared with."""
         self.measurements, self.samples, self.reference = measurements, samples, reference
@@ -118,12 +114,28 @@ class GradientStatistics:
         sgd, spent = self._sampled(self.sgd, step)
         unit = max(1, spent.forward_flops + spent.backward_flops) / self.samples
         target = sgd
-        if self.reference == "data":
-            target = self._over_data(step, spent)
-        found = [self._measurement(step, "sgd", sgd, target, spent, unit)]
-        for method in methods:
-            moments, spent = self._sampled(method, step)
-            found.append(self._measurement(step, method.name, moments, target, spent, unit))
+        if self.reference == "data":  # the mean gradient over all samples, as of a pool of one
+            target = RunningMoments()
+            with self.sgd.meter.apart() as more:
+                target.add(self.sgd.data_gradient(torch.Generator().manual_seed(epoch_seed(step, self._seed + 2))))
+            spent.forward_flops += more.forward_flops
+            spent.backward_flops += more.backward_flops
+        found = []
+        for name, sampled, cost in (
+            ("sgd", sgd, spent), *((method.name, *self._sampled(method, step)) for method in methods)
+        ):  # fmt: skip
+            moments = moments_of(sampled, target)
+            found.append(
+                GradientMeasurement(
+                    step=step,
+                    estimator=name,
+                    total=moments.pop(""),
+                    layers=moments,
+                    forward_flops=cost.forward_flops,
+                    backward_flops=cost.backward_flops,
+                    gradient_evaluations=(cost.forward_flops + cost.backward_flops) / unit,
+                )
+            )
         self.history += found
         return found
 
@@ -136,30 +148,6 @@ class GradientStatistics:
             for _ in range(self.samples):
                 moments.add(method.gradient(draws.draw(generator)))
         return moments, spent
-
-    def _over_data(self, step: int, spent: FlopMeter) -> RunningMoments:
-        """Return the mean gradient over all samples, as of a pool of one; its FLOPs are added to those spent."""
-        exact = RunningMoments()
-        with self.sgd.meter.apart() as more:
-            generator = torch.Generator().manual_seed(epoch_seed(step, self._seed + 2))
-            exact.add(self.sgd.data_gradient(generator))
-        spent.forward_flops += more.forward_flops
-        spent.backward_flops += more.backward_flops
-        return exact
-
-    def _measurement(
-        self, step: int, name: str, found: RunningMoments, target: RunningMoments, spent: FlopMeter, unit: float
-    ) -> GradientMeasurement:
-        moments = moments_of(found, target)
-        return GradientMeasurement(
-            step=step,
-            estimator=name,
-            total=moments.pop(""),
-            layers=moments,
-            forward_flops=spent.forward_flops,
-            backward_flops=spent.backward_flops,
-            gradient_evaluations=(spent.forward_flops + spent.backward_flops) / unit,
-        )
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the history as rows of a table: step, estimator, layer (empty for all) and the statistics."""

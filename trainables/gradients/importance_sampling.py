@@ -14,14 +14,13 @@ from torch import Tensor
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import IMPORTANCE_SCORES
-from trainables.gradients.gradient_clustering import WatchedRows
-from trainables.gradients.gradient_method import Draw, GradientMethod
-from trainables.gradients.layer_signals import check_some, treatable_layers
+from trainables.gradients.gradient_method import Draw, check_interval, check_option
+from trainables.gradients.layer_sampling import LayerSampling, WatchedRows
+from trainables.gradients.layer_signals import squared_norms, treatable_layers
 from trainables.gradients.output_rows import sample_losses
-from trainables.gradients.sliced_backward import PROVE_EVERY, layers_of_samples
 
 
-class ImportanceSampling(GradientMethod):
+class ImportanceSampling(LayerSampling):
     """Samples drawn by the score that they had when they were trained last.
 
     Source: Katharopoulos, Fleuret, "Not All Samples Are Created Equal: Deep Learning with Importance Sampling", 2018;
@@ -40,41 +39,24 @@ class ImportanceSampling(GradientMethod):
     """
 
     name = "importance_sampling"
-    chooses_samples = True
 
-    def __init__(
-        self,
-        *args: Any,
-        by: str = "loss",
-        uniform: float = 0.5,
-        update_every: int = 10,
-        **more: Any,
-    ) -> None:
+    def __init__(self, *args: Any, by: str = "loss", uniform: float = 0.5, update_every: int = 10, **more: Any) -> None:
         super().__init__(*args, **more)
         if by not in IMPORTANCE_SCORES:
             raise unknown_name("importance", by, IMPORTANCE_SCORES)
-        if not 0 < uniform <= 1:
-            raise UserError(f"uniform must be in (0, 1], got {uniform!r}")
-        if not isinstance(update_every, int) or update_every < 1:
-            raise UserError(f"update_every must be an integer >= 1, got {update_every!r}")
+        check_option("uniform", uniform, 0 < uniform <= 1, "in (0, 1]")
+        check_interval("update_every", update_every)
         self.by, self.uniform, self.update_every = by, uniform, update_every
-        self.layers = treatable_layers(self.model) if by == "gradient" else {}
-        if by == "gradient":
-            check_some(self.layers, "importance sampling by gradient", self.model)
+        self.layers = treatable_layers(self.model, "importance sampling by gradient") if by == "gradient" else {}
         self.scores = torch.full((self.data.count,), torch.nan, dtype=torch.float64)
         """(N,), NaN for samples that were not trained yet."""
         self._pending: list[tuple[Tensor, Tensor]] = []
-        self._since_update = 0
-        self._prove_at = 0
 
-    def refresh(self) -> None:
-        if self.layers and self.iteration >= self._prove_at:
-            self.layers, self._prove_at = layers_of_samples(self, self.layers), self.iteration + PROVE_EVERY
-        if self._since_update >= self.update_every:
-            self._take_pending()
-        self._since_update += 1
+    @property
+    def is_due(self) -> bool:
+        return self._since_update >= self.update_every
 
-    def _take_pending(self) -> None:
+    def update(self) -> None:
         for numbers, scores in self._pending:
             self.scores[numbers] = scores.double().cpu()
         self._pending.clear()
@@ -97,7 +79,7 @@ class ImportanceSampling(GradientMethod):
         numbers = torch.searchsorted(ends, places, right=True).clamp(max=self.data.count - 1)
         return self.drawn(numbers, generator, 1 / (self.data.count * probabilities[numbers]))
 
-    def rows(self, draw: Draw) -> Any:
+    def rows(self, draw: Draw) -> WatchedRows:
         return WatchedRows(self.model, draw, self.layers)
 
     def observe(self, draw: Draw, rows: Any) -> None:
@@ -112,12 +94,13 @@ class ImportanceSampling(GradientMethod):
             assert rows.output is not None, "no pass was run"
             return sample_losses(self.loss, rows.output, draw.batch, like=rows.whole).clamp(min=0)
         squares = torch.zeros(draw.size, dtype=self._weight_type, device=self.device)
-        for _, some, signal in rows.layers.parts(draw.size):
-            squares[some] += signal.squared_norms().to(squares)
-            self.meter.add(signal.squared_norms_flops)
+        for _, some, inputs, gradients in rows.layers.parts(draw.size):
+            found, flops = squared_norms(inputs, gradients)
+            squares[some] += found.to(squares)
+            self.meter.add(flops)
         # The signals are those of the weighted mean of B samples.
-        found = squares.sqrt() * draw.size
-        return found if draw.weights is None else found / draw.weights
+        scores = squares.sqrt() * draw.size
+        return scores if draw.weights is None else scores / draw.weights
 
     def effective_share(self) -> float:
         """Return the effective sample size of a draw over its size: 1 / (N sum_i 1 / (N^2 p_i)), in (0, 1].
@@ -128,13 +111,7 @@ class ImportanceSampling(GradientMethod):
 
     def extra_state(self) -> dict[str, Any]:
         pending = [(numbers, scores.cpu()) for numbers, scores in self._pending]
-        return {
-            "scores": self.scores.clone(),
-            "pending": pending,
-            "since_update": self._since_update,
-            "layers": list(self.layers),
-            "prove_at": self._prove_at,
-        }
+        return {"scores": self.scores.clone(), "pending": pending, **super().extra_state()}
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         if len(state["scores"]) != self.data.count:
@@ -142,8 +119,6 @@ class ImportanceSampling(GradientMethod):
                 "a state of importance sampling must be of the same data, got scores of "
                 f"{len(state['scores'])} samples for {self.data.count}: give the data that it was saved with"
             )
+        super().load_extra_state(state)
         self.scores = state["scores"].clone()
         self._pending = [(numbers, scores.to(self.device)) for numbers, scores in state["pending"]]
-        self._since_update = int(state["since_update"])
-        self.layers = {name: layer for name, layer in self.layers.items() if name in state.get("layers", self.layers)}
-        self._prove_at = int(state.get("prove_at", 0))

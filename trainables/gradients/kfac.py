@@ -20,10 +20,9 @@ from torch import Tensor, nn
 
 from trainables.errors import TrainingDiverged, UserError, unknown_name
 from trainables.gradients.fields import FISHERS
-from trainables.gradients.gradient_method import Draw, GradientMethod, Gradients
+from trainables.gradients.gradient_method import Draw, GradientMethod, Gradients, check_interval, check_option
 from trainables.gradients.layer_signals import (
     LayerSignals,
-    check_some,
     chunks,
     named,
     rows_of_inputs,
@@ -107,20 +106,16 @@ class KFAC(GradientMethod):
         **more: Any,
     ) -> None:
         super().__init__(*args, **more)
-        if not 0 < damping < math.inf:
-            raise UserError(f"damping must be a number > 0, got {damping!r}")
-        if kl_clip is not None and not kl_clip > 0:
-            raise UserError(f"kl_clip must be a number > 0, or None for no clip, got {kl_clip!r}")
-        if not 0 <= decay < 1:
-            raise UserError(f"decay must be in [0, 1), got {decay!r}")
-        for option, value in (("factor_every", factor_every), ("inverse_every", inverse_every)):
-            if not isinstance(value, int) or value < 1:
-                raise UserError(f"{option} must be an integer >= 1, got {value!r}")
+        check_option("damping", damping, 0 < damping < math.inf, "a number > 0")
+        check_option("kl_clip", kl_clip, kl_clip is None or kl_clip > 0, "a number > 0, or None for no clip")
+        check_option("decay", decay, 0 <= decay < 1, "in [0, 1)")
+        check_interval("factor_every", factor_every)
+        check_interval("inverse_every", inverse_every)
         if fisher not in FISHERS:
             raise unknown_name("fisher", fisher, FISHERS)
         self.damping, self.kl_clip, self.decay, self.fisher = damping, kl_clip, decay, fisher
         self.factor_every, self.inverse_every = factor_every, inverse_every
-        self.layers = treatable_layers(self.model)
+        self.layers = check_treatable(self.model)
         self.factors: dict[str, Factors] = {}
         """Of each treated layer that was measured, by its name."""
         self.bases: dict[str, Basis] = {}
@@ -130,7 +125,6 @@ class KFAC(GradientMethod):
             layer: (names[id(module.weight)], names.get(id(module._parameters.get("bias"))))
             for layer, module in self.layers.items()
         }
-        check_treatable(self.model)
 
     def observe(self, draw: Draw, rows: Any) -> None:
         """Measure the factors, and decompose them, where this is due.
@@ -148,34 +142,31 @@ class KFAC(GradientMethod):
 
     def adjust(self, gradients: Gradients, draw: Draw) -> Gradients:
         """Precondition the gradients of treated layers; before the first step they are plain."""
-        found, shift = dict(gradients), torch.zeros((), device=self.device)
-        rates = self._learning_rates()
+        shift = torch.zeros((), device=self.device)
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        rates = {id(parameter): group["lr"] for group in groups for parameter in group["params"]}
         directions: Gradients = {}
         for layer, basis in self.bases.items():
             if not self._trains(layer):
                 continue
             weight, bias = self._names[layer]
             with torch.autocast(self.device.type, enabled=False):
-                matrix = _matrix(gradients[weight], None if bias is None else gradients[bias])
+                matrix = gradients[weight].flatten(1)
+                if bias is not None:
+                    matrix = torch.cat([matrix, gradients[bias].unsqueeze(1)], 1)
                 direction = basis.precondition(matrix.to(basis.inputs.dtype), self.damping)
             parts = {weight: direction[:, : gradients[weight][0].numel()].view_as(gradients[weight])}
             if bias is not None and self.parameters[bias].requires_grad:
                 parts[bias] = direction[:, -1]
             for name, part in parts.items():
                 directions[name] = part
-                shift = shift + rates.get(name, 0.0) ** 2 * (part * gradients[name]).sum()
+                shift = shift + rates.get(id(self.parameters[name]), 0.0) ** 2 * (part * gradients[name]).sum()
             outputs, inputs = direction.shape
             self.meter.add(4 * outputs * inputs * (outputs + inputs))
         scale: Tensor | float = 1.0
         if self.kl_clip is not None and self.optimizer is not None:
             scale = (self.kl_clip / shift).sqrt().clamp(max=1.0)  # a tensor: the host waits for no device
-        return {**found, **{name: (scale * part).to(found[name].dtype) for name, part in directions.items()}}
-
-    def _learning_rates(self) -> dict[str, Any]:
-        """Return the learning rate of each parameter that the optimizer steps, by name."""
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
-        rates = {id(parameter): group["lr"] for group in groups for parameter in group["params"]}
-        return {name: rates[id(p)] for name, p in self.parameters.items() if id(p) in rates}
+        return {**gradients, **{name: (scale * part).to(gradients[name].dtype) for name, part in directions.items()}}
 
     def _trains(self, layer: str) -> bool:
         return self.parameters[self._names[layer][0]].requires_grad
@@ -288,10 +279,9 @@ class KFAC(GradientMethod):
         self.bases = {name: Basis(*(t.to(self.device) for t in ts)) for name, ts in state["bases"].items()}
 
 
-def check_treatable(model: nn.Module) -> None:
-    """Raise UserError if a model has no layer that K-FAC treats; warn of layers that it does not treat."""
-    layers = treatable_layers(model)
-    check_some(layers, "K-FAC", model)
+def check_treatable(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers that K-FAC treats, and warn of others; raise UserError if there are none."""
+    layers = treatable_layers(model, "K-FAC")
     others = untreated_parameters(model, layers)
     if others:
         warnings.warn(
@@ -299,16 +289,12 @@ def check_treatable(model: nn.Module) -> None:
             f"are taken of {named(others)}",
             stacklevel=3,
         )
+    return layers
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of curvature: half precision cannot hold it."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _matrix(weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return a layer's gradient as (O, I)."""
-    return weight.flatten(1) if bias is None else torch.cat([weight.flatten(1), bias.unsqueeze(1)], 1)
 
 
 def _class_scores(output: Tensor, targets: Tensor) -> Tensor | None:

@@ -2,74 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+import json
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainables.attachment import EstimateFlops, RunFacts
+from trainables.attachment import Attached, EstimateFlops, RunFacts
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradients import variance_trial
 from trainables.gradients.central_differences import check_changes_weights, check_epsilon, estimate, scaled_epsilon
 from trainables.gradients.discrete_gradients import search
-from trainables.gradients.fields import STE_ESTIMATORS, VARIANCE_METHODS
-from trainables.gradients.gradient_method import ModelLoss, matching_names
+from trainables.gradients.fields import DEFAULTS, KEPT_SAMPLES, STE_ESTIMATORS, estimator_in, options_of, settings_of
+from trainables.gradients.gradient_clustering import GradientClustering
+from trainables.gradients.gradient_method import Draw, GradientMethod, ModelLoss, matching_names
+from trainables.gradients.importance_sampling import ImportanceSampling
+from trainables.gradients.kfac import KFAC, check_treatable
+from trainables.gradients.layer_signals import treatable_layers
 from trainables.gradients.perturbations import Perturbations
 from trainables.gradients.straight_through import binary_activations
-from trainables.gradients.straight_through_directions import (
-    StraightThroughSettings,
-    SwitchedOn,
-    straight_through_direction,
-)
+from trainables.gradients.straight_through_directions import StraightThroughSettings, straight_through_direction
+from trainables.gradients.svrg import SVRG
+from trainables.gradients.zero_gradients import ZeroGradients
 from trainables.gradskip import controller as gradskip
 from trainables.gradskip.controller import WEIGHT_RULES, GradskipBeside
 from trainables.runtime.flops import flop_counter
-from trainables.runtime.isolation import kept_generators
-from trainables.workloads.base import Batch, Workload
+from trainables.runtime.isolation import captured_generators, kept_generators
+from trainables.workloads.base import Batch, Samples, Workload
 from trainables.workloads.batch_shapes import shapes_of
+from trainables.workloads.sample_access import TensorSamples, reservoir
 from trainables.workloads.seeded_loader import epoch_seed
+
+Loss = Callable[[nn.Module], Tensor]
+
+
+class SwitchedOn(Attached):
+    """Base of the estimators in trials: before ``gradient_start_itr`` a run is plain training."""
+
+    def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
+        self.settings = settings_of(config)
+        self._optimizer, self._run, self._seed = optimizer, run, config.seed
+        self._start = int(self.settings["gradient_start_itr"])
+        self._iteration = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether the estimator gives the gradients of this step."""
+        return self._iteration >= self._start
+
+    def end_step(self) -> None:
+        self._iteration += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"decision_state": self.decision_state(), "training_state": self.training_state()}
+
+    def decision_state(self) -> dict[str, Any]:
+        return {"iteration": self._iteration}
+
+    def resume(self, decision_state: Mapping[str, Any], training_state: Mapping[str, Any]) -> None:
+        self._iteration = int(decision_state["iteration"])
+
+
+# --- Estimators of some parameters, which take no part in the backward pass -------------------------------------------
 
 
 class AttachedEstimator(SwitchedOn):
-    """An estimator attached to one training run; a subclass a method.
-
-    From its first iteration on, the estimated parameters take no part in the backward pass.
-    """
+    """An estimator attached to one training run; a subclass a method."""
 
     def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
-        super().__init__(config)
-        self._optimizer = optimizer
-        self._run = run
-        self._names = matching_names(run.model, self.settings["gradient_layers"])
-        self._parameters = dict(run.model.named_parameters())
+        super().__init__(optimizer, config, run)
+        self._parameters = {
+            name: run.model.get_parameter(name) for name in matching_names(run.model, self.settings["gradient_layers"])
+        }
 
     def begin_step(self, epoch: int, minibatch: int) -> None:
         if self.is_on:
-            self._leave_backward_pass()
+            self._require_gradients(False)
 
-    def _leave_backward_pass(self) -> None:
-        for name in self._names:
-            self._parameters[name].requires_grad_(False)
+    def _require_gradients(self, required: bool) -> None:
+        for parameter in self._parameters.values():
+            parameter.requires_grad_(required)
 
     def stop_key(self) -> Hashable:
         return self.is_on
 
-    def estimate(self, loss: Callable[[nn.Module], Tensor], batch: Batch) -> EstimateFlops | None:
+    def estimate(self, loss: Loss, batch: Batch) -> EstimateFlops | None:
         return self.direction(loss, shapes_of(batch)) if self.is_on else None
 
-    def direction(self, loss: Callable[[nn.Module], Tensor], shapes: Hashable) -> EstimateFlops:
+    def direction(self, loss: Loss, shapes: Hashable) -> EstimateFlops:
         """Set the gradients of the estimated parameters, or change these, and return what that executed."""
         raise NotImplementedError
-
-    def epsilon(self) -> float:
-        """Return epsilon in this step."""
-        epsilon = float(self.settings["gradient_epsilon"])
-        ratio = 1.0
-        if self.settings["gradient_epsilon_decays"]:
-            ratio = float(self._optimizer.param_groups[0]["lr"]) / self._run.base_lrs[0]
-        return scaled_epsilon(epsilon, ratio, self._parameters[self._names[0]].dtype)
 
 
 class AttachedPerturbations(AttachedEstimator):
@@ -80,33 +107,24 @@ class AttachedPerturbations(AttachedEstimator):
         self._losses: Perturbations | None = None
         self._flop_counts: dict[Hashable, int] = {}
 
-    def direction(self, loss: Callable[[nn.Module], Tensor], shapes: Hashable) -> EstimateFlops:
-        losses = Perturbations(
-            loss, self._run.model, chunk_size="fixed", flop_counts=self._flop_counts, key=shapes, like=self._losses
-        )
+    def direction(self, loss: Loss, shapes: Hashable) -> EstimateFlops:
+        losses = Perturbations(loss, self._run.model, flop_counts=self._flop_counts, key=shapes, like=self._losses)
         if self._losses is None:
             self.check(losses)
         self._losses = losses
-        self.use(losses)
+        epsilon, ratio = float(self.settings["gradient_epsilon"]), 1.0
+        if self.settings["gradient_epsilon_decays"]:
+            ratio = float(self._optimizer.param_groups[0]["lr"]) / self._run.base_lrs[0]
+        self.use(losses, scaled_epsilon(epsilon, ratio, next(iter(self._parameters.values())).dtype))
         return EstimateFlops(forward_flops=losses.flops)
 
     def check(self, losses: Perturbations) -> None:
         """Raise UserError in the first step for settings that change no weight."""
-        raise NotImplementedError
+        check_epsilon(self.settings["gradient_epsilon"], self._run.model, self._parameters, losses.dtype)
 
-    def use(self, losses: Perturbations) -> None:
+    def use(self, losses: Perturbations, epsilon: float) -> None:
         """Set the gradients of the estimated parameters, or change these."""
-        raise NotImplementedError
-
-
-class AttachedCentralDifference(AttachedPerturbations):
-    """Central differences in place of the gradients."""
-
-    def check(self, losses: Perturbations) -> None:
-        check_epsilon(self.settings["gradient_epsilon"], self._run.model, self._names, losses.dtype)
-
-    def use(self, losses: Perturbations) -> None:
-        for name, slopes in estimate(losses, self._names, self.epsilon()).items():
+        for name, slopes in estimate(losses, self._parameters, epsilon).items():
             self._parameters[name].grad = slopes
 
 
@@ -114,17 +132,13 @@ class AttachedDiscreteGradient(AttachedPerturbations):
     """Discrete gradient steps in place of the optimizer's; epsilon is the length that a step may have."""
 
     def check(self, losses: Perturbations) -> None:
-        check_changes_weights("discrete_stride", self._stride, self._run.model, self._names)
+        check_changes_weights("discrete_stride", self.settings["discrete_stride"], self._run.model, self._parameters)
 
-    def use(self, losses: Perturbations) -> None:
-        epsilon = max(self.epsilon(), self._stride)
-        found = search(losses, self._names, epsilon, self._stride, objective=self.settings["discrete_objective"])
+    def use(self, losses: Perturbations, epsilon: float) -> None:
+        stride, objective = float(self.settings["discrete_stride"]), self.settings["discrete_objective"]
+        found = search(losses, list(self._parameters), max(epsilon, stride), stride, objective=objective)
         # Parameters without a gradient are left as they are by every optimizer.
         found.apply(self._run.model)
-
-    @property
-    def _stride(self) -> float:
-        return float(self.settings["discrete_stride"])
 
 
 class AttachedStraightThrough(AttachedEstimator):
@@ -132,17 +146,13 @@ class AttachedStraightThrough(AttachedEstimator):
 
     def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
         super().__init__(optimizer, config, run)
-        self._seed = config.seed
         self._passes: dict[Hashable, tuple[int, int]] = {}  # FLOPs of a forward and a backward pass, by shapes
-        own = {name.removeprefix("ste_"): value for name, value in self.settings.items() if name.startswith("ste_")}
-        own["normalise"] = own.pop("normalised")
-        self._estimator = StraightThroughSettings(**own)
+        self._estimator = StraightThroughSettings(**options_of("straight_through", self.settings, run.total_steps))
         if STE_ESTIMATORS[self._estimator.estimator] is not None:
             binary_activations(run.model)  # which it must have
 
-    def direction(self, loss: Callable[[nn.Module], Tensor], shapes: Hashable) -> EstimateFlops:
-        for name in self._names:
-            self._parameters[name].requires_grad_(True)
+    def direction(self, loss: Loss, shapes: Hashable) -> EstimateFlops:
+        self._require_gradients(True)
         try:
             with ModelLoss(loss, self._run.model).evaluating(), torch.enable_grad():
                 if shapes not in self._passes:
@@ -151,15 +161,15 @@ class AttachedStraightThrough(AttachedEstimator):
                 seed = epoch_seed(self._iteration, self._seed)
                 found = straight_through_direction(loss, self._run.model, self._estimator, seed)
         finally:
-            self._leave_backward_pass()
-        for name in self._names:
-            self._parameters[name].grad = found.gradient.get(name)
+            self._require_gradients(False)
+        for name, parameter in self._parameters.items():
+            parameter.grad = found.gradient.get(name)
         forward, backward = self._passes[shapes]
         return EstimateFlops(
             forward_flops=forward * found.forward_passes, backward_flops=backward * found.backward_passes
         )
 
-    def _count(self, loss: Callable[[nn.Module], Tensor]) -> tuple[int, int]:
+    def _count(self, loss: Loss) -> tuple[int, int]:
         """Return the FLOPs of a forward and of a backward pass."""
         forward, backward = flop_counter(), flop_counter()
         trained = [parameter for parameter in self._run.model.parameters() if parameter.requires_grad]
@@ -171,11 +181,131 @@ class AttachedStraightThrough(AttachedEstimator):
         return int(forward.get_total_flops()), int(backward.get_total_flops())
 
 
-_ATTACHED: dict[str, type[AttachedEstimator]] = {
-    "central_difference": AttachedCentralDifference,
-    "discrete_gradient": AttachedDiscreteGradient,
-    "straight_through": AttachedStraightThrough,
+# --- Methods that change the gradient's variance ----------------------------------------------------------------------
+
+_CLASSES: dict[str, type[GradientMethod]] = {
+    method.name: method for method in (SVRG, KFAC, GradientClustering, ImportanceSampling, ZeroGradients)
 }
+
+
+class AttachedGradientMethod(SwitchedOn):
+    """A gradient method attached to one training run.
+
+    It is built in its first step, so that nothing is spent before. Data without numbers are kept in a reservoir, one
+    epoch's samples at most, which is filled anew before a method passes over all samples.
+    """
+
+    def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
+        super().__init__(optimizer, config, run)
+        self._name = str(estimator_in(config.method))
+        self._class = _CLASSES[self._name]
+        self._epoch = self._filled = 0
+        self._method: GradientMethod | None = None
+        self._draw: Draw | None = None
+        self._rows: AbstractContextManager[Any] = nullcontext()
+        if config.forward_cache_mb and self._class.chooses_samples:
+            raise UserError(
+                f"method {self._name} chooses the samples of a step, which a forward cache would not know, got "
+                f"forward_cache_mb={config.forward_cache_mb}: leave it out"
+            )
+        with _said_before_the_search():
+            check_model(self._name, run.model)
+
+    def gradient_method(self) -> GradientMethod | None:
+        return self._method
+
+    def begin_step(self, epoch: int, minibatch: int) -> None:
+        self._epoch = epoch
+
+    def batch(self, batch: Batch) -> Batch:
+        self._draw = None
+        if not self.is_on:
+            return batch
+        method = self._method or self._built(self._epoch, len(batch[0]))
+        method.iteration = self._iteration
+        if self._run.samples is None and method.is_about_to_pass and self._filled != self._epoch:
+            method.data = self._kept(self._epoch)
+        method.refresh()
+        if self._class.chooses_samples:
+            usual, method.batch_size = method.batch_size, len(batch[0])
+            self._draw = method.draw(method.generator())
+            method.batch_size = usual
+        else:
+            self._draw = Draw(batch=batch, randomness=captured_generators(method.device))
+        return self._draw.batch
+
+    def forward_pass(self) -> AbstractContextManager[Any]:
+        if self._draw is not None and self._method is not None:
+            self._rows = self._method.rows(self._draw)
+        return self._rows
+
+    def estimate(self, loss: Loss, batch: Batch) -> EstimateFlops | None:
+        method, draw = self._method, self._draw
+        if draw is None or method is None:
+            return None
+        method.observe(draw, self._rows)
+        if type(method).adjust is not GradientMethod.adjust:
+            method.set_gradients(method.adjust(method.gradients(), draw))
+        self._draw, self._rows = None, nullcontext()
+        # Every parameter that trains takes part in the loop's own backward pass.
+        return replace(method.meter.take(), all_trained=False)
+
+    def _built(self, epoch: int, batch_size: int) -> GradientMethod:
+        assert self._run.loss is not None, "a run of a workload has its loss"
+        data: Samples = self._kept(epoch) if self._run.samples is None else self._run.samples
+        options = options_of(self._name, self.settings, self._run.total_steps)
+        if options.get("clusters", 0) > data.count:
+            warnings.warn(
+                f"cluster_count must be at most the {data.count} samples there are, got {options['clusters']}: each "
+                "sample is a cluster of its own",
+                stacklevel=2,
+            )
+            options["clusters"] = data.count
+        batch_size = min(batch_size, data.count)
+        with _said_before_the_search():
+            self._method = self._class(
+                self._run.model, self._run.loss, data, self._optimizer, batch_size=batch_size, seed=self._seed,
+                **options,
+            )  # fmt: skip
+        return self._method
+
+    def _kept(self, epoch: int) -> TensorSamples:
+        """Return the samples of an epoch, as many as may be kept."""
+        assert self._run.epoch_batches is not None
+        self._filled = epoch
+        most = int(self.settings.get("kept_samples", 1))  # the others only train the loop's own batches
+        return reservoir(self._run.epoch_batches(epoch), most=most, seed=self._seed)
+
+    def measured(self) -> dict[str, Any]:
+        if isinstance(self._method, ImportanceSampling):
+            return {"effective_samples": self._method.effective_share()}
+        if isinstance(self._method, GradientClustering) and self._iteration >= self._run.total_steps:
+            self._run.model.train()
+            return {"gradient_clusters": json.dumps([asdict(cluster) for cluster in self._method.inspect()])}
+        return {}
+
+    def training_state(self) -> dict[str, Any]:
+        if self._method is None:
+            return {}
+        state = {"state": self._method.state_dict(), "batch_size": self._method.batch_size, "epoch": self._filled}
+        return {"gradient_method": state}
+
+    def resume(self, decision_state: Mapping[str, Any], training_state: Mapping[str, Any]) -> None:
+        super().resume(decision_state, training_state)
+        kept = training_state.get("gradient_method")
+        if kept is not None:
+            self._built(int(kept["epoch"]), int(kept["batch_size"])).load_state_dict(kept["state"])
+
+
+@contextmanager
+def _said_before_the_search() -> Iterator[None]:
+    """Leave out the warning of layers that K-FAC does not treat, which every trial would repeat."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="K-FAC treats")
+        yield
+
+
+# --- All of them ------------------------------------------------------------------------------------------------------
 
 
 def check_model(method: str, model: nn.Module, layers: Iterable[str] | None = None) -> None:
@@ -186,10 +316,12 @@ def check_model(method: str, model: nn.Module, layers: Iterable[str] | None = No
         model: to be trained.
         layers: names or patterns of the estimated parameters, where they are fixed.
     """
-    if method in VARIANCE_METHODS:
-        variance_trial.check_model(method, model)
-        return
-    matching_names(model, layers)
+    if method == "kfac":
+        check_treatable(model)
+    if method == "gradient_clustering":
+        treatable_layers(model, method)
+    if method not in _CLASSES:
+        matching_names(model, layers)
     if method == "straight_through":
         binary_activations(model)
 
@@ -201,33 +333,36 @@ def check_run(method: str, workload: Workload, model: nn.Module, layers: Iterabl
         UserError: `check_model`.
     """
     check_model(method, model, layers)
-    if method in VARIANCE_METHODS:
-        variance_trial.warn_of_run(method, workload.samples())
+    if "kept_samples" in DEFAULTS[method] and workload.samples() is None:
+        warnings.warn(
+            f"the workload's training samples have no numbers, so {method} chooses among a reservoir of "
+            f"kept_samples of an epoch ({KEPT_SAMPLES} unless set), filled anew before each pass over them",
+            stacklevel=2,
+        )
 
 
-def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> AttachedEstimator:
-    """Attach the configuration's estimator.
+_ATTACHED: dict[str, type[SwitchedOn]] = {
+    "central_difference": AttachedPerturbations,
+    "discrete_gradient": AttachedDiscreteGradient,
+    "straight_through": AttachedStraightThrough,
+    **dict.fromkeys(_CLASSES, AttachedGradientMethod),
+}
+
+
+def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Attached:
+    """Attach the configuration's estimator, beside Gradient-Skip where it is joined with it.
 
     Raises:
-        UserError: names that the model does not have, or layers that the estimator cannot treat.
-    """
-    return _ATTACHED[config.method](optimizer, config, run)
-
-
-# --- Gradient-Skip while samples with nearly no loss gradient are left out of the backward pass -----------------------
-
-
-def attach_with_gradskip(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> GradskipBeside:
-    """Attach both methods.
-
-    Raises:
-        UserError: Gradient-Skip's rule looks at gradients.
+        UserError: names that the model does not have, layers that the estimator cannot treat, a forward cache beside a
+            method that chooses samples, or a rule of Gradient-Skip that looks at gradients.
     """
     mode = config.gradskip_settings().mode
-    if mode not in WEIGHT_RULES:
+    if config.skips_gradients and mode not in WEIGHT_RULES:
         raise UserError(
             f"CAC_RULE={mode} can't be combined with zero gradients: its signal would depend on which samples are left "
             "out in the same step; use CAC_RULE=variance or manual stops"
         )
-    other = variance_trial.attach(optimizer, config, run)
-    return GradskipBeside(gradskip.attach(optimizer, config, run), other, "gradients")
+    estimator = _ATTACHED[str(estimator_in(config.method))](optimizer, config, run)
+    if not config.skips_gradients:
+        return estimator
+    return GradskipBeside(gradskip.attach(optimizer, config, run), estimator, "gradients")

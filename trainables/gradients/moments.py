@@ -49,8 +49,8 @@ class RunningMoments:
     def add(self, gradients: Mapping[str, Tensor]) -> None:
         """Add one gradient, by parameter."""
         self.count += 1
-        new = [gradient.detach().float() if gradient.dtype.itemsize < 4 else gradient.detach()
-               for gradient in gradients.values()]  # fmt: skip
+        given = (gradient.detach() for gradient in gradients.values())
+        new = [gradient.float() if gradient.dtype.itemsize < 4 else gradient for gradient in given]
         if not self.mean:
             self.mean = {name: value.clone() for name, value in zip(gradients, new, strict=True)}
             self._deviations = {name: torch.zeros_like(value) for name, value in self.mean.items()}
@@ -74,25 +74,24 @@ def moments_of(estimator: RunningMoments, reference: RunningMoments | None = Non
         reference: whose mean the bias is relative to, of equal parameters; one gradient counts as exact. None: itself.
     """
     count = estimator.count
+    reference = estimator if reference is None else reference
     variances = estimator.variances()
-    exact = reference is None or reference is estimator or reference.count < 2
-    others = {} if exact or reference is None else reference.variances()
-    sums: dict[str, Tensor] = {}
-    for name, mean in estimator.mean.items():
-        mean, variance = mean.double(), variances[name].double()
+    others = {} if reference is estimator or reference.count < 2 else reference.variances()
+    sums: list[Tensor] = []
+    for name, value in estimator.mean.items():
+        mean, variance = value.double(), variances[name].double()
         squares = mean.square() + variance * ((count - 1) / count)
         some = squares > 0
-        target = mean if reference is None else reference.mean[name].double()
         noise = variance.sum() / count
-        if name in others and reference is not None:
+        if name in others:
             noise = noise + others[name].double().sum() / reference.count
-        sums[name] = torch.stack([
+        sums.append(torch.stack([
             mean.sum(), mean.square().sum(), variance.sum(), torch.tensor(float(mean.numel()), device=mean.device),
             (variance / squares.where(some, torch.ones_like(squares))).sum(), some.sum().double(),
-            (mean - target).square().sum(), noise,
-        ])  # fmt: skip
-    table = torch.stack([*sums.values()]).cpu()  # the only wait for the device
-    rows = {**dict(zip(sums, table, strict=True)), "": table.sum(0)}
+            (mean - reference.mean[name].double()).square().sum(), noise,
+        ]))  # fmt: skip
+    table = torch.stack(sums).cpu()  # the only wait for the device
+    rows = {**dict(zip(estimator.mean, table, strict=True)), "": table.sum(0)}
     return {name: _moments(row.tolist(), count) for name, row in rows.items()}
 
 

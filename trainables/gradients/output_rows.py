@@ -35,16 +35,15 @@ class OutputRows:
         self,
         model: nn.Module,
         samples: int,
-        weigh: Callable[[Tensor], Tensor | None] | None = None,
+        weigh: Callable[[Tensor], Tensor | None] = lambda gradient: None,
         *,
         keeps_whole: bool = False,
     ) -> None:
-        self._keeps_whole = keeps_whole
-        self._model, self._samples, self._weigh = model, samples, weigh
+        self._model, self._samples, self._weigh, self._keeps_whole = model, samples, weigh, keeps_whole
         self._handle: Any = None
+        self._gradients: list[Tensor] = []
         self.output: Tensor | None = None
         """(B, ...), detached."""
-        self._gradients: list[Tensor] = []
         self.whole: Any = None
         """The model's result where it holds more than `output`, if ``keeps_whole``."""
 
@@ -65,35 +64,32 @@ class OutputRows:
         # A tensor with its graph, held by what its own hook holds, would never be freed.
         self.output = found.detach()
         self.whole = output if self._keeps_whole and not isinstance(output, Tensor) else None
-        if found.requires_grad:
-            hooks: dict[int, Any] = found._backward_hooks or {}
-            earlier = dict(hooks)
-            hooks.clear()
-            found.register_hook(_hook(self._weigh, self._gradients))
-            # Hooks of the last layer, whose output this may be, see the weighted gradient as those of all layers do.
-            hooks.update(earlier)
+        if not found.requires_grad:
+            return
+        weigh, gradients = self._weigh, self._gradients
+
+        def reached(gradient: Tensor) -> Tensor | None:
+            gradients.append(gradient.detach())
+            weights = weigh(gradients[-1])
+            return None if weights is None else gradient * weights.to(gradient).view(-1, *[1] * (gradient.dim() - 1))
+
+        hooks: dict[int, Any] = found._backward_hooks or {}
+        earlier = dict(hooks)
+        hooks.clear()
+        found.register_hook(reached)
+        # Hooks of the last layer, whose output this may be, see the weighted gradient as those of all layers do.
+        hooks.update(earlier)
 
     @property
-    def gradient(self) -> Tensor | None:
-        """Return the gradient of the loss with respect to the output, before it is weighted; None before there is."""
-        return self._gradients[-1] if self._gradients else None
+    def gradient(self) -> Tensor:
+        """Return the gradient of the loss with respect to the output, before it is weighted."""
+        assert self._gradients, "no backward pass has reached the output"
+        return self._gradients[-1]
 
     @property
     def norms(self) -> Tensor:
         """Return the norm of each sample's own loss gradient with respect to its output: (B,)."""
-        assert self.gradient is not None, "no backward pass has reached the output"
         return row_norms(self.gradient)
-
-
-def _hook(
-    weigh: Callable[[Tensor], Tensor | None] | None, gradients: list[Tensor]
-) -> Callable[[Tensor], Tensor | None]:
-    def reached(gradient: Tensor) -> Tensor | None:
-        gradients.append(gradient.detach())
-        weights = None if weigh is None else weigh(gradients[-1])
-        return None if weights is None else gradient * weights.to(gradient).view(-1, *[1] * (gradient.dim() - 1))
-
-    return reached
 
 
 def row_norms(gradient: Tensor) -> Tensor:

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import math
 import operator
-import time
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import partial
 from itertools import product
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -35,42 +32,6 @@ MEMORY_BYTES = 256 * 2**20
 _ALIVE = 4
 #: Changes of a weight, for each of its rows, from which on they are evaluated by rows.
 _LEAST_ROW = 16
-#: Chunks are tried from this size on, each this many times as large as the one before.
-_FIRST_CHUNK, _GROWTH = 64, 2
-#: The search for a size ends after this many in a row that were slower than the best, a change.
-_SLOWER = 2
-
-
-class Tuning:
-    """Search for the size of a chunk that takes the least time a change, from real chunks.
-
-    Args:
-        most: largest size allowed.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.size = min(_FIRST_CHUNK, most)
-        """Size to use now."""
-        self.ended = False
-        self._best: tuple[float, int] | None = None
-        self._slower = 0
-
-    def told(self, seconds: float) -> None:
-        """Note how long a chunk of `size` took, and choose the next size."""
-        each = (seconds / self.size, self.size)
-        self._slower = 0 if self._best is None or each < self._best else self._slower + 1
-        self._best = each if self._best is None else min(self._best, each)
-        if self.size == self.most or self._slower == _SLOWER:
-            self.ended, self.size = True, self._best[1]
-        else:
-            self.size = min(_GROWTH * self.size, self.most)
-
-
-#: Whether a model's parameters are changed by rows, by name, shape, memory bound and key.
-_BY_ROWS: WeakKeyDictionary[nn.Module, dict[Hashable, bool]] = WeakKeyDictionary()
-#: Tunings of a model's parameters, likewise.
-_TUNED: WeakKeyDictionary[nn.Module, dict[Hashable, Tuning]] = WeakKeyDictionary()
 
 
 class _Largest(TorchDispatchMode):
@@ -84,9 +45,7 @@ class _Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(found):
-            if isinstance(leaf, Tensor):
-                self.nbytes = max(self.nbytes, leaf.nbytes)
+        self.nbytes = max([self.nbytes, *(leaf.nbytes for leaf in tree_leaves(found) if isinstance(leaf, Tensor))])
         return found
 
 
@@ -96,9 +55,8 @@ class Perturbations:
     Args:
         loss: loss(model) is a scalar tensor.
         model: left bit for bit as it is.
-        chunk_size: changes evaluated at once, >= 1. None: tuned for each parameter at first use, within
-            ``memory_bytes``. ``fixed``: the largest power of two within ``memory_bytes``, which shapes alone decide,
-            so that a run repeats bit for bit.
+        chunk_size: changes evaluated at once, >= 1. None: the largest power of two within ``memory_bytes``, which
+            shapes alone decide, so that a run repeats bit for bit.
         memory_bytes: bound on the memory of a chunk, as estimated from the largest tensor of one change.
         flop_counts: FLOPs of chunks by what they depend on, counted once and kept there; None counts nothing.
         key: what else the FLOPs depend on, such as the shapes of the batch.
@@ -113,36 +71,33 @@ class Perturbations:
         loss: Loss,
         model: nn.Module,
         *,
-        chunk_size: int | str | None = None,
+        chunk_size: int | None = None,
         memory_bytes: int = MEMORY_BYTES,
         flop_counts: dict[Hashable, int] | None = None,
         key: Hashable = (),
         like: Perturbations | None = None,
     ) -> None:
-        if chunk_size not in (None, "fixed") and not (isinstance(chunk_size, int) and chunk_size >= 1):
-            raise UserError(f"chunk_size must be an integer >= 1, or None to have it tuned, got {chunk_size!r}")
+        if chunk_size is not None and not (isinstance(chunk_size, int) and chunk_size >= 1):
+            raise UserError(f"chunk_size must be an integer >= 1, or None for what fits in memory, got {chunk_size!r}")
         self.model = model
         self._loss = ModelLoss(loss, model)
         self._parameters = dict(model.named_parameters())
-        self._chunk_size = chunk_size
-        self._memory_bytes = memory_bytes
-        self._counts = flop_counts
-        self._key = key
+        self._chunk_size, self._memory_bytes = chunk_size, memory_bytes
+        self._counts, self._key = flop_counts, key
         self.flops = 0
-        """FLOPs executed by `losses` so far, if they are counted."""
+        """FLOPs executed so far, if they are counted."""
         self.dtype: torch.dtype = self._loss.check_repeats().dtype if like is None else like.dtype
         """Dtype of the loss."""
         self._one_by_one: bool = like is not None and like._one_by_one
-        self._layered: set[str] = set()
-
-    @cached_property
-    def value(self) -> Tensor:
-        """Return the loss of the model as it is, ()."""
-        # How the loss uses the parameters is seen in the same pass, for each loss anew: it may regularize by now.
-        return self._counted("value", self._look)
+        self._by_rows: dict[Hashable, bool] = {} if like is None else like._by_rows
+        self._sizes: dict[Hashable, int] = {} if like is None else like._sizes
+        self._at_outputs: set[str] = set()
+        self.value: Tensor = self._counted("value", self._look)
+        """Loss of the model as it is, ()."""
 
     def _look(self) -> Tensor:
-        found, self._layered = layered_parameters(self._loss.value, self._parameters)
+        # How the loss uses the parameters is seen for each loss anew: it may regularize by now.
+        found, self._at_outputs = layered_parameters(self._loss.value, self._parameters)
         return found
 
     def losses(
@@ -156,21 +111,13 @@ class Perturbations:
             amounts: (K,).
             advance: is told how many were evaluated, after each chunk.
         """
-        indices = indices.to(self._loss.device)
-        amounts = amounts.to(self._loss.device)
+        indices, amounts = indices.to(self._loss.device), amounts.to(self._loss.device)
         found = torch.empty(len(indices), dtype=self.dtype, device=self._loss.device)
-        for row, places in self._rows(name, indices):
-            done = 0
-            while done < len(places):
-                size, tuning = self._chunk(name, row is not None, len(places) - done)
-                part = places[done : done + size]
+        for row, places in self._groups(name, indices):
+            for part in places.split(self._chunk_size or self._most(name, row is not None)):
                 evaluate = partial(self._run, name, indices[part], amounts[part], row)
-                begun = 0.0 if tuning is None else self._now()
-                found[part] = self._counted((name, row is not None, size), evaluate)
-                if tuning is not None:
-                    tuning.told(self._now() - begun)
-                done += size
-                advance(size)
+                found[part] = self._counted((name, row is not None, len(part)), evaluate)
+                advance(len(part))
         return found
 
     def together(self, changes: Mapping[str, Tensor]) -> Tensor:
@@ -183,7 +130,7 @@ class Perturbations:
 
         return self._counted("value", evaluate)
 
-    def _rows(self, name: str, indices: Tensor) -> Iterator[tuple[int | None, Tensor]]:
+    def _groups(self, name: str, indices: Tensor) -> Iterator[tuple[int | None, Tensor]]:
         """Yield groups of changes that are evaluated together: the row that they share, or None, and their places.
 
         Changes of one row, such as a filter, of a weight change one channel of the layer's output.
@@ -192,57 +139,40 @@ class Perturbations:
         if parameter.ndim < 2 or len(indices) < _LEAST_ROW * parameter.shape[0] or not self._goes_by_rows(name):
             yield None, torch.arange(len(indices), device=indices.device)
             return
-        order = torch.argsort(indices // parameter[0].numel(), stable=True)
-        rows, counts = torch.unique_consecutive(indices[order] // parameter[0].numel(), return_counts=True)
+        of_change = indices // parameter[0].numel()
+        order = torch.argsort(of_change, stable=True)
+        rows, counts = torch.unique_consecutive(of_change[order], return_counts=True)
         yield from zip(rows.tolist(), order.split(counts.tolist()), strict=True)
 
     def _goes_by_rows(self, name: str) -> bool:
         """Return whether changes of a weight may be evaluated by rows, tried once on its last element."""
-        if name not in self._at_outputs() or self._one_by_one:
+        if name not in self._at_outputs or self._one_by_one:
             return False
-        known = _BY_ROWS.setdefault(self.model, {})
-        key = (*self._kind(name), self._chunk_size is None)
-        if key not in known:
+        if (name, self._key) not in self._by_rows:
             parameter = self._parameters[name]
             last = torch.full((2,), parameter.numel() - 1, device=self._loss.device)
             amounts = torch.tensor([1.0, -1.0], dtype=self.dtype, device=self._loss.device)
             try:
                 by_rows = self._run(name, last, amounts, parameter.shape[0] - 1, must=True)
             except Exception:  # noqa: BLE001  # a model may do with an activation what a part of one cannot
-                known[key] = False
+                self._by_rows[name, self._key] = False
             else:
                 whole = self._run(name, last, amounts)
                 effect = (whole - self.value).abs().max()
                 tolerance = 1e-3 * effect + 64 * torch.finfo(self.dtype).eps * self.value.abs()
-                known[key] = bool(((by_rows - whole).abs() <= tolerance).all()) and (
-                    self._chunk_size is not None or self._is_faster_by_rows(name)
-                )
-        return known[key]
+                self._by_rows[name, self._key] = bool(((by_rows - whole).abs() <= tolerance).all())
+        return self._by_rows[name, self._key]
 
-    def _kind(self, name: str) -> tuple[Hashable, ...]:
-        return (name, tuple(self._parameters[name].shape), self._memory_bytes, self._key)
-
-    def _is_faster_by_rows(self, name: str) -> bool:
-        """Return whether a change takes less time by rows, measured on one row."""
-        parameter = self._parameters[name]
-        count = parameter[0].numel()
-        inside = torch.arange(2 * count, device=self._loss.device) % count
-        most = min(self._most(name, True), self._most(name, False))
-        across = torch.arange(min(most, parameter.numel()), device=self._loss.device)
-        each = []
-        for indices, row in ((inside[:most], 0), (across, None)):
-            zeros = torch.zeros(len(indices), dtype=self.dtype, device=indices.device)
-            self._run(name, indices, zeros, row)
-            begun = self._now()
-            self._run(name, indices, zeros, row)
-            each.append((self._now() - begun) / len(indices))
-        return each[0] < each[1]
-
-    def _now(self) -> float:
-        """Return the time in seconds when everything that was begun on the device is done."""
-        if self._loss.device.type == "cuda":
-            torch.cuda.synchronize(self._loss.device)
-        return time.perf_counter()
+    def _most(self, name: str, by_rows: bool) -> int:
+        """Return the largest power of two of changes whose tensors fit in the memory bound, at least 1."""
+        key = (name, by_rows, self._key)
+        if key not in self._sizes:
+            two = torch.zeros(2, dtype=torch.int64, device=self._loss.device)
+            with _Largest() as largest:
+                self._run(name, two, torch.zeros(2, dtype=self.dtype, device=two.device), 0 if by_rows else None)
+            each = max(1, largest.nbytes // 2) * _ALIVE
+            self._sizes[key] = 1 << max(0, (self._memory_bytes // each).bit_length() - 1)
+        return self._sizes[key]
 
     def _counted(self, what: Hashable, evaluate: Callable[[], Tensor]) -> Tensor:
         """Return what ``evaluate`` returns, and add its FLOPs, which are equal for equal ``what``."""
@@ -252,8 +182,6 @@ class Perturbations:
         if key in self._counts:
             found = evaluate()
         else:
-            if what != "value":
-                self._at_outputs()  # is counted by itself
             with flop_counter() as counter:
                 found = evaluate()
             self._counts[key] = int(counter.get_total_flops())
@@ -263,16 +191,15 @@ class Perturbations:
     def _run(
         self, name: str, indices: Tensor, amounts: Tensor, row: int | None = None, *, must: bool = False
     ) -> Tensor:
-        changed = self._function(name, row)
         if not self._one_by_one:
             try:
                 with self._loss.evaluating():
-                    return vmap(changed, randomness="same")(indices, amounts)
+                    return vmap(self._function(name, row), randomness="same")(indices, amounts)
             except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
                 if must or isinstance(error, (torch.OutOfMemoryError, UserError)):
                     raise
                 if row is not None:  # this loss does with an activation what a part of one cannot
-                    _BY_ROWS[self.model][*self._kind(name), self._chunk_size is None] = False
+                    self._by_rows[name, self._key] = False
                     return self._run(name, indices, amounts)
                 if isinstance(error, (TypeError, AttributeError)):
                     raise
@@ -283,7 +210,7 @@ class Perturbations:
                     f"other: torch.func.vmap says {reason!r}",
                     stacklevel=2,
                 )
-        if name not in self._at_outputs() and self._parameters[name].is_contiguous():
+        if name not in self._at_outputs and self._parameters[name].is_contiguous():
             return torch.stack(list(self._loss.at_each(name, indices, amounts)))
         changed = self._function(name, None)
         found = []
@@ -295,7 +222,7 @@ class Perturbations:
     def _function(self, name: str, row: int | None) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the loss as a function of a flat index and of what is added there."""
         parameter = self._parameters[name]
-        if name in self._at_outputs():
+        if name in self._at_outputs:
 
             def at_output(index: Tensor, amount: Tensor) -> Tensor:
                 with ChangedOutput(parameter, index, amount, row):
@@ -310,33 +237,6 @@ class Perturbations:
             return self._loss.at({name: changed.view(parameter.shape)})
 
         return in_place
-
-    def _at_outputs(self) -> set[str]:
-        """Return the parameters whose changes are made at layers' outputs."""
-        _ = self.value
-        return self._layered
-
-    def _chunk(self, name: str, by_rows: bool, left: int) -> tuple[int, Tuning | None]:
-        """Return the size of the next chunk, and the tuning that it is part of."""
-        if isinstance(self._chunk_size, int):
-            return min(self._chunk_size, left), None
-        known = _TUNED.setdefault(self.model, {})
-        key = (*self._kind(name), by_rows)
-        if key not in known:
-            known[key] = Tuning(self._most(name, by_rows))
-        tuning = known[key]
-        if self._chunk_size == "fixed":
-            return min(tuning.most, left), None
-        # A chunk that the end of the parameter cuts short tells little about its size.
-        return min(tuning.size, left), tuning if not tuning.ended and left >= tuning.size else None
-
-    def _most(self, name: str, by_rows: bool) -> int:
-        """Return the largest power of two of changes whose tensors fit in the memory bound, at least 1."""
-        two = torch.zeros(2, dtype=torch.int64, device=self._loss.device)
-        with _Largest() as largest:
-            self._run(name, two, torch.zeros(2, dtype=self.dtype, device=self._loss.device), 0 if by_rows else None)
-        each = max(1, largest.nbytes // 2) * _ALIVE
-        return 1 << max(0, (self._memory_bytes // each).bit_length() - 1)
 
 
 # --- Activations that differ from known ones in a few channels only ---------------------------------------------------
@@ -353,32 +253,23 @@ _POOLS = (
     F.max_pool1d, F.max_pool2d, F.max_pool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d,
     F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
 )  # fmt: skip
-#: Functions that treat each element alone.
+#: Functions, and methods of a tensor, that treat each element alone.
 _ELEMENTWISE = frozenset({
     F.relu, torch.relu, torch.tanh, F.tanh, torch.sigmoid, F.sigmoid, F.gelu, F.silu, F.leaky_relu, F.elu, F.hardtanh,
     F.softplus, F.relu6, F.hardswish, F.mish, F.selu, torch.square, torch.abs, torch.exp, torch.sin, torch.sign,
     sign_ste,
 })  # fmt: skip
-#: Methods of a tensor that treat each element alone.
 _ELEMENTWISE_METHODS = (
-    "relu",
-    "tanh",
-    "sigmoid",
-    "square",
-    "abs",
-    "exp",
-    "sin",
-    "sign",
-    "contiguous",
-    "float",
-    "double",
-)
+    "relu", "tanh", "sigmoid", "square", "abs", "exp", "sin", "sign", "contiguous", "float", "double",
+)  # fmt: skip
 #: Convolutions by their number of dimensions, and their arguments in order.
 CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-#: What a tensor tells about itself without its numbers.
-_FACTS = ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_sparse", "is_nested", "names")
-_FACT_CALLS = ("size", "dim", "numel", "is_floating_point", "is_complex", "stride", "is_contiguous")
+#: Attributes and methods that tell about a tensor without its numbers.
+_FACTS = (
+    "shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_sparse", "is_nested", "names",
+    "size", "dim", "numel", "is_floating_point", "is_complex", "stride", "is_contiguous",
+)  # fmt: skip
 
 
 class PartError(TypeError):
@@ -404,52 +295,39 @@ class ChannelPart:
     """
 
     def __init__(self, base: Tensor, part: Tensor, start: int, dim: int) -> None:
-        self.base = base
-        self.part = part
-        self.start = start
-        self.dimension = dim
-
-    @property
-    def width(self) -> int:
-        """Return b - a."""
-        return int(self.part.shape[self.dimension])
+        self.base, self.part, self.start, self.dimension = base, part, start, dim
 
     def whole(self) -> Tensor:
         """Return the activation as a tensor."""
-        end = self.start + self.width
+        end = self.start + self.part.shape[self.dimension]
         before = self.base.narrow(self.dimension, 0, self.start)
         after = self.base.narrow(self.dimension, end, self.base.shape[self.dimension] - end)
         return torch.cat([before, self.part, after], self.dimension)
 
-    def _of(self, tensor: Tensor) -> Tensor:
-        """Return the channels a to b of a tensor of the activation's shape."""
-        return tensor.narrow(self.dimension, self.start, self.width)
+    def _own(self, tensor: Any, dim: int) -> Any:
+        """Return the entries of channels a to b in a dimension of a tensor; None of None."""
+        return None if tensor is None else tensor.narrow(dim, self.start, self.part.shape[self.dimension])
 
     def _each(self, function: Callable[[Tensor], Tensor]) -> ChannelPart:
         return ChannelPart(function(self.base), function(self.part), self.start, self.dimension)
-
-    def _difference(self) -> Tensor:
-        return self.part - self._of(self.base)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         first = args[0] if args else next(iter(kwargs.values()), None)
+        others = (*args[1:], *kwargs.values())
         if "out" in kwargs or (_writes(getattr(func, "__name__", "")) and isinstance(first, ChannelPart)):
             raise PartError(f"{func} writes into an activation")
         if func in _ADDITIONS and len(args) == 2 and not kwargs and isinstance(args[1], ChannelPart):
-            return args[1]._combined(first, lambda mine, its: its + mine)
-        if (
-            args
-            and isinstance(first, ChannelPart)
-            and not any(isinstance(a, ChannelPart) for a in (*args[1:], *kwargs.values()))
-        ):
+            return args[1]._combined(first, operator.add)
+        if args and isinstance(first, ChannelPart) and not any(isinstance(other, ChannelPart) for other in others):
             found = first._by_parts(func, args[1:], kwargs)
             if found is not None:
                 return found
         return func(*_whole(args), **_whole(kwargs))
 
     def _by_parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what a function gives; None where it needs the whole activation."""
         if func in _ELEMENTWISE:
             more = {name: value for name, value in kwargs.items() if name != "inplace"}
             found = self._each(lambda x: func(x, *args, **more))
@@ -460,37 +338,24 @@ class ChannelPart:
             return self._flat()
         if func is F.linear and self.dimension == self.base.ndim - 1:
             weight = args[0] if args else kwargs["weight"]
-            columns = weight.narrow(1, self.start, self.width)
-            return func(self.base, *args, **kwargs) + F.linear(self._difference(), columns)
+            return func(self.base, *args, **kwargs) + F.linear(self._difference(), self._own(weight, 1))
         if func in CONVOLUTIONS and self.dimension == 1 and self.base.ndim == CONVOLUTIONS[func] + 2:
-            return self._convolved(func, args, kwargs)
+            call = {**dict(zip(CONVOLUTION_ARGUMENTS[1:], args, strict=False)), **kwargs}
+            if call.get("groups", 1) != 1:
+                return None
+            own = {**call, "weight": self._own(call["weight"], 1), "bias": None}
+            return func(self.base, **call) + func(self._difference(), **own)
         if func is F.batch_norm and self.dimension == 1:
             return self._normalised(*args, **kwargs)
         return None
 
-    def _convolved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = {**dict(zip(CONVOLUTION_ARGUMENTS[1:], args, strict=False)), **kwargs}
-        if call.get("groups", 1) != 1:
-            return None
-        columns = call["weight"].narrow(1, self.start, self.width)
-        changed = func(self._difference(), **{**call, "weight": columns, "bias": None})
-        return func(self.base, **call) + changed
+    def _difference(self) -> Any:
+        return self.part - self._own(self.base, self.dimension)
 
-    def _normalised(
-        self,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        *rest: Any,
-        **more: Any,
-    ) -> ChannelPart:
-        def own(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values.narrow(0, self.start, self.width)
-
-        whole = F.batch_norm(self.base, running_mean, running_var, weight, bias, *rest, **more)
-        part = F.batch_norm(self.part, own(running_mean), own(running_var), own(weight), own(bias), *rest, **more)
-        return ChannelPart(whole, part, self.start, self.dimension)
+    def _normalised(self, mean: Any, var: Any, weight: Any = None, bias: Any = None, *rest: Any, **more: Any) -> Any:
+        own = [self._own(values, 0) for values in (mean, var, weight, bias)]
+        whole = F.batch_norm(self.base, mean, var, weight, bias, *rest, **more)
+        return ChannelPart(whole, F.batch_norm(self.part, *own, *rest, **more), self.start, self.dimension)
 
     def _flat(self) -> ChannelPart | None:
         if self.dimension != 1:
@@ -499,22 +364,13 @@ class ChannelPart:
         return ChannelPart(self.base.flatten(1), self.part.flatten(1), self.start * places, 1)
 
     def _combined(self, other: Any, combine: Callable[[Any, Any], Any]) -> Any:
-        """Return what an operator gives that treats each element alone, with this activation on the left."""
+        """Return what an operator gives that treats each element alone."""
         if isinstance(other, Tensor) and other.shape == self.base.shape:
-            part = combine(self.part, self._of(other))
+            part = combine(self.part, self._own(other, self.dimension))
             return ChannelPart(combine(self.base, other), part, self.start, self.dimension)
         if isinstance(other, (int, float)):
             return self._each(lambda x: combine(x, other))
         return combine(self.whole(), _whole(other))
-
-    def __add__(self, other: Any) -> Any:
-        return self._combined(other, operator.add)
-
-    def __iadd__(self, other: Any) -> Any:
-        return self._become(self + other)
-
-    def __imul__(self, other: Any) -> Any:
-        return self._become(self * other)
 
     def _become(self, found: Any) -> ChannelPart:
         """Take the value of another part, as an operation in place does."""
@@ -523,16 +379,19 @@ class ChannelPart:
         self.base, self.part = found.base, found.part  # the known activation itself is used again
         return self
 
-    def __radd__(self, other: Any) -> Any:
-        return self._combined(other, lambda mine, its: its + mine)
+    def __add__(self, other: Any) -> Any:
+        return self._combined(other, operator.add)
 
     def __mul__(self, other: Any) -> Any:
         return self._combined(other, operator.mul)
 
-    __rmul__ = __mul__
+    def __iadd__(self, other: Any) -> Any:
+        return self._become(self + other)
 
-    def __getitem__(self, key: Any) -> Any:
-        return self.whole()[key]
+    def __imul__(self, other: Any) -> Any:
+        return self._become(self * other)
+
+    __radd__, __rmul__ = __add__, __mul__
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Any:
         """Return the activation with its dimensions joined, as `torch.Tensor.flatten`."""
@@ -548,7 +407,7 @@ class ChannelPart:
     reshape = view
 
     def __getattr__(self, name: str) -> Any:
-        if name in _FACTS or name in _FACT_CALLS:
+        if name in _FACTS:
             return getattr(self.base, name)
         if name in _ELEMENTWISE_METHODS:
             return lambda *args, **kwargs: self._each(lambda x: getattr(x, name)(*args, **kwargs))
@@ -559,24 +418,19 @@ class ChannelPart:
         return getattr(self.whole(), name)
 
 
+def _operator(name: str) -> Callable[..., Any]:
+    return lambda self, *others: getattr(self.whole(), name)(*_whole(others))
+
+
 def _refuse(self: ChannelPart, *_: Any) -> Any:
     raise PartError("an operation in place writes into an activation")
 
 
-def _operate(name: str) -> Callable[..., Any]:
-    def operated(self: ChannelPart, *others: Any) -> Any:
-        return getattr(self.whole(), name)(*_whole(others))
-
-    return operated
-
-
 for _name in (
     "__sub__", "__rsub__", "__truediv__", "__rtruediv__", "__pow__", "__rpow__", "__neg__", "__matmul__", "__rmatmul__",
-    "__lt__", "__le__", "__gt__", "__ge__", "__len__", "__iter__",
+    "__lt__", "__le__", "__gt__", "__ge__", "__len__", "__iter__", "__getitem__",
 ):  # fmt: skip
-    setattr(ChannelPart, _name, _operate(_name))
-
-
+    setattr(ChannelPart, _name, _operator(_name))
 for _name in ("__setitem__", "__isub__", "__itruediv__", "__ipow__", "__imatmul__", "__iand__", "__ior__", "__ixor__"):
     setattr(ChannelPart, _name, _refuse)
 
@@ -604,21 +458,16 @@ _ARGUMENTS: dict[Any, tuple[str, ...]] = {
 #: Functions that return a tensor's numbers as something else.
 _READERS = ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__array__", "__deepcopy__")
 
-#: One call of a layer: its arguments by name.
-Call = Mapping[str, Any]
+
+def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments by name; none for a function that is not in `_ARGUMENTS`."""
+    return {**dict(zip(_ARGUMENTS[func], args, strict=False)), **kwargs} if func in _ARGUMENTS else {}
 
 
-def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
-    """Return a call's arguments by name; None for a function that is not in `_ARGUMENTS`."""
-    return {**dict(zip(_ARGUMENTS[func], args, strict=False)), **kwargs} if func in _ARGUMENTS else None
-
-
-def _slot(call: Call, parameter: Tensor) -> str | None:
+def _slot(call: Mapping[str, Any], parameter: Tensor) -> str | None:
     """Return where a call takes the parameter in a way that has a form at the output: ``weight``, ``bias`` or None."""
     slots = [name for name, value in call.items() if value is parameter]
-    if slots not in (["weight"], ["bias"]) or call.get("max_norm") is not None:
-        return None
-    return slots[0]
+    return slots[0] if slots in (["weight"], ["bias"]) and call.get("max_norm") is None else None
 
 
 class _Uses(TorchFunctionMode):
@@ -627,7 +476,7 @@ class _Uses(TorchFunctionMode):
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._names = {id(parameter): name for name, parameter in parameters.items()}
-        self.layered: dict[str, int] = defaultdict(int)
+        self.layered: set[str] = set()
         self.otherwise: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -638,8 +487,8 @@ class _Uses(TorchFunctionMode):
             name = self._names.get(id(leaf)) if isinstance(leaf, Tensor) else None
             if name is None:
                 continue
-            if call is not None and _slot(call, leaf):
-                self.layered[name] += 1
+            if _slot(call, leaf):
+                self.layered.add(name)
             elif getattr(func, "__name__", "") in _READERS or any(isinstance(t, Tensor) for t in tree_leaves(found)):
                 self.otherwise.add(name)
         return found
@@ -657,7 +506,7 @@ def layered_parameters(call: Callable[[], Tensor], parameters: Mapping[str, Tens
     """
     with _Uses(parameters) as uses:
         found = call()
-    return found, {name for name in uses.layered if name not in uses.otherwise}
+    return found, uses.layered - uses.otherwise
 
 
 class ChangedOutput(TorchFunctionMode):
@@ -673,69 +522,49 @@ class ChangedOutput(TorchFunctionMode):
 
     def __init__(self, parameter: Tensor, index: Tensor, amount: Tensor, row: int | None = None) -> None:
         super().__init__()
-        self._parameter = parameter
-        self._index = index
-        self._amount = amount
-        self._row = row
+        self._parameter, self._index, self._amount, self._row = parameter, index, amount, row
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         call = _call(func, args, kwargs)
-        slot = None if call is None else _slot(call, self._parameter)
-        if call is None or slot is None:
+        slot = _slot(call, self._parameter)
+        if slot is None:
             return out
-        if func in CONVOLUTIONS:
-            return self._convolution(call, slot, out, CONVOLUTIONS[func])
+        weight, dims, amount = self._parameter, CONVOLUTIONS.get(func, 0), self._amount.to(out.dtype)
+        dim = out.ndim - 1 - dims
+
+        def one_hot(index: Tensor) -> Tensor:
+            hot = torch.arange(out.shape[dim], device=out.device) == index
+            return hot.to(out.dtype).view(-1, *(1,) * dims)
+
         if slot == "bias":
-            return out + _one_hot(self._index, out.shape[-1], out) * self._amount.to(out.dtype)
-        row, column = self._index // self._parameter.shape[1], self._index % self._parameter.shape[1]
-        if func is F.linear and self._row is not None and isinstance(out, Tensor):
-            part = call["input"].index_select(-1, column.view(1)).to(out.dtype) * self._amount.to(out.dtype)
-            return ChannelPart(out, out.narrow(-1, self._row, 1) + part, self._row, out.ndim - 1)
+            return out + one_hot(self._index) * amount
+        row, column = self._index // weight[0].numel(), self._index % weight[0].numel()
         if func is F.embedding:
             met = call["input"] == row
             if call.get("padding_idx") is not None:  # a padding's row has no gradient in torch either
-                met = met & (row != call["padding_idx"] % self._parameter.shape[0])
-            met = met.unsqueeze(-1).to(out.dtype)
-            return torch.addcmul(out, met * self._amount.to(out.dtype), _one_hot(column, out.shape[-1], out))
-        part = call["input"].index_select(-1, column.view(1)).to(out.dtype)
-        return torch.addcmul(out, part * self._amount.to(out.dtype), _one_hot(row, out.shape[-1], out))
-
-    def _convolution(self, call: Call, slot: str, out: Tensor, dimensions: int) -> Tensor | ChannelPart:
-        channels = out.shape[-dimensions - 1]
-        trailing = (1,) * dimensions
-        if slot == "bias":
-            return out + _one_hot(self._index, channels, out).view(channels, *trailing) * self._amount.to(out.dtype)
-        weight, groups = self._parameter, int(call.get("groups", 1))
-        kernel = math.prod(weight.shape[2:])
-        place = self._index % kernel
-        channel_in_group = self._index // kernel % weight.shape[1]
-        filter_ = self._index // (kernel * weight.shape[1])
-        channel = filter_ // (channels // groups) * weight.shape[1] + channel_in_group
-        patches = _patches(call, weight, out.shape[-dimensions:], dimensions)
-        part = patches.index_select(0, (place * groups * weight.shape[1] + channel).view(1)).squeeze(0).to(out.dtype)
-        part = part.unsqueeze(-dimensions - 1) * self._amount.to(out.dtype)
-        if self._row is not None and out.ndim == dimensions + 2:
-            return ChannelPart(out, out.narrow(1, self._row, 1) + part, self._row, 1)
-        return torch.addcmul(out, part, _one_hot(filter_, channels, out).view(channels, *trailing))
+                met = met & (row != call["padding_idx"] % weight.shape[0])
+            return torch.addcmul(out, met.unsqueeze(-1).to(out.dtype) * amount, one_hot(column))
+        if dims:
+            seen = _seen(call, weight, self._index, tuple(out.shape[-dims:])).to(out.dtype).unsqueeze(-dims - 1)
+        else:
+            seen = call["input"].index_select(-1, column.view(1)).to(out.dtype)
+        if self._row is not None and (not dims or dim == 1):
+            return ChannelPart(out, out.narrow(dim, self._row, 1) + seen * amount, self._row, dim)
+        return torch.addcmul(out, seen * amount, one_hot(row))
 
 
-def _one_hot(index: Tensor, size: int, like: Tensor) -> Tensor:
-    return (torch.arange(size, device=like.device) == index).to(like.dtype)
-
-
-def _patches(call: Call, weight: Tensor, out_shape: Iterable[int], dimensions: int) -> Tensor:
-    """Return what each place of the kernel sees: (places x channels, B, *out), or without B."""
-    out = tuple(out_shape)
+def _seen(call: Mapping[str, Any], weight: Tensor, index: Tensor, out: tuple[int, ...]) -> Tensor:
+    """Return what one element of a convolution's weight is multiplied with: (B, *out), or without B."""
+    dims, kernel, groups = len(out), weight.shape[2:], int(call.get("groups", 1))
 
     def each(name: str, default: int) -> tuple[int, ...]:
         value = call.get(name, default)
-        value = (value,) * dimensions if isinstance(value, int) else tuple(value)
-        return value * dimensions if len(value) == 1 else value
+        value = (value,) * dims if isinstance(value, int) else tuple(value)
+        return value * dims if len(value) == 1 else value
 
     stride, dilation = each("stride", 1), each("dilation", 1)
-    kernel = weight.shape[2:]
     x = call["input"]
     if call.get("padding", 0) != "valid":
         if call.get("padding") == "same":
@@ -746,8 +575,11 @@ def _patches(call: Call, weight: Tensor, out_shape: Iterable[int], dimensions: i
         x = F.pad(x, [side for pair in reversed(sides) for side in pair])
     views = []
     for place in product(*map(range, kernel)):
-        cut: tuple[Any, ...] = (Ellipsis,)
-        for k, d, s, o in zip(place, dilation, stride, out, strict=True):
-            cut += (slice(k * d, k * d + (o - 1) * s + 1, s),)
-        views.append(x[cut].movedim(-dimensions - 1, 0))
-    return torch.cat(views)
+        starts = map(operator.mul, place, dilation)
+        cut = (slice(a, a + (o - 1) * s + 1, s) for a, s, o in zip(starts, stride, out, strict=True))
+        views.append(x[(..., *cut)].movedim(-dims - 1, 0))
+    # The element's place in the kernel, and its channel of the input.
+    size = math.prod(kernel)
+    group = index // (size * weight.shape[1]) // (weight.shape[0] // groups)
+    channel = group * weight.shape[1] + index // size % weight.shape[1]
+    return torch.cat(views).index_select(0, (index % size * groups * weight.shape[1] + channel).view(1)).squeeze(0)

@@ -11,18 +11,23 @@ from typing import Any
 
 from trainables.config import TrialConfig
 from trainables.gradients.fields import estimator_in, settings_of
+from trainables.gradskip import replay as gradskip
+from trainables.gradskip.replay import JointReplay
 from trainables.interventions import Intervention, PlannedActs, action_text
 from trainables.metrics import METHOD_DEFAULTS
 
 
 def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
-    """Return the same key for all configurations, because their replay needs no facts about the model."""
-    return ("gradients",)
+    """Return a key: configurations of one workload with equal keys have equal facts, of which estimators need none."""
+    return ("gradskip+gradients", *gradskip.blueprint_key(config)) if config.skips_gradients else ("gradients",)
 
 
-def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> PlannedActs:
-    """Create the replay of a configuration."""
-    return PlannedActs((switched_on(config),), METHOD_DEFAULTS)
+def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> PlannedActs | JointReplay:
+    """Create the replay of a configuration, beside that of Gradient-Skip where it is joined with it."""
+    acts = PlannedActs((switched_on(config),), METHOD_DEFAULTS)
+    if not config.skips_gradients:
+        return acts
+    return JointReplay(gradskip.start_replay(config, facts["gradskip"]), acts, "gradients")
 
 
 def switched_on(config: TrialConfig) -> Intervention:

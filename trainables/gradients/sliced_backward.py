@@ -25,67 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from trainables.errors import UserError
-from trainables.gradients.gradient_method import GradientMethod
-from trainables.gradients.layer_signals import LayerSignals, rows_of_others
-from trainables.gradients.output_rows import OutputRows
-from trainables.workloads.batch_shapes import shapes_of
-
-# --- Proof that the rows of layers are the samples of a batch, for methods that read samples' gradients in layers -----
-# A pass in which the loss of half of the samples counts nothing must leave their rows without a gradient in each layer.
-#
-# Shapes: B samples.
-
-#: Iterations from one proof to the next: it costs a pass.
-PROVE_EVERY = 1000
-
-
-def layers_of_samples(method: GradientMethod, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the layers whose rows are the samples of the method's next draw, and warn of the others.
-
-    Norms are looked at in evaluation mode, since in training they depend on the whole batch.
-
-    Raises:
-        UserError: there is no such layer.
-    """
-    draw = method.draw(method.generator())
-    if draw.size < 2 or not layers:
-        return dict(layers)
-    weights = torch.arange(draw.size, device=method.device).remainder(2).to(torch.float32)
-    modes = [(module, module.training) for module in method.model.modules()]
-    method.model.eval()
-    try:
-        key = ("rows", shapes_of(draw.batch))
-        with (
-            method.pass_on(draw) as evaluate,
-            OutputRows(method.model, draw.size, lambda _: weights),
-            LayerSignals(layers) as recorded,
-        ):
-            with method.meter.forward(key):
-                loss = evaluate({})
-            with method.meter.backward(key):
-                torch.autograd.grad(loss, recorded.edges, allow_unused=True)
-            left_out = weights == 0
-            others = {
-                name
-                for name in layers
-                for _, gradient in recorded.calls(name)
-                if len(gradient) == draw.size and bool(gradient[left_out].any())
-            }
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    if others == layers.keys():
-        raise UserError(
-            f"samples' gradients cannot be read in the layers: {rows_of_others(layers)}. Put the samples' dimension "
-            "first (batch_first=True), or use another method"
-        )
-    if others:
-        warnings.warn(f"{rows_of_others(sorted(others))}: they are not looked at", stacklevel=4)
-    return {name: layer for name, layer in layers.items() if name not in others}
-
-
-# --- Backward passes of linear, convolution and batch-norm layers through some samples of a batch only ----------------
+from trainables.gradients.layer_signals import rows_of_others
+from trainables.gradients.perturbations import CONVOLUTION_ARGUMENTS, CONVOLUTIONS
 
 #: Passes of a layer with a proof at first, since one may succeed by chance, and from one to the next after them: it
 #: reads the gradient, and the device is waited for.
@@ -152,60 +93,64 @@ class SlicedBackward(TorchFunctionMode):
         self.spared_flops = 0
         """FLOPs of backward passes that were left out."""
 
-    def kept_rows(self, name: str, gradient: Tensor) -> Tensor | None:
-        """Return the rows (K,) through which a layer's backward pass goes, given its output's gradient; None: all."""
-        if self.keep is None or name in self.layers.whole:
-            return None
-        passes = self.layers.passes[name] = self.layers.passes.get(name, 0) + 1
-        if passes <= FIRST_PROOFS or passes % PROOF_EVERY == 0:
-            left_out = torch.ones(self.samples, dtype=torch.bool, device=gradient.device)
-            left_out[self.keep] = False
-            if bool(gradient[left_out].any()):
-                self.layers.whole[name] = False
-                return None
-        return self.keep
+    def kept(self, name: str, layer: Tensor, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Return the rows (K,) through which a layer's backward pass goes, None for all, and both tensors there.
+
+        Args:
+            name: of the layer.
+            layer: its input (B, ...).
+            gradient: that of its output (B, ...).
+        """
+        keep = self.keep
+        if keep is not None and name not in self.layers.whole:
+            passes = self.layers.passes[name] = self.layers.passes.get(name, 0) + 1
+            if passes <= FIRST_PROOFS or passes % PROOF_EVERY == 0:
+                left_out = torch.ones(self.samples, dtype=torch.bool, device=gradient.device)
+                left_out[keep] = False
+                if bool(gradient[left_out].any()):
+                    self.layers.whole[name] = False
+        if keep is None or name in self.layers.whole:
+            return None, layer, gradient
+        return keep, layer[keep], gradient[keep]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         given: Mapping[str, Any] = kwargs or {}
-        if (func in _CONVOLUTIONS or func is F.linear) and not _saved_elsewhere(True):
-            found = _read(func, args, given)
-            if found is not None and found[0].dim() > 1 and found[1].dim() > 1 and len(found[0]) == self.samples:
-                layer, weight, bias, options = found
-                if torch.is_grad_enabled() and (layer.requires_grad or weight.requires_grad):
-                    return _Sliced.apply(self, func, layer, weight, bias, options)
-        if func is F.batch_norm and not _saved_elsewhere(True):
-            norm = {**dict(zip(_NORM_NAMES, args, strict=False)), **given}
-            if norm.get("training") and len(norm["input"]) == self.samples and torch.is_grad_enabled():
+        if func not in _ARGUMENTS or not torch.is_grad_enabled() or _saved_elsewhere(True):
+            return func(*args, **given)
+        call = {**dict(zip(_ARGUMENTS[func], args, strict=False)), **given}
+        layer, weight, bias = call["input"], call.get("weight"), call.get("bias")
+        if len(layer) != self.samples:
+            return func(*args, **given)
+        if func is F.batch_norm:
+            if call.get("training"):
                 return _SlicedNorm.apply(
-                    self, norm["input"], norm.get("weight"), norm.get("bias"), norm["running_mean"],
-                    norm["running_var"], norm.get("momentum", 0.1), norm.get("eps", 1e-5),
+                    self, layer, weight, bias, call["running_mean"], call["running_var"], call.get("momentum", 0.1),
+                    call.get("eps", 1e-5),
                 )  # fmt: skip
+        elif layer.dim() > 1 and weight.dim() > 1 and (layer.requires_grad or weight.requires_grad):
+            options = None if func is F.linear else _options(call, CONVOLUTIONS[func])
+            if func is F.linear or options is not None:
+                return _Sliced.apply(self, func, layer, weight, bias, options)
         return func(*args, **given)
 
 
-_CONVOLUTIONS: dict[Any, int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
-_NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+#: Arguments in order of the functions that are treated.
+_ARGUMENTS: dict[Any, tuple[str, ...]] = {
+    F.linear: ("input", "weight", "bias"),
+    F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+    **dict.fromkeys(CONVOLUTIONS, CONVOLUTION_ARGUMENTS),
+}
 
 
-def _read(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Any, Any] | None:
-    """Return input, weight, bias and a convolution's stride, padding, dilation, groups; None if it is not treated."""
-    given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
-    layer, weight, bias = given["input"], given["weight"], given.get("bias")
-    if func is F.linear:
-        return layer, weight, bias, None
-    dims = _CONVOLUTIONS[func]
-    sizes = [given.get("stride", 1), given.get("padding", 0), given.get("dilation", 1)]
-    if isinstance(sizes[1], str) or layer.dim() != dims + 2:
+def _options(call: Mapping[str, Any], dims: int) -> tuple[Any, ...] | None:
+    """Return a convolution's stride, padding, dilation and groups; None for one that is not treated."""
+    sizes = [call.get("stride", 1), call.get("padding", 0), call.get("dilation", 1)]
+    if isinstance(sizes[1], str) or call["input"].dim() != dims + 2:
         return None
-    whole = [[size] * dims if isinstance(size, int) else list(size) for size in sizes]
-    # One number may come in a tuple of its own.
-    whole = [size * dims if len(size) == 1 else size for size in whole]
-    return layer, weight, bias, (*whole, int(given.get("groups", 1)))
-
-
-_NORM_NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    whole = [[size] if isinstance(size, int) else list(size) for size in sizes]
+    return (*(size * dims if len(size) == 1 else size for size in whole), int(call.get("groups", 1)))
 
 
 class _SlicedNorm(torch.autograd.Function):
@@ -223,20 +168,16 @@ class _SlicedNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (gradient,) = gradients
         layer, weight, mean, scale = ctx.saved_tensors
-        keep = ctx.mode.kept_rows(ctx.layer, gradient)
-        _, to_layer, to_weight, to_bias, *_ = ctx.needs_input_grad
-        if keep is not None and len(keep) == 0:
+        keep, rows, inner = ctx.mode.kept(ctx.layer, layer, gradients[0])
+        needed = list(ctx.needs_input_grad[1:4])
+        if len(rows) == 0:
             zero = None if weight is None else torch.zeros_like(weight)
             return None, torch.zeros_like(layer), zero, zero, None, None, None, None
-        rows, inner = (layer, gradient) if keep is None else (layer[keep], gradient[keep])
         of_layer, of_weight, of_bias = _aten.native_batch_norm_backward(
-            inner, rows, weight, None, None, mean, scale, True, ctx.eps, [to_layer, to_weight, to_bias]
+            inner, rows, weight, None, None, mean, scale, True, ctx.eps, needed
         )
-        if keep is not None and of_layer is not None:
-            of_layer = torch.zeros_like(layer).index_copy_(0, keep, of_layer)
-        return None, of_layer, of_weight, of_bias, None, None, None, None
+        return None, _at_rows(of_layer, layer, keep), of_weight, of_bias, None, None, None, None
 
 
 class _Sliced(torch.autograd.Function):
@@ -257,37 +198,33 @@ class _Sliced(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient,) = gradients
         layer, weight = ctx.saved_tensors
-        _, _, to_layer, to_weight, to_bias, _ = ctx.needs_input_grad
-        keep = ctx.mode.kept_rows(ctx.layer, gradient)
-        rows = layer if keep is None else layer[keep]
-        inner = gradient if keep is None else gradient[keep]
-        left_out = len(layer) - len(rows)
-        if left_out:
-            one = 2 * prod(weight.shape) * prod(gradient.shape[2:] if ctx.options else gradient.shape[1:-1])
-            ctx.mode.spared_flops += left_out * one * (to_layer + to_weight)
+        needed = to_layer, to_weight, to_bias = ctx.needs_input_grad[2:5]
+        keep, rows, inner = ctx.mode.kept(ctx.layer, layer, gradient)
+        one = 2 * prod(weight.shape) * prod(gradient.shape[2:] if ctx.options else gradient.shape[1:-1])
+        ctx.mode.spared_flops += (len(layer) - len(rows)) * one * (to_layer + to_weight)
         rows, values = rows.to(inner.dtype), weight.to(inner.dtype)
         of_layer = of_weight = of_bias = None
         if len(rows) == 0:
-            of_layer = torch.zeros_like(layer) if to_layer else None
             of_weight = torch.zeros_like(weight) if to_weight else None
             of_bias = torch.zeros(ctx.bias_sizes, dtype=weight.dtype, device=weight.device) if to_bias else None
-            return None, None, of_layer, of_weight, of_bias, None
+            return None, None, torch.zeros_like(layer) if to_layer else None, of_weight, of_bias, None
         if ctx.options is None:
-            flat, inputs = inner.flatten(0, -2), rows.flatten(0, -2)
+            flat = inner.flatten(0, -2)
             of_layer = (flat @ values).view(*inner.shape[:-1], -1) if to_layer else None
-            of_weight = flat.t() @ inputs if to_weight else None
+            of_weight = flat.t() @ rows.flatten(0, -2) if to_weight else None
             of_bias = flat.sum(0) if to_bias else None
         else:
             stride, padding, dilation, groups = ctx.options
             of_layer, of_weight, of_bias = _aten.convolution_backward(
                 inner, rows, values, ctx.bias_sizes, stride, padding, dilation, False, [0] * len(stride), groups,
-                [to_layer, to_weight, to_bias],
+                list(needed),
             )  # fmt: skip
-        if of_layer is not None:
-            of_layer = of_layer.to(layer.dtype)
-            if keep is not None:
-                of_layer = torch.zeros_like(layer).index_copy_(0, keep, of_layer)
-        return (
-            None, None, of_layer, None if of_weight is None else of_weight.to(weight.dtype),
-            None if of_bias is None else of_bias.to(weight.dtype), None,
-        )  # fmt: skip
+        of_weight, of_bias = (None if found is None else found.to(weight.dtype) for found in (of_weight, of_bias))
+        return None, None, _at_rows(of_layer, layer, keep), of_weight, of_bias, None
+
+
+def _at_rows(found: Tensor | None, layer: Tensor, keep: Tensor | None) -> Tensor | None:
+    """Return the gradient of a layer's input from that of its kept rows, zero in the others."""
+    if found is None or keep is None:
+        return None if found is None else found.to(layer.dtype)
+    return torch.zeros_like(layer).index_copy_(0, keep, found.to(layer.dtype))

@@ -159,12 +159,11 @@ def activation_mode(model: nn.Module, mode: str) -> Iterator[None]:
     Raises:
         UserError: no such mode, or a model without binary activations.
     """
-    modules = binary_activations(model)
-    before = [(module.mode, module.training) for module in modules]
+    before = [(module, module.mode, module.training) for module in binary_activations(model)]
     try:
-        for module in modules:
+        for module, *_ in before:
             module.mode, module.training = mode, True
         yield
     finally:
-        for module, (own, training) in zip(modules, before, strict=True):
+        for module, own, training in before:
             module.mode, module.training = own, training

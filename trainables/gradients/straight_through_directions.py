@@ -16,19 +16,16 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainables.attachment import Attached
-from trainables.config import TrialConfig
 from trainables.errors import UserError, unknown_name
-from trainables.gradients.fields import DEFAULTS, STE_ESTIMATORS, STE_WEIGHTINGS, settings_of
+from trainables.gradients.fields import DEFAULTS, STE_ESTIMATORS, STE_WEIGHTINGS
 from trainables.gradients.straight_through import activation_mode
 from trainables.gradskip.variables import is_number
 from trainables.runtime.isolation import kept_generators
@@ -38,8 +35,6 @@ Loss = Callable[[nn.Module], Tensor]
 #: A direction by parameter name; positive along the gradient, so a step goes against it.
 Gradient = dict[str, Tensor]
 
-
-#: Defaults by the name of a trial's field.
 _DEFAULTS = DEFAULTS["straight_through"]
 
 
@@ -73,9 +68,10 @@ class StraightThroughSettings:
             raise unknown_name("straight-through estimator", str(self.estimator), STE_ESTIMATORS)
         if self.weighting not in STE_WEIGHTINGS:
             raise unknown_name("weighting of a straight-through estimator", str(self.weighting), STE_WEIGHTINGS)
-        for name, value in (("samples", self.samples), ("candidates", self.candidates)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UserError(f"{name} of a straight-through estimator must be an integer of at least 1, got {value}")
+        for name in ("samples", "candidates"):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise UserError(f"{name} of a straight-through estimator must be an integer of at least 1, got {count}")
         for name in ("trial_step", "spread", "sigma"):
             number = getattr(self, name)
             if not (is_number(number) and number > 0):
@@ -148,7 +144,11 @@ class _Search:
             samples = self._proposed(samples)
         if settings.weighting == "uniform" or len(samples) == 1:
             return combined(samples, [1 / len(samples)] * len(samples))
-        effects = self._effects(samples)
+        before = self._plain_loss({}, 0.0)
+        effects = []
+        for sample in samples:
+            length = norm(sample)
+            effects.append(before - self._plain_loss(sample, -settings.trial_step / length if length > 0 else 0.0))
         if settings.weighting == "best":
             return samples[effects.index(max(effects))]
         gains = [max(effect, 0.0) for effect in effects]  # without any, all count the same
@@ -161,7 +161,11 @@ class _Search:
         noise = torch.Generator().manual_seed(self._seed)
         total: Gradient = {}
         for _ in range(settings.samples):
-            drawn = self._normal(noise)
+            # On the CPU, so that a seed has the same meaning on every device.
+            drawn = {
+                name: torch.randn(p.shape, generator=noise, dtype=torch.float32).to(p)
+                for name, p in self._parameters.items()
+            }
             above, below = (self._plain_loss(drawn, sign * settings.sigma) for sign in (1, -1))
             slope = (above - below) / (2 * settings.sigma * settings.samples)
             total = combined([total, drawn], [1.0, slope])
@@ -181,36 +185,28 @@ class _Search:
     def _proposed(self, samples: Sequence[Gradient]) -> list[Gradient]:
         """Return the mean of the samples, and draws from the Gaussian of their mean and covariance."""
         settings, count = self._settings, len(samples)
-        mean = combined(samples, [1 / count] * count)
         noise = torch.Generator().manual_seed(self._seed)
-        found = [mean]
+        found = [combined(samples, [1 / count] * count)]
         for _ in range(settings.candidates):
             # sum_i z_i (g_i - mean) / sqrt(n - 1) has the samples' covariance; as weights of the samples themselves:
             z = torch.randn(count, generator=noise, dtype=torch.float64) * settings.spread / math.sqrt(count - 1)
             found.append(combined(samples, (z - z.mean() + 1 / count).tolist()))
         return found
 
-    def _effects(self, directions: Sequence[Gradient]) -> list[float]:
-        before = self._plain_loss({}, 0.0)
-        lengths = [norm(direction) for direction in directions]
-        steps = [-self._settings.trial_step / length if length > 0 else 0.0 for length in lengths]
-        return [before - self._plain_loss(d, step) for d, step in zip(directions, steps, strict=True)]
-
     def _plain_loss(self, direction: Gradient, step: float) -> float:
         """Return L(w + step * direction), always with the same random numbers."""
         plain = nullcontext() if self._mode is None else activation_mode(self._model, "sign")
-        parameters = {name: self._parameters[name] for name in direction}
-        before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        before = {name: self._parameters[name].detach().clone() for name in direction}
         _seed(self._seed, self._model)
         try:
             # .data: a graph of the caller's whose backward pass is still to come stays valid
-            for name, parameter in parameters.items():
-                parameter.data.add_(direction[name], alpha=step)
+            for name, part in direction.items():
+                self._parameters[name].data.add_(part, alpha=step)
             with plain, torch.no_grad():
                 return float(self._value())
         finally:
-            for name, parameter in parameters.items():
-                parameter.data.copy_(before[name])
+            for name, values in before.items():
+                self._parameters[name].data.copy_(values)
 
     def _value(self) -> Tensor:
         self.forward_passes += 1
@@ -219,13 +215,6 @@ class _Search:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise UserError(f"loss(model) must be a scalar tensor, got {got}: return the mean over the batch")
         return value.squeeze()
-
-    def _normal(self, generator: torch.Generator) -> Gradient:
-        """Return e ~ N(0, I), drawn on the CPU, so that a seed has the same meaning on every device."""
-        return {
-            name: torch.randn(p.shape, generator=generator, dtype=torch.float32).to(p)
-            for name, p in self._parameters.items()
-        }
 
 
 def combined(parts: Sequence[Gradient], weights: Sequence[float]) -> Gradient:
@@ -272,36 +261,3 @@ def _untouched(model: nn.Module) -> Iterator[None]:
         for module, name, buffer, values in saved:
             buffer.data.copy_(values)
             module._buffers[name] = buffer
-
-
-# --- A method that is switched on at one iteration of a run -----------------------------------------------------------
-
-
-class SwitchedOn(Attached):
-    """Base of the estimators in trials: before ``gradient_start_itr`` a run is plain training.
-
-    Args:
-        config: with a method of `fields.ESTIMATORS`.
-    """
-
-    def __init__(self, config: TrialConfig) -> None:
-        self.settings = settings_of(config)
-        self._start = int(self.settings["gradient_start_itr"])
-        self._iteration = 0
-
-    @property
-    def is_on(self) -> bool:
-        """Return whether the estimator gives the gradients of this step."""
-        return self._iteration >= self._start
-
-    def end_step(self) -> None:
-        self._iteration += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"decision_state": self.decision_state(), "training_state": self.training_state()}
-
-    def decision_state(self) -> dict[str, Any]:
-        return {"iteration": self._iteration}
-
-    def resume(self, decision_state: Mapping[str, Any], training_state: Mapping[str, Any]) -> None:
-        self._iteration = int(decision_state["iteration"])

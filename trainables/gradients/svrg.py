@@ -1,6 +1,6 @@
-"""Stochastic variance-reduced gradients: a control variate from a snapshot of the weights.
+"""SVRG: stochastic gradients with a control variate from a snapshot of the weights.
 
-Symbols: w weights, w0 those of the snapshot, mu the mean gradient of all samples at w0, g_B the gradient of batch B.
+Symbols: w0 the weights of the snapshot; mu the mean gradient of all samples there; g_B the gradient of a batch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from trainables.errors import UserError
-from trainables.gradients.gradient_method import Draw, GradientMethod, Gradients
+from trainables.gradients.gradient_method import Draw, GradientMethod, Gradients, check_interval, check_option
 
 
 class SVRG(GradientMethod):
@@ -36,11 +36,9 @@ class SVRG(GradientMethod):
         self, *args: Any, alpha: float = 1.0, alpha_end: int | None = None, snapshot_every: int = 100, **more: Any
     ) -> None:
         super().__init__(*args, **more)
-        if not 0 <= alpha <= 1:
-            raise UserError(f"alpha must be in [0, 1], got {alpha!r}")
-        for option, value in (("snapshot_every", snapshot_every), ("alpha_end", alpha_end)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise UserError(f"{option} must be an integer >= 1, got {value!r}")
+        check_option("alpha", alpha, 0 <= alpha <= 1, "in [0, 1]")
+        check_interval("snapshot_every", snapshot_every)
+        check_interval("alpha_end", alpha_end)
         self.alpha, self.alpha_end, self.snapshot_every = alpha, alpha_end, snapshot_every
         self._weights: dict[str, Tensor] = {}
         self._mean: dict[str, Tensor] = {}
@@ -49,9 +47,7 @@ class SVRG(GradientMethod):
 
     def alpha_at(self, iteration: int) -> float:
         """Return the coefficient of an iteration."""
-        if self.alpha_end is None:
-            return self.alpha
-        return self.alpha * max(0.0, 1 - iteration / self.alpha_end)
+        return self.alpha if self.alpha_end is None else self.alpha * max(0.0, 1 - iteration / self.alpha_end)
 
     @property
     def is_about_to_pass(self) -> bool:
@@ -91,6 +87,7 @@ class SVRG(GradientMethod):
         return {"weights": dict(self._weights), "mean": dict(self._mean), "training": self._training, "age": self._age}
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        self._weights = {name: value.to(self.device) for name, value in state["weights"].items()}
-        self._mean = {name: value.to(self.device) for name, value in state["mean"].items()}
+        self._weights, self._mean = (
+            {name: value.to(self.device) for name, value in state[key].items()} for key in ("weights", "mean")
+        )
         self._training, self._age = state["training"], int(state["age"])

@@ -13,10 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trainables.errors import UserError
-from trainables.gradients.gradient_method import Draw, GradientMethod
+from trainables.gradients.gradient_method import Draw, GradientMethod, check_option
 from trainables.gradients.output_rows import OutputRows, row_norms
 from trainables.gradients.sliced_backward import SlicedBackward, SlicedLayers
 
@@ -54,9 +53,8 @@ class SkippingRows(OutputRows):
     """
 
     def __init__(
-        self, model: torch.nn.Module, samples: int, threshold: float, seed: int | None,
-        layers: SlicedLayers | None = None,
-    ) -> None:  # fmt: skip
+        self, model: nn.Module, samples: int, threshold: float, seed: int | None, layers: SlicedLayers | None = None
+    ) -> None:
         super().__init__(model, samples, self._leave_out)
         self._threshold, self._seed = threshold, seed
         self.sliced = SlicedBackward(samples, layers)
@@ -83,9 +81,10 @@ class SkippingRows(OutputRows):
         # Shapes depend on it, so the device is waited for: the decision of this step.
         keep = weights.nonzero().flatten()
         self.kept = len(keep)
-        if len(keep) == len(norms):
-            return None if chances is None else weights
-        self.sliced.keep = keep
+        if len(keep) < len(norms):
+            self.sliced.keep = keep
+        elif chances is None:
+            return None
         return weights
 
 
@@ -107,8 +106,7 @@ class ZeroGradients(GradientMethod):
 
     def __init__(self, *args: Any, threshold: float = 0.01, unbiased: bool = False, **more: Any) -> None:
         super().__init__(*args, **more)
-        if not threshold > 0:
-            raise UserError(f"threshold must be a number above 0, got {threshold!r}")
+        check_option("threshold", threshold, threshold > 0, "a number above 0")
         self.threshold, self.unbiased = threshold, unbiased
         self._layers = SlicedLayers(self.model)
 

@@ -151,7 +151,7 @@ DRAWN = iter(range(100))
         ({"epsilon": 1e-20}, r"epsilon must be above \S+ to change the weights of 0\.weight \(float64\), got 1e-20"),
         ({"names": "2.wieght"}, r"unknown parameter '2.wieght': did you mean '2.weight'\? Valid: 0.bias"),
         ({"names": ["conv*"]}, r"unknown parameter 'conv\*'"),
-        ({"chunk_size": 0}, "chunk_size must be an integer >= 1, or None to have it tuned, got 0"),
+        ({"chunk_size": 0}, "chunk_size must be an integer >= 1, or None for what fits in memory, got 0"),
         ({"loss": lambda m: m(torch.ones(2, 3, dtype=torch.float64))},
          r"loss\(model\) must return a scalar tensor, got shape \(2, 2\): take its mean"),
         ({"epsilon": True}, "epsilon must be a number above 0, got True"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from sampled_nets import cross_entropy as loss
 from torch import Tensor, nn
 
 from trainables.errors import UserError
@@ -22,10 +22,6 @@ from trainables.gradients.gradient_clustering import (
 )
 from trainables.gradients.layer_signals import LayerSignals, treatable_layers
 from trainables.workloads.digits import digit_splits
-
-
-def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def small(outputs: int = 3) -> nn.Module:
@@ -173,23 +169,6 @@ def test_sgd_itself_has_the_variance_of_drawing_without_replacement() -> None:
     each = torch.stack(rows).var(0).sum()
     found, _ = variance(GradientMethod(model, loss, batch, batch_size=5), 1500)
     assert found == pytest.approx(float(each) / 5 * (1 - 5 / 20), rel=0.06)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"clusters": 0}, r"clusters must be in 1\.\.40, the samples there are, got 0"),
-        ({"clusters": 41}, r"clusters must be in 1\.\.40, the samples there are, got 41"),
-        ({"mode": "offline"}, "unknown mode of gradient clustering 'offline': did you mean 'online'"),
-        ({"every": 0}, "every must be an integer >= 1, got 0"),
-        ({"iterations": 0}, "iterations must be an integer >= 1, got 0"),
-        ({"decay": 1.0}, r"decay must be in \[0, 1\), got 1.0"),
-        ({"batch_size": 41}, r"batch_size must be in 1\.\.40, the samples there are, got 41"),
-    ],
-)
-def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        GradientClustering(small(), loss, images(40), **{"batch_size": 8, **options})
 
 
 def test_models_that_it_cannot_look_at() -> None:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from trainables.errors import UserError
+from trainables.gradients.gradient_clustering import GradientClustering
 from trainables.gradients.gradient_method import GradientMethod
 from trainables.gradients.importance_sampling import ImportanceSampling
 from trainables.gradients.kfac import KFAC
@@ -32,6 +33,8 @@ METHODS: dict[str, Callable[..., GradientMethod]] = {
     "sgd": GradientMethod,
     "svrg": lambda *args, **more: SVRG(*args, snapshot_every=3, **more),
     "kfac": lambda *args, **more: KFAC(*args, factor_every=2, inverse_every=4, **more),
+    "clustering": lambda *args, **more: GradientClustering(*args, clusters=3, every=3, iterations=1, **more),
+    "online": lambda *args, **more: GradientClustering(*args, clusters=3, mode="online", every=3, **more),
     "loss": lambda *args, **more: ImportanceSampling(*args, update_every=2, **more),
     "output_gradient": lambda *args, **more: ImportanceSampling(*args, by="output_gradient", **more),
     "gradient": lambda *args, **more: ImportanceSampling(*args, by="gradient", **more),
@@ -206,10 +209,42 @@ def test_parameters_that_a_step_leaves_do_not_move_in_the_direction() -> None:
     assert asked["body.2.weight"].any()
 
 
-def test_what_cannot_be_trained_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (GradientMethod, {"batch_size": 0}, f"batch_size must be in 1..{COUNT}, the samples there are, got 0"),
+        (GradientMethod, {"batch_size": COUNT + 1}, f"batch_size must be in 1..{COUNT}, the samples there are, got 17"),
+        (SVRG, {"alpha": float("nan")}, "alpha must be in [0, 1], got nan"),
+        (SVRG, {"snapshot_every": 2.5}, "snapshot_every must be an integer >= 1, got 2.5"),
+        (SVRG, {"alpha_end": 0}, "alpha_end must be an integer >= 1, got 0"),
+        (KFAC, {"damping": float("nan")}, "damping must be a number > 0, got nan"),
+        (KFAC, {"kl_clip": 0.0}, "kl_clip must be a number > 0, or None for no clip, got 0.0"),
+        (KFAC, {"decay": 1.0}, "decay must be in [0, 1), got 1.0"),
+        (KFAC, {"factor_every": 0}, "factor_every must be an integer >= 1, got 0"),
+        (KFAC, {"inverse_every": 0}, "inverse_every must be an integer >= 1, got 0"),
+        (KFAC, {"fisher": "emprical"}, "unknown fisher 'emprical': did you mean 'empirical'"),
+        (GradientClustering, {"clusters": COUNT + 1}, f"clusters must be in 1..{COUNT}, the samples there are, got 17"),
+        (
+            GradientClustering,
+            {"mode": "offline"},
+            "unknown mode of gradient clustering 'offline': did you mean 'online",
+        ),
+        (GradientClustering, {"every": 0}, "every must be an integer >= 1, got 0"),
+        (GradientClustering, {"iterations": 0}, "iterations must be an integer >= 1, got 0"),
+        (GradientClustering, {"decay": 1.0}, "decay must be in [0, 1), got 1.0"),
+        (ImportanceSampling, {"by": "los"}, "unknown importance 'los': did you mean 'loss'"),
+        (ImportanceSampling, {"uniform": 0.0}, "uniform must be in (0, 1], got 0.0"),
+        (ImportanceSampling, {"update_every": 0}, "update_every must be an integer >= 1, got 0"),
+        (ZeroGradients, {"threshold": float("nan")}, "threshold must be a number above 0, got nan"),
+    ],
+)
+def test_options_out_of_range(method: type[GradientMethod], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        method(table_net(), cross_entropy, table(COUNT), **{"batch_size": SIZE, **options})
+    assert message in str(caught.value)
+
+
+def test_a_model_without_parameters_to_train_is_refused() -> None:
     data = table(COUNT)
-    for size in (0, COUNT + 1):
-        with pytest.raises(UserError, match=rf"batch_size must be in 1\.\.{COUNT}, the samples there are, got {size}"):
-            GradientMethod(table_net(), cross_entropy, data, batch_size=size)
     with pytest.raises(UserError, match="the model has no parameter that requires a gradient"):
         GradientMethod(table_net().requires_grad_(False), cross_entropy, data)

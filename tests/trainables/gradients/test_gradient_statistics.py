@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from sampled_nets import cross_entropy as loss
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from trainables.errors import UserError
 from trainables.gradients import (
     KFAC,
     SVRG,
     GradientClustering,
-    GradientMethod,
     GradientStatistics,
-    ImportanceSampling,
-    ZeroGradients,
 )
 from trainables.gradients.moments import RunningMoments, moments_of
-
-
-def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def filled(rows: Tensor) -> RunningMoments:
@@ -82,55 +74,6 @@ def net() -> nn.Module:
 def data(count: int = 48) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(count, 1, 4, 4, generator=generator), torch.randint(0, 3, (count,), generator=generator)
-
-
-def estimators(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[GradientMethod]:
-    made: list[GradientMethod] = [
-        cls(model, loss, data(), optimizer, batch_size=8)
-        for cls in (SVRG, KFAC, GradientClustering, ImportanceSampling, ZeroGradients)
-    ]
-    made[0].refresh()  # a snapshot
-    made[2].refresh()
-    return made
-
-
-def test_a_measured_training_is_bit_for_bit_the_one_that_is_not() -> None:
-    def run(measured: bool) -> list[Any]:
-        torch.manual_seed(3)
-        random.seed(3)
-        np.random.seed(3)
-        model = net()
-        loader = DataLoader(TensorDataset(*data()), batch_size=8, shuffle=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        kept = torch.random.get_rng_state(), random.getstate(), np.random.get_state()
-        others = estimators(model, optimizer)
-        torch.random.set_rng_state(kept[0])  # building them is no part of what is compared
-        random.setstate(kept[1])
-        np.random.set_state(kept[2])
-        states = [repr(sorted(other.state_dict().items())) for other in others]
-        statistics = GradientStatistics(model, loader, 4, 5, loss=loss, total_steps=18)
-        step = 0
-        for _ in range(3):
-            for batch in loader:
-                if measured:
-                    before = [p.grad for p in model.parameters()]
-                    flags = [m.training for m in model.modules()]
-                    statistics.measure(step, *others)
-                    assert all(a is b.grad for a, b in zip(before, model.parameters(), strict=True))
-                    assert flags == [m.training for m in model.modules()]
-                optimizer.zero_grad()
-                loss(model, batch).backward()
-                optimizer.step()
-                step += 1
-        assert [repr(sorted(other.state_dict().items())) for other in others] == states
-        if measured:
-            assert len(statistics.history) == 4 * 6
-        momentum = [state["momentum_buffer"] for state in optimizer.state.values()]
-        numpy_state = torch.from_numpy(np.random.get_state()[1].astype(np.int64))
-        python_state = torch.tensor(random.getstate()[1])
-        return [*model.state_dict().values(), *momentum, torch.get_rng_state(), numpy_state, python_state]
-
-    assert all(torch.equal(a, b) for a, b in zip(run(True), run(False), strict=True))
 
 
 def test_statistics_are_those_of_a_full_loop_over_all_batches() -> None:
@@ -201,19 +144,6 @@ def test_measurements_are_spread_over_the_training(total: int, count: int) -> No
     gaps = np.diff([*due, total])
     assert max(gaps) - min(gaps) <= 1
     assert statistics.measure(1) == [] or total == 7
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"measurements": 0}, "measurements must be an integer >= 1, got 0"),
-        ({"samples": 1}, "samples must be an integer >= 2, since one gradient has no variance, got 1"),
-        ({"reference": "batch"}, "reference must be one of sgd, data, got 'batch'"),
-    ],
-)
-def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        GradientStatistics(net(), data(), loss=loss, batch_size=8, **options)
 
 
 def test_a_stream_has_no_numbers() -> None:

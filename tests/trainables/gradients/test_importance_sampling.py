@@ -138,17 +138,3 @@ def test_where_few_samples_have_loss_the_variance_is_below_that_of_sgd(by: str) 
 
     assert found.scores.isfinite().all()
     assert variance(found.probabilities()) < 0.6 * variance(torch.full((COUNT,), 1 / COUNT, dtype=torch.float64))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"by": "los"}, "los"),
-        ({"uniform": 0.0}, r"uniform must be in \(0, 1\], got 0.0"),
-        ({"uniform": 1.5}, r"uniform must be in \(0, 1\], got 1.5"),
-        ({"update_every": 0}, "update_every must be an integer >= 1, got 0"),
-    ],
-)
-def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        method(table_net(), table(COUNT), **options)

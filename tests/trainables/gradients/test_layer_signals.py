@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainables.gradients import layer_signals
-from trainables.gradients.layer_signals import LayerSignals, chunks, treatable_layers
+from trainables.gradients.layer_signals import LayerSignals, chunks, squared_norms, treatable_layers
 from trainables.runtime.flops import flop_counter
 
 COUNT = 4
@@ -63,41 +65,33 @@ def test_gradients_of_samples_and_their_norms(name: str, small_chunks: bool, mon
         found = torch.autograd.grad(loss(model, x), list(model.parameters()))
     assert all(map(torch.equal, found, plain))  # recording changes nothing
     assert not recorded.edges
-    assert set(recorded.signals) == set(layers)
-    for layer, signal in recorded.signals.items():
-        weight = layers[layer].weight
-        single = torch.stack([torch.autograd.grad(loss(model, one[None]), weight)[0].flatten() for one in x]) / COUNT  # type: ignore[arg-type]
-        torch.testing.assert_close(signal.sample_gradients().flatten(1), single)
-        torch.testing.assert_close(signal.sample_gradients(slice(1, 3)).flatten(1), single[1:3])
-        torch.testing.assert_close(signal.squared_norms(), single.square().sum(1))
+    gradients: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+    norms: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+    for layer, _, inputs, of_outputs in recorded.parts(COUNT):
+        gradients[layer].append(of_outputs.transpose(1, 2) @ inputs)
+        norms[layer].append(squared_norms(inputs, of_outputs)[0])
+    for layer, module in layers.items():
+        single = torch.stack([torch.autograd.grad(loss(model, one[None]), module.weight)[0].flatten() for one in x])  # type: ignore[arg-type]
+        torch.testing.assert_close(torch.cat(gradients[layer]).flatten(1), single / COUNT)
+        torch.testing.assert_close(torch.cat(norms[layer]), (single / COUNT).square().sum(1))
 
 
-@pytest.mark.parametrize(("places", "by_places"), [(1, True), (2, True), (9, False)])
-def test_norms_cost_what_is_said_and_keep_within_the_memory(
-    places: int, by_places: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = nn.Linear(4, 3)
-    x = torch.randn(8, places, 4)
-    with LayerSignals(treatable_layers(model) or {"": model}) as recorded:
-        loss(model, x).backward()
-    (signal,) = recorded.signals.values()
+@pytest.mark.parametrize("places", [1, 2, 9])
+def test_norms_cost_what_is_said_and_keep_within_the_memory(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, gradients = torch.randn(8, places, 4), torch.randn(8, places, 3)
     monkeypatch.setattr(layer_signals, "CHUNK_NUMBERS", 3 * 4 * 3)
-    sizes: list[int] = []
-    plain = layer_signals.LayerSignal.sample_gradients
+    einsum, sizes = torch.einsum, []
 
-    def seen(self: layer_signals.LayerSignal, rows: slice = slice(None)) -> Tensor:
-        found = plain(self, rows)
+    def seen(*args: Any) -> Tensor:
+        found = einsum(*args)
         sizes.append(found.numel())
         return found
 
-    monkeypatch.setattr(layer_signals.LayerSignal, "sample_gradients", seen)
+    monkeypatch.setattr(torch, "einsum", seen)
     with flop_counter() as counter:
-        signal.squared_norms()
-    assert counter.get_total_flops() == signal.squared_norms_flops
-    assert sizes == ([] if by_places else [36, 36, 24])
-    with flop_counter() as counter:
-        plain(signal)
-    assert places == 1 or counter.get_total_flops() == signal.per_sample_flops
+        _, flops = squared_norms(inputs, gradients)
+    assert counter.get_total_flops() == flops
+    assert sizes == ([36, 36, 24] if places == 9 else [])
     assert [len(range(100)[rows]) for rows in chunks(8, 1000)] == [1] * 8
 
 
@@ -109,4 +103,5 @@ def test_passes_without_a_gradient_are_not_recorded() -> None:
         model(torch.zeros(3, 2))  # no backward pass
         F.mse_loss(model(torch.ones(3, 2)), torch.zeros(3, 2)).backward()
     assert len(recorded.calls("")) == 1
-    assert torch.equal(recorded.signals[""].inputs, torch.ones(3, 1, 2))
+    ((_, _, inputs, _),) = recorded.parts()
+    assert torch.equal(inputs, torch.ones(3, 1, 2))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from sampled_nets import cross_entropy
 from torch import Tensor, nn
 
+from trainables.gradients.gradient_method import GradientMethod
 from trainables.gradients.importance_sampling import ImportanceSampling
 from trainables.gradients.layer_signals import treatable_layers
 from trainables.gradients.sliced_backward import SlicedBackward, SlicedLayers
@@ -123,38 +126,25 @@ def test_gradients_of_some_samples_are_the_unsliced_ones(name: str) -> None:
         layers.warn()  # each is named once
 
 
-def loss_of(model: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
-    return F.cross_entropy(model(given[0]), given[1])
-
-
 @pytest.mark.parametrize("name", [*AWKWARD, *PLAIN])
-def test_methods_tell_the_layers_that_they_leave_alone(name: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "options"), [(ZeroGradients, {"threshold": 0.8}), (ImportanceSampling, {"by": "gradient"})]
+)
+def test_methods_tell_the_layers_that_they_leave_alone(
+    name: str, kind: type[GradientMethod], options: dict[str, Any]
+) -> None:
     """In training: which samples are left out depends on their losses."""
     torch.manual_seed(1)
     net = {**AWKWARD, **PLAIN}[name]()
     data = torch.utils.data.TensorDataset(*(torch.cat(parts) for parts in zip(*map(batch, range(4)), strict=True)))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    zero = ZeroGradients(net, loss_of, data, optimizer, batch_size=B, threshold=0.8)
+    method = kind(net, cross_entropy, data, torch.optim.SGD(net.parameters(), lr=0.1), batch_size=B, **options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(8):
-            zero.step()
+            method.step()
     told = [str(warning.message) for warning in caught if "rows of" in str(warning.message)]
     assert bool(told) == (name in AWKWARD), told
     assert not any("last" in text for text in told)
-
-
-@pytest.mark.parametrize("name", [*AWKWARD, *PLAIN])
-def test_importance_by_gradient_scores_layers_of_the_samples_alone(name: str) -> None:
-    torch.manual_seed(1)
-    net = {**AWKWARD, **PLAIN}[name]()
-    data = torch.utils.data.TensorDataset(*(torch.cat(parts) for parts in zip(*map(batch, range(4)), strict=True)))
-    method = ImportanceSampling(
-        net, loss_of, data, torch.optim.SGD(net.parameters(), lr=0.1), batch_size=B, by="gradient"
-    )
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        method.step()
-    assert "last" in method.layers
-    assert (method.layers.keys() == treatable_layers(net).keys()) == (name in PLAIN)
-    assert any("rows of" in str(w.message) for w in caught) == (name in AWKWARD)
+    if isinstance(method, ImportanceSampling):
+        assert "last" in method.layers
+        assert (method.layers.keys() == treatable_layers(net).keys()) == (name in PLAIN)

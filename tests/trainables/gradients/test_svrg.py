@@ -121,18 +121,3 @@ def test_the_mode_must_be_the_snapshots() -> None:
         found.step()
     found.snapshot()
     found.step()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1.5"),
-        ({"alpha": float("nan")}, r"alpha must be in \[0, 1\], got nan"),
-        ({"snapshot_every": 0}, "snapshot_every must be an integer >= 1, got 0"),
-        ({"snapshot_every": 2.5}, "snapshot_every must be an integer >= 1, got 2.5"),
-        ({"alpha_end": 0}, "alpha_end must be an integer >= 1, got 0"),
-    ],
-)
-def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        method(table_net(), table(COUNT), **options)

@@ -12,7 +12,6 @@ import torch
 from runs import Row, facts, finish, rows_alone
 from thorough import rest_thorough
 
-from search_spaces import load
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradients.method import check_run
@@ -176,25 +175,6 @@ def test_samples_of_no_measurement_are_refused() -> None:
 def test_a_forward_cache_does_not_know_samples_that_a_method_chooses() -> None:
     with pytest.raises(UserError, match="chooses the samples of a step, which a forward cache would not know"):
         trained(method="importance_sampling", forward_cache_mb=10)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("zero_gradients+agp", "space zero_gradients can be searched together with spaces of Gradient-Skip alone"),
-        ("stop_rules+zero_gradients", "space stop_rules can't be searched together with zero_gradients"),
-        ("svrg+auto_thresholds", "space svrg can't be searched together with another"),
-        ("svrg+zero_gradients", "space svrg can't be searched together with another"),
-    ],
-)
-def test_spaces_that_cannot_be_joined(name: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        load(name)
-
-
-def test_zero_gradients_join_gradient_skip() -> None:
-    assert load("auto_thresholds+zero_gradients").method == "gradskip+zero_gradients"
-    assert load("zero_gradients+manual_layers").method == "gradskip+zero_gradients"
 
 
 @pytest.mark.slow
