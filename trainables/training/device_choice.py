@@ -105,5 +105,5 @@ def step_time_s(config: TrialConfig, *, most_s: float = float("inf")) -> tuple[f
         steps = min(STEPS, run.total_steps // 2)
         trained_s(max(1, min(_FIRST_STEPS, run.total_steps - steps)))
         found = trained_s(max(1, steps))
-        used = torch.cuda.max_memory_reserved() if config.device == "cuda" else run.resources.peak_bytes
+        used = torch.cuda.max_memory_reserved() if config.device == "cuda" else run.peak_bytes
     return found, int(used)

@@ -97,8 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _recipe_report(config: TrialConfig, found: DryRun) -> str:
     """Return what makes this training slower than it has to be."""
-    from trainables.training.doctor.checkup import run_findings
     from trainables.training.doctor.checks import report_text
+    from trainables.training.doctor.checkup import run_findings
 
     return report_text(run_findings(config, found.loader_share))
 

@@ -13,8 +13,7 @@ import torch
 from trainables.config import TrialConfig
 from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
 from trainables.runtime.isolation import generators_state, set_generators
-from trainables.runtime.stopwatch import Stopwatch
-from trainables.training.run import TrainingRun
+from trainables.training.run import Stopwatch, TrainingRun
 
 STOPS: dict[str, Any] = {"CAC_STOP_LAYER_NUM": (3, 9), "CAC_STOP_LAYER_ITR": (4, 13), "CAC_BRAKING_DISTANCE": 5}
 TIMES = ("train_time_s", "wall_time_s", "peak_memory_bytes")
