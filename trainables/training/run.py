@@ -379,6 +379,14 @@ class TrainingRun:
             self.train_step()
         return self.end_epoch()
 
+    def each_step(self) -> Iterator[None]:
+        """Prepare each step for `train_step`, from the next to the run's last; ends of epochs are not evaluated."""
+        while not self.finished:
+            self.begin_epoch()
+            while not self.epoch_is_trained:
+                yield
+            self.skip_evaluation({"epoch": self.epoch + 1})
+
     def begin_epoch(self) -> None:
         """Prepare the epoch's next step."""
         self.model.train()
@@ -465,7 +473,7 @@ class TrainingRun:
         self.optimizer.zero_grad(set_to_none=True)
         whole = self.method.loss(loss)
         if whole.requires_grad:
-            self.recipe.backward(self._weighted(whole))
+            self.recipe.precision.scaled(self._weighted(whole)).backward()
         self.recipe.after_backward(self.optimizer)
         estimated = self.method.estimate(lambda model: self.workload.loss(model, batch), batch)
         self.method.before_optimizer()

@@ -193,13 +193,12 @@ def run_findings(config: TrialConfig, loader_share: float | None = None) -> list
     from trainables.training.run import TrainingRun
 
     with TrainingRun(config) as run:
-        run.begin_epoch()
-        steps = min(run.workload.steps_per_epoch, RECORDED + WATCHED)
+        steps = run.each_step()
         with NetworkCalls().recorded() as calls:
-            for _ in islice(range(steps), RECORDED):
+            for _ in islice(steps, RECORDED):
                 run.train_step()
         with StepWatch(run.device) as watch:
-            for _ in range(steps - RECORDED):
+            for _ in islice(steps, WATCHED):
                 watch.steps += 1
                 run.train_step()
         run.pause()
