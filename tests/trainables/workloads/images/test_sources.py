@@ -11,9 +11,9 @@ import pytest
 from image_files import encoded, noise, write_folder, write_parquet
 
 from trainables.errors import UserError
-from trainables.workloads.images import dataset
-from trainables.workloads.images.classes import count_classes, hold_out
-from trainables.workloads.images.dataset import ImageData, find_source, open_images
+from trainables.workloads.images import source as source_module
+from trainables.workloads.images.dataset import ImageData, count_classes, hold_out, open_images
+from trainables.workloads.images.source import find_source
 
 LABELS = [0, 1, 2, 0, 1, 2, 0]
 
@@ -59,7 +59,7 @@ def test_rows_are_found_in_any_order_across_files_and_row_groups(
     write_parquet(tmp_path / "train-0.parquet", pixels[:13], [0] * 13, group_rows=4)
     write_parquet(tmp_path / "train-1.parquet", pixels[:0], pa.array([], pa.int64()))
     write_parquet(tmp_path / "train-2.parquet", pixels[13:], [1] * 7, group_rows=3)
-    monkeypatch.setattr(dataset, "KEPT_BYTES", 2000)  # a few row groups
+    monkeypatch.setattr(source_module, "KEPT_BYTES", 2000)  # a few row groups
     split = find_source(str(tmp_path)).open()["train"]
     order = [*np.random.default_rng(0).permutation(20).tolist(), 5, 5]
     assert split.encoded(order) == [encoded(pixels[index]) for index in order]
