@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainables.errors import UserError, unknown_name
@@ -212,7 +212,7 @@ class FactoryWorkload(Workload):
 
     def make_scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
         if self._made.schedule is None:
-            return CosineAnnealingLR(optimizer, T_max=total_steps)
+            return super().make_scheduler(optimizer, total_steps)
         made = self._made.schedule(optimizer, total_steps)
         what = "a scheduler of torch.optim.lr_scheduler"
         scheduler: LRScheduler = self._of_kind("schedule", what, LRScheduler, made)

@@ -261,12 +261,6 @@ class Images(Workload):
 
         return LambdaLR(optimizer, factor)
 
-    def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
-        return self.train_batches_from(epoch, seed, 0)
-
-    def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
-        return (self.batch_at(epoch, seed, step) for step in range(start, self.steps_per_epoch))
-
     def batch_at(self, epoch: int, seed: int, step: int) -> Batch:
         return self.inputs_of(self._order(epoch, seed)[step], generator_of(seed, epoch, step))
 
