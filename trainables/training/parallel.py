@@ -144,13 +144,11 @@ class ParallelRun(TrainingRun):
     def save(self, folder: str | Path) -> None:
         """Write this process's part of a checkpoint; the first process's file is written last and completes it."""
         folder = Path(folder)
-        if self.rank == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-        dist.barrier()
+        folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(folder / worker_file(self.rank)) as file:
             torch.save(self.state_dict(), file)
-            if self.rank == 0:  # the others have renamed theirs
-                dist.barrier()
+            if self.rank == 0:
+                dist.barrier()  # until the others have renamed theirs
         if self.rank != 0:
             dist.barrier()
 

@@ -7,7 +7,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from itertools import islice
@@ -55,42 +55,6 @@ def warm_up(workload: Workload, model: nn.Module, device: torch.device, seed: in
             loss = workload.loss(rehearsal, tuple(t.to(device) for t in batch))
             if loss.requires_grad:
                 loss.backward()
-
-
-class Stopwatch:
-    """Stopwatch that adds up the seconds while it runs.
-
-    Args:
-        excluded: returns a running total of seconds to exclude; what is added while the stopwatch runs is subtracted.
-    """
-
-    def __init__(self, excluded: Callable[[], float]) -> None:
-        self._excluded = excluded
-        self._before = 0.0
-        self._since: float | None = None
-
-    def _now(self) -> float:
-        return time.perf_counter() - self._excluded()
-
-    @property
-    def elapsed_s(self) -> float:
-        """Return the seconds so far; set them to continue from there."""
-        return self._before + (0.0 if self._since is None else self._now() - self._since)
-
-    @elapsed_s.setter
-    def elapsed_s(self, value: float) -> None:
-        self._before = value
-        if self._since is not None:
-            self._since = self._now()
-
-    def start(self) -> None:
-        """Start or continue; does nothing if it runs."""
-        if self._since is None:
-            self._since = self._now()
-
-    def pause(self) -> None:
-        """Pause; does nothing if it is paused."""
-        self._before, self._since = self.elapsed_s, None
 
 
 # --- Gradient statistics in the course of a run, as columns of its rows -----------------------------------------------
@@ -295,8 +259,8 @@ class TrainingRun:
         self._loader = self.recipe.loader(workload)
         self._stack.callback(self._loader.close)
         self.recipe.compile(self.model)
-        self.train_time = Stopwatch(lambda: self.cost.counting_time_s)
-        """Seconds of training steps, without evaluation."""
+        self._train_time_before_s = 0.0
+        self._training_since_s: float | None = None
         self._wall_time_before_s, self._peak_before = 0.0, 0  # in the processes that saved the loaded checkpoint
         reset_peak(self.device)
         self.epoch = 0
@@ -355,10 +319,19 @@ class TrainingRun:
         """Return the peak memory so far."""
         return max(self._peak_before, peak_bytes(self.device))
 
+    def _training_clock_s(self) -> float:
+        return time.perf_counter() - self.cost.counting_time_s
+
+    @property
+    def train_time_s(self) -> float:
+        """Return the seconds of training steps, without evaluation and counting."""
+        since_s = self._training_since_s
+        return self._train_time_before_s + (0.0 if since_s is None else self._training_clock_s() - since_s)
+
     def _resources(self) -> dict[str, Any]:
         """Return the result columns of time and memory."""
         return {
-            "train_time_s": self.train_time.elapsed_s,
+            "train_time_s": self.train_time_s,
             "wall_time_s": self.wall_time_s,
             "peak_memory_bytes": self.peak_bytes,
         }
@@ -391,7 +364,7 @@ class TrainingRun:
         """Prepare the epoch's next step."""
         self.model.train()
         self._epoch_batches = self._batches()
-        self.train_time.start()
+        self._resume()
 
     @property
     def epoch_is_trained(self) -> bool:
@@ -411,7 +384,11 @@ class TrainingRun:
 
     def pause(self) -> None:
         """Pause the training time until `begin_epoch`."""
-        self.train_time.pause()
+        self._train_time_before_s, self._training_since_s = self.train_time_s, None
+
+    def _resume(self) -> None:
+        if self._training_since_s is None:
+            self._training_since_s = self._training_clock_s()
 
     @contextmanager
     def untimed(self) -> Iterator[None]:
@@ -420,7 +397,7 @@ class TrainingRun:
         try:
             yield
         finally:
-            self.train_time.start()
+            self._resume()
 
     def skip_evaluation(self, known: Mapping[str, Any]) -> None:
         """End the epoch without evaluation, because its row is known."""
@@ -584,7 +561,9 @@ class TrainingRun:
         self.row = state["row"]
         self.cost.counts = dict(state["counts"])
         self.cost.flops_before = self.executed_flops - state["search_flops"]
-        self.train_time.elapsed_s = state["train_time_s"]
+        self._train_time_before_s = state["train_time_s"]
+        if self._training_since_s is not None:
+            self._training_since_s = self._training_clock_s()
         self._wall_time_before_s = state["wall_time_s"]
         self._peak_before = int(state["peak_memory_bytes"])
         if state["method"]:

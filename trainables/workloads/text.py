@@ -8,8 +8,6 @@ The text ships with Python (`pydoc_data.topics`), so accuracies are comparable w
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import math
 import re
 from collections import Counter, OrderedDict
@@ -47,28 +45,19 @@ TRAINING_SHARE = 0.8
 #: Standard deviation of the embeddings' initial weights; with the usual 0.02 in all layers, the first 60 steps at this
 #: learning rate learned only the most frequent character.
 INITIAL_DEVIATION = 0.5
-#: Modules whose sources are the text where Python ships without its manual.
-STANDARD_MODULES = ("argparse", "ast", "datetime", "decimal", "doctest", "inspect", "logging", "pdb", "tarfile")
-
-
-def _documents() -> list[str]:
-    """Return the topics of Python's manual, sorted by name, or else the sources of a few standard modules."""
-    try:
-        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
-    except ImportError:
-        return [inspect.getsource(importlib.import_module(name)) for name in STANDARD_MODULES]
-    return [topics[name] for name in sorted(topics)]
 
 
 def _text() -> str:
-    """Return the documents with each paragraph once.
+    """Return the topics of the manual, sorted by name, with each paragraph once.
 
     Topics repeat each other, and no paragraph may be in two splits. Paragraphs are equal if their words are: repeated
     ones differ in indentation, wrapping and underlines.
     """
+    from pydoc_data.topics import topics
+
     paragraphs: dict[str, str] = {}
-    for document in _documents():
-        for paragraph in re.split(r"\n(?:[ \t]*\n)+", document.strip("\n")):
+    for name in sorted(topics):
+        for paragraph in re.split(r"\n(?:[ \t]*\n)+", topics[name].strip("\n")):
             paragraphs.setdefault(words(paragraph), paragraph)
     return "\n\n".join(paragraph for key, paragraph in paragraphs.items() if key)
 

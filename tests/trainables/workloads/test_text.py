@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 
 import pytest
@@ -57,19 +56,6 @@ def test_splits_are_the_text_in_order_and_share_no_paragraph() -> None:
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert inner[one]
         assert not inner[one] & inner[other]
-
-
-def test_without_the_manual_the_sources_of_standard_modules_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.import_module
-
-    def without_manual(name: str) -> object:
-        if name == "pydoc_data.topics":
-            raise ModuleNotFoundError(name)
-        return real(name)
-
-    monkeypatch.setattr(text.importlib, "import_module", without_manual)
-    assert "class ArgumentParser" in _text()
-    assert len(_text()) > 200_000
 
 
 def test_batches_are_a_function_of_epoch_and_seed_and_resume_anywhere() -> None:
