@@ -122,20 +122,21 @@ class Workload(ABC):
         return CosineAnnealingLR(optimizer, T_max=total_steps)
 
     def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
-        """Yield the epoch's batches on the CPU; they depend only on the arguments, so a run can resume anywhere."""
-        return self.train_batches_from(epoch, seed, 0)
+        """Yield the epoch's batches on the CPU; they depend only on the arguments, so a run can resume anywhere.
+
+        By default those of `batch_at`.
+        """
+        return (self.batch_at(epoch, seed, step) for step in range(self.steps_per_epoch))
 
     def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
         """Yield `train_batches` without the first ``start``; override it where batches are expensive to skip."""
-        if self.by_step:
-            return (self.batch_at(epoch, seed, step) for step in range(start, self.steps_per_epoch))
         if type(self).train_batches is Workload.train_batches:
-            raise NotImplementedError(f"{type(self).__name__} must define train_batches")
+            return (self.batch_at(epoch, seed, step) for step in range(start, self.steps_per_epoch))
         return islice(self.train_batches(epoch, seed), start, None)
 
     def batch_at(self, epoch: int, seed: int, step: int) -> Batch:
         """Return one batch of `train_batches`, where `by_step` says so; other processes may make it."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define train_batches, or batch_at with by_step = True")
 
     def fingerprint(self) -> str:
         """Return a text that identifies training data and code: equal text means equal training.

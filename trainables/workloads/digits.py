@@ -114,12 +114,10 @@ class Digits(Workload):
     def make_optimizer(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
         return SGD(named_parameters, lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
 
-    def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
-        images, labels = digit_splits()["train"]
-        return ((images[part], labels[part]) for part in self._order(epoch, seed)[start:])
-
     def batch_at(self, epoch: int, seed: int, step: int) -> Batch:
-        return next(self.train_batches_from(epoch, seed, step))
+        images, labels = digit_splits()["train"]
+        part = self._order(epoch, seed)[step]
+        return images[part], labels[part]
 
     def fingerprint(self) -> str:
         return digest_of(super().fingerprint(), self._activations, *chain(*digit_splits().values()))

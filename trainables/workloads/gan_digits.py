@@ -15,7 +15,6 @@ import base64
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from itertools import islice
 from typing import Any
 
 import torch
@@ -201,13 +200,12 @@ class GanDigits(Workload):
     def batch_at(self, epoch: int, seed: int, step: int) -> Batch:
         return next(self.train_batches_from(epoch, seed, step))
 
-    def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
+    def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(epoch_seed(epoch, seed))
         order = torch.randperm(self.train_samples, generator=generator)
         noise = torch.randn(self.train_samples, NOISE, generator=generator)
         images = digit_splits()["train"][0][order]
-        batches = zip(images.split(self.batch_size), noise.split(self.batch_size), strict=True)
-        return islice(batches, start, None)
+        return zip(images.split(self.batch_size), noise.split(self.batch_size), strict=True)
 
     def fingerprint(self) -> str:
         images = (images for images, _ in digit_splits().values())

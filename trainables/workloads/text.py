@@ -195,12 +195,12 @@ class Text(Workload):
     def make_scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
         return LambdaLR(optimizer, lambda step: learning_rate_share(step, total_steps))
 
-    def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
+    def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
         windows = _splits()["train"].unfold(0, CONTEXT + 1, 1)
         # One generator per epoch: the sequences of epoch k are drawn without drawing those of the epochs before it.
         generator = torch.Generator().manual_seed(epoch_seed(epoch, seed))
         chosen = torch.randint(len(windows), (self.steps_per_epoch, self._batch_size), generator=generator)
-        for places in chosen[start:]:
+        for places in chosen:
             yield _inputs_and_targets(windows[places])
 
     def fingerprint(self) -> str:

@@ -186,19 +186,22 @@ def test_clipping_before_unscale_is_found(clip: Any, unscaled: bool) -> None:
         assert f"{__file__}:" in found[0].what
 
 
-def test_data_parallel() -> None:
-    assert names(checks.data_parallel(nn.DataParallel(make()))) == ["data-parallel"]
-    assert names(checks.data_parallel(make())) == []
+GOOD = DataLoader(TensorDataset(torch.ones(4)), num_workers=1, pin_memory=True)
+SLOW = ["loader-without-workers", "loader-without-pinned-memory"]
 
 
-def test_loaders_on_a_machine_with_a_gpu() -> None:
-    assert names(checks.loading(loader(), 0.02, on_gpu_machine=True)) == [
-        "loader-without-workers",
-        "loader-without-pinned-memory",
-    ]
-    good = DataLoader(TensorDataset(torch.ones(4)), num_workers=1, pin_memory=True)
-    assert names(checks.loading(good, 0.02, on_gpu_machine=True)) == []
-    assert names(checks.loading(loader(), 0.02, on_gpu_machine=False)) == []
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (checks.data_parallel(nn.DataParallel(make())), ["data-parallel"]),
+        (checks.data_parallel(make()), []),
+        (checks.loading(loader(), 0.02, on_gpu_machine=True), SLOW),
+        (checks.loading(GOOD, 0.02, on_gpu_machine=True), []),
+        (checks.loading(loader(), 0.02, on_gpu_machine=False), []),
+    ],
+)
+def test_what_is_seen_without_running_anything(found: Any, expected: list[str]) -> None:
+    assert names(found) == expected
 
 
 def test_a_loader_that_holds_the_step_back_is_measured() -> None:
