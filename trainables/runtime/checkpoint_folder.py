@@ -7,18 +7,17 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trainables.storage import DiskFiles, copy_files, files_of, is_uri, lacking_bytes
 
 if TYPE_CHECKING:
     from torch import nn
 
-
-# --- Checkpoint file: its name, and how it is read --------------------------------------------------------------------
-
 #: The only file of a checkpoint folder.
 CHECKPOINT_FILE = "run.pt"
+#: Beginning of the folder's name; Ray's own, too.
+CHECKPOINT = "checkpoint_"
 
 
 def read_state(file: Any) -> dict[str, Any]:
@@ -29,29 +28,11 @@ def read_state(file: Any) -> dict[str, Any]:
     """
     import torch  # not in processes that only name folders
 
+    def where_it_was(storage: Any, location: str) -> Any:
+        return storage.cuda() if location.startswith("cuda") else storage
+
     state: dict[str, Any] = torch.load(file, weights_only=True, map_location=where_it_was)
     return state
-
-
-def where_it_was(storage: Any, location: str) -> Any:
-    """Return the storage on the CPU, or on this process's current GPU if it was on a GPU; for `torch.load`."""
-    return storage.cuda() if location.startswith("cuda") else storage
-
-
-# --- Checkpoint folders of a trial ------------------------------------------------------------------------------------
-
-#: Beginning of the folder's name; Ray's own, too.
-CHECKPOINT = "checkpoint_"
-
-
-class Saves(Protocol):
-    """A run that writes checkpoints."""
-
-    epoch: int
-    """Epochs that are done."""
-
-    def save(self, folder: str | Path) -> None:
-        """Write a checkpoint into an existing folder."""
 
 
 def checkpoint_name(epoch: int) -> str:
@@ -73,8 +54,12 @@ def has_room(model: nn.Module, folder: str | Path) -> bool:
     return False
 
 
-def write_checkpoint(run: Saves, trial_folder: str) -> None:
+def write_checkpoint(run: Any, trial_folder: str) -> None:
     """Write a run's checkpoint into a trial's folder in object storage, then remove earlier ones.
+
+    Args:
+        run: a `TrainingRun` or `SharedRun`.
+        trial_folder: a URI.
 
     Raises:
         OSError: it cannot be written; an earlier one stays.

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils.flop_counter import (
@@ -19,6 +19,7 @@ from torch.utils.flop_counter import (
     flop_registry,
     sdpa_backward_flop_count,
     sdpa_flop_count,
+    shape_wrapper,
 )
 
 _aten = torch.ops.aten
@@ -56,10 +57,15 @@ def convolution_backward_flops(
     return forward * (bool(output_mask[0]) + bool(output_mask[1]))
 
 
-class _EagerFlopCounter(FlopCounterMode):
-    """FLOP counter that runs compiled models uncompiled, because it sees no compiled operations; they stay compiled."""
+class FlopCounter(FlopCounterMode):
+    """Counter by these formulas that runs compiled models uncompiled, because it sees no compiled operations."""
 
-    def __enter__(self) -> _EagerFlopCounter:
+    def __init__(self) -> None:
+        super().__init__(
+            display=False, custom_mapping={_aten.convolution_backward: convolution_backward_flops}
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
         self._uncompiled = uncompiled()
         self._uncompiled.__enter__()
         super().__enter__()
@@ -72,6 +78,11 @@ class _EagerFlopCounter(FlopCounterMode):
             self._uncompiled.__exit__(*error)
 
 
+def flop_counter() -> FlopCounter:
+    """Return a new counter; it prints nothing."""
+    return FlopCounter()
+
+
 def uncompiled() -> AbstractContextManager[Any]:
     """Run what `torch.compile` has wrapped uncompiled, without affecting the compiled code.
 
@@ -81,35 +92,19 @@ def uncompiled() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def flop_counter() -> FlopCounterMode:
-    """Return torch's counter with these formulas; it prints nothing."""
-    return _EagerFlopCounter(display=False, custom_mapping={_aten.convolution_backward: convolution_backward_flops})
+#: Formulas in place of torch's, or where torch has none.
+_OURS: dict[Any, Callable[..., int]] = {
+    _aten.convolution_backward: shape_wrapper(convolution_backward_flops),
+    _aten._scaled_dot_product_flash_attention_for_cpu: shape_wrapper(
+        lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
+    ),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: shape_wrapper(
+        lambda grad_out, query, key, value, *_, **__: sdpa_backward_flop_count(grad_out, query, key, value)
+    ),
+}
 
 
 def formula_of(operation: Any) -> Callable[..., int] | None:
     """Return the formula of an operation (an overload packet), (*args, out_val=..., **kwargs) -> FLOPs, or None."""
-    if operation in _OURS:
-        return _OURS[operation]
-    found: Callable[..., int] | None = flop_registry.get(operation)
+    found: Callable[..., int] | None = _OURS.get(operation, flop_registry.get(operation))
     return found
-
-
-def _of_convolution_backward(*args: Any, **_: Any) -> int:
-    shapes: list[Any] = [tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args]
-    return convolution_backward_flops(*shapes)
-
-
-def _of_cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
-
-
-def _of_cpu_attention_backward(grad_out: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(grad_out.shape, query.shape, key.shape, value.shape))
-
-
-#: Formulas in place of torch's, or where torch has none.
-_OURS: dict[Any, Callable[..., int]] = {
-    _aten.convolution_backward: _of_convolution_backward,
-    _aten._scaled_dot_product_flash_attention_for_cpu: _of_cpu_attention,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _of_cpu_attention_backward,
-}

@@ -36,17 +36,21 @@ def seed_generators(seed: int, device: torch.device) -> None:
         torch.cuda.manual_seed(seed)
 
 
+def _gpu_generator(device: torch.device) -> torch.Tensor | None:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
 def generators_digest(device: torch.device) -> tuple[Any, ...]:
     """Return the states of all generators as values that compare equal if nothing was drawn in between."""
     python, numpy, torch_state = cpu_generators()
-    gpu = torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else b""
-    return (python, numpy[1].tobytes(), numpy[2:], torch_state.numpy().tobytes(), gpu)
+    gpu = _gpu_generator(device)
+    drawn = b"" if gpu is None else gpu.numpy().tobytes()
+    return (python, numpy[1].tobytes(), numpy[2:], torch_state.numpy().tobytes(), drawn)
 
 
 def captured_generators(device: torch.device) -> Callable[[], None]:
     """Return a function that sets the generators to what they are now; quicker than `generators_state`."""
-    states = cpu_generators()
-    gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    states, gpu = cpu_generators(), _gpu_generator(device)
 
     def restore() -> None:
         set_cpu_generators(states)
@@ -54,6 +58,21 @@ def captured_generators(device: torch.device) -> Callable[[], None]:
             torch.cuda.set_rng_state(gpu, device)
 
     return restore
+
+
+@contextmanager
+def kept_generators(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Restore the generators of Python, numpy, torch and the GPUs after the block, whatever was drawn inside.
+
+    Args:
+        devices: the GPUs among them are restored.
+    """
+    restores = [captured_generators(device) for device in {*devices, torch.device("cpu")}]
+    try:
+        yield
+    finally:
+        for restore in restores:
+            restore()
 
 
 def generators_state(device: torch.device) -> dict[str, Any]:
@@ -67,37 +86,16 @@ def generators_state(device: torch.device) -> dict[str, Any]:
         "python": [version, torch.tensor(internal, dtype=torch.int64), gauss],
         "numpy": [name, torch.tensor(np.asarray(keys, np.int64)), int(position), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "cuda": _gpu_generator(device),
     }
-
-
-@contextmanager
-def kept_generators(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Restore the generators of Python, numpy, torch and the GPUs after the block, whatever was drawn inside.
-
-    Args:
-        devices: the GPUs among them are restored.
-    """
-    before = cpu_generators()
-    gpus = {
-        torch.cuda.current_device() if device.index is None else device.index
-        for device in devices
-        if device.type == "cuda"
-    }
-    try:
-        with torch.random.fork_rng(devices=sorted(gpus)):
-            yield
-    finally:
-        set_cpu_generators(before)
 
 
 def set_generators(state: dict[str, Any], device: torch.device) -> None:
     """Set the generators to a state of `generators_state`."""
     version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal.tolist()), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch"].cpu())
+    name, keys, *rest = state["numpy"]
+    numpy = (name, keys.cpu().numpy().astype(np.uint32), *rest)
+    set_cpu_generators(((version, tuple(internal.tolist()), gauss), numpy, state["torch"].cpu()))
     if state["cuda"] is not None and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
 

@@ -27,8 +27,7 @@ from trainables.stage_tree.leases import Leases, StageLease
 from trainables.stage_tree.recorder import SignalRecorder
 from trainables.stage_tree.root import DIVERGED, TreeWriter, root_facts, root_id
 from trainables.stage_tree.store import Stage, StageStore
-from trainables.training.forward_cache import check_forward_cache
-from trainables.training.run import TrainingRun, check_device
+from trainables.training.run import TrainingRun, check_device, check_forward_cache
 from trainables.workloads import build_for
 
 #: Columns of a row that are a trial's own, not its stage's.

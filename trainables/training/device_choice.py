@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import islice
 from math import ceil
 
 from trainables.config import TrialConfig
@@ -90,13 +91,11 @@ def step_time_s(config: TrialConfig, *, most_s: float = float("inf")) -> tuple[f
 
         def trained_s(steps: int) -> float:
             begun, done = time.perf_counter(), 0
-            run.begin_epoch()
-            while done < steps and (done == 0 or time.perf_counter() - begun < most_s):
-                if run.epoch_is_trained:
-                    run.skip_evaluation({"epoch": run.epoch + 1})
-                    run.begin_epoch()
+            for _ in islice(run.each_step(), steps):
                 run.train_step()
                 done += 1
+                if time.perf_counter() - begun >= most_s:
+                    break
             run.pause()
             if run.device.type == "cuda":
                 torch.cuda.synchronize()
@@ -105,5 +104,5 @@ def step_time_s(config: TrialConfig, *, most_s: float = float("inf")) -> tuple[f
         steps = min(STEPS, run.total_steps // 2)
         trained_s(max(1, min(_FIRST_STEPS, run.total_steps - steps)))
         found = trained_s(max(1, steps))
-        used = torch.cuda.max_memory_reserved() if config.device == "cuda" else run.resources.peak_bytes
+        used = torch.cuda.max_memory_reserved() if config.device == "cuda" else run.peak_bytes
     return found, int(used)

@@ -116,16 +116,16 @@ class ParallelRun(TrainingRun):
 
     def end_epoch(self) -> dict[str, Any]:
         """Evaluate and return the epoch's row, with the counts of all processes."""
-        cost, resources = self.cost, self.resources
+        cost = self.cost
         own_counts, own_before = cost.counts, cost.flops_before
         names = [name for name in own_counts if name != "step"]
         own = [self._samples, own_before, *(own_counts[name] for name in names)]
         sums = torch.tensor(own, dtype=torch.int64, device=self.device)
         dist.all_reduce(sums)
         dist.all_reduce(self._loss_sum)
-        peak = torch.tensor([resources.peak_bytes], dtype=torch.int64, device=self.device)
+        peak = torch.tensor([self.peak_bytes], dtype=torch.int64, device=self.device)
         dist.all_reduce(peak, op=dist.ReduceOp.MAX)
-        resources.peak_before = int(peak)
+        self._peak_before = int(peak)
         self._samples, cost.flops_before, *totals = sums.tolist()
         cost.counts = {**own_counts, **dict(zip(names, totals, strict=True))}
         try:
@@ -144,13 +144,11 @@ class ParallelRun(TrainingRun):
     def save(self, folder: str | Path) -> None:
         """Write this process's part of a checkpoint; the first process's file is written last and completes it."""
         folder = Path(folder)
-        if self.rank == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-        dist.barrier()
+        folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(folder / worker_file(self.rank)) as file:
             torch.save(self.state_dict(), file)
-            if self.rank == 0:  # the others have renamed theirs
-                dist.barrier()
+            if self.rank == 0:
+                dist.barrier()  # until the others have renamed theirs
         if self.rank != 0:
             dist.barrier()
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from trainables.errors import unknown_name
+from trainables.errors import UserError, unknown_name
 from trainables.quality import ACCURACY, Quality
 from trainables.workload_options import what_is_trained
 
@@ -28,6 +28,21 @@ def count_hits(model: nn.Module, batches: Iterable[Batch], device: Any) -> int:
     for inputs, targets in batches:
         correct += (model(inputs.to(device)).argmax(-1) == targets.to(device)).sum()
     return int(correct)
+
+
+def digest_of(*parts: Any) -> str:
+    """Return a digest of texts, numbers and tensors, for `Workload.fingerprint`."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.numpy().tobytes() if isinstance(part, Tensor) else f"{part} ".encode())
+    return digest.hexdigest()
+
+
+def check_positive(workload: str, **options: int) -> None:
+    """Raise UserError for an option below 1."""
+    for option, value in options.items():
+        if value < 1:
+            raise UserError(f"{option} of workload {workload} must be at least 1, got {value}")
 
 
 #: Metric that every workload with `evaluation_batches` has.
@@ -102,21 +117,26 @@ class Workload(ABC):
     def make_optimizer(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
         """Build a torch optimizer; its parameters, in the given order, have the layer numbers 0, 1, ..."""
 
-    @abstractmethod
     def make_scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
-        """Build the learning-rate schedule, which is stepped after every optimizer step."""
+        """Build the learning-rate schedule, stepped after every optimizer step; by default a cosine to 0."""
+        return CosineAnnealingLR(optimizer, T_max=total_steps)
 
-    @abstractmethod
     def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
-        """Yield the epoch's batches on the CPU; they depend only on the arguments, so a run can resume anywhere."""
+        """Yield the epoch's batches on the CPU; they depend only on the arguments, so a run can resume anywhere.
+
+        By default those of `batch_at`.
+        """
+        return (self.batch_at(epoch, seed, step) for step in range(self.steps_per_epoch))
 
     def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
         """Yield `train_batches` without the first ``start``; override it where batches are expensive to skip."""
+        if type(self).train_batches is Workload.train_batches:
+            return (self.batch_at(epoch, seed, step) for step in range(start, self.steps_per_epoch))
         return islice(self.train_batches(epoch, seed), start, None)
 
     def batch_at(self, epoch: int, seed: int, step: int) -> Batch:
         """Return one batch of `train_batches`, where `by_step` says so; other processes may make it."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define train_batches, or batch_at with by_step = True")
 
     def fingerprint(self) -> str:
         """Return a text that identifies training data and code: equal text means equal training.

@@ -42,8 +42,7 @@ def structure_of(model: nn.Module) -> Hashable:
     return modules, tuple((name, tuple(p.shape), p.dtype) for name, p in model.named_parameters())
 
 
-def see_batch(lengths: list[tuple[int, Batch]], batch: Batch) -> None:
-    """Add one batch to the run lengths."""
+def _add(lengths: list[tuple[int, Batch]], batch: Batch) -> None:
     if lengths and shapes_of(lengths[-1][1]) == shapes_of(batch):
         lengths[-1] = (lengths[-1][0] + 1, lengths[-1][1])
     else:
@@ -54,7 +53,7 @@ def run_lengths(batches: Iterable[Batch]) -> list[tuple[int, Batch]]:
     """Return batches as run lengths of their shapes."""
     lengths: list[tuple[int, Batch]] = []
     for batch in batches:
-        see_batch(lengths, batch)
+        _add(lengths, batch)
     return lengths
 
 
@@ -79,6 +78,6 @@ class EpochShapes:
             self._seen = []
         elif not self._seen:
             return  # the run started in the middle of an epoch
-        see_batch(self._seen, batch)
+        _add(self._seen, batch)
         if step == self._steps - 1:
             self.complete = self._seen

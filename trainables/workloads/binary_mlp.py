@@ -6,7 +6,6 @@ Training draws fresh samples in each epoch; validation and test are fixed batche
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -16,12 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from trainables.errors import UserError
 from trainables.gradients.straight_through import BinaryActivation
 from trainables.registry import WORKLOADS
-from trainables.workloads.base import Batch, Workload
+from trainables.workloads.base import Batch, Workload, check_positive, digest_of
 from trainables.workloads.seeded_loader import epoch_seed
 
 WIDTH, LAYERS = 32, 3
@@ -83,19 +81,14 @@ class BinaryMLP(Workload):
     """
 
     name = "binary_mlp"
+    steps_per_epoch = STEPS_PER_EPOCH
     quality = WORKLOADS[name].quality
 
     def __init__(
         self, *, pretrained: bool = False, batch_size: int = BATCH_SIZE, steps_per_epoch: int = STEPS_PER_EPOCH
     ) -> None:
-        for option, value in (("batch_size", batch_size), ("steps_per_epoch", steps_per_epoch)):
-            if value < 1:
-                raise UserError(f"{option} of workload binary_mlp must be at least 1, got {value}")
-        self._pretrained, self._batch_size, self._steps_per_epoch = pretrained, batch_size, steps_per_epoch
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self._steps_per_epoch
+        check_positive(self.name, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
+        self._pretrained, self._batch_size, self.steps_per_epoch = pretrained, batch_size, steps_per_epoch
 
     def make_model(self) -> nn.Module:
         model = network()
@@ -106,18 +99,15 @@ class BinaryMLP(Workload):
     def make_optimizer(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
         return SGD(named_parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
 
-    def make_scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
-        return CosineAnnealingLR(optimizer, T_max=total_steps)
-
     def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
         # One generator per epoch: the batches of epoch k are drawn without drawing those of the epochs before it.
         generator = torch.Generator().manual_seed(epoch_seed(epoch, seed))
-        for _ in range(self._steps_per_epoch):
+        for _ in range(self.steps_per_epoch):
             yield draw(generator, self._batch_size)
 
     def fingerprint(self) -> str:
-        parts = f"{super().fingerprint()} {self._pretrained} {self._batch_size} {self._steps_per_epoch}"
-        return hashlib.sha256(f"{parts} {_digest(teacher())}".encode()).hexdigest()
+        options = (self._pretrained, self._batch_size, self.steps_per_epoch)
+        return digest_of(super().fingerprint(), *options, *teacher().state_dict().values())
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         inputs, targets = batch
@@ -141,7 +131,7 @@ def pretrain(model: nn.Module, steps: int | None = None) -> None:
         steps: steps of Adam; None for 500.
     """
     steps = PRETRAINING_STEPS if steps is None else steps
-    key = f"{steps} {_digest(model)}"
+    key = digest_of(steps, *model.state_dict().values())
     if key not in _pretrained:
         generator = torch.Generator().manual_seed(PRETRAINING_SEED)
         optimizer = Adam(model.parameters(), lr=PRETRAINING_LEARNING_RATE)
@@ -158,10 +148,3 @@ def pretrain(model: nn.Module, steps: int | None = None) -> None:
         if len(_pretrained) > _KEPT:
             _pretrained.popitem(last=False)
     model.load_state_dict(_pretrained[key])
-
-
-def _digest(model: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for value in model.state_dict().values():
-        digest.update(value.numpy().tobytes())
-    return digest.hexdigest()

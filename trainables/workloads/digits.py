@@ -8,11 +8,11 @@ Shapes: N samples; images (N, 1, 16, 16) float32 in [0, 1], enlarged from 8x8; l
 from __future__ import annotations
 
 import gzip
-import hashlib
 import importlib.util
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from trainables.errors import unknown_name
 from trainables.gradients.straight_through import BinaryActivation
-from trainables.workloads.base import Batch, Workload, count_hits
+from trainables.workloads.base import Batch, Workload, count_hits, digest_of
 from trainables.workloads.sample_access import TensorSamples
 from trainables.workloads.seeded_loader import epoch_seed
 
@@ -115,26 +114,13 @@ class Digits(Workload):
     def make_optimizer(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
         return SGD(named_parameters, lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
 
-    def make_scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
-        return CosineAnnealingLR(optimizer, T_max=total_steps)
-
-    def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
-        for part in self._order(epoch, seed):
-            yield self._batch_of(part)
-
     def batch_at(self, epoch: int, seed: int, step: int) -> Batch:
-        return self._batch_of(self._order(epoch, seed)[step])
-
-    def _batch_of(self, part: Tensor) -> Batch:
         images, labels = digit_splits()["train"]
+        part = self._order(epoch, seed)[step]
         return images[part], labels[part]
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(f"{super().fingerprint()} {self._activations}".encode())
-        for images, labels in digit_splits().values():
-            digest.update(images.numpy().tobytes())
-            digest.update(labels.numpy().tobytes())
-        return digest.hexdigest()
+        return digest_of(super().fingerprint(), self._activations, *chain(*digit_splits().values()))
 
     @property
     def train_samples(self) -> int:

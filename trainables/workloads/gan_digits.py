@@ -12,7 +12,6 @@ sum.
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -24,11 +23,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from trainables.errors import UserError, unknown_name
 from trainables.registry import WORKLOADS
-from trainables.workloads.base import Batch, Workload
+from trainables.workloads.base import Batch, Workload, digest_of
 from trainables.workloads.digits import digit_splits
 from trainables.workloads.seeded_loader import epoch_seed
 
@@ -199,27 +197,19 @@ class GanDigits(Workload):
             betas=BETAS, weight_decay=WEIGHT_DECAY,
         )  # fmt: skip
 
-    def make_scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
-        return CosineAnnealingLR(optimizer, T_max=total_steps)
+    def batch_at(self, epoch: int, seed: int, step: int) -> Batch:
+        return next(self.train_batches_from(epoch, seed, step))
 
     def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
-        return iter(self._batches(epoch, seed))
-
-    def batch_at(self, epoch: int, seed: int, step: int) -> Batch:
-        return self._batches(epoch, seed)[step]
-
-    def _batches(self, epoch: int, seed: int) -> list[Batch]:
         generator = torch.Generator().manual_seed(epoch_seed(epoch, seed))
         order = torch.randperm(self.train_samples, generator=generator)
         noise = torch.randn(self.train_samples, NOISE, generator=generator)
         images = digit_splits()["train"][0][order]
-        return list(zip(images.split(self.batch_size), noise.split(self.batch_size), strict=True))
+        return zip(images.split(self.batch_size), noise.split(self.batch_size), strict=True)
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(f"{super().fingerprint()} {self._first} {self._width}".encode())
-        for images, _ in digit_splits().values():
-            digest.update(images.numpy().tobytes())
-        return digest.hexdigest()
+        images = (images for images, _ in digit_splits().values())
+        return digest_of(super().fingerprint(), self._first, self._width, *images)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         discriminator, generator = model(*batch)

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 
-from trainables.errors import UserError
 from trainables.gradients.normalised_sgd import NormalisedSGD
 from trainables.registry import WORKLOADS
-from trainables.workloads.base import Batch, Workload
+from trainables.workloads.base import Batch, Workload, check_positive
 
 #: The start is drawn from the integers in [-START, START].
 START = 10
@@ -57,6 +56,7 @@ class Rosenbrock(Workload):
     """
 
     name = "rosenbrock"
+    steps_per_epoch = 1000
     splits = ("train", "validation")
     quality = WORKLOADS[name].quality
 
@@ -70,15 +70,9 @@ class Rosenbrock(Workload):
         decay_from: int = 30_000,
         decay_every: int = 10_000,
     ) -> None:
-        for name, value in (("pairs", pairs), ("updates", updates), ("decay_every", decay_every)):
-            if value < 1:
-                raise UserError(f"option {name} of workload rosenbrock must be at least 1, got {value}")
+        check_positive(self.name, pairs=pairs, updates=updates, decay_every=decay_every)
         self._pairs, self._a, self._b, self._lr = pairs, a, b, lr
-        self._updates, self._decay_from, self._decay_every = updates, decay_from, decay_every
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self._updates
+        self.steps_per_epoch, self._decay_from, self._decay_every = updates, decay_from, decay_every
 
     def make_model(self) -> nn.Module:
         return Pairs(self._pairs, self._a, self._b)
@@ -91,7 +85,7 @@ class Rosenbrock(Workload):
         return MultiStepLR(optimizer, list(decays), DECAY)
 
     def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
-        for _ in range(self._updates):
+        for _ in range(self.steps_per_epoch):
             yield (torch.zeros(1),)  # the function has no data
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -112,16 +112,20 @@ def samples_of(data: Any) -> Samples:
         sizes = {len(part) for part in data}
         if len(sizes) > 1:
             raise UserError(f"tensors of samples must be equally long, got {' and '.join(map(str, sorted(sizes)))}")
-        return _checked(TensorSamples(data))
-    if isinstance(data, DataLoader):
-        return _checked(_of_loader(data))
-    if isinstance(data, (tuple, list, Mapping, str)) and len(data):
+        samples: Samples = TensorSamples(data)
+    elif isinstance(data, DataLoader):
+        samples = _of_loader(data)
+    elif isinstance(data, (tuple, list, Mapping, str)) and len(data):
         raise UserError(
             f"data must be {_TAKES}, got a {type(data).__name__}, whose entries may be samples or batches: give "
             "DataLoader(samples, batch_size=...), or reservoir(batches, most=5000, seed=0)"
         )
-    _check_map_style(data)
-    return _checked(DatasetSamples(data))
+    else:
+        _check_map_style(data)
+        samples = DatasetSamples(data)
+    if samples.count == 0:
+        raise UserError(f"data must have samples, got none: give {_TAKES}")
+    return samples
 
 
 def structured(loss: Callable[..., Any], samples: Samples) -> Callable[..., Any]:
@@ -160,12 +164,6 @@ def _of_loader(loader: DataLoader[Any]) -> DatasetSamples:
         dataset = Subset(dataset, [int(index) for index in sampler.indices])
     size = getattr(loader.batch_sampler, "batch_size", None) or 1
     return DatasetSamples(dataset, loader.collate_fn or default_collate, int(size))
-
-
-def _checked(samples: Samples) -> Samples:
-    if samples.count == 0:
-        raise UserError(f"data must have samples, got none: give {_TAKES}")
-    return samples
 
 
 def _check_map_style(dataset: Any) -> None:

@@ -17,9 +17,6 @@ import torch
 
 from trainables.runtime.isolation import cpu_generators, set_cpu_generators
 
-#: Attributes of loaders and samplers with objects that may have their own generator or epoch.
-_HOLDERS = ("sampler", "batch_sampler", "dataset")
-
 
 def seeded_epoch(loader: Iterable[Any], epoch: int, seed: int) -> Iterator[Any]:
     """Yield the loader's items in this epoch.
@@ -35,11 +32,27 @@ def seeded_epoch(loader: Iterable[Any], epoch: int, seed: int) -> Iterator[Any]:
             holder.generator.manual_seed(number)
         if callable(getattr(holder, "set_epoch", None)):
             holder.set_epoch(epoch)
-    own = _Generators(number)
-    with own.in_place():
+    states = (
+        random.Random(number).getstate(),
+        np.random.RandomState(number % 2**32).get_state(),
+        torch.Generator().manual_seed(number).get_state(),
+    )
+
+    @contextmanager
+    def own_generators() -> Iterator[None]:
+        nonlocal states
+        before = cpu_generators()
+        set_cpu_generators(states)
+        try:
+            yield
+        finally:
+            states = cpu_generators()
+            set_cpu_generators(before)
+
+    with own_generators():
         items = iter(loader)  # a DataLoader draws here: the order, and the seeds of its worker processes
     while True:
-        with own.in_place():
+        with own_generators():
             try:
                 item = next(items)
             except StopIteration:
@@ -57,34 +70,12 @@ def epoch_seed(epoch: int, seed: int) -> int:
 
 
 def _holders(loader: Any) -> list[Any]:
+    """Return a loader and its samplers and data sets, which may have their own generator or epoch."""
     found: list[Any] = []
     remaining = [loader]
     while remaining:
         holder = remaining.pop()
-        if holder is None or any(holder is known for known in found):
-            continue
-        found.append(holder)
-        remaining += [getattr(holder, name, None) for name in _HOLDERS]
+        if holder is not None and not any(holder is known for known in found):
+            found.append(holder)
+            remaining += [getattr(holder, name, None) for name in ("sampler", "batch_sampler", "dataset")]
     return found
-
-
-class _Generators:
-    """States of Python's, numpy's and torch's generators, separate from the process's own."""
-
-    def __init__(self, seed: int) -> None:
-        self._states = (
-            random.Random(seed).getstate(),
-            np.random.RandomState(seed % 2**32).get_state(),
-            torch.Generator().manual_seed(seed).get_state(),
-        )
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Use these generators for all draws inside the context."""
-        before = cpu_generators()
-        set_cpu_generators(self._states)
-        try:
-            yield
-        finally:
-            self._states = cpu_generators()
-            set_cpu_generators(before)

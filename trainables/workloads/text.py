@@ -8,9 +8,6 @@ The text ships with Python (`pydoc_data.topics`), so accuracies are comparable w
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import inspect
 import math
 import re
 from collections import Counter, OrderedDict
@@ -25,8 +22,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from trainables.errors import UserError
-from trainables.workloads.base import Batch, Workload, count_hits
+from trainables.workloads.base import Batch, Workload, check_positive, count_hits, digest_of
 from trainables.workloads.seeded_loader import epoch_seed
 
 CONTEXT = 64
@@ -49,28 +45,19 @@ TRAINING_SHARE = 0.8
 #: Standard deviation of the embeddings' initial weights; with the usual 0.02 in all layers, the first 60 steps at this
 #: learning rate learned only the most frequent character.
 INITIAL_DEVIATION = 0.5
-#: Modules whose sources are the text where Python ships without its manual.
-STANDARD_MODULES = ("argparse", "ast", "datetime", "decimal", "doctest", "inspect", "logging", "pdb", "tarfile")
-
-
-def _documents() -> list[str]:
-    """Return the topics of Python's manual, sorted by name, or else the sources of a few standard modules."""
-    try:
-        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
-    except ImportError:
-        return [inspect.getsource(importlib.import_module(name)) for name in STANDARD_MODULES]
-    return [topics[name] for name in sorted(topics)]
 
 
 def _text() -> str:
-    """Return the documents with each paragraph once.
+    """Return the topics of the manual, sorted by name, with each paragraph once.
 
     Topics repeat each other, and no paragraph may be in two splits. Paragraphs are equal if their words are: repeated
     ones differ in indentation, wrapping and underlines.
     """
+    from pydoc_data.topics import topics
+
     paragraphs: dict[str, str] = {}
-    for document in _documents():
-        for paragraph in re.split(r"\n(?:[ \t]*\n)+", document.strip("\n")):
+    for name in sorted(topics):
+        for paragraph in re.split(r"\n(?:[ \t]*\n)+", topics[name].strip("\n")):
             paragraphs.setdefault(words(paragraph), paragraph)
     return "\n\n".join(paragraph for key, paragraph in paragraphs.items() if key)
 
@@ -182,18 +169,11 @@ class Text(Workload):
     """
 
     name = "text"
-    default_epochs = 30
+    steps_per_epoch = STEPS_PER_EPOCH
 
     def __init__(self, *, batch_size: int = BATCH_SIZE, steps_per_epoch: int = STEPS_PER_EPOCH) -> None:
-        for option, value in (("batch_size", batch_size), ("steps_per_epoch", steps_per_epoch)):
-            if value < 1:
-                raise UserError(f"{option} of workload text must be at least 1, got {value}")
-        self._batch_size = batch_size
-        self._steps_per_epoch = steps_per_epoch
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self._steps_per_epoch
+        check_positive(self.name, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
+        self._batch_size, self.steps_per_epoch = batch_size, steps_per_epoch
 
     def make_model(self) -> nn.Module:
         model = nn.Sequential(
@@ -216,21 +196,15 @@ class Text(Workload):
         return LambdaLR(optimizer, lambda step: learning_rate_share(step, total_steps))
 
     def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
-        return self.train_batches_from(epoch, seed, 0)
-
-    def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
         windows = _splits()["train"].unfold(0, CONTEXT + 1, 1)
         # One generator per epoch: the sequences of epoch k are drawn without drawing those of the epochs before it.
         generator = torch.Generator().manual_seed(epoch_seed(epoch, seed))
-        chosen = torch.randint(len(windows), (self._steps_per_epoch, self._batch_size), generator=generator)
-        for places in chosen[start:]:
+        chosen = torch.randint(len(windows), (self.steps_per_epoch, self._batch_size), generator=generator)
+        for places in chosen:
             yield _inputs_and_targets(windows[places])
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(f"{super().fingerprint()} {self._batch_size} {self._steps_per_epoch}".encode())
-        for part in _splits().values():
-            digest.update(part.numpy().tobytes())
-        return digest.hexdigest()
+        return digest_of(super().fingerprint(), self._batch_size, self.steps_per_epoch, *_splits().values())
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         inputs, targets = batch

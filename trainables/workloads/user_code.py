@@ -58,17 +58,14 @@ def import_module(module_name: str, what: str, reference: str) -> Any:
     _check_names(module_name, what, reference)
     try:
         return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise UserError(
-                f"{what} {reference}: there is no module {error.name}, neither installed nor in {os.getcwd()}: give "
-                "package.module:function"
-            ) from error
-        raise UserError(f"{what} {reference}: importing {module_name} failed: {error}") from error
     except (Exception, SystemExit) as error:  # the user's module may raise anything
-        raise UserError(
-            f"{what} {reference}: importing {module_name} failed: {type(error).__name__}: {error}"
-        ) from error
+        said = f"importing {module_name} failed: {type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError):
+            said = f"importing {module_name} failed: {error}"
+            if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+                said = f"there is no module {error.name}, neither installed nor in {os.getcwd()}: give "
+                said += "package.module:function"
+        raise UserError(f"{what} {reference}: {said}") from error
 
 
 def _check_names(module_name: str, what: str, reference: str) -> None:
@@ -116,9 +113,8 @@ def own_modules(module_name: str) -> list[Path]:
 
 
 def _files(module_name: str) -> set[Path]:
-    top = module_name.partition(".")[0]
-    root = _root_of(top)
-    return set() if root is None else _reached(root, [top])
+    root = _root_of(module_name.partition(".")[0])
+    return set() if root is None else module_sources(root, module_name)
 
 
 def _reached(root: Path, names: list[str]) -> set[Path]:
@@ -144,11 +140,10 @@ def _is_installed(path: Path) -> bool:
 def _root_of(top: str) -> Path | None:
     """Return the folder from which a top-level module is imported."""
     spec = importlib.util.find_spec(top)
-    if spec is None or spec.origin is None:
-        places = list(spec.submodule_search_locations or []) if spec is not None else []
-        return Path(places[0]).parent if places else None
-    origin = Path(spec.origin)
-    return origin.parent.parent if origin.name == "__init__.py" else origin.parent
+    if spec is None:
+        return None
+    places = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else [])]
+    return Path(places[0]).parent if places else None
 
 
 def _sources(root: Path, name: str) -> Iterator[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from trainables.config import TrialConfig
 from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
 from trainables.runtime.isolation import generators_state, set_generators
-from trainables.runtime.stopwatch import Stopwatch
+from trainables.training import run as run_module
 from trainables.training.run import TrainingRun
 
 STOPS: dict[str, Any] = {"CAC_STOP_LAYER_NUM": (3, 9), "CAC_STOP_LAYER_ITR": (4, 13), "CAC_BRAKING_DISTANCE": 5}
@@ -64,17 +65,15 @@ def test_all_generators_are_put_back(tmp_path: Path) -> None:
     assert [random.gauss(0, 1), random.random(), *np.random.standard_normal(3), *torch.rand(3).tolist()] == drawn
 
 
-def test_a_stopwatch_counts_only_while_it_runs() -> None:
-    excluded = [0.0]
-    watch = Stopwatch(lambda: excluded[0])
-    assert watch.elapsed_s == 0
-    watch.elapsed_s = 5.0
-    assert watch.elapsed_s == 5.0
-    watch.start()
-    excluded[0] = -10.0  # negative, so that the effect is larger than any real delay is small
-    assert watch.elapsed_s >= 15.0
-    watch.pause()
-    counted = watch.elapsed_s
-    excluded[0] = -20.0
-    watch.pause()
-    assert watch.elapsed_s == counted
+def test_the_training_time_stands_still_while_a_run_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [0.0]
+    with TrainingRun(TrialConfig(method="none", epochs=1)) as run:
+        run._train_time_before_s, run.cost = 5.0, SimpleNamespace(counting_time_s=0.0)  # type: ignore[assignment]
+        monkeypatch.setattr(run_module.time, "perf_counter", lambda: now_s[0])
+        with run.untimed():
+            now_s[0] = 3.0
+        now_s[0], run.cost.counting_time_s = 10.0, 2.0
+        assert run.train_time_s == 5.0 + 7.0 - 2.0  # counting is no training
+        run.pause()
+        now_s[0] = 20.0
+        assert run.train_time_s == 10.0

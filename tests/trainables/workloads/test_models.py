@@ -13,8 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.errors import UserError
 from trainables.workloads.models import MODELS, build_model
-from trainables.workloads.models.resnet import BasicBlock, Bottleneck
-from trainables.workloads.models.resnet_cifar import Block, PaddedShortcut
+from trainables.workloads.models.resnet import BasicBlock, Bottleneck, PaddedShortcut
 
 #: Classes, side in pixels, parameters, multiply-adds in billions: as published (He et al. 2016; torchvision's tables).
 PUBLISHED = {
@@ -65,8 +64,7 @@ def test_alexnet_weights_without_biases_are_the_published_count() -> None:
 @pytest.mark.parametrize(
     ("build", "channels"),
     [
-        (lambda: Block(3, 6, stride=2), 3),
-        (lambda: Block(4, 4, stride=1), 4),
+        (lambda: BasicBlock(3, 6, 2, PaddedShortcut), 3),
         (lambda: BasicBlock(3, 4, stride=2), 3),
         (lambda: BasicBlock(4, 4, stride=1), 4),
         (lambda: Bottleneck(3, 2, stride=2), 3),
@@ -126,7 +124,7 @@ def test_option_a_is_subsampling_and_zero_channels(side: int) -> None:
         for column in range(0, side, 2):
             expected[:, :3, row // 2, column // 2] = x[:, :, row, column]
     assert torch.equal(PaddedShortcut(3, 8, stride=2)(x), expected)
-    block = Block(3, 8, stride=2)
+    block = BasicBlock(3, 8, 2, PaddedShortcut)
     nn.init.zeros_(block.bn2.weight)  # the convolutions' branch adds nothing
     assert torch.equal(block(x), expected.relu())
 

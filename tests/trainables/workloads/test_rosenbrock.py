@@ -106,5 +106,5 @@ def test_two_forward_passes_a_number_are_counted() -> None:
 
 
 def test_bad_options_are_one_line() -> None:
-    with pytest.raises(UserError, match="option pairs of workload rosenbrock must be at least 1, got 0"):
+    with pytest.raises(UserError, match="pairs of workload rosenbrock must be at least 1, got 0"):
         build("rosenbrock", ["pairs=0"])

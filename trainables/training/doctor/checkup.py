@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -16,30 +17,31 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.runtime.isolation import kept_generators
 from trainables.training.doctor.checks import (
     Finding,
-    ModelCall,
-    NetworkCalls,
+    Observed,
     StateConverter,
-    StepWatch,
-    call_from_batch,
-    clipping,
+    examine,
     forward_and_backward,
-    loading,
-    of_networks,
     renumbered,
     report_text,
-    slow_optimizer,
-    waits,
     without_biases,
+)
+from trainables.training.doctor.observation import (
+    ModelCall,
+    NetworkCalls,
+    StepWatch,
+    call_from_batch,
     zeroed_gradients,
-    zeroed_to_none,
 )
 
 #: Batches that are timed, after one that is not.
 BATCHES = 8
+#: Steps in which the networks' calls are recorded, and then those in which a device's work is watched.
+RECORDED, WATCHED = 2, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,31 +85,26 @@ def doctor(
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     optimizers = () if optimizer is None else (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
-    findings: list[Finding] = []
+    known: dict[str, Any] = {"networks": {model: None}}
     with kept_generators([device]):
-        batches = [] if loader is None else list(islice(iter(loader), 1))
-        if loader is not None and not batches:
-            raise UserError("the doctor needs a loader with at least one batch, got none")
-        networks: Mapping[nn.Module, ModelCall | None] = {model: None}
-        if step is not None and batches:
-            networks, seen = observed_step(model, optimizers, step, batches[0], device)
-            findings += seen
-        elif batches:
-            call = call_from_batch(model, batches[0]).detached(device)
-            _check_runs(model, call)
-            networks = {model: call}
-        for one in optimizers:
-            findings += slow_optimizer(one, device)
         if loader is not None:
+            batch = next(iter(loader), None)
+            if batch is None:
+                raise UserError("the doctor needs a loader with at least one batch, got none")
             copied = copy.deepcopy(model).train()
 
             def passes(batch: Any) -> None:
                 forward_and_backward(copied, call_from_batch(model, batch).detached(device))
 
-            with _Kept(model, optimizers):
-                findings += loading(loader, waiting_share(loader, step or passes, device))
-        found, by_network = of_networks(networks, device)
-        findings += found
+            with _state_kept(model, optimizers):
+                if step is None:
+                    known = {"networks": {model: _tried_call(model, batch, device)}}
+                else:
+                    known = _observed_step(model, step, batch, device)
+            with _state_kept(model, optimizers):
+                share = waiting_share(loader, step or passes, device)
+            known |= {"loader": loader, "loader_share": share}
+        findings, by_network = examine(Observed(device=device, optimizers=optimizers, **known))
         names = {module: f"{name}." if name else "" for name, module in model.named_modules()}
         pairs = {
             f"{names[network]}{layer}": f"{names[network]}{norm}"
@@ -119,7 +116,9 @@ def doctor(
     return Diagnosis(findings=tuple(findings), model=mended, convert=convert, parameter_numbers=numbers)
 
 
-def _check_runs(model: nn.Module, call: ModelCall) -> None:
+def _tried_call(model: nn.Module, batch: Any, device: torch.device) -> ModelCall:
+    """Return the call that a batch suggests; UserError where the model raises."""
+    call = call_from_batch(model, batch).detached(device)
     try:
         with torch.no_grad():
             call(copy.deepcopy(model))
@@ -129,10 +128,22 @@ def _check_runs(model: nn.Module, call: ModelCall) -> None:
             f"the model cannot run on what the batch seems to hold for it ({said}): give step=, your training step, or "
             "a loader of the model's inputs"
         ) from error
+    return call
+
+
+def _observed_step(model: nn.Module, step: Callable[[Any], Any], batch: Any, device: torch.device) -> dict[str, Any]:
+    """Observe a training step; return fields of `Observed`, of the model's own networks where any is called."""
+    with zeroed_gradients() as zeroed, NetworkCalls().recorded() as calls, StepWatch(device) as watch:
+        for _ in range(WATCHED):
+            watch.steps += 1
+            step(batch)
+    own = set(model.modules())
+    called = {network: call for network, call in calls.by_network.items() if network in own}
+    return {"networks": called or {model: None}, "watch": watch, "zeroed": zeroed}
 
 
 def waiting_share(loader: Iterable[Any], run: Callable[[Any], Any], device: torch.device) -> float:
-    """Return the share of the steps' time that waits for batches.
+    """Return the share of the steps' time that waits for batches; 0 for an iterator that is used up.
 
     Args:
         loader: of the training.
@@ -141,11 +152,7 @@ def waiting_share(loader: Iterable[Any], run: Callable[[Any], Any], device: torc
     """
     waited = total = 0.0
     batches = iter(loader)
-    first = next(batches, None)
-    if first is None:  # an iterator, not a loader
-        return 0.0
-    run(first)  # kernels are chosen, memory grows
-    for _ in range(BATCHES):
+    for number in range(1 + BATCHES):
         begun = time.perf_counter()
         batch = next(batches, None)
         if batch is None:
@@ -154,48 +161,53 @@ def waiting_share(loader: Iterable[Any], run: Callable[[Any], Any], device: torc
         run(batch)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        waited += ready - begun
-        total += time.perf_counter() - begun
+        if number:  # in the first, kernels are chosen and memory grows
+            waited += ready - begun
+            total += time.perf_counter() - begun
     return waited / total if total else 0.0
 
 
-class _Kept:
+@contextmanager
+def _state_kept(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[None]:
     """Give model and optimizers their state back at the block's end."""
-
-    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        self._model, self._optimizers = model, optimizers
-
-    def __enter__(self) -> None:
-        self._gradients = [None if p.grad is None else p.grad.clone() for p in self._model.parameters()]
-        self._modes = {module: module.training for module in self._model.modules()}
-        self._weights = copy.deepcopy(self._model.state_dict())
-        self._states = [copy.deepcopy(optimizer.state_dict()) for optimizer in self._optimizers]
-
-    def __exit__(self, *_: object) -> None:
-        self._model.load_state_dict(self._weights)
-        for module, mode in self._modes.items():
-            module.training = mode
-        for parameter, gradient in zip(self._model.parameters(), self._gradients, strict=True):
-            parameter.grad = gradient
-        for optimizer, state in zip(self._optimizers, self._states, strict=True):
-            optimizer.load_state_dict(state)
+    gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    modes = {module: module.training for module in model.modules()}
+    weights, states = copy.deepcopy(model.state_dict()), [copy.deepcopy(one.state_dict()) for one in optimizers]
+    yield
+    model.load_state_dict(weights)
+    for module, mode in modes.items():
+        module.training = mode
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    for optimizer, state in zip(optimizers, states, strict=True):
+        optimizer.load_state_dict(state)
 
 
-def observed_step(
-    model: nn.Module, optimizers: Sequence[Optimizer], step: Callable[[Any], Any], batch: Any, device: torch.device
-) -> tuple[Mapping[nn.Module, ModelCall | None], list[Finding]]:
-    """Observe a training step.
+def run_findings(config: TrialConfig, loader_share: float | None = None) -> list[Finding]:
+    """Train a few steps of a run in our own loop and return what makes it slower than it has to be.
 
-    Returns:
-        The networks that it calls, each with its arguments; the model without arguments where it calls none. And what
-        it does: waits of the host for the device, gradients clipped too early or set to zero.
+    Args:
+        config: of the run.
+        loader_share: share of its steps that waits for batches, as `dry_run` measured it.
     """
-    calls = NetworkCalls()
-    with _Kept(model, optimizers), zeroed_gradients() as zeroed, calls.recorded(), StepWatch(device) as watch:
-        for _ in range(2):
-            watch.begin_step()
-            step(batch)
-    own = set(model.modules())
-    called = {one: call for one, call in calls.by_network.items() if one in own}
-    networks: Mapping[nn.Module, ModelCall | None] = called or {model: None}
-    return networks, [*zeroed_to_none(networks, zeroed, device), *waits(watch), *clipping(watch)]
+    from trainables.training.run import TrainingRun
+
+    with TrainingRun(config) as run:
+        steps = run.each_step()
+        with NetworkCalls().recorded() as calls:
+            for _ in islice(steps, RECORDED):
+                run.train_step()
+        with StepWatch(run.device) as watch:
+            for _ in islice(steps, WATCHED):
+                watch.steps += 1
+                run.train_step()
+        run.pause()
+        with kept_generators([run.device]):
+            seen = Observed(
+                device=run.device,
+                networks={run.model: calls.by_network.get(run.model)},  # none if the loss calls it in parts
+                optimizers=[run.optimizer],
+                loader_share=loader_share,
+                watch=watch,
+            )
+            return examine(seen)[0]

@@ -7,6 +7,7 @@ import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,11 @@ def why_not_repeatable(config: TrialConfig, steps: int | None = None) -> str:
     """
     with TrainingRun(config) as run:
         before = _outside_the_state(run.model)
-        first_s = _train(run, 1)
+        begun = time.perf_counter()
+        _train(run, 1)
         if steps is None:
-            steps = min(MOST_STEPS, max(FEWEST_STEPS, int(STEPS_BUDGET_S / (2 * max(first_s, 1e-6)))))
+            affordable = STEPS_BUDGET_S / (2 * max(time.perf_counter() - begun, 1e-6))
+            steps = min(MOST_STEPS, max(FEWEST_STEPS, int(affordable)))
         steps = min(steps, run.total_steps)
         _train(run, steps - 1)
         straight, kept = _state(run), _outside_the_state(run.model)
@@ -72,20 +75,13 @@ def why_not_repeatable(config: TrialConfig, steps: int | None = None) -> str:
     return ""
 
 
-def _train(run: TrainingRun, steps: int) -> float:
-    """Train steps across epoch ends without evaluating, and return the seconds taken."""
-    begun = time.perf_counter()
-    run.begin_epoch()
-    for _ in range(steps):
-        if run.epoch_is_trained:
-            run.skip_evaluation({"epoch": run.epoch + 1})
-            run.begin_epoch()
+def _train(run: TrainingRun, steps: int) -> None:
+    for _ in islice(run.each_step(), steps):
         run.train_step()
     run.pause()
-    return time.perf_counter() - begun
 
 
-def _state(run: TrainingRun) -> Mapping[str, Any]:
+def _state(run: TrainingRun) -> dict[str, Any]:
     """Return weights, buffers and any extra state of modules."""
     return {
         name: value.detach().cpu().clone() if isinstance(value, Tensor) else repr(value)
@@ -97,9 +93,9 @@ def _equal(first: Any, second: Any) -> bool:
     """Return whether two values of `_state` are equal; NaN equals NaN."""
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
         return bool(first == second)
-    if first.shape != second.shape or first.dtype != second.dtype:
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
         return False
-    return bool(((first == second) | ((first != first) & (second != second))).all())
+    return bool(((first == second) | (first.isnan() & second.isnan())).all())
 
 
 def _outside_the_state(model: nn.Module) -> dict[str, str]:
@@ -127,12 +123,12 @@ def _texts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if name.startswith("__"):
             continue
         if isinstance(value, Tensor):
-            yield name, repr(value.detach().cpu().flatten().tolist())
-        elif isinstance(value, np.ndarray):
-            yield name, repr(value.tolist())
+            value = value.detach().cpu().flatten()
+        if isinstance(value, (Tensor, np.ndarray)):
+            value = value.tolist()
         elif isinstance(value, np.random.Generator):
-            yield name, repr(value.bit_generator.state)
-        elif _is_plain(value):
+            value = value.bit_generator.state
+        if _is_plain(value):
             yield name, repr(value)
 
 
@@ -142,20 +138,20 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _SIMPLE)
 
 
-def _two_evaluations(run: TrainingRun) -> tuple[dict[str, float], dict[str, float]]:
+def _two_evaluations(run: TrainingRun) -> list[dict[str, float]]:
     """Return two evaluations of a part of the validation split, or of all of it where that is fast."""
+
+    def evaluated(whole: bool) -> dict[str, float]:
+        workload = run.workload
+        with torch.no_grad(), kept_generators([run.device]):
+            if whole:
+                return workload.metrics_on(run.model, "validation", run.device, run.quality.name)
+            return workload.named_metrics(workload.evaluate_a_little(run.model, run.device), None)
+
     run.model.eval()
     begun = time.perf_counter()
-    first, second = (_evaluated(run, a_little=True) for _ in range(2))
+    found = [evaluated(whole=False) for _ in range(2)]
     part, took_s = run.workload.little_part, time.perf_counter() - begun
-    if first != second or not 0 < part < 1 or took_s / part > EVALUATIONS_BUDGET_S:
-        return first, second
-    return _evaluated(run), _evaluated(run)
-
-
-def _evaluated(run: TrainingRun, *, a_little: bool = False) -> dict[str, float]:
-    with torch.no_grad(), kept_generators([run.device]):
-        if a_little:
-            found = run.workload.evaluate_a_little(run.model, run.device)
-            return run.workload.named_metrics(found, None)
-        return run.workload.metrics_on(run.model, "validation", run.device, run.quality.name)
+    if found[0] == found[1] and 0 < part < 1 and took_s / part <= EVALUATIONS_BUDGET_S:
+        found = [evaluated(whole=True) for _ in range(2)]
+    return found

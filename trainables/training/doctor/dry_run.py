@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from statistics import median
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.layers import make_plan
-from trainables.runtime.memory import peak_bytes
 from trainables.training.cost import OUTSIDE, CostTable, LayerCost, StepCost, layer_costs, saved_shares
 from trainables.training.run import TrainingRun
 from trainables.workloads.base import Batch
@@ -146,43 +144,33 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
         raise UserError(f"steps must be an integer >= 1, got {steps}")
     with _TimedRun(replace(config, method="none", forward_cache_mb=0)) as run:
         step_times_s = run.train_timed(steps)
-        batch = run.first_batch
-        parameters, optimizer_states = list(run.model.parameters()), run.optimizer.state.values()
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        moments = [value for state in optimizer_states for value in state.values() if isinstance(value, Tensor)]
-        peak = peak_bytes(run.device)
+        batch, workload = run.first_batch, run.workload
+        parameters = list(run.model.parameters())
+        moments = [v for state in run.optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+        peak = run.peak_bytes
         evaluation_time_s = run.evaluation_time_s()
-        step_cost = CostTable(run.workload, run.model).dense_step(batch)
-        *layers, outside = _layer_costs(run, step_cost)
+        step_cost = CostTable(workload, run.model).dense_step(batch)
+        try:
+            *layers, outside = layer_costs(workload, run.model, batch)
+        except Exception:  # noqa: BLE001  # a model may be unable to run on the meta device: then the sum alone
+            forward, backward = step_cost.forward_flops, step_cost.backward_flops
+            layers, outside = [], LayerCost(name=OUTSIDE, numbers=(), forward_flops=forward, backward_flops=backward)
         return DryRun(
             epochs=config.epochs,
-            steps_per_epoch=run.workload.steps_per_epoch,
-            train_samples=run.workload.train_samples,
+            steps_per_epoch=workload.steps_per_epoch,
+            train_samples=workload.train_samples,
             batch_shapes=tuple((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in batch),
-            parameters=_parameters(run.model, layers, saved_shares(run.workload, run.model, batch, most_units)),
+            parameters=_parameters(run.model, layers, saved_shares(workload, run.model, batch, most_units)),
             outside=outside,
             step_cost=step_cost,
-            parameter_bytes=_bytes(parameters),
-            gradient_bytes=_bytes(gradients),
-            optimizer_bytes=_bytes(moments),
+            parameter_bytes=sum(p.nbytes for p in parameters),
+            gradient_bytes=sum(p.grad.nbytes for p in parameters if p.grad is not None),
+            optimizer_bytes=sum(moment.nbytes for moment in moments),
             peak_bytes=peak,
             step_times_s=step_times_s,
             loader_times_s=tuple(run.loader_times_s[-len(step_times_s) :]),
             evaluation_time_s=evaluation_time_s,
         )
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def _layer_costs(run: _TimedRun, step_cost: StepCost) -> list[LayerCost]:
-    """Return costs by layer; only their sum, as "outside layers", if the model cannot run on the meta device."""
-    try:
-        return layer_costs(run.workload, run.model, run.first_batch)
-    except Exception:  # noqa: BLE001  # a model may raise anything
-        forward, backward = step_cost.forward_flops, step_cost.backward_flops
-        return [LayerCost(name=OUTSIDE, numbers=(), forward_flops=forward, backward_flops=backward)]
 
 
 def timed_steps(first_s: float, wanted: int) -> int:
@@ -207,33 +195,28 @@ class _TimedRun(TrainingRun):
 
     def _batches(self) -> Iterator[tuple[Batch, Tensor | None]]:
         batches = super()._batches()
-        while True:
-            begun = time.perf_counter()
-            found = next(batches, None)
-            if found is None:
-                return
+        begun = time.perf_counter()
+        for found in batches:
             self.loader_times_s.append(time.perf_counter() - begun)
             if len(self.loader_times_s) == 1:
                 self.first_batch = to_meta(found[0])
             yield found
+            begun = time.perf_counter()
 
     def train_timed(self, wanted: int) -> tuple[float, ...]:
-        """Train a warm-up step and the wanted ones; return their times, or the first's if the run has no other."""
-        times = self._step_times_s()
-        first = next(times)
-        found = tuple(islice(times, timed_steps(first, wanted)))
-        self.pause()
-        return found or (first,)
+        """Train a warm-up step and the wanted ones; return their times, or the first's if the run has no other.
 
-    def _step_times_s(self) -> Iterator[float]:
-        """Train step by step to the run's end; yield the seconds of each step without FLOP counting."""
-        while not self.finished:
-            self.begin_epoch()
-            while not self.epoch_is_trained:
-                counted, begun = self.cost.counting_time_s, self._now()
-                self.train_step()
-                yield self._now() - begun - (self.cost.counting_time_s - counted)
-            self.skip_evaluation({"epoch": self.epoch + 1})
+        FLOP counting is no part of them.
+        """
+        times: list[float] = []
+        for _ in self.each_step():
+            counted, begun = self.cost.counting_time_s, self._now()
+            self.train_step()
+            times.append(self._now() - begun - (self.cost.counting_time_s - counted))
+            if len(times) > timed_steps(times[0], wanted):
+                break
+        self.pause()
+        return tuple(times[1:] or times)
 
     def evaluation_time_s(self) -> float:
         """Return the seconds of one evaluation of the validation split; of a second one where the first was short."""

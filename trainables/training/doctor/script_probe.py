@@ -10,7 +10,7 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from trainables.runtime.isolation import kept_generators
-from trainables.training.doctor.checks import (
-    Finding,
+from trainables.training.doctor.checks import Observed, examine, report_text
+from trainables.training.doctor.observation import (
     NetworkCalls,
     StepWatch,
-    clipping,
-    loading,
-    of_networks,
     parameters_of,
-    report_text,
-    slow_optimizer,
-    waits,
+    replaced,
     zeroed_gradients,
-    zeroed_to_none,
 )
 
 #: Steps that are run before the timed ones, the timed ones, and those whose operations are looked at.
@@ -42,24 +36,23 @@ STEPS = FIRST + TIMED + WATCHED
 
 
 class Probe:
-    """Observer of a script's training."""
+    """Observer of a script's training; what it sees begins with its construction."""
 
     def __init__(self) -> None:
         self.steps = 0
         self._stack = ExitStack()
         self._optimizers: dict[Optimizer, None] = {}  # the first one's steps are the training's
-        self._calls = NetworkCalls()
+        self._calls = self._stack.enter_context(NetworkCalls().recorded())
+        self._zeroed = self._stack.enter_context(zeroed_gradients())
+        self._stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
+        self._stack.enter_context(replaced(DataLoader, "__iter__", self._timed))
         self._loader: DataLoader[Any] | None = None
         self._waited = self._begun = 0.0
         self._share: float | None = None
         self._watch: StepWatch | None = None
 
-    def start(self) -> None:
-        """Begin to observe this process."""
-        self._zeroed = self._stack.enter_context(zeroed_gradients())
-        self._stack.enter_context(self._calls.recorded())
-        self._stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
-        iterate, probe = DataLoader.__iter__, self
+    def _timed(self, iterate: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+        """Return a loader's ``__iter__`` that adds up the time of its batches."""
 
         def timed(loader: DataLoader[Any]) -> Iterator[Any]:
             batches = iterate(loader)
@@ -69,13 +62,12 @@ class Probe:
                     batch = next(batches)
                 except StopIteration:
                     return
-                if probe._calls.trains:
-                    probe._loader = loader
-                    probe._waited += time.perf_counter() - begun
+                if self._calls.trains:
+                    self._loader = loader
+                    self._waited += time.perf_counter() - begun
                 yield batch
 
-        DataLoader.__iter__ = timed  # type: ignore[assignment,method-assign]
-        self._stack.callback(lambda: setattr(DataLoader, "__iter__", iterate))
+        return timed
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         self._optimizers.setdefault(optimizer)
@@ -86,12 +78,11 @@ class Probe:
             self._begun, self._waited = self._now(), 0.0
         elif self.steps == FIRST + TIMED:
             self._share = self._waited / (self._now() - self._begun)
-            self._watch = StepWatch(self._device())
-            self._watch.__enter__()
+            self._watch = self._stack.enter_context(StepWatch(self._device()))
         elif self.steps == STEPS:
             self.finish()
         if self._watch is not None:
-            self._watch.begin_step()
+            self._watch.steps += 1
 
     def _device(self) -> torch.device:
         return next((p.device for p in parameters_of(next(iter(self._optimizers)))), torch.device("cpu"))
@@ -103,8 +94,6 @@ class Probe:
 
     def finish(self) -> None:
         """Report what was seen and end the process."""
-        if self._watch is not None:
-            self._watch.__exit__(None, None, None)
         self._stack.close()
         status = 0
         try:
@@ -119,16 +108,18 @@ class Probe:
         """Return the report on what was seen."""
         if not self._optimizers:
             return "recipe: no step of a torch optimizer was seen: the script must train in its own process"
-        device, findings = self._device(), list[Finding]()
-        for optimizer in self._optimizers:
-            findings += slow_optimizer(optimizer, device)
-        findings += loading(self._loader, self._share)
-        networks = self._calls.by_network
+        device = self._device()
         with torch.enable_grad(), kept_generators([device]):
-            findings += of_networks(networks, device)[0]
-            findings += zeroed_to_none(networks, self._zeroed, device)
-        if self._watch is not None:
-            findings += [*waits(self._watch), *clipping(self._watch)]
+            seen = Observed(
+                device=device,
+                networks=self._calls.by_network,
+                optimizers=self._optimizers,
+                loader=self._loader,
+                loader_share=self._share,
+                watch=self._watch,
+                zeroed=self._zeroed,
+            )
+            findings, _ = examine(seen)
         told = f"seen: {self.steps} optimizer steps"
         if self._share is None:
             told += f", of {STEPS} that the doctor wants: times were not measured"
@@ -138,7 +129,6 @@ class Probe:
 def main(arguments: list[str]) -> None:
     """Run the script; end with its report."""
     probe = Probe()
-    probe.start()
     try:
         if arguments[0] == "-m":
             sys.argv = arguments[1:]

@@ -8,14 +8,14 @@ import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
@@ -67,7 +67,7 @@ class MixedPrecision:
         self._dtype = _DTYPES.get(precision)
         self._device = device
         # bfloat16 has float32's range and needs no scaling.
-        self._scaler = torch.amp.GradScaler(device.type) if precision == FLOAT16 else None
+        self._scaler = torch.amp.GradScaler(device.type, enabled=precision == FLOAT16)
         self._stepped = False
 
     def forward_pass(self) -> AbstractContextManager[Any]:
@@ -76,20 +76,17 @@ class MixedPrecision:
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss that the backward pass begins from."""
-        return loss if self._scaler is None else self._scaler.scale(loss)
+        return self._scaler.scale(loss)
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the gradients by the scale, before anything reads them."""
-        if self._scaler is not None and _has_gradients(optimizer):
+        if self._scales(optimizer):
             self._scaler.unscale_(optimizer)
 
     def watch(self, optimizer: Optimizer) -> None:
         """Prepare for steps of this optimizer; called once."""
-        if self._scaler is not None:
-            optimizer.register_step_post_hook(self._note_step)
-
-    def _note_step(self, *_: Any) -> None:
-        self._stepped = True
+        if self._scaler.is_enabled():
+            optimizer.register_step_post_hook(lambda *_: setattr(self, "_stepped", True))
 
     def step(self, optimizer: Optimizer) -> None:
         """Execute the optimizer's step; where gradients overflowed, one that changes no weight.
@@ -97,7 +94,7 @@ class MixedPrecision:
         GradScaler does not call the optimizer then. It is called without gradients here, so that a step of the run is
         a step of everything that hangs on the optimizer: what counts steps, such as a stop rule, never lags behind.
         """
-        if self._scaler is None or not _has_gradients(optimizer):
+        if not self._scales(optimizer):
             optimizer.step()
             return
         self._stepped = False
@@ -107,18 +104,19 @@ class MixedPrecision:
             optimizer.zero_grad(set_to_none=True)
             optimizer.step()
 
+    def _scales(self, optimizer: Optimizer) -> bool:
+        """Return whether there are gradients, and scaled ones."""
+        groups = optimizer.param_groups
+        return self._scaler.is_enabled() and any(p.grad is not None for group in groups for p in group["params"])
+
     def state_dict(self) -> dict[str, Any]:
         """Return the scale and its age; empty where nothing is scaled."""
-        return {} if self._scaler is None else self._scaler.state_dict()
+        return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state of `state_dict`."""
-        if self._scaler is not None and state:
+        if state:
             self._scaler.load_state_dict(state)
-
-
-def _has_gradients(optimizer: Optimizer) -> bool:
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 # --- Compilation of a run's model by torch.compile, where this machine can --------------------------------------------
@@ -157,8 +155,12 @@ def _compilable(base: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:
         return base.forward(self, *arguments, **keywords)
 
+    return _with_forward(base, forward)
+
+
+def _with_forward(base: type[nn.Module], forward: Callable[..., Any], **more: Any) -> type[nn.Module]:
     named = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-    return type(base.__name__, (base,), {"forward": forward, **named})
+    return type(base.__name__, (base,), {"forward": forward, **named, **more})
 
 
 @cache
@@ -176,30 +178,10 @@ def _successor(value: torch.Tensor) -> torch.Tensor:
     return value + 1
 
 
-# --- Loader of a run's batches: prepared by worker processes where asked for, in page-locked memory where that helps
+# --- Loader of a run's batches: prepared by worker processes where asked for, in page-locked memory where that helps --
 
 #: Batches that each worker prepares ahead.
 AHEAD = 2
-
-
-class StepSampler(Sampler[tuple[int, int]]):
-    """Yield (epoch, step) from a position to the epoch's end.
-
-    Args:
-        steps_per_epoch: of the workload.
-    """
-
-    def __init__(self, steps_per_epoch: int) -> None:
-        self.position = (0, 0)
-        """Epoch and step of the next batch."""
-        self._steps = steps_per_epoch
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        epoch, start = self.position
-        return ((epoch, step) for step in range(start, self._steps))
-
-    def __len__(self) -> int:
-        return self._steps - self.position[1]
 
 
 class _Batches(Dataset[Batch]):
@@ -230,17 +212,21 @@ class BatchLoader:
         self._workload, self._seed, self._pin = workload, seed, pin_memory
         self.workers = usable_workers(workload, workers)
         """Processes that prepare batches."""
-        self._sampler = StepSampler(workload.steps_per_epoch)
+        self._order: list[tuple[int, int]] = []  # epoch and step of each batch to come
         self._loader: DataLoader[Batch] | None = None
+        # A fork shares data that lies in memory or is mapped.
+        processes: dict[str, Any] = {
+            "multiprocessing_context": "fork", "persistent_workers": True, "prefetch_factor": AHEAD
+        }  # fmt: skip
         if self.workers or (pin_memory and workload.by_step):
             self._loader = DataLoader(
                 _Batches(workload, seed),
                 batch_size=None,
-                sampler=self._sampler,
+                sampler=self._order,
                 num_workers=self.workers,
                 pin_memory=pin_memory,
                 generator=torch.Generator(),  # else the run's would be drawn from
-                **_of_processes(self.workers),
+                **(processes if self.workers else {}),
             )
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
@@ -248,7 +234,7 @@ class BatchLoader:
         if self._loader is None:
             found = self._workload.train_batches_from(epoch, self._seed, start)
             return (tuple(t.pin_memory() for t in batch) for batch in found) if self._pin else found
-        self._sampler.position = (epoch, start)
+        self._order[:] = [(epoch, step) for step in range(start, self._workload.steps_per_epoch)]
         return (tuple(batch) for batch in self._loader)
 
     def close(self) -> None:
@@ -279,16 +265,9 @@ def usable_workers(workload: Workload, wanted: int | None) -> int:
     return wanted
 
 
-def _of_processes(workers: int) -> dict[str, Any]:
-    """Return options of a DataLoader with workers; a fork shares data that lies in memory or is mapped."""
-    if not workers:
-        return {}
-    return {"multiprocessing_context": "fork", "persistent_workers": True, "prefetch_factor": AHEAD}
-
-
-# --- Activation checkpointing: parts of a block's forward pass are computed again in the backward pass, not kept
-# Shapes: modules take and return what they do without it. Weights, names and buffers stay as they are; only the class
-# of the chosen modules changes, to one of the same name that runs `forward` under torch.utils.checkpoint.
+# --- Activation checkpointing: parts of a block's forward pass are computed again in the backward pass, not kept ------
+# Modules take and return what they do without it. Weights, names and buffers stay as they are; only the class of the
+# chosen modules changes, to one of the same name that runs `forward` under torch.utils.checkpoint.
 
 #: Products whose outputs sum fewer terms are computed again: they take as long as it takes to read their inputs.
 SMALL_DEPTH = 64
@@ -312,8 +291,8 @@ _ATTENTION = {
 }
 
 
-def apply_checkpointing(model: nn.Module, kind: str) -> list[str]:
-    """Checkpoint the blocks of a model, in place; return their names.
+def apply_checkpointing(model: nn.Module, kind: str) -> None:
+    """Checkpoint the blocks of a model, in place.
 
     Args:
         model: whose blocks are found by `blocks_of`.
@@ -333,7 +312,6 @@ def apply_checkpointing(model: nn.Module, kind: str) -> list[str]:
             if getattr(module, "inplace", False) is True:
                 module.inplace = False  # type: ignore[assignment]
         block.__class__ = _checkpointed(type(block), kind, _is_chain(block))  # type: ignore[arg-type]  # classes hash
-    return list(blocks)
 
 
 def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -344,16 +322,16 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
     """
     found: dict[str, nn.Module] = {}
 
-    def visit(name: str, module: nn.Module, root: bool) -> None:
+    def visit(name: str, module: nn.Module) -> None:
         if _is_chain(module):
             found[name] = module
-        elif root or isinstance(module, _CONTAINERS) or _holds_blocks(module):
+        elif module is model or isinstance(module, _CONTAINERS) or _holds_blocks(module):
             for child_name, child in module.named_children():
-                visit(f"{name}.{child_name}" if name else child_name, child, False)
+                visit(f"{name}.{child_name}" if name else child_name, child)
         elif _is_composite(module) and any(True for _ in module.parameters()):
             found[name] = module
 
-    visit("", model, True)
+    visit("", model)
     return found
 
 
@@ -365,8 +343,7 @@ def _is_chain(module: nn.Module) -> bool:
     """Return whether a module is an nn.Sequential of at least two layers without children."""
     if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
         return False
-    children = list(module.children())
-    return len(children) > 1 and not any(_is_composite(child) for child in children)
+    return len(module) > 1 and not any(_is_composite(child) for child in module.children())
 
 
 def _holds_blocks(module: nn.Module) -> bool:
@@ -384,20 +361,13 @@ def _checkpointed(base: type[nn.Module], kind: str, is_chain: bool) -> type[nn.M
         if not torch.is_grad_enabled():
             return base.forward(self, *arguments, **keywords)
         if not is_chain:
-            return _run(kind, partial(base.forward, self), [self], *arguments, **keywords)
+            return _computed_again(kind, [self], partial(base.forward, self), *arguments, **keywords)
         (value,) = arguments
         for segment in _segments(self):
-            value = _run(kind, partial(_through, segment), segment, value)
+            value = _computed_again(kind, segment, partial(reduce, lambda value, layer: layer(value), segment), value)
         return value
 
-    named = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-    return type(base.__name__, (base,), {"forward": forward, _KIND: kind, **named})
-
-
-def _through(segment: list[nn.Module], value: Any) -> Any:
-    for layer in segment:
-        value = layer(value)
-    return value
+    return _with_forward(base, forward, **{_KIND: kind})
 
 
 def _segments(chain: nn.Module) -> list[list[nn.Module]]:
@@ -410,27 +380,21 @@ def _segments(chain: nn.Module) -> list[list[nn.Module]]:
     return segments
 
 
-def _run(kind: str, function: Any, modules: list[nn.Module], *arguments: Any, **keywords: Any) -> Any:
-    return checkpoint(
-        function,
-        *arguments,
-        use_reentrant=False,
-        context_fn=partial(_contexts, kind == CHEAP, modules),
-        **keywords,
-    )
+def _computed_again(kind: str, modules: list[nn.Module], function: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Return what a function of these modules gives, which is computed again in the backward pass."""
 
+    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        forward: AbstractContextManager[Any] = nullcontext()
+        again: AbstractContextManager[Any] = nullcontext()
+        if kind == CHEAP:
+            forward, again = create_selective_checkpoint_contexts(_policy)
+        return forward, _second_pass(again, modules)
 
-def _contexts(cheap: bool, modules: list[nn.Module]) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Return the contexts of the first and of the second forward pass."""
-    forward: AbstractContextManager[Any] = nullcontext()
-    again: AbstractContextManager[Any] = nullcontext()
-    if cheap:
-        forward, again = create_selective_checkpoint_contexts(_policy)
-    return forward, _both(again, modules)
+    return checkpoint(function, *arguments, use_reentrant=False, context_fn=contexts, **keywords)
 
 
 @contextmanager
-def _both(selective: AbstractContextManager[Any], modules: list[nn.Module]) -> Iterator[None]:
+def _second_pass(selective: AbstractContextManager[Any], modules: list[nn.Module]) -> Iterator[None]:
     """Run the second forward pass; it leaves buffers such as a norm's running statistics as the first left them."""
     held = [(part, dict(part._buffers)) for module in modules for part in module.modules() if part._buffers]
     for part, buffers in held:
@@ -445,24 +409,18 @@ def _both(selective: AbstractContextManager[Any], modules: list[nn.Module]) -> I
 
 def _policy(_: Any, operation: Any, *arguments: Any, **__: Any) -> CheckpointPolicy:
     """Keep the outputs of attention and of products that sum many terms; everything else is computed again."""
-    place = _PRODUCTS.get(operation)
-    if place is not None:
-        factor = arguments[place]
-        depth = factor.shape[-2] if operation is not _aten.convolution.default else math.prod(factor.shape[1:])
-        return CheckpointPolicy.MUST_SAVE if depth >= SMALL_DEPTH else CheckpointPolicy.PREFER_RECOMPUTE
-    return CheckpointPolicy.MUST_SAVE if operation in _ATTENTION else CheckpointPolicy.PREFER_RECOMPUTE
+    keep = operation in _ATTENTION
+    if operation in _PRODUCTS:
+        factor = arguments[_PRODUCTS[operation]]
+        depth = math.prod(factor.shape[1:]) if operation is _aten.convolution.default else factor.shape[-2]
+        keep = depth >= SMALL_DEPTH
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def computed_again(model: nn.Module) -> tuple[str, ...]:
-    """Return a key, equal for models whose same blocks are checkpointed in the same way."""
-    return tuple(
-        f"{name} {getattr(type(module), _KIND)}" for name, module in model.named_modules() if is_checkpointed(module)
-    )
-
-
-def is_checkpointed(module: nn.Module) -> bool:
-    """Return whether `apply_checkpointing` chose this module."""
-    return hasattr(type(module), _KIND)
+    """Return a key, equal for models whose same blocks are checkpointed in the same way: "name kind" of each block."""
+    modules = model.named_modules()
+    return tuple(f"{name} {getattr(type(m), _KIND)}" for name, m in modules if hasattr(type(m), _KIND))
 
 
 # --- A run's training recipe, as its configuration says it ------------------------------------------------------------
@@ -506,21 +464,30 @@ class Recipe:
         """Set the memory format, and what is computed again in the backward pass."""
         if self._config.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # left out of its stubs
-        kind = self._config.activation_checkpointing
-        if kind is not None:
+        if self._config.activation_checkpointing is not None:
             before_change()
-            apply_checkpointing(model, kind)
+            apply_checkpointing(model, self._config.activation_checkpointing)
             changed()
 
     def prepare_optimizer(self, optimizer: Optimizer, batch_factor: float) -> Optimizer:
         """Return the optimizer with the recipe's kernels and learning rates; it must not have stepped yet.
+
+        Learning rates follow the batch size linearly with SGD (Goyal et al. 2017, section 2.1), with its square root
+        with other optimizers, whose steps do not grow with the gradient (Malladi et al. 2022, section 5).
+
+        Args:
+            optimizer: of the workload.
+            batch_factor: batch size over the workload's own.
 
         Raises:
             UserError: an optimizer without fused steps.
         """
         if self._config.fused_optimizer is not None:
             optimizer = with_kernels(optimizer, fused=self._config.fused_optimizer)
-        scale_learning_rates(optimizer, batch_factor)
+        if batch_factor != 1.0:
+            factor = batch_factor if isinstance(optimizer, SGD) else batch_factor**0.5
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * factor
         self.precision.watch(optimizer)
         return optimizer
 
@@ -543,14 +510,8 @@ class Recipe:
 
     def on_device(self, batch: Batch) -> Batch:
         """Return the batch on the device; from page-locked memory without waiting for the transfer."""
-        if not self._config.channels_last:
-            return tuple(t.to(self._device, non_blocking=True) for t in batch)
-        return tuple(
-            t.to(self._device, non_blocking=True, memory_format=torch.channels_last)
-            if t.dim() == 4
-            else t.to(self._device, non_blocking=True)
-            for t in batch
-        )
+        last: dict[str, Any] = {"memory_format": torch.channels_last} if self._config.channels_last else {}
+        return tuple(t.to(self._device, non_blocking=True, **(last if t.dim() == 4 else {})) for t in batch)
 
     def after_backward(self, optimizer: Optimizer) -> None:
         """Unscale and clip the gradients, before anything else reads them."""
@@ -559,26 +520,6 @@ class Recipe:
             # Those of the optimizer: a method that removes structures replaces the model's.
             parameters = (p for group in optimizer.param_groups for p in group["params"])
             nn.utils.clip_grad_norm_(parameters, self._config.clip_grad_norm)
-
-    def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of a loss."""
-        self.precision.scaled(loss).backward()
-
-
-def scale_learning_rates(optimizer: Optimizer, batch_factor: float) -> None:
-    """Multiply the learning rates by what the batch size asks for.
-
-    They follow it linearly with SGD (Goyal et al. 2017, section 2.1), with its square root with other optimizers, whose
-    steps do not grow with the gradient (Malladi et al. 2022, section 5).
-
-    Args:
-        optimizer: that has not stepped yet.
-        batch_factor: batch size over the workload's own.
-    """
-    if batch_factor != 1.0:
-        factor = batch_factor if isinstance(optimizer, SGD) else batch_factor**0.5
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * factor
 
 
 def has_kernels(optimizer: Optimizer) -> bool:
@@ -600,7 +541,6 @@ def with_kernels(
         UserError: its class has no fused step.
     """
     kind = type(optimizer)
-    taken = inspect.signature(kind.__init__).parameters
     if not has_kernels(optimizer):
         raise UserError(
             f"fused_optimizer must be left out for {kind.__name__}, which has no fused step, got {fused}: torch's SGD, "
@@ -613,5 +553,6 @@ def with_kernels(
         names = group.get("param_names")
         rest = {name: value for name, value in group.items() if name not in ("params", "param_names", *kernels)}
         groups.append({**rest, "params": list(zip(names, own, strict=True)) if names else own})
+    taken = inspect.signature(kind.__init__).parameters
     defaults = {name: value for name, value in optimizer.defaults.items() if name in taken}
     return kind(groups, **{**defaults, **kernels})

@@ -1,8 +1,9 @@
 """Decoded images on disk: one folder per data set, written once, read through memory maps.
 
-Shapes: N images of a split; pixels (N, C=3, T, T) uint8; labels (N,) int64; moments (N, 2, C) int64 of the training
-images. Each is one .npy file; ``meta.json`` holds the rest. A folder is written under a temporary name and then
-renamed, so that a folder with the final name is complete.
+Shapes: N images of a split; an image is (C=3, T, T) uint8 in the order red, green, blue, T the stored side; pixels
+(N, 3, T, T); labels (N,) int64; moments (N, 2, C) int64, sums of the pixels and of their squares, of the training
+images. Inputs of the model have the side S <= T (``image_size``). Each array is one .npy file; ``meta.json`` holds the
+rest. A folder is written under a temporary name and then renamed, so that one with the final name is complete.
 """
 
 from __future__ import annotations
@@ -13,84 +14,28 @@ import math
 import os
 import shutil
 import sys
-import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from tqdm import tqdm
 
 from trainables.errors import UserError
 from trainables.runtime.processors import processors
 from trainables.workloads.images.source import Encoded, ImageSplit
 
-# --- Progress line on standard error for work that takes long ---------------------------------------------------------
-
-#: Nothing is shown before this time.
-QUIET_S = 2.0
-#: Time between lines on a terminal, where each replaces the last one, and elsewhere.
-TERMINAL_INTERVAL_S = 0.5
-LOG_INTERVAL_S = 10.0
-
-
-class Progress:
-    """Count completed work; use it as a context manager.
-
-    Args:
-        total: total amount of work.
-        what: name of the work, such as "decoding images".
-    """
-
-    def __init__(self, total: int, what: str) -> None:
-        self._total, self._what = total, what
-        self._done = 0
-        self._terminal = sys.stderr.isatty()
-        self._due_s = time.monotonic() + QUIET_S
-        self._shown = False
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def advance(self, count: int) -> None:
-        """Add ``count`` to the completed work."""
-        self._done += count
-        if time.monotonic() >= self._due_s:
-            self._show()
-
-    def _show(self) -> None:
-        self._shown = True
-        self._due_s = time.monotonic() + (TERMINAL_INTERVAL_S if self._terminal else LOG_INTERVAL_S)
-        start, end = ("\r", "") if self._terminal else ("", "\n")
-        print(f"{start}{self._what}: {self._done:,} of {self._total:,}", end=end, file=sys.stderr, flush=True)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._shown:
-            self._show()
-            if self._terminal:
-                print(file=sys.stderr, flush=True)
-
-
-# --- Decoded images on disk -------------------------------------------------------------------------------------------
-
-
-# --- Decodes images to pixels of one size -----------------------------------------------------------------------------
-# Shapes: an image is (C=3, T, T) uint8 in the order red, green, blue; T is the stored side. Training and evaluation
-# inputs have the side S <= T (``image_size``).
-
+#: Progress is shown after this time, then at these intervals on a terminal and elsewhere.
+QUIET_S, TERMINAL_INTERVAL_S, LOG_INTERVAL_S = 2.0, 0.5, 10.0
 #: Square images of one size are stored unresized up to this side, in pixels.
 SMALL_SIDE = 64
-#: Reading of sizes ends after this many images that are no such squares, if there are more of them than of squares.
-_MANY_OTHERS = 1000
 #: S of other images unless specified, in pixels.
 LARGE_IMAGE_SIZE = 224
 #: T / S of images that are resized: 256 / 224, as in the evaluation of He et al. 2016 (their section 3.4, after
@@ -98,6 +43,14 @@ LARGE_IMAGE_SIZE = 224
 STORED_SHARE = 256 / 224
 #: Images processed at a time.
 CHUNK_IMAGES = 64
+#: Most images from which the normalisation is computed; of more images, this many at equal distances are used.
+STATISTICS_IMAGES = 50_000
+META_FILE = "meta.json"
+#: Most decoding threads; Pillow releases the interpreter lock.
+MOST_THREADS = 16
+
+
+# --- Pixels of one size -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +69,6 @@ class Layout:
         """Return T, the width and height of a stored image, in pixels."""
         return self.image_size if self.as_they_are else round(self.image_size * STORED_SHARE)
 
-    @property
-    def image_bytes(self) -> int:
-        """Return the bytes of a stored image."""
-        return 3 * self.stored_size**2
-
 
 def choose_layout(splits: Mapping[str, ImageSplit], image_size: int | None) -> Layout:
     """Choose a layout without resizing if more than half of the images are squares of one side up to `SMALL_SIDE`.
@@ -135,24 +83,24 @@ def choose_layout(splits: Mapping[str, ImageSplit], image_size: int | None) -> L
     sizes, places = _sizes(splits)
     squares = {size: count for size, count in sizes.items() if size[0] == size[1] <= SMALL_SIDE}
     common = max(squares, key=lambda size: squares[size], default=(0, 0))
-    others = sum(sizes.values()) - sizes[common]
+    others = sizes.total() - sizes[common]
     if sizes[common] > others and image_size in (None, common[0]):
         side = common[0]
         note = ""
         if others:
             odd = next(size for size in sizes if size != common)
             note = (
-                f"{others} of {sum(sizes.values())} images are not {side}x{side} as the others ({places[odd]} is "
+                f"{others} of {sizes.total()} images are not {side}x{side} as the others ({places[odd]} is "
                 f"{odd[0]}x{odd[1]}): their shorter side is brought to {side} and the square in the middle is kept; "
                 "image_size=S chooses a size for all"
             )
         return Layout(image_size=side, as_they_are=True, note=note)
-    longest = max((max(size) for size in sizes), default=LARGE_IMAGE_SIZE)
+    longest = max(map(max, sizes), default=LARGE_IMAGE_SIZE)
     if image_size is not None or longest > SMALL_SIDE:
         return Layout(image_size=image_size or LARGE_IMAGE_SIZE, as_they_are=False)
     note = (
         f"the images are at most {longest} pixels long, of no common square size, and are enlarged to "
-        f"{LARGE_IMAGE_SIZE}x{LARGE_IMAGE_SIZE}: image_size={min(min(size) for size in sizes)} keeps them small"
+        f"{LARGE_IMAGE_SIZE}x{LARGE_IMAGE_SIZE}: image_size={min(map(min, sizes))} keeps them small"
     )
     return Layout(image_size=LARGE_IMAGE_SIZE, as_they_are=False, note=note)
 
@@ -171,9 +119,7 @@ def _sizes(splits: Mapping[str, ImageSplit]) -> tuple[Counter[tuple[int, int]], 
                     size = image.size
                 sizes[size] += 1
                 places.setdefault(size, split.place(number))
-            seen, large = sizes.total(), sum(count for size, count in sizes.items() if max(size) > SMALL_SIDE)
-            others = seen - max((sizes[size] for size in sizes if size[0] == size[1] <= SMALL_SIDE), default=0)
-            if 2 * large > seen or (others >= _MANY_OTHERS and 2 * others > seen and large):
+            if 2 * sum(count for size, count in sizes.items() if max(size) > SMALL_SIDE) > sizes.total():
                 return sizes, places
     return sizes, places
 
@@ -182,6 +128,9 @@ def decode_rows(
     split: ImageSplit, indices: Sequence[int], encoded: Sequence[Encoded], layout: Layout
 ) -> NDArray[np.uint8]:
     """Decode images to pixels (B, 3, T, T).
+
+    If an image is resized, its shorter side becomes T (bilinear over all source pixels of a target pixel, also called
+    antialias), and the central square is kept.
 
     Args:
         split: gives the place of an image for messages.
@@ -194,28 +143,18 @@ def decode_rows(
     """
     side = layout.stored_size
     pixels = np.empty((len(encoded), 3, side, side), dtype=np.uint8)
-    for row, (index, image) in enumerate(zip(indices, encoded, strict=True)):
+    for row, (index, content) in enumerate(zip(indices, encoded, strict=True)):
         with _blamed(split, index):
-            pixels[row] = decode(image, layout)
+            with Image.open(_file(content)) as image:
+                rgb = image.convert("RGB")
+            if rgb.size != (side, side) or not layout.as_they_are:
+                shorter = min(rgb.size)
+                width, height = (max(side, round(length * side / shorter)) for length in rgb.size)
+                left, top = (width - side) // 2, (height - side) // 2
+                rgb = rgb.resize((width, height), Image.Resampling.BILINEAR)
+                rgb = rgb.crop((left, top, left + side, top + side))
+            pixels[row] = np.asarray(rgb).transpose(2, 0, 1)
     return pixels
-
-
-def decode(encoded: Encoded, layout: Layout) -> NDArray[np.uint8]:
-    """Decode one image to pixels (3, T, T); raise what Pillow raises.
-
-    If an image is resized, its shorter side becomes T (bilinear over all source pixels of a target pixel, also called
-    antialias), and the central square is kept.
-    """
-    with Image.open(_file(encoded)) as image:
-        rgb = image.convert("RGB")
-    side = layout.stored_size
-    if not layout.as_they_are or rgb.size != (side, side):
-        width, height = rgb.size
-        shorter = min(width, height)
-        width, height = (max(side, round(length * side / shorter)) for length in (width, height))
-        left, top = (width - side) // 2, (height - side) // 2
-        rgb = rgb.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + side, top + side))
-    return np.asarray(rgb).transpose(2, 0, 1)
 
 
 def _file(encoded: Encoded) -> BytesIO | str:
@@ -236,14 +175,15 @@ def _blamed(split: ImageSplit, index: int) -> Iterator[None]:
         said = "no image format that Pillow knows" if isinstance(error, Image.UnidentifiedImageError) else said
         raise UserError(
             f"{split.place(index)}: the image cannot be decoded ({said}): replace it or leave it out"
-        ) from (error)
+        ) from error
+
+
+def decoding_threads() -> int:
+    """Return the number of decoding threads: one per processor that this process may use, at most `MOST_THREADS`."""
+    return min(MOST_THREADS, processors())
 
 
 # --- Exact mean and standard deviation of pixels, for any subset of images --------------------------------------------
-# Shapes: N images; pixels (N, C=3, T, T) uint8; moments (N, 2, C) int64, sums of the pixels and of their squares.
-
-#: Most images from which the normalisation is computed; of more images, this many at equal distances are used.
-STATISTICS_IMAGES = 50_000
 
 
 def image_moments(pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -268,20 +208,13 @@ def mean_and_deviation(moments: NDArray[np.int64], image_pixels: int) -> tuple[l
         image_pixels: T * T.
     """
     count = len(moments) * image_pixels
-    means, deviations = [], []
-    for total, squares in moments.sum(axis=0).T.tolist():
-        means.append(total / count)
-        # In integers: no cancellation. A constant channel gets deviation 1, so it is only shifted.
-        deviations.append(math.sqrt(count * squares - total * total) / count or 1.0)
-    return means, deviations
+    sums = moments.sum(axis=0).T.tolist()
+    # In integers: no cancellation. A constant channel gets deviation 1, so it is only shifted.
+    deviations = [math.sqrt(count * squares - total * total) / count or 1.0 for total, squares in sums]
+    return [total / count for total, _ in sums], deviations
 
 
-# --- Decoded images on disk -------------------------------------------------------------------------------------------
-
-
-META_FILE = "meta.json"
-#: Most decoding threads; Pillow releases the interpreter lock.
-MOST_THREADS = 16
+# --- The folder -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,16 +231,6 @@ class Store:
     """Labels (N,) by split."""
     moments: NDArray[np.int64]
     """Moments (N, 2, 3) of the training images."""
-
-
-def store_bytes(splits: Mapping[str, ImageSplit], layout: Layout) -> int:
-    """Return the bytes that the pixels of all splits take."""
-    return sum(len(split) for split in splits.values()) * layout.image_bytes
-
-
-def decoding_threads() -> int:
-    """Return the number of decoding threads: one per processor that this process may use, at most `MOST_THREADS`."""
-    return min(MOST_THREADS, processors())
 
 
 @contextmanager
@@ -330,30 +253,22 @@ def locked(path: Path) -> Iterator[None]:
 def read_store(folder: Path) -> Store | None:
     """Return the store in a folder; None if there is no complete one."""
     try:
-        meta = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
-        layout = Layout(
-            image_size=int(meta["image_size"]), as_they_are=bool(meta["as_they_are"]), note=str(meta["note"])
-        )
-        counts = {str(split): int(count) for split, count in meta["images"].items()}
-        side = layout.stored_size
-        pixels = {split: _mapped(folder / f"{split}.npy", (count, 3, side, side)) for split, count in counts.items()}
+        meta: dict[str, Any] = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
+        counts, names = meta.pop("images"), meta.pop("class_names")
+        layout = Layout(**meta)
+        sides = (3, layout.stored_size, layout.stored_size)
+        # ValueError for a file that is too short
+        pixels = {split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in counts}
         labels = {split: np.load(folder / f"{split}-labels.npy") for split in counts}
         moments = np.load(folder / "train-moments.npy")
-        if any(labels[split].shape != (count,) for split, count in counts.items()):
-            return None
-        if moments.shape != (counts["train"], 2, 3):
-            return None
-        names = meta["class_names"]
+        shapes = [moments.shape == (counts["train"], 2, 3)]
+        for split, count in counts.items():
+            shapes += [pixels[split].shape == (count, *sides), labels[split].shape == (count,)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
         return None
+    if not all(shapes) or any(array.dtype != np.uint8 for array in pixels.values()):
+        return None
     return Store(layout=layout, class_names=names, pixels=pixels, labels=labels, moments=moments)
-
-
-def _mapped(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    array: NDArray[np.uint8] = np.load(path, mmap_mode="r")  # ValueError for a file that is too short
-    if array.shape != shape or array.dtype != np.uint8:
-        raise ValueError(f"{path} holds {array.dtype} {array.shape}")
-    return array
 
 
 def write_store(folder: Path, splits: Mapping[str, ImageSplit], layout: Layout, class_names: list[str] | None) -> None:
@@ -367,30 +282,29 @@ def write_store(folder: Path, splits: Mapping[str, ImageSplit], layout: Layout, 
     for old in (beside, folder):  # left by a process that ended while it wrote
         shutil.rmtree(old, ignore_errors=True)
     beside.mkdir(parents=True)
+    counts = {name: len(split) for name, split in splits.items()}
+    every_s = TERMINAL_INTERVAL_S if sys.stderr.isatty() else LOG_INTERVAL_S
     try:
-        with Progress(sum(len(split) for split in splits.values()), "decoding images") as progress:
+        with tqdm(
+            total=sum(counts.values()), desc="decoding images", unit="", delay=QUIET_S, mininterval=every_s
+        ) as progress:
             for name, split in splits.items():
                 moments = _write_pixels(beside / f"{name}.npy", split, layout, progress)
-                _save(beside / f"{name}-labels.npy", split.labels)
+                with _written(beside / f"{name}-labels.npy") as file:
+                    np.save(file, split.labels)
                 if name == "train":
-                    _save(beside / "train-moments.npy", moments)
-        meta = {
-            "image_size": layout.image_size,
-            "as_they_are": layout.as_they_are,
-            "note": layout.note,
-            "class_names": class_names,
-            "images": {name: len(split) for name, split in splits.items()},
-        }
-        with (beside / META_FILE).open("wb") as file:
+                    with _written(beside / "train-moments.npy") as file:
+                        np.save(file, moments)
+        meta = {**asdict(layout), "class_names": class_names, "images": counts}
+        with _written(beside / META_FILE) as file:
             file.write(json.dumps(meta).encode())
-            _to_disk(file)
         os.replace(beside, folder)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
 
 
-def _write_pixels(path: Path, split: ImageSplit, layout: Layout, progress: Progress) -> NDArray[np.int64]:
+def _write_pixels(path: Path, split: ImageSplit, layout: Layout, progress: Any) -> NDArray[np.int64]:
     """Write pixels (N, 3, T, T) and return their moments.
 
     Writes to a file instead of a memory map, so that a full disk is an error and not a signal.
@@ -398,41 +312,33 @@ def _write_pixels(path: Path, split: ImageSplit, layout: Layout, progress: Progr
     side = layout.stored_size
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(split), 3, side, side)}
     moments = []
-    with path.open("wb") as file:
+    with _written(path) as file:
         np.lib.format.write_array_header_1_0(file, header)
-        for pixels, sums in _decoded(split, layout):
+        for pixels in _decoded(split, layout):
             file.write(pixels.data)
-            moments.append(sums)
-            progress.advance(len(pixels))
-        _to_disk(file)
+            moments.append(image_moments(pixels))
+            progress.update(len(pixels))
     return np.concatenate(moments)
 
 
-def _decoded(split: ImageSplit, layout: Layout) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-    """Yield pixels and moments, chunk by chunk in order; only a few chunks are in memory."""
-
-    def work(first: int, chunk: list[Encoded]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        pixels = decode_rows(split, range(first, first + len(chunk)), chunk, layout)
-        return pixels, image_moments(pixels)
-
+def _decoded(split: ImageSplit, layout: Layout) -> Iterator[NDArray[np.uint8]]:
+    """Yield pixels, chunk by chunk in order; only a few chunks are in memory."""
     threads = decoding_threads()
-    under_way: deque[Future[tuple[NDArray[np.uint8], NDArray[np.int64]]]] = deque()
+    under_way: deque[Future[NDArray[np.uint8]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         for first, chunk in split.chunks(CHUNK_IMAGES):
-            under_way.append(pool.submit(work, first, chunk))
+            numbers = range(first, first + len(chunk))
+            under_way.append(pool.submit(decode_rows, split, numbers, chunk, layout))
             if len(under_way) > 2 * threads:
                 yield under_way.popleft().result()
         while under_way:
             yield under_way.popleft().result()
 
 
-def _save(path: Path, array: NDArray[np.int64]) -> None:
+@contextmanager
+def _written(path: Path) -> Iterator[BinaryIO]:
+    """Write a file to the disk: else the renamed folder could survive a power cut without its content."""
     with path.open("wb") as file:
-        np.save(file, array, allow_pickle=False)
-        _to_disk(file)
-
-
-def _to_disk(file: BinaryIO) -> None:
-    # Otherwise the renamed folder could survive a power cut without its content.
-    file.flush()
-    os.fsync(file.fileno())
+        yield file
+        file.flush()
+        os.fsync(file.fileno())

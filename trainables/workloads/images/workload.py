@@ -29,8 +29,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from trainables.errors import UserError, unknown_name
 from trainables.workloads import models
 from trainables.workloads.base import Batch, Samples, Workload, count_hits
-from trainables.workloads.images.classes import count_classes, hold_out
-from trainables.workloads.images.dataset import default_cache, open_images
+from trainables.workloads.images.dataset import count_classes, default_cache, hold_out, open_images
 from trainables.workloads.user_code import code_digest
 
 # --- Training inputs from stored images, one batch at a time ----------------------------------------------------------
@@ -193,7 +192,19 @@ class Images(Workload):
     by_step = True
 
     def __post_init__(self) -> None:
-        self._check_numbers()
+        whole, number = "an integer >= {}", "a number >= 0"
+        for option, holds, rule in (
+            ("image_size", self.image_size is None or _is_int(self.image_size, 8), whole.format(8)),
+            ("batch_size", _is_int(self.batch_size, 1), whole.format(1)),
+            ("classes", self.classes is None or _is_int(self.classes, 2), whole.format(2)),
+            ("learning_rate", 0 < self.learning_rate < math.inf, "a number > 0"),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, number),
+            ("momentum", 0 <= self.momentum < 1, "a number in [0, 1)"),
+            ("validation", 0 < self.validation < 1, "a share in (0, 1)"),
+            ("cache_limit_gb", self.cache_limit_gb >= 0, number),
+        ):
+            if not holds:
+                raise UserError(f"{option} of workload images must be {rule}, got {getattr(self, option)!r}")
         cache = Path(self.cache).expanduser() if self.cache else default_cache()
         self._data = open_images(
             str(self.data),
@@ -204,6 +215,7 @@ class Images(Workload):
         # Taking kept arrays is faster than sending batches between processes; decoding is not (docs/recipe.md).
         self.loader_workers = 0 if self._data.moments is not None else 1
         self._classes = count_classes(self._data, self.classes)
+        self._size = self._data.layout.image_size
         self._last_order: tuple[tuple[int, int, int], tuple[Tensor, ...]] = ((-1, -1, -1), ())
         labels = self._data.labels
         parts = {split: np.arange(len(labels[split])) for split in labels}
@@ -213,24 +225,8 @@ class Images(Workload):
             parts["train"], parts["validation"] = hold_out(labels["train"], self.validation)
         self._parts: dict[str, NDArray[np.int64]] = parts
         self.splits = tuple(split for split in ("train", "validation", "test") if split in parts)
-        mean, deviation = self._data.statistics(parts["train"])
-        self._mean = torch.tensor(mean, dtype=torch.float32).view(3, 1, 1)
-        self._deviation = torch.tensor(deviation, dtype=torch.float32).view(3, 1, 1)
-
-    def _check_numbers(self) -> None:
-        rules: tuple[tuple[str, bool, str], ...] = (
-            ("image_size", self.image_size is None or _is_int(self.image_size, 8), "an integer >= 8"),
-            ("batch_size", _is_int(self.batch_size, 1), "an integer >= 1"),
-            ("classes", self.classes is None or _is_int(self.classes, 2), "an integer >= 2"),
-            ("learning_rate", 0 < self.learning_rate < math.inf, "a number > 0"),
-            ("weight_decay", 0 <= self.weight_decay < math.inf, "a number >= 0"),
-            ("momentum", 0 <= self.momentum < 1, "a number in [0, 1)"),
-            ("validation", 0 < self.validation < 1, "a share in (0, 1)"),
-            ("cache_limit_gb", self.cache_limit_gb >= 0, "a number >= 0"),
-        )
-        for option, holds, rule in rules:
-            if not holds:
-                raise UserError(f"{option} of workload images must be {rule}, got {getattr(self, option)!r}")
+        mean_and_deviation = torch.tensor(self._data.statistics(parts["train"]), dtype=torch.float32)
+        self._mean, self._deviation = mean_and_deviation.view(2, 3, 1, 1)
 
     @property
     def key(self) -> Hashable:
@@ -240,10 +236,6 @@ class Images(Workload):
     def class_names(self) -> list[str] | None:
         """Return the names of the classes, by class number; None where the data has none."""
         return self._data.class_names
-
-    @property
-    def _size(self) -> int:
-        return self._data.layout.image_size
 
     def check(self, seed: int) -> None:
         with torch.random.fork_rng(devices=[]):
@@ -257,9 +249,7 @@ class Images(Workload):
         return models.build_model(self.model, self._classes, self._size)
 
     def make_optimizer(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-        return SGD(
-            named_parameters, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
-        )  # fmt: skip
+        return SGD(named_parameters, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def make_scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
         warm_up = min(WARM_UP_EPOCHS * self.steps_per_epoch, int(WARM_UP_SHARE * total_steps))
@@ -271,31 +261,22 @@ class Images(Workload):
 
         return LambdaLR(optimizer, factor)
 
-    def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
-        return self.train_batches_from(epoch, seed, 0)
-
-    def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
-        for step, rows in enumerate(self._order(epoch, seed)[start:], start=start):
-            yield self.inputs_of(rows, generator_of(seed, epoch, step))
-
     def batch_at(self, epoch: int, seed: int, step: int) -> Batch:
-        rows = self._order(epoch, seed)[step]
-        return self.inputs_of(rows, generator_of(seed, epoch, step))
+        return self.inputs_of(self._order(epoch, seed)[step], generator_of(seed, epoch, step))
 
     def _order(self, epoch: int, seed: int) -> tuple[Tensor, ...]:
         """Return the rows of each batch; the last epoch's are kept, since batches are made one by one."""
         key = (epoch, seed, self.batch_size)
         if self._last_order[0] != key:
-            generator = generator_of(seed, epoch)
-            order = torch.randperm(len(self._parts["train"]), generator=generator)
+            order = torch.randperm(len(self._parts["train"]), generator=generator_of(seed, epoch))
             self._last_order = (key, order.split(self.batch_size))
         return self._last_order[1]
 
     def _take(self, split: str, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return the stored images (B, 3, T, T) uint8 and labels (B,) of rows of a split."""
         home, numbers = self._home[split], self._parts[split][rows]
-        images = torch.from_numpy(self._data.pixels[home].take(numbers))
-        return images, torch.from_numpy(self._data.labels[home][numbers])
+        images, labels = self._data.pixels[home](numbers), self._data.labels[home][numbers]
+        return torch.from_numpy(images), torch.from_numpy(labels)
 
     def _augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
         flips = draw_flips(len(images), generator)
@@ -339,25 +320,22 @@ class Images(Workload):
         """Return the share of images whose largest score is that of their class, in [0, 1]."""
         if split not in self.splits:
             raise unknown_name("split", split, self.splits)
-        return self._hits(model, self.evaluation_batches(split), device) / len(self._parts[split])
+        return count_hits(model, self.evaluation_batches(split), device) / len(self._parts[split])
 
     def evaluate_a_little(self, model: nn.Module, device: Any) -> float:
         """Evaluate one validation batch; enough to detect a random model, since the data are fixed."""
         count = min(EVALUATION_BATCH_SIZE, len(self._parts["validation"]))
-        return self._hits(model, islice(self.evaluation_batches("validation"), 1), device) / count
+        return count_hits(model, islice(self.evaluation_batches("validation"), 1), device) / count
 
     @property
     def little_part(self) -> float:
         """Return 0, since one batch always suffices (`Workload.little_part`)."""
         return 0.0
 
-    def _hits(self, model: nn.Module, batches: Iterator[Batch], device: Any) -> int:
-        return count_hits(model, batches, device)
-
     def evaluation_batches(self, split: str) -> Iterator[Batch]:
-        count = len(self._parts[split])
-        for at in range(0, count, EVALUATION_BATCH_SIZE):
-            images, labels = self._take(split, np.arange(at, min(count, at + EVALUATION_BATCH_SIZE)))
+        rows = np.arange(len(self._parts[split]))
+        for at in range(0, len(rows), EVALUATION_BATCH_SIZE):
+            images, labels = self._take(split, rows[at : at + EVALUATION_BATCH_SIZE])
             images = center_crops(images, self._size)
             yield normalised(images, self._mean, self._deviation), labels
 

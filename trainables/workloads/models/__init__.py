@@ -6,8 +6,7 @@ Parameter names are those of published checkpoints and compression schedules for
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainables.errors import UserError, unknown_name
 
@@ -18,54 +17,33 @@ if TYPE_CHECKING:
 DEFAULT_IMAGE_SIZE = 224
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """A built-in model."""
 
-    home: str
-    """``module:function``, called with the numbers of classes and of input channels."""
+    module: str
+    """Module of this package with a function of the model's name, called with the numbers of classes and channels."""
     image_size: int
     """Width and height of the images for which it was published, in pixels."""
-    least_image_size: int = 1
+    least_image_size: int
     """Smallest width and height that leave at least one pixel for its last layer, in pixels."""
     description: str
     """Description in one line."""
 
 
 MODELS: dict[str, Entry] = {
-    "resnet20": Entry(
-        home="trainables.workloads.models.resnet_cifar:resnet20",
-        image_size=32,
-        description="ResNet-20 for 32x32 images, 0.27 M parameters (He et al. 2016, section 4.2)",
-    ),
-    "resnet56": Entry(
-        home="trainables.workloads.models.resnet_cifar:resnet56",
-        image_size=32,
-        description="ResNet-56 for 32x32 images, 0.85 M parameters (He et al. 2016, section 4.2)",
-    ),
-    "resnet18": Entry(
-        home="trainables.workloads.models.resnet:resnet18",
-        image_size=224,
-        description="ResNet-18, 11.7 M parameters (He et al. 2016, table 1)",
-    ),
+    "resnet20": Entry("resnet", 32, 1, "ResNet-20 for 32x32 images, 0.27 M parameters (He et al. 2016, section 4.2)"),
+    "resnet56": Entry("resnet", 32, 1, "ResNet-56 for 32x32 images, 0.85 M parameters (He et al. 2016, section 4.2)"),
+    "resnet18": Entry("resnet", 224, 1, "ResNet-18, 11.7 M parameters (He et al. 2016, table 1)"),
     "resnet50": Entry(
-        home="trainables.workloads.models.resnet:resnet50",
-        image_size=224,
-        description="ResNet-50, 25.6 M parameters (He et al. 2016, table 1; strides in the 3x3 convolutions: v1.5)",
+        "resnet", 224, 1,
+        "ResNet-50, 25.6 M parameters (He et al. 2016, table 1; strides in the 3x3 convolutions: v1.5)",
     ),
-    "alexnet": Entry(
-        home="trainables.workloads.models.alexnet:alexnet",
-        image_size=224,
-        least_image_size=63,
-        description="AlexNet with one tower, 61.1 M parameters (Krizhevsky 2014)",
-    ),
+    "alexnet": Entry("alexnet_vgg", 224, 63, "AlexNet with one tower, 61.1 M parameters (Krizhevsky 2014)"),
     "vgg16": Entry(
-        home="trainables.workloads.models.vgg:vgg16",
-        image_size=224,
-        least_image_size=32,
-        description="VGG-16 without batch norm, 138.4 M parameters (Simonyan and Zisserman 2015, configuration D)",
+        "alexnet_vgg", 224, 32,
+        "VGG-16 without batch norm, 138.4 M parameters (Simonyan and Zisserman 2015, configuration D)",
     ),
-}
+}  # fmt: skip
 
 
 def build_model(name: str, classes: int, image_size: int | None = None, channels: int = 3) -> nn.Module:
@@ -95,6 +73,6 @@ def build_model(name: str, classes: int, image_size: int | None = None, channels
         from trainables.workloads.models.custom import build_custom
 
         return build_custom(name, classes=classes, image_size=image_size, channels=channels)
-    module, function = MODELS[name].home.split(":")
-    model: nn.Module = getattr(importlib.import_module(module), function)(classes, channels)
+    module = importlib.import_module(f"{__name__}.{MODELS[name].module}")
+    model: nn.Module = getattr(module, name)(classes, channels)
     return model

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trainables.errors import UserError
 from trainables.runtime.isolation import kept_generators
-from trainables.workloads.user_code import import_attribute
+from trainables.workloads.user_code import import_function
 
 #: Two, since a batch norm over single pixels needs more than one sample in training mode.
 TRIED_IMAGES = 2
@@ -31,7 +31,10 @@ def build_custom(name: str, *, classes: int, image_size: int, channels: int) -> 
         UserError: a name of another form, a module that does not import, no such function in it, a function that
             raises or returns no `nn.Module`, or a model that gives anything but (2, classes) for two images.
     """
-    function = _find(name)
+    path, _, attribute = name.partition(":")
+    if not attribute.isidentifier() or not all(part.isidentifier() for part in path.split(".")):
+        raise UserError(f"a model of one's own must be given as package.module:function, got {name!r}")
+    function = import_function(name, "model")
     sizes = {"num_classes": classes, "image_size": image_size, "channels": channels}
     try:
         positional, named = _taken(function, sizes)
@@ -39,19 +42,9 @@ def build_custom(name: str, *, classes: int, image_size: int, channels: int) -> 
     except Exception as error:
         raise UserError(f"model {name} must be built by calling it, which raised {_in_one_line(error)}") from error
     if not isinstance(model, nn.Module):
-        raise UserError(f"model {name} must return an nn.Module, got {_kind(model)}")
+        raise UserError(f"model {name} must return an nn.Module, got {type(model).__name__}")
     _check_scores(name, model, classes, (TRIED_IMAGES, channels, image_size, image_size))
     return model
-
-
-def _find(name: str) -> Callable[..., Any]:
-    path, _, attribute = name.partition(":")
-    if not attribute.isidentifier() or not all(part.isidentifier() for part in path.split(".")):
-        raise UserError(f"a model of one's own must be given as package.module:function, got {name!r}")
-    function = import_attribute(name, "model")
-    if not callable(function):
-        raise UserError(f"model {name} must be a function or a class, got {_kind(function)}")
-    return function
 
 
 def _taken(function: Callable[..., Any], sizes: Mapping[str, int]) -> tuple[tuple[int, ...], dict[str, int]]:
@@ -83,7 +76,7 @@ def _check_scores(name: str, model: nn.Module, classes: int, shape: tuple[int, .
         ) from error
     rule = f"model {name} must give scores of shape ({shape[0]}, {classes}) for images of shape {shape}"
     if not isinstance(scores, Tensor):
-        raise UserError(f"{rule}, got {_kind(scores)}")
+        raise UserError(f"{rule}, got {type(scores).__name__}")
     if tuple(scores.shape) != (shape[0], classes):
         few = scores.dim() == 2 and len(scores) == shape[0] and scores.shape[1] < classes
         why = f": it has {scores.shape[1]} outputs, the data has {classes} classes" if few else ""
@@ -95,24 +88,14 @@ def _tried(model: nn.Module, shape: tuple[int, ...]) -> Any:
 
     Runs on the meta device, which computes nothing, or with real values where the model cannot run there.
     """
-    with torch.no_grad():
-        try:
-            return torch.func.functional_call(model, _state(model, "meta"), (torch.empty(shape, device="meta"),))
-        except Exception:  # noqa: BLE001  # it needs real values, or is wrong: the real pass shows which
-            with kept_generators([]):
-                return torch.func.functional_call(model, _state(model, None), (torch.zeros(shape),))
-
-
-def _state(model: nn.Module, device: str | None) -> dict[str, Tensor]:
-    """Return parameters and copies of the buffers; on ``meta`` all without values."""
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    if device is not None:
-        return {name: torch.empty_like(value, device=device) for name, value in state.items()}
-    return {name: value if isinstance(value, nn.Parameter) else value.clone() for name, value in state.items()}
-
-
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"{type(value).__name__}"
+    with torch.no_grad(), kept_generators([]):
+        try:
+            without_values = {name: value.to("meta") for name, value in state.items()}
+            return torch.func.functional_call(model, without_values, (torch.empty(shape, device="meta"),))
+        except Exception:  # noqa: BLE001  # it needs real values, or is wrong: the real pass shows which
+            state |= {name: buffer.clone() for name, buffer in model.named_buffers()}
+            return torch.func.functional_call(model, state, (torch.zeros(shape),))
 
 
 def _in_one_line(error: Exception) -> str:

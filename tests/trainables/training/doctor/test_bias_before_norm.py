@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainables.training.doctor.checks import ModelCall, biases_before_norms, renumbered, without_biases
+from trainables.training.doctor.checks import biases_before_norms, renumbered, without_biases
+from trainables.training.doctor.observation import ModelCall
 
 
 class Residual(nn.Module):

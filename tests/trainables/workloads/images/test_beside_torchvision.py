@@ -22,7 +22,7 @@ theirs = vision.datasets.ImageFolder(folder, transform=vision.transforms.PILToTe
 ours = Images(data=folder, cache=cache, cache_limit_gb=float(limit), validation=0.3, augment=False)
 assert ours.class_names == theirs.classes, (ours.class_names, theirs.classes)
 assert ours._data.labels["train"].tolist() == theirs.targets
-pixels = torch.from_numpy(ours._data.pixels["train"].take(list(range(len(theirs)))))
+pixels = torch.from_numpy(ours._data.pixels["train"](list(range(len(theirs)))))
 assert torch.equal(pixels, torch.stack([image for image, _ in theirs]))
 seen = torch.cat([images for images, _ in ours.train_batches(0, 0)])
 rows = torch.from_numpy(ours._parts["train"])[torch.cat(ours._order(0, 0))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,22 +12,30 @@ import pytest
 from image_files import encoded, noise, write_folder, write_parquet
 
 from trainables.errors import UserError
-from trainables.workloads.images import dataset
-from trainables.workloads.images.classes import count_classes, hold_out
-from trainables.workloads.images.dataset import ImageData, find_source, open_images
+from trainables.workload_options import CACHE_VARIABLE
+from trainables.workloads.images import source as source_module
+from trainables.workloads.images.dataset import ImageData, count_classes, default_cache, hold_out, open_images
+from trainables.workloads.images.source import find_source
 
 LABELS = [0, 1, 2, 0, 1, 2, 0]
 
 
-def opened(data: Path, cache: Path, image_size: int | None = None) -> ImageData:
-    return open_images(str(data), cache=cache, cache_limit_bytes=1e9, image_size=image_size)
+def opened(data: Path, image_size: int | None = None) -> ImageData:
+    return open_images(str(data), cache=default_cache(), cache_limit_bytes=1e9, image_size=image_size)
 
 
-def says(error: pytest.ExceptionInfo[UserError], *parts: object) -> None:
-    text = str(error.value)
-    assert "\n" not in text
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+
+
+def refused(call: Callable[[], object], *parts: object) -> None:
+    """One line that names all of these."""
+    with pytest.raises(UserError) as error:
+        call()
+    assert "\n" not in str(error.value)
     for part in parts:
-        assert str(part) in text
+        assert str(part) in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +68,7 @@ def test_rows_are_found_in_any_order_across_files_and_row_groups(
     write_parquet(tmp_path / "train-0.parquet", pixels[:13], [0] * 13, group_rows=4)
     write_parquet(tmp_path / "train-1.parquet", pixels[:0], pa.array([], pa.int64()))
     write_parquet(tmp_path / "train-2.parquet", pixels[13:], [1] * 7, group_rows=3)
-    monkeypatch.setattr(dataset, "KEPT_BYTES", 2000)  # a few row groups
+    monkeypatch.setattr(source_module, "KEPT_BYTES", 2000)  # a few row groups
     split = find_source(str(tmp_path)).open()["train"]
     order = [*np.random.default_rng(0).permutation(20).tolist(), 5, 5]
     assert split.encoded(order) == [encoded(pixels[index]) for index in order]
@@ -83,19 +92,19 @@ def test_names_of_columns(tmp_path: Path) -> None:
 def test_an_image_without_bytes(tmp_path: Path, streamed: bool) -> None:
     rows = [encoded(noise(1, 8)[0]), {"bytes": None, "path": "gone.png"}]
     path = write_parquet(tmp_path / "train.parquet", rows, [0, 1])
-    with pytest.raises(UserError) as error:
-        opened(path, tmp_path / "cache") if not streamed else find_source(str(path)).open()["train"].encoded([1])
-    says(error, path, "row 1", "no bytes", "gone.png", "does not exist")
+
+    def read() -> object:
+        return find_source(str(path)).open()["train"].encoded([1]) if streamed else opened(path)
+
+    refused(read, path, "row 1", "no bytes", "gone.png", "does not exist")
     write_parquet(path, [rows[0], {"bytes": None, "path": None}], [0, 1])
-    with pytest.raises(UserError) as error:
-        opened(path, tmp_path / "cache") if not streamed else find_source(str(path)).open()["train"].encoded([1])
-    says(error, path, "row 1", "bytes or a path")
+    refused(read, path, "row 1", "bytes or a path")
 
 
 def test_an_unlabelled_test_split_is_none(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train-0.parquet", noise(4, 8), [0, 1, 0, 1])
     write_parquet(tmp_path / "test-0.parquet", noise(2, 8), [-1, -1])
-    assert set(opened(tmp_path, tmp_path / "cache").labels) == {"train"}
+    assert set(opened(tmp_path).labels) == {"train"}
 
 
 def test_folders_by_class(tmp_path: Path) -> None:
@@ -125,68 +134,40 @@ def test_folders_by_split(tmp_path: Path, validation: str) -> None:
 
 
 def test_folders_that_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as error:
-        find_source(str(tmp_path / "nowhere"))
-    says(error, "does not exist", tmp_path / "nowhere")
-    with pytest.raises(UserError) as error:
-        find_source(str(tmp_path))
-    says(error, tmp_path, "neither Parquet files", "folders of images by class")
+    refused(lambda: find_source(str(tmp_path / "nowhere")), "does not exist", tmp_path / "nowhere")
+    refused(lambda: find_source(str(tmp_path)), tmp_path, "neither Parquet files", "folders of images by class")
     write_folder(tmp_path / "val", noise(1, 8), ["d"])
-    with pytest.raises(UserError) as error:
-        find_source(str(tmp_path))
-    says(error, "needs a folder train", "val")
+    refused(lambda: find_source(str(tmp_path)), "needs a folder train", "val")
     (tmp_path / "train").mkdir()
-    with pytest.raises(UserError) as error:
-        find_source(str(tmp_path))
-    says(error, tmp_path / "train", "for each class")
+    refused(lambda: find_source(str(tmp_path)), tmp_path / "train", "for each class")
     write_folder(tmp_path / "train", noise(2, 8), ["a", "b"])
-    with pytest.raises(UserError) as error:
-        find_source(str(tmp_path))
-    says(error, tmp_path / "val" / "d", "lacks", "a, b")
+    refused(lambda: find_source(str(tmp_path)), tmp_path / "val" / "d", "lacks", "a, b")
     (tmp_path / "train" / "d").mkdir()
-    with pytest.raises(UserError) as error:
-        find_source(str(tmp_path))
-    says(error, tmp_path / "train" / "d", "it has none")
+    refused(lambda: find_source(str(tmp_path)), tmp_path / "train" / "d", "it has none")
     (tmp_path / "val" / "d" / "0000.png").unlink()
     (tmp_path / "train" / "d").rmdir()
     (tmp_path / "val" / "d").rmdir()
-    with pytest.raises(UserError) as error:
-        opened(tmp_path, tmp_path / "cache")
-    says(error, "validation is empty", tmp_path)
+    refused(lambda: opened(tmp_path), "validation is empty", tmp_path)
 
 
 def test_parquet_files_that_do_not_fit(tmp_path: Path) -> None:
-    data, cache = tmp_path / "data", tmp_path / "cache"
+    data = tmp_path / "data"
     path = write_parquet(data / "test-0.parquet", noise(2, 8), [0, 1])
-    with pytest.raises(UserError) as error:
-        opened(data, cache)
-    says(error, "train-*.parquet", "test-0.parquet")
+    refused(lambda: opened(data), "train-*.parquet", "test-0.parquet")
     train = data / "train-0.parquet"
     train.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(UserError) as error:
-        opened(data, cache)
-    says(error, train, "not a Parquet file that can be read")
+    refused(lambda: opened(data), train, "not a Parquet file that can be read")
     write_parquet(train, noise(2, 8), [0, 1], image="picture")
-    with pytest.raises(UserError) as error:
-        opened(data, cache)
-    says(error, train, "needs a column img or image", "picture, label")
+    refused(lambda: opened(data), train, "needs a column img or image", "picture, label")
     write_parquet(train, noise(2, 8), [0, 1], label="class")
-    with pytest.raises(UserError) as error:
-        opened(data, cache)
-    says(error, train, "needs a column label or labels or fine_label", "img, class")
+    refused(lambda: opened(data), train, "needs a column label or labels or fine_label", "img, class")
     write_parquet(train, noise(2, 8), [0, 1])
     write_parquet(path, noise(2, 8), [0, 1], image="image")
-    with pytest.raises(UserError) as error:
-        opened(data, cache)
-    says(error, path, "needs a column img;", "image, label")
+    refused(lambda: opened(data), path, "needs a column img;", "image, label")
     write_parquet(path, noise(0, 8), pa.array([], pa.int64()))
-    with pytest.raises(UserError) as error:
-        opened(data, cache)
-    says(error, data, "test is empty")
+    refused(lambda: opened(data), data, "test is empty")
     pq.write_table(pa.table({"img": ["a", "b"], "label": [0, 1]}), train)
-    with pytest.raises(UserError) as error:
-        opened(data, cache)
-    says(error, train, "column img", "struct with bytes", "string")
+    refused(lambda: opened(data), train, "column img", "struct with bytes", "string")
 
 
 @pytest.mark.parametrize(
@@ -200,39 +181,25 @@ def test_parquet_files_that_do_not_fit(tmp_path: Path) -> None:
 )
 def test_labels_that_are_none(tmp_path: Path, labels: list[object], parts: tuple[str, ...]) -> None:
     path = write_parquet(tmp_path / "train-0.parquet", noise(3, 8), labels)
-    with pytest.raises(UserError) as error:
-        count_classes(opened(tmp_path, tmp_path / "cache"), None)
-    says(error, path, *parts)
+    refused(lambda: count_classes(opened(tmp_path), None), path, *parts)
 
 
 def test_labels_and_the_number_of_classes(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "train-0.parquet", noise(4, 8), [0, 1, 2, 1], names=["a", "b", "c"])
     test = write_parquet(tmp_path / "test-0.parquet", noise(2, 8), [0, 3], names=["a", "b", "c"])
-    with pytest.raises(UserError) as error:
-        count_classes(opened(tmp_path, tmp_path / "cache"), None)
-    says(error, test, "row 1", "0..2 for 3 classes", "got 3")
+    refused(lambda: count_classes(opened(tmp_path), None), test, "row 1", "0..2 for 3 classes", "got 3")
     test.unlink()
-    data = opened(tmp_path, tmp_path / "cache")
+    data = opened(tmp_path)
     assert count_classes(data, None) == count_classes(data, 3) == 3
-    with pytest.raises(UserError) as error:
-        count_classes(data, 2)
-    says(error, path, "row 2", "0..1 for 2 classes", "got 2")
-    with pytest.raises(UserError) as error:
-        count_classes(data, 10)
-    says(error, "3 classes, fewer than the model's 10 outputs", "3, 4, 5, 6, 7, ...", "say classes=3")
+    refused(lambda: count_classes(data, 2), path, "row 2", "0..1 for 2 classes", "got 2")
+    refused(lambda: count_classes(data, 10), "3 classes, fewer than the model's 10", "3, 4, 5, 6, 7, ...", "classes=3")
     write_parquet(path, noise(4, 8), [0, 1, 1, 1], names=["a", "b", "c"])
-    with pytest.raises(UserError) as error:
-        count_classes(opened(tmp_path, tmp_path / "cache"), None)
-    says(error, "2 classes, fewer than the model's 3 outputs", "say classes=2")
-    assert count_classes(opened(tmp_path, tmp_path / "cache"), 2) == 2
+    refused(lambda: count_classes(opened(tmp_path), None), "2 classes, fewer than the model's 3", "say classes=2")
+    assert count_classes(opened(tmp_path), 2) == 2
     write_parquet(path, noise(4, 8), [0, 2, 2, 0])
-    with pytest.raises(UserError) as error:
-        count_classes(opened(tmp_path, tmp_path / "cache"), None)
-    says(error, "(none has label 1)", "without gaps")
+    refused(lambda: count_classes(opened(tmp_path), None), "(none has label 1)", "without gaps")
     write_parquet(path, noise(2, 8), [0, 0])
-    with pytest.raises(UserError) as error:
-        count_classes(opened(tmp_path, tmp_path / "cache"), None)
-    says(error, "at least 2 classes")
+    refused(lambda: count_classes(opened(tmp_path), None), "at least 2 classes")
 
 
 def test_validation_is_taken_class_by_class() -> None:

@@ -20,7 +20,7 @@ from trainables.registry import WORKLOADS, Entry
 from trainables.training.run import TrainingRun
 from trainables.workloads import build
 from trainables.workloads.base import Batch
-from trainables.workloads.images.classes import hold_out
+from trainables.workloads.images.dataset import hold_out
 from trainables.workloads.images.workload import Images
 
 COUNT, SIDE = 50, 9

@@ -1,0 +1,236 @@
+"""Observation of training steps: called networks, waits of the host, clipping of scaled and zeroing of gradients."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import sysconfig
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from traceback import walk_stack
+from types import FrameType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from trainables.errors import UserError
+
+_TORCH = str(Path(torch.__file__).parent)
+_CLIPPING = str(Path(_TORCH, "nn", "utils", "clip_grad.py"))
+#: Places of code that is not the user's.
+_LIBRARIES = (_TORCH, str(Path(__file__).parent), sysconfig.get_paths()["stdlib"], "<frozen")
+#: Operations whose result the host needs, so that it waits for the device.
+_READS = {
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten.masked_select.default,
+    torch.ops.aten.is_nonzero.default,
+}
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """Arguments of one forward pass, by position and by name."""
+
+    positional: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, model: nn.Module) -> Any:
+        """Return what a model gives for these arguments."""
+        return model(*self.positional, **self.keywords)
+
+    def detached(self, device: torch.device | None = None) -> ModelCall:
+        """Return the same arguments outside the graph that they came from, on a device if one is given."""
+
+        def moved(value: Any) -> Any:
+            return value.detach().to(device) if isinstance(value, Tensor) else value
+
+        return ModelCall(*tree_map(moved, (self.positional, dict(self.keywords))))
+
+
+def call_from_batch(model: nn.Module, batch: Any) -> ModelCall:
+    """Return the call that a batch suggests.
+
+    The values of a mapping go to the arguments of the same names, as models of Hugging Face take them; of a sequence,
+    the first ones go to the arguments without defaults. Otherwise the first tensor is the model's input.
+
+    Raises:
+        UserError: the batch has no tensor.
+    """
+    if isinstance(batch, Tensor):
+        return ModelCall((batch,))
+    taken = inspect.signature(model.forward).parameters
+    needed = [name for name, one in taken.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    if isinstance(batch, Mapping):
+        named = {name: value for name, value in batch.items() if name in taken}
+        if named and named.keys() >= set(needed):
+            return ModelCall(keywords=named)
+        values = list(batch.values())
+    else:
+        values = list(batch) if isinstance(batch, (tuple, list)) else []
+        first = values[: len(needed)]
+        if len(needed) > 1 and len(first) == len(needed) and all(isinstance(value, Tensor) for value in first):
+            return ModelCall(tuple(first))
+    if not values:
+        raise UserError("the doctor needs batches with a tensor, got one without")
+    return call_from_batch(model, values[0])
+
+
+class NetworkCalls:
+    """The networks that are called with gradients, each with the arguments of its latest call.
+
+    Parts that a recorded network calls are no networks of their own.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[nn.Module, ModelCall] = {}
+        self._depth = 0
+        self.trains = True
+        """Training mode of the latest network that was called; True before the first call."""
+
+    @contextmanager
+    def recorded(self) -> Iterator[NetworkCalls]:
+        """Record the calls inside the context."""
+        with ExitStack() as hooks:
+            hooks.callback(register_module_forward_pre_hook(self._enter).remove)
+            hooks.callback(register_module_forward_hook(self._leave, with_kwargs=True, always_call=True).remove)
+            yield self
+
+    @property
+    def by_network(self) -> dict[nn.Module, ModelCall]:
+        """Return the recorded calls, without networks that are parts of another recorded one."""
+        parts = {part for network in self._calls for part in network.modules() if part is not network}
+        return {network: call for network, call in self._calls.items() if network not in parts}
+
+    def _enter(self, *_: Any) -> None:
+        self._depth += 1
+
+    def _leave(self, module: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any], _: Any) -> None:
+        self._depth -= 1
+        parameters = list(module.parameters())
+        if self._depth or not parameters:  # a loss is no network
+            return
+        self.trains = module.training
+        if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
+            self._calls[module] = ModelCall(positional, keywords).detached()
+
+
+class StepWatch(TorchDispatchMode):
+    """Record in training steps where the host waits for a device, and where scaled gradients are clipped.
+
+    A read waits if operations of the device came after the read before it. Reads that torch makes by itself count for
+    the line that called it, except those of its optimizers, which read their own counters.
+
+    Args:
+        device: tensors of other devices are not waited for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._busy, self._scaled = True, False  # operations from before may still run
+        self._patches = ExitStack()
+        self.steps = 0
+        """Steps that have begun; the caller counts them."""
+        self.waits: defaultdict[str, list[int]] = defaultdict(list)
+        """The step of each wait, by ``file:line``."""
+        self.clipped_scaled: set[str] = set()
+        """Lines, ``file:line``, that clip gradients which a GradScaler has not unscaled."""
+
+    def __enter__(self) -> Self:
+        def noting(scaled: bool) -> Callable[[Any], Any]:
+            def around(original: Any) -> Any:
+                def method(scaler: torch.amp.GradScaler, *arguments: Any, **keywords: Any) -> Any:
+                    if scaler.is_enabled():
+                        self._scaled = scaled
+                    return original(scaler, *arguments, **keywords)
+
+                return method
+
+            return around
+
+        for name in ("scale", "unscale_", "step"):
+            self._patches.enter_context(replaced(torch.amp.GradScaler, name, noting(name == "scale")))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._patches.close()
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: Mapping[str, Any] | None = None
+    ) -> Any:
+        if self._is_read(operation, arguments, keywords or {}):
+            place = calling_line(sys._getframe(1)) if self._busy else None
+            if place is not None:
+                self.waits[place].append(self.steps)
+            self._busy = False
+        elif any(isinstance(leaf, Tensor) and leaf.device.type == self._device.type for leaf in tree_leaves(arguments)):
+            self._busy = True
+            frame = sys._getframe(1)
+            if self._scaled and any(above.f_code.co_filename == _CLIPPING for above, _ in walk_stack(frame)):
+                self.clipped_scaled.add(calling_line(frame) or "?")
+        return operation(*arguments, **(keywords or {}))
+
+    def _is_read(self, operation: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
+        """Return whether the host waits: for a value, or for a copy from the GPU, unless it is told not to."""
+        kind = self._device.type
+        if operation is torch.ops.aten._to_copy.default:
+            target = keywords.get("device")
+            from_gpu = arguments[0].device.type == kind == "cuda"
+            return from_gpu and target is not None and target.type == "cpu" and not keywords.get("non_blocking")
+        return operation in _READS and isinstance(arguments[0], Tensor) and arguments[0].device.type == kind
+
+
+def calling_line(frame: FrameType | None) -> str | None:
+    """Return ``file:line`` of the innermost frame outside torch; None for torch's optimizers and for no such frame."""
+    for here, line in walk_stack(frame):
+        file = here.f_code.co_filename
+        if file.startswith((f"{_TORCH}/optim/", f"{_TORCH}/amp/")):
+            return None
+        if not file.startswith(_LIBRARIES) or ("site-packages" in file and not file.startswith(_TORCH)):
+            return f"{file}:{line}"
+    return None
+
+
+@contextmanager
+def zeroed_gradients() -> Iterator[Counter[str]]:
+    """Record the lines that set gradients to zero instead of None inside the context."""
+    places: Counter[str] = Counter()
+
+    def watched(original: Any) -> Any:
+        def zero_grad(self: Any, set_to_none: bool = True) -> Any:
+            if not set_to_none and any(p.grad is not None for p in parameters_of(self)):
+                places[calling_line(sys._getframe(1)) or "?"] += 1
+            return original(self, set_to_none)
+
+        return zero_grad
+
+    with replaced(torch.optim.Optimizer, "zero_grad", watched), replaced(nn.Module, "zero_grad", watched):
+        yield places
+
+
+@contextmanager
+def replaced(owner: type, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace a class's method inside the context by what ``make`` makes of it."""
+    original = getattr(owner, name)
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def parameters_of(owner: Any) -> list[nn.Parameter]:
+    """Return the parameters of a module or of an optimizer."""
+    if isinstance(owner, nn.Module):
+        return list(owner.parameters())
+    return [p for group in owner.param_groups for p in group["params"]]
