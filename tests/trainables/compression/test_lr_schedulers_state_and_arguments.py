@@ -117,8 +117,6 @@ BAD = [
      "StepLR(step_size, gamma=0.1)"),
     ("ExponentialLR", {"gamma": float("inf")}, "gamma of ExponentialLR must be a number >= 0, got inf: "
      "ExponentialLR(gamma)"),
-    ("ExponentialLR", {"gamma": "9e-1"}, "gamma of ExponentialLR must be a number >= 0, got '9e-1' (YAML reads that "
-     "as text: a number with an exponent needs a point, as 1.0e-4): ExponentialLR(gamma)"),
     ("ExponentialLR", {"gamma": "fast"}, "gamma of ExponentialLR must be a number >= 0, got 'fast': "
      "ExponentialLR(gamma)"),
     ("MultiStepLR", {"milestones": 3}, "milestones of MultiStepLR must be a list of numbers, each a whole number >= 0, "

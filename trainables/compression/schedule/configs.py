@@ -380,6 +380,9 @@ class PostTrainLinearQuantizerConfig(ComponentConfig):
         return self
 
 
+#: The models of arguments that are maps, and of the values of such maps.
+NESTED: dict[str, type[ComponentConfig]] = {"kwargs": BlockConfig, "overrides": OverridesConfig}
+
 QUANTIZERS: dict[str, type[ComponentConfig]] = {
     model.class_: model
     for model in (
@@ -439,8 +442,6 @@ _List = Annotated[list[T], Field(min_length=1)]
 _Index = Annotated[Whole, Field(ge=0)]
 _Momentum = Annotated[Fraction, Field(lt=1)]
 
-#: Arguments that the schedule language fills in.
-_FILLED_IN = ("self", "optimizer", "last_epoch")
 #: Names, rule and type, the same for all classes. Arguments that torch adds later are checked by torch only.
 _KINDS: tuple[tuple[str, str, Any], ...] = (
     ("step_size total_iters T_max T_0 T_mult step_size_up step_size_down", "a whole number >= 1", Count),
@@ -471,23 +472,21 @@ def check_arguments(class_name: str, arguments: Mapping[str, Any], makes: Sequen
     Raises:
         UserError: an argument is unknown, missing, of another type or out of its range; the message has the signature.
     """
-    taken = _parameters(makes[0])
-    how = signatures(class_name, makes)
-    for name in arguments:
+    taken, how = _parameters(makes[0]), signatures(class_name, makes)
+    for name, value in arguments.items():
         if name not in taken:
             others = {other for make in makes for other in _parameters(make)}
             raise UserError(f"{unknown_name(f'argument of {class_name}', str(name), others)} in {how}")
-    for name, parameter in taken.items():
-        if name not in arguments and parameter.default is parameter.empty:
-            raise UserError(f"{class_name} needs {name}: {how}")
-    for name, value in arguments.items():
         if name not in _RULES or (value is None and taken[name].default is None):
             continue
         rule, accepted = _RULES[name]
         try:
             accepted.validate_python(value)
         except ValidationError:
-            raise UserError(f"{name} of {class_name} must be {rule}, got {value!r}{_hint(value)}: {how}") from None
+            raise UserError(f"{name} of {class_name} must be {rule}, got {value!r}: {how}") from None
+    for name, parameter in taken.items():
+        if name not in arguments and parameter.default is parameter.empty:
+            raise UserError(f"{class_name} needs {name}: {how}")
 
 
 def signatures(class_name: str, makes: Sequence[Callable[..., Any]]) -> str:
@@ -497,31 +496,14 @@ def signatures(class_name: str, makes: Sequence[Callable[..., Any]]) -> str:
     >>> signatures("StepLR", [StepLR])
     'StepLR(step_size, gamma=0.1)'
     """
-    return " or ".join(
-        f"{class_name}({', '.join(_with_default(name, p.default) for name, p in _parameters(make).items())})"
-        for make in makes
-    )
+    plain = [[p.replace(annotation=p.empty) for p in _parameters(make).values()] for make in makes]
+    return " or ".join(f"{class_name}({', '.join(map(str, parameters))})" for parameters in plain)
 
 
 def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    return {name: p for name, p in inspect.signature(make).parameters.items() if name not in _FILLED_IN}
-
-
-def _with_default(name: str, default: Any) -> str:
-    if default is inspect.Parameter.empty:
-        return name
-    long = isinstance(default, float) and default != round(default, 3)
-    return f"{name}={default:.4g}" if long else f"{name}={default!r}"
-
-
-def _hint(value: Any) -> str:
-    if not isinstance(value, str):
-        return ""
-    try:
-        float(value)
-    except ValueError:
-        return ""
-    return " (YAML reads that as text: a number with an exponent needs a point, as 1.0e-4)"
+    """Return a class's parameters without those that the schedule language fills in."""
+    found = inspect.signature(make).parameters
+    return {name: p for name, p in found.items() if name not in ("self", "optimizer", "last_epoch")}
 
 
 # --- Arguments of the extensions, which remove pruned structures (thinning) -------------------------------------------
@@ -585,9 +567,3 @@ class KnowledgeDistillationConfig(ComponentConfig):
 
 
 DISTILLERS: dict[str, type[ComponentConfig]] = {"KnowledgeDistillation": KnowledgeDistillationConfig}
-
-
-# --- Arguments of every class of a schedule ---------------------------------------------------------------------------
-
-
-__all__ = ["DISTILLERS", "EXTENSIONS", "PRUNERS", "QUANTIZERS", "REGULARIZERS", "ComponentConfig"]

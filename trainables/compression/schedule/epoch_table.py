@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from trainables.compression.schedule.configs import AutomatedGradualPrunerConfig, SparsityLevelParameterPrunerConfig
 from trainables.compression.schedule.matching import Resolved
-from trainables.compression.schedule.names import assigned
+from trainables.compression.schedule.names import patterns_of
 from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
 from trainables.compression.schedule.policy_configs import PrunerPolicyConfig
 from trainables.compression.schedule.reading import is_gradual
@@ -103,7 +103,7 @@ def epoch_table(schedule: Schedule, epochs: int, resolved: Resolved | None = Non
         least `LEAST_PERIODS` times).
     """
     schedule = schedule if resolved is None else resolved.schedule
-    tally = None if resolved is None else _Tally(resolved)
+    total = _Total(resolved)
     contents: list[_Content | None] = []
     for epoch in range(epochs):
         acts = []
@@ -111,56 +111,51 @@ def epoch_table(schedule: Schedule, epochs: int, resolved: Resolved | None = Non
             if not policy.timing.is_active(epoch):
                 continue
             component = schedule.component(policy)
-            prunes = policy.kind == "pruner"
-            share = planned_share(component, policy, epoch) if prunes else None
+            share = planned_share(component, policy, epoch) if policy.kind == "pruner" else None
             acts.append(Act(kind=policy.kind, name=policy.instance_name, share=share))
-            if prunes and tally is not None:
-                tally.prune(component, policy, epoch)
-        contents.append((tuple(acts), None if tally is None else tally.share()) if acts else None)
+            if policy.kind == "pruner":
+                total.prune(component, policy, share)
+        contents.append((tuple(acts), total.share()) if acts else None)
     return _folded(contents)
 
 
-class _Tally:
+class _Total:
     """The planned share of all weights, updated from epoch to epoch: masks stay after their policy's epochs."""
 
-    def __init__(self, resolved: Resolved) -> None:
+    def __init__(self, resolved: Resolved | None) -> None:
         self._resolved = resolved
-        self._sizes = {n: math.prod(shape) for n, shape in resolved.facts.parameters.items() if len(shape) > 1}
-        self._pruned: dict[str, int] = {}
-        self._unknown: set[str] = set()
+        shapes = {} if resolved is None else resolved.facts.parameters
+        self._sizes = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) > 1}
+        self._pruned: dict[str, int | None] = dict.fromkeys(self._sizes, 0)
+        """Elements by weight; None if that depends on data."""
 
-    def prune(self, component: Component, policy: PlannedPolicy, epoch: int) -> None:
+    def prune(self, component: Component, policy: PlannedPolicy, share: Share) -> None:
         """Record a pruner's decision; it replaces earlier decisions on the same weights."""
-        shares = self._shares(component, policy, epoch)
-        if shares is None:
-            self._unknown.update(self._resolved.of(component))
+        if self._resolved is None:
             return
-        for name in self._sizes.keys() & shares.keys():
-            self._unknown.discard(name)
-            self._pruned[name] = int(shares[name] * self._sizes[name])
-
-    def _shares(self, component: Component, policy: PlannedPolicy, epoch: int) -> dict[str, float] | None:
-        """Return the share of elements by name; None if it depends on structures or data, or masks are temporary."""
-        settings, targets = component.settings, self._resolved.of(component)
+        targets, settings = self._resolved.of(component), component.settings
         args = policy.args if isinstance(policy.args, PrunerPolicyConfig) else PrunerPolicyConfig()
+        shares: Mapping[str, float | None] = dict.fromkeys(targets)  # by structures or data, or of a temporary mask
         if args.discard_masks_at_minibatch_end:
-            return None
-        if isinstance(settings, AutomatedGradualPrunerConfig):
-            share = planned_share(component, policy, epoch)
-            assert share is not None
-            return dict.fromkeys(targets, share[0])
-        if not isinstance(settings, SparsityLevelParameterPrunerConfig):
-            return None
-        if isinstance(args.levels, Mapping):
-            return assigned(args.levels, list(self._resolved.facts.parameters), on_error=lambda *_: None)
-        if args.levels is not None:
-            return dict.fromkeys(targets, args.levels)
-        return dict(self._resolved.values[(component.section, component.name)])
+            pass
+        elif isinstance(settings, AutomatedGradualPrunerConfig):
+            shares = dict.fromkeys(targets, share[0] if share else None)
+        elif isinstance(settings, SparsityLevelParameterPrunerConfig):
+            shares = self._resolved.values[component.section, component.name]
+            if isinstance(args.levels, Mapping):
+                found = patterns_of(args.levels, list(self._resolved.facts.parameters), on_error=lambda *_: None)
+                shares = {name: args.levels[pattern] for name, pattern in found.items()}
+            elif args.levels is not None:
+                shares = dict.fromkeys(targets, args.levels)
+        for name in self._sizes.keys() & shares.keys():
+            one = shares[name]
+            self._pruned[name] = None if one is None else int(one * self._sizes[name])
 
     def share(self) -> float | None:
-        if self._unknown or not self._sizes:
+        pruned = [count for count in self._pruned.values() if count is not None]
+        if not self._sizes or len(pruned) < len(self._sizes):
             return None
-        return sum(self._pruned.values()) / sum(self._sizes.values())
+        return sum(pruned) / sum(self._sizes.values())
 
 
 def _folded(contents: Sequence[_Content | None]) -> list[EpochRow]:

@@ -173,8 +173,7 @@ def policies(text: str) -> str:
         ),
         (
             "pruner: {instance_name: p, args: {mini_batch_pruning_frequency: -1}}",
-            "5: policies.0.pruner.args.mini_batch_pruning_frequency: mini_batch_pruning_frequency must be an integer "
-            ">= 0, got -1",
+            "5: policies.0.pruner.args.mini_batch_pruning_frequency: must be >= 0, got -1",
         ),
         (
             "pruner: {instance_name: p, args: {mask_gradients: true}}",
