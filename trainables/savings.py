@@ -14,7 +14,6 @@ time saved (`time_saved`); fractions, at most 1, negative where more was execute
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 #: Column of the saving that a study ranks by (`ranked_saving`).
@@ -22,27 +21,17 @@ SAVED = "saved"
 TRAINING, INFERENCE, BOTH, TIME = "training", "inference", "both", "time"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Saving:
-    rank: Callable[[Any, Any, Any], Any]
-    """Function of T, I and S."""
-    share_words: str
-    """Words for the compute in a sentence such as "you can skip 31 % of ..."."""
-    saved_words: str
-    """Words for the saving in a heading, an axis label or a line of numbers."""
-
-
-_SAVINGS = {
-    TRAINING: _Saving(rank=lambda t, i, s: t, share_words="the training compute", saved_words="compute saved"),
-    INFERENCE: _Saving(
-        rank=lambda t, i, s: i, share_words="the inference compute", saved_words="inference compute saved"
+#: By saving: the function of T, I and S that ranks, the words for the compute in a sentence such as "you can skip 31 %
+#: of ...", and those for the saving in a heading, an axis label or a line of numbers.
+_SAVINGS: dict[str, tuple[Callable[[Any, Any, Any], Any], str, str]] = {
+    TRAINING: (lambda t, i, s: t, "the training compute", "compute saved"),
+    INFERENCE: (lambda t, i, s: i, "the inference compute", "inference compute saved"),
+    BOTH: (
+        lambda t, i, s: (t + i) / 2,
+        "training and inference compute, on average",
+        "mean of training and inference saved",
     ),
-    BOTH: _Saving(
-        rank=lambda t, i, s: (t + i) / 2,
-        share_words="training and inference compute, on average",
-        saved_words="mean of training and inference saved",
-    ),
-    TIME: _Saving(rank=lambda t, i, s: s, share_words="the training time", saved_words="training time saved"),
+    TIME: (lambda t, i, s: s, "the training time", "training time saved"),
 }
 #: Savings by which trials can be ranked.
 SAVINGS = tuple(_SAVINGS)
@@ -91,7 +80,7 @@ def ranked_saving(saving: str | None, training: Any, inference: Any, time: Any =
     >>> [round(ranked_saving(saving, 0.2, 0.6), 6) for saving in (None, "inference", "both")]
     [0.2, 0.6, 0.4]
     """
-    return _SAVINGS[saving or TRAINING].rank(training, inference, time)
+    return _SAVINGS[saving or TRAINING][0](training, inference, time)
 
 
 def objectives_of(saving: str, quality: str = "accuracy") -> tuple[str, str]:
@@ -104,18 +93,10 @@ def objectives_of(saving: str, quality: str = "accuracy") -> tuple[str, str]:
 
 
 def share_words(saving: str) -> str:
-    """Return the words for the ranked compute in a sentence such as "you can skip 31 % of ...".
-
-    >>> share_words("inference")
-    'the inference compute'
-    """
-    return _SAVINGS[saving].share_words
+    """Return the words for the ranked compute in a sentence: ``the inference compute``."""
+    return _SAVINGS[saving][1]
 
 
 def saved_words(saving: str) -> str:
-    """Return the words for the ranked saving in a heading, an axis label or a line of numbers.
-
-    >>> saved_words("training"), saved_words("inference")
-    ('compute saved', 'inference compute saved')
-    """
-    return _SAVINGS[saving].saved_words
+    """Return the words for the ranked saving in a heading, an axis label or a line of numbers: ``compute saved``."""
+    return _SAVINGS[saving][2]

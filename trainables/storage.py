@@ -16,13 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 from urllib.parse import urlsplit
 
 from trainables.errors import UserError
-
-if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
@@ -101,11 +98,7 @@ class Files(Protocol):
         """Return a file's content; raise FileNotFoundError without such a file."""
 
     def read_if(self, name: str, is_right: Callable[[bytes], bool]) -> bytes | None:
-        """Return a file's content; remove the file and return None if it is not right.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-        """
+        """Return a file's content as `read`; remove the file and return None if it is not right."""
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         """Write or replace a file, and missing folders."""
@@ -133,27 +126,19 @@ class DiskFiles:
 
     def names(self, folder: str) -> list[str]:
         try:
-            with os.scandir(self._folder / folder) as found:
-                return [entry.name for entry in found]
+            return os.listdir(self._folder / folder)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def scan(self, folder: str) -> Iterator[FileState]:
-        try:
-            with os.scandir(self._folder / folder) as found:
-                entries = list(found)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for entry in entries:
-            name = f"{folder}/{entry.name}" if folder else entry.name
-            if entry.is_dir(follow_symlinks=False):
-                yield from self.scan(name)
-                continue
-            try:
-                state = entry.stat()
-            except FileNotFoundError:  # removed by another process
-                continue
-            yield FileState(name=name, bytes=state.st_size, changed_s=state.st_mtime)
+        for here, _, names in os.walk(self._folder / folder, onerror=_raise_unless_gone):
+            for path in (Path(here, name) for name in names):
+                try:
+                    state = path.stat()
+                except FileNotFoundError:  # removed by another process
+                    continue
+                name = path.relative_to(self._folder).as_posix()
+                yield FileState(name=name, bytes=state.st_size, changed_s=state.st_mtime)
 
     def size(self, name: str) -> int | None:
         try:
@@ -170,7 +155,10 @@ class DiskFiles:
             data = file.read()
             if is_right(data):
                 return data
-            remove_what_was_read(path, os.fstat(file.fileno()))
+            # While it is open no other file can have its inode number: one that has taken its place stays.
+            with suppress(OSError):
+                if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+                    path.unlink()
         return None
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
@@ -199,16 +187,34 @@ class DiskFiles:
             (self._folder / name).unlink()
 
 
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
 class ObjectFiles:
     """`Files` of a folder in object storage, through pyarrow; objects appear whole.
 
     Args:
         place: URI of the folder.
+
+    Raises:
+        UserError: pyarrow cannot open it.
     """
 
     def __init__(self, place: str) -> None:
+        import pyarrow as pa
+        from pyarrow.fs import FileSystem
+
         self.place: str | Path = place
-        self._system, self._folder = opened(place)
+        try:
+            self._system, folder = FileSystem.from_uri(place)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+            reason = str(error).splitlines()[0].partition(". ")[0]
+            raise UserError(
+                f"storage must be a URI that pyarrow can open, such as s3://bucket/studies, got {place}: {reason}"
+            ) from None
+        self._folder = folder.rstrip("/")
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}" if name else self._folder
@@ -259,6 +265,9 @@ class ObjectFiles:
             self._system.delete_file(self._path(name))
 
 
+_object_files = cache(ObjectFiles)
+
+
 def files_of(place: str | Path) -> Files:
     """Return the files below a folder or URI; those of a URI are opened once a process.
 
@@ -266,11 +275,6 @@ def files_of(place: str | Path) -> Files:
         UserError: a URI that pyarrow cannot open.
     """
     return _object_files(str(place)) if is_uri(place) else DiskFiles(Path(place))
-
-
-@cache
-def _object_files(place: str) -> ObjectFiles:
-    return ObjectFiles(place)
 
 
 def copy_files(source: Files, target: Files, wanted: Callable[[str], bool] = lambda name: True) -> None:
@@ -296,37 +300,6 @@ def check_place(place: str, option: str) -> None:
         )
     if not parts.netloc or ".." in PurePosixPath(parts.path).parts:
         raise UserError(f"{option} must be a folder or a URI such as s3://bucket/studies, got {place}")
-
-
-def opened(place: str) -> tuple[FileSystem, str]:
-    """Return pyarrow's file system of a URI, and the folder within it.
-
-    Raises:
-        UserError: there is none for such a URI.
-    """
-    import pyarrow as pa
-    from pyarrow.fs import FileSystem
-
-    try:
-        system, folder = FileSystem.from_uri(place)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-        reason = str(error).splitlines()[0].partition(". ")[0]
-        raise UserError(
-            f"storage must be a URI that pyarrow can open, such as s3://bucket/studies, got {place}: {reason}"
-        ) from None
-    return system, folder.rstrip("/")
-
-
-def remove_what_was_read(path: Path, read: os.stat_result) -> None:
-    """Remove a corrupt file, if it is still the one that was read.
-
-    Args:
-        path: path of the file.
-        read: `os.fstat` of the opened file. Call this while it is open: then no other file can have its inode number.
-    """
-    with suppress(OSError):
-        if os.path.samestat(os.stat(path), read):
-            path.unlink()
 
 
 # --- Atomic writing of one file; the only place of the project that writes beside a file and renames ------------------
@@ -361,7 +334,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-# --- Free space of a disk that checkpoints, which can be lost, leave to the journal and the results of a search
+# --- Free space of a disk that checkpoints, which can be lost, leave to the journal and the results of a search -------
 
 #: Bytes that stay free, or this share of a disk for which they are much. The journal of 10,000 trials has some 30 MB.
 _RESERVE_BYTES, _RESERVE_SHARE = 256 * 2**20, 0.1

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from trainables.config import TrialConfig, field_names
+from trainables.config import TrialConfig, field_kinds, field_names
 from trainables.errors import UserError
 from trainables.gradskip import VARIABLES
 from trainables.metrics import METRICS, RELATIVE, ROW
 
 
 def test_gradient_skip_fields_are_the_variables_themselves() -> None:
-    assert {v.name for v in VARIABLES} <= set(field_names())
+    kinds = field_kinds()
+    assert [name for name in field_names() if name.startswith("CAC_")] == [v.name for v in VARIABLES]
+    assert {v.name: kinds[v.name] for v in VARIABLES} == {v.name: v.kind for v in VARIABLES}
 
 
 def test_survives_plain_types() -> None:
