@@ -224,9 +224,8 @@ class BaiduRNNPrunerConfig(ComponentConfig):
     ramp_epoch: Annotated[Whole, Field(ge=0)] | None = None
     """The same as an epoch of the run, as in schedules before June 2018."""
     initial_sparsity: Fraction | None = None
-    """Accepted for published schedules; not used."""
     final_sparsity: Fraction | None = None
-    """Accepted for published schedules; not used."""
+    """Both accepted for published schedules; not used."""
 
     @model_validator(mode="after")
     def _has_one_ramp(self) -> Self:
@@ -307,15 +306,25 @@ class OverridesConfig(ComponentConfig):
     """Bits of biases; null: not quantized."""
 
 
-class _QuantizerConfig(ComponentConfig):
+class _OverridableConfig(ComponentConfig):
+    overrides: dict[Text, OverridesConfig] = Field(default_factory=dict)
+    """By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits."""
+
+
+class _QuantizerConfig(_OverridableConfig):
     bits_activations: Bits | None = 32
     """Bits of activations."""
     bits_weights: Bits | None = 32
     """Bits of weights of convolutions, linear layers and embeddings."""
     bits_bias: Bits | None = None
     """Bits of their biases."""
-    overrides: dict[Text, OverridesConfig] = Field(default_factory=dict)
-    """By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits."""
+
+
+class _LinearConfig(_OverridableConfig):
+    mode: Annotated[Mode, BeforeValidator(_plain)] = "SYMMETRIC"
+    """The mapping of a range to numbers."""
+    per_channel_wts: Flag = False
+    """True if each filter has its own range instead of one range per weight."""
 
 
 class DorefaQuantizerConfig(_QuantizerConfig):
@@ -333,24 +342,20 @@ class PACTQuantizerConfig(_QuantizerConfig):
     """Initial value of the learned clip."""
 
 
-class QuantAwareTrainRangeLinearQuantizerConfig(_QuantizerConfig):
+class QuantAwareTrainRangeLinearQuantizerConfig(_QuantizerConfig, _LinearConfig):
     """Linear quantization-aware training with moving-average ranges (Jacob et al. 2018, section 3)."""
 
     bits_bias: Bits | None = 32
     """Bits of biases."""
-    mode: Annotated[Mode, BeforeValidator(_plain)] = "SYMMETRIC"
-    """The mapping of a range to numbers."""
     ema_decay: Fraction = 0.999
     """Weight of the old range at each step."""
-    per_channel_wts: Flag = False
-    """True if each filter has its own range instead of one range per weight."""
     quantize_inputs: Flag = True
     """True if the model's input is quantized to a moving range, too."""
     num_bits_inputs: Bits | None = None
     """Bits of the model's input; as many as of activations if not given."""
 
 
-class PostTrainLinearQuantizerConfig(ComponentConfig):
+class PostTrainLinearQuantizerConfig(_LinearConfig):
     """Linear quantization of a trained model, with activation ranges from the batches of one epoch."""
 
     bits_activations: Bits | None = 8
@@ -359,16 +364,10 @@ class PostTrainLinearQuantizerConfig(ComponentConfig):
     """Bits of weights of convolutions, linear layers and embeddings."""
     bits_accum: Bits = 32
     """Bits of a layer's sum, to which its bias is quantized."""
-    overrides: dict[Text, OverridesConfig] = Field(default_factory=dict)
-    """By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits."""
-    mode: Annotated[Mode, BeforeValidator(_plain)] = "SYMMETRIC"
-    """The mapping of a range to numbers."""
     clip_acts: Annotated[Clip, BeforeValidator(_plain)] = "NONE"
     """Range of activations: all values, the mean of the batches' ranges, or mean -+ standard deviations."""
     clip_n_stds: Positive | None = None
     """Number of standard deviations for ``clip_acts: N_STD``."""
-    per_channel_wts: Flag = False
-    """True if each filter has its own range instead of one range per weight."""
 
     @model_validator(mode="after")
     def _deviations_are_for_their_clip(self) -> Self:
@@ -511,11 +510,10 @@ def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 class _RemoverConfig(ComponentConfig):
     thinning_func_str: Literal["remove_filters", "remove_channels", "remove_structures"] | None = None
-    """Accepted for published schedules and ignored; the class determines it."""
     arch: Text | None = None
-    """Accepted for published schedules and ignored; the trained model is thinned."""
     dataset: Text | None = None
-    """Accepted for published schedules and ignored; a training batch is used."""
+    """All three accepted for published schedules and ignored: the class determines the first, the trained model is
+    thinned, a training batch is used."""
     round_to: Count = 1
     """Widths stay multiples of this (8 is efficient on most hardware)."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainables.compression.schedule.configs import AutomatedGradualPrunerConfig, SparsityLevelParameterPrunerConfig
 from trainables.compression.schedule.matching import Resolved
@@ -20,10 +20,6 @@ from trainables.compression.schedule.timing import gradual_share
 
 #: Least and greatest share of elements or structures that a pruner plans; None: it depends on the data.
 Share = tuple[float, float] | None
-#: Number of repetitions from which periodic epochs are merged into one row per kind.
-LEAST_PERIODS = 3
-#: Longest period that is searched for, in epochs.
-LONGEST_PERIOD = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,30 +36,15 @@ class Act:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochRow:
-    """Epochs with the same actions: ``first``, and every ``every`` epochs up to ``last``."""
+    """Consecutive epochs with the same actions."""
 
     first: int
     last: int
-    every: int
     acts: tuple[Act, ...]
     """In the order of the policies; at least one."""
     total: float | None
     """Share of all weights (parameters of two dimensions or more) that is pruned after these epochs; None if it depends
     on the data, or no model is given."""
-
-    def epochs(self) -> str:
-        """Return the epochs as text.
-
-        >>> EpochRow(first=2, last=10, every=2, acts=(), total=None).epochs()
-        '2-10 every 2'
-        """
-        if self.first == self.last:
-            return str(self.first)
-        return f"{self.first}-{self.last}" + (f" every {self.every}" if self.every > 1 else "")
-
-
-#: The policies that act in an epoch, and the total.
-_Content = tuple[tuple[Act, ...], float | None]
 
 
 def planned_share(component: Component, policy: PlannedPolicy, epoch: int) -> Share:
@@ -83,11 +64,9 @@ def planned_share(component: Component, policy: PlannedPolicy, epoch: int) -> Sh
             policy.timing.progress(epoch),
         )
         return share, share
-    if settings is not None and "desired_sparsity" in type(settings).model_fields:
-        desired: float = settings.desired_sparsity  # type: ignore[attr-defined]
-        return desired, desired
-    found: Share = getattr(settings, "sparsity_range", None)
-    return found
+    desired: float | None = getattr(settings, "desired_sparsity", None)
+    share_range: Share = getattr(settings, "sparsity_range", None)
+    return share_range if desired is None else (desired, desired)
 
 
 def epoch_table(schedule: Schedule, epochs: int, resolved: Resolved | None = None) -> list[EpochRow]:
@@ -97,14 +76,10 @@ def epoch_table(schedule: Schedule, epochs: int, resolved: Resolved | None = Non
         schedule: checked; if ``resolved`` is given, its schedule is used instead.
         epochs: of the training, >= 0.
         resolved: the schedule matched with a model, for the totals.
-
-    Returns:
-        Rows, each for equal consecutive epochs or for equal epochs at a fixed distance (such as every second epoch, at
-        least `LEAST_PERIODS` times).
     """
     schedule = schedule if resolved is None else resolved.schedule
     total = _Total(resolved)
-    contents: list[_Content | None] = []
+    rows: list[EpochRow] = []
     for epoch in range(epochs):
         acts = []
         for policy in schedule.policies:
@@ -115,8 +90,14 @@ def epoch_table(schedule: Schedule, epochs: int, resolved: Resolved | None = Non
             acts.append(Act(kind=policy.kind, name=policy.instance_name, share=share))
             if policy.kind == "pruner":
                 total.prune(component, policy, share)
-        contents.append((tuple(acts), total.share()) if acts else None)
-    return _folded(contents)
+        if not acts:
+            continue
+        row = EpochRow(first=epoch, last=epoch, acts=tuple(acts), total=total.share())
+        if rows and (rows[-1].last, rows[-1].acts, rows[-1].total) == (epoch - 1, row.acts, row.total):
+            rows[-1] = replace(rows[-1], last=epoch)
+        else:
+            rows.append(row)
+    return rows
 
 
 class _Total:
@@ -158,47 +139,14 @@ class _Total:
         return sum(pruned) / sum(self._sizes.values())
 
 
-def _folded(contents: Sequence[_Content | None]) -> list[EpochRow]:
-    """Merge epochs into rows: one for each run of equal epochs, and one for each kind of epoch in a periodic run.
-
-    Args:
-        contents: of each epoch; None if nothing acts.
-    """
-    rows: list[EpochRow] = []
-    epoch = 0
-    while epoch < len(contents):
-        period, end = _stretch(contents, epoch)
-        for first in range(epoch, epoch + period):
-            content = contents[first]
-            if content is not None:
-                last = first + (end - 1 - first) // period * period
-                rows.append(EpochRow(first=first, last=last, every=period, acts=content[0], total=content[1]))
-        epoch = end
-    return rows
-
-
-def _stretch(contents: Sequence[_Content | None], start: int) -> tuple[int, int]:
-    """Return the shortest period with which epochs repeat from the start epoch on, and the epoch after the last.
-
-    A period longer than one epoch needs at least `LEAST_PERIODS` repetitions.
-    """
-    for period in range(1, LONGEST_PERIOD + 1):
-        end = start + period
-        while end < len(contents) and contents[end] == contents[end - period]:
-            end += 1
-        least = 2 if period == 1 else (LEAST_PERIODS - 1) * period + 1  # the last repetition has begun
-        if end - start >= least:
-            return period, end
-    return 1, start + 1
-
-
 def table_cells(rows: Sequence[EpochRow], *, with_totals: bool) -> list[list[str]]:
     """Return the table as text: epochs, actions with their planned share, and optionally the total."""
     header = ["epochs", "acts", *(["weights pruned"] if with_totals else [])]
     cells = [header]
     for row in rows:
         total = "by data" if row.total is None else f"{100 * row.total:.2f} %"
-        cells.append([row.epochs(), ", ".join(map(_said, row.acts)), *([total] if with_totals else [])])
+        epochs = str(row.first) if row.first == row.last else f"{row.first}-{row.last}"
+        cells.append([epochs, ", ".join(map(_said, row.acts)), *([total] if with_totals else [])])
     return cells
 
 
