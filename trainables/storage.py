@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from trainables.errors import UserError
@@ -62,9 +62,8 @@ class FileState:
     """One file of a folder."""
 
     name: str
-    """Name, relative to the storage's folder."""
+    """Relative to the storage's folder."""
     bytes: int
-    """Size."""
     changed_s: float
     """Time of its last change, in seconds since the epoch, by the storage's clock."""
 
@@ -79,42 +78,8 @@ class FileState:
         return self.base_name.startswith(".") and self.base_name.endswith(TEMPORARY_SUFFIX)
 
 
-class Files(Protocol):
-    """The files below one folder. Every method raises OSError where the storage fails."""
-
-    place: str | Path
-    """The folder."""
-
-    def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, files and folders; none where there is no such folder."""
-
-    def scan(self, folder: str) -> Iterator[FileState]:
-        """Yield all files below a folder; none where there is no such folder."""
-
-    def size(self, name: str) -> int | None:
-        """Return a file's bytes; None without such a file."""
-
-    def read(self, name: str) -> bytes:
-        """Return a file's content; raise FileNotFoundError without such a file."""
-
-    def read_if(self, name: str, is_right: Callable[[bytes], bool]) -> bytes | None:
-        """Return a file's content as `read`; remove the file and return None if it is not right."""
-
-    def write(self, name: str, parts: Iterable[bytes]) -> None:
-        """Write or replace a file, and missing folders."""
-
-    def touch(self, name: str) -> None:
-        """Write an empty file, and missing folders; of an existing one set the time to now."""
-
-    def renew(self, name: str) -> bool:
-        """Set a file's time to now; return False if it has to be written anew for that."""
-
-    def remove(self, name: str) -> None:
-        """Remove a file; ignore errors, such as a file that is gone."""
-
-
-class DiskFiles:
-    """`Files` of a folder on a disk.
+class Files:
+    """The files below one folder, here of a disk. Every method raises OSError where the storage fails.
 
     Args:
         place: the folder; created when something is written.
@@ -122,35 +87,40 @@ class DiskFiles:
 
     def __init__(self, place: Path) -> None:
         self.place: str | Path = place
-        self._folder = place
+        self._root = place
 
     def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, files and folders; none where there is no such folder."""
         try:
-            return os.listdir(self._folder / folder)
+            return os.listdir(self._root / folder)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def scan(self, folder: str) -> Iterator[FileState]:
-        for here, _, names in os.walk(self._folder / folder, onerror=_raise_unless_gone):
+        """Yield all files below a folder; none where there is no such folder."""
+        for here, _, names in os.walk(self._root / folder, onerror=_raise_unless_gone):
             for path in (Path(here, name) for name in names):
                 try:
                     state = path.stat()
                 except FileNotFoundError:  # removed by another process
                     continue
-                name = path.relative_to(self._folder).as_posix()
+                name = path.relative_to(self._root).as_posix()
                 yield FileState(name=name, bytes=state.st_size, changed_s=state.st_mtime)
 
     def size(self, name: str) -> int | None:
+        """Return a file's bytes; None without such a file."""
         try:
-            return (self._folder / name).stat().st_size
+            return (self._root / name).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def read(self, name: str) -> bytes:
-        return (self._folder / name).read_bytes()
+        """Return a file's content; raise FileNotFoundError without such a file."""
+        return (self._root / name).read_bytes()
 
     def read_if(self, name: str, is_right: Callable[[bytes], bool]) -> bytes | None:
-        path = self._folder / name
+        """Return a file's content as `read`; remove the file and return None if it is not right."""
+        path = self._root / name
         with path.open("rb") as file:
             data = file.read()
             if is_right(data):
@@ -162,20 +132,22 @@ class DiskFiles:
         return None
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
-        path = self._folder / name
+        """Write or replace a file, and missing folders."""
+        path = self._root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
-            for part in parts:
-                file.write(part)
+            file.writelines(parts)
 
     def touch(self, name: str) -> None:
-        path = self._folder / name
+        """Write an empty file, and missing folders; of an existing one set the time to now."""
+        path = self._root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
 
     def renew(self, name: str) -> bool:
+        """Set a file's time to now; return False if it has to be written anew for that."""
         try:
-            os.utime(self._folder / name)
+            os.utime(self._root / name)
         except FileNotFoundError:  # removed in between
             return False
         except PermissionError:  # another user's
@@ -183,8 +155,13 @@ class DiskFiles:
         return True
 
     def remove(self, name: str) -> None:
+        """Remove a file; ignore errors, such as a file that is gone."""
         with suppress(OSError):
-            (self._folder / name).unlink()
+            (self._root / name).unlink()
+
+
+#: The files of a disk, whatever else there is.
+DiskFiles = Files
 
 
 def _raise_unless_gone(error: OSError) -> None:
@@ -192,8 +169,8 @@ def _raise_unless_gone(error: OSError) -> None:
         raise error
 
 
-class ObjectFiles:
-    """`Files` of a folder in object storage, through pyarrow; objects appear whole.
+class ObjectFiles(Files):
+    """The files of a folder in object storage, through pyarrow; objects appear whole.
 
     Args:
         place: URI of the folder.
@@ -206,7 +183,7 @@ class ObjectFiles:
         import pyarrow as pa
         from pyarrow.fs import FileSystem
 
-        self.place: str | Path = place
+        self.place = place
         try:
             self._system, folder = FileSystem.from_uri(place)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
@@ -244,10 +221,10 @@ class ObjectFiles:
 
     def read_if(self, name: str, is_right: Callable[[bytes], bool]) -> bytes | None:
         data = self.read(name)
-        if is_right(data):
-            return data
-        self.remove(name)
-        return None
+        if not is_right(data):
+            self.remove(name)
+            return None
+        return data
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         with self._system.open_output_stream(self._path(name)) as file:
@@ -346,9 +323,6 @@ def lacking_bytes(folder: Path, size_bytes: int) -> int:
     Args:
         folder: where they are written; it need not exist.
         size_bytes: bytes to be written.
-
-    Raises:
-        OSError: the disk cannot be asked.
     """
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
