@@ -20,11 +20,7 @@ _SHOWN_LINES = 10
 
 
 def check_starts(config: TrialConfig, *, longest_s: float = LONGEST_S) -> None:
-    """Run a script until its first optimizer step, its first report, its end, or for some seconds; then end it.
-
-    Args:
-        config: of the search's baseline.
-        longest_s: seconds after which it is taken to run.
+    """Run the baseline's script until its first optimizer step, first report, end, or for some seconds; then end it.
 
     Raises:
         UserError: it ended with an error, or without a step and a report.

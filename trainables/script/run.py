@@ -159,10 +159,9 @@ class ScriptProcess:
     def lines(self) -> Iterator[str]:
         r"""Return the lines of stdout, and of the reports, as they arrive, without ends, until the command has ended.
 
-        Every call returns the same iterator, so that one loop can continue where another stopped. It ends when all
-        processes have closed stdout, at the latest a second after the command itself, and after `close`. Bytes that are
-        not UTF-8 become U+FFFD, ``\r`` and ``\r\n`` also end a line, and longer lines are cut to their first
-        `LINE_CHARACTERS` characters.
+        Every call returns the same iterator. It ends when all processes have closed stdout, at the latest a second
+        after the command itself, and after `close`. Bytes that are not UTF-8 become U+FFFD, ``\r`` and ``\r\n`` also
+        end a line, and longer lines are cut to their first `LINE_CHARACTERS` characters.
         """
         return self._lines
 
@@ -251,14 +250,9 @@ def cut_lines(readline: Callable[[int], str]) -> Iterator[str]:
 
 
 def tail(path: Path, n: int, *, start: int = 0) -> list[str]:
-    """Return up to ``n`` last lines of a text file, read from its end; at most the last `TAIL_BYTES`.
+    """Return up to ``n`` last lines of a text file, read from its end: `TAIL_BYTES` at most, from byte ``start`` on.
 
     A line that was overwritten with carriage returns (a progress bar) gives its last state.
-
-    Args:
-        path: the file.
-        n: maximum number of lines.
-        start: byte before which nothing is read.
     """
     with path.open("rb") as file:
         file.seek(max(start, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -373,16 +367,11 @@ def working_directory(config: TrialConfig) -> Path:
 
 
 def start_script(config: TrialConfig, folder: Path, variables: Mapping[str, str]) -> ScriptProcess:
-    """Start the trial's command.
+    """Start the trial's command in its folder, with further variables.
 
     Its environment is this process's with the trial's variables in place of all ``CAC_*``; the epochs of an answer that
     the shell has sourced are no trial's either. Of several processes that a launcher such as torchrun starts, only the
     first one's stdout is read.
-
-    Args:
-        config: of the trial.
-        folder: of the trial.
-        variables: further variables of the environment.
 
     Raises:
         UserError: the command has an unknown placeholder.
@@ -441,12 +430,8 @@ class ScriptRun:
         self._rows = self._read()
 
     def close(self) -> None:
-        """End the command and all processes that it started."""
+        """End the command and all its processes; copy what it wrote into object storage, if its folder is there."""
         self._process.close()
-        self._keep_files()
-
-    def _keep_files(self) -> None:
-        """Copy what the command wrote into object storage; before the last row, for the process may end after it."""
         if is_uri(self._place) and self._here.is_dir():
             try:
                 copy_files(DiskFiles(self._here), files_of(self._place))

@@ -306,25 +306,20 @@ class OverridesConfig(ComponentConfig):
     """Bits of biases; null: not quantized."""
 
 
-class _OverridableConfig(ComponentConfig):
-    overrides: dict[Text, OverridesConfig] = Field(default_factory=dict)
-    """By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits."""
+#: By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits.
+_Overrides = dict[Text, OverridesConfig]
+#: The mapping of a range to numbers.
+_Mode = Annotated[Mode, BeforeValidator(_plain)]
 
 
-class _QuantizerConfig(_OverridableConfig):
+class _QuantizerConfig(ComponentConfig):
     bits_activations: Bits | None = 32
     """Bits of activations."""
     bits_weights: Bits | None = 32
     """Bits of weights of convolutions, linear layers and embeddings."""
     bits_bias: Bits | None = None
     """Bits of their biases."""
-
-
-class _LinearConfig(_OverridableConfig):
-    mode: Annotated[Mode, BeforeValidator(_plain)] = "SYMMETRIC"
-    """The mapping of a range to numbers."""
-    per_channel_wts: Flag = False
-    """True if each filter has its own range instead of one range per weight."""
+    overrides: _Overrides = Field(default_factory=dict)
 
 
 class DorefaQuantizerConfig(_QuantizerConfig):
@@ -342,20 +337,23 @@ class PACTQuantizerConfig(_QuantizerConfig):
     """Initial value of the learned clip."""
 
 
-class QuantAwareTrainRangeLinearQuantizerConfig(_QuantizerConfig, _LinearConfig):
+class QuantAwareTrainRangeLinearQuantizerConfig(_QuantizerConfig):
     """Linear quantization-aware training with moving-average ranges (Jacob et al. 2018, section 3)."""
 
     bits_bias: Bits | None = 32
     """Bits of biases."""
+    mode: _Mode = "SYMMETRIC"
     ema_decay: Fraction = 0.999
     """Weight of the old range at each step."""
+    per_channel_wts: Flag = False
+    """True if each filter has its own range instead of one range per weight."""
     quantize_inputs: Flag = True
     """True if the model's input is quantized to a moving range, too."""
     num_bits_inputs: Bits | None = None
     """Bits of the model's input; as many as of activations if not given."""
 
 
-class PostTrainLinearQuantizerConfig(_LinearConfig):
+class PostTrainLinearQuantizerConfig(ComponentConfig):
     """Linear quantization of a trained model, with activation ranges from the batches of one epoch."""
 
     bits_activations: Bits | None = 8
@@ -364,10 +362,14 @@ class PostTrainLinearQuantizerConfig(_LinearConfig):
     """Bits of weights of convolutions, linear layers and embeddings."""
     bits_accum: Bits = 32
     """Bits of a layer's sum, to which its bias is quantized."""
+    overrides: _Overrides = Field(default_factory=dict)
+    mode: _Mode = "SYMMETRIC"
     clip_acts: Annotated[Clip, BeforeValidator(_plain)] = "NONE"
     """Range of activations: all values, the mean of the batches' ranges, or mean -+ standard deviations."""
     clip_n_stds: Positive | None = None
     """Number of standard deviations for ``clip_acts: N_STD``."""
+    per_channel_wts: Flag = False
+    """True if each filter has its own range instead of one range per weight."""
 
     @model_validator(mode="after")
     def _deviations_are_for_their_clip(self) -> Self:

@@ -72,10 +72,7 @@ def planned_share(component: Component, policy: PlannedPolicy, epoch: int) -> Sh
 def epoch_table(schedule: Schedule, epochs: int, resolved: Resolved | None = None) -> list[EpochRow]:
     """Return the actions in epochs 0..epochs-1; epochs without actions have no row.
 
-    Args:
-        schedule: checked; if ``resolved`` is given, its schedule is used instead.
-        epochs: of the training, >= 0.
-        resolved: the schedule matched with a model, for the totals.
+    A schedule matched with a model is used instead of the checked one, and gives the totals.
     """
     schedule = schedule if resolved is None else resolved.schedule
     total = _Total(resolved)

@@ -53,12 +53,7 @@ class Resolved:
 
 
 def resolve(schedule: Schedule, facts: ModelFacts, compatible: bool = False) -> Resolved:
-    """Match a schedule with a model.
-
-    Args:
-        schedule: read and checked.
-        facts: of the model.
-        compatible: whether names that match nothing are left out with a warning.
+    """Match a checked schedule with a model; with ``compatible``, names that match nothing only cause a warning.
 
     Raises:
         ScheduleError: names match nothing, or weights do not have the structures to be pruned.
@@ -98,13 +93,10 @@ def names_argument(settings: ComponentConfig | None) -> str | None:
 
 
 def match_modules(pattern: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the modules that match a key of ``overrides``, in their order; at least one.
+    """Return the modules that match a key of ``overrides``, in their order; at least one, else UserError.
 
     The key is matched like parameter names; if nothing is found, as a regular expression for the whole name without
     ``re:``, as in published schedules.
-
-    Raises:
-        UserError: nothing matches.
     """
     try:
         return match_names(pattern, known, "module")

@@ -37,12 +37,7 @@ def match_names(pattern: str, known: Sequence[str], what: str = "parameter") -> 
 
     An exact name matches only itself. A pattern with ``*``, ``?`` or ``[`` is a glob in which ``*`` also matches dots;
     ``re:`` begins a regular expression that must match the whole name. ``module.`` of a parallel wrapper is ignored on
-    both sides.
-
-    Args:
-        pattern: exact name, glob, or ``re:`` and a regular expression.
-        known: names of the model.
-        what: kind of the names, for messages.
+    both sides. Messages call the names by ``what``.
 
     Raises:
         UserError: nothing matches, or the regular expression is invalid.
@@ -77,13 +72,10 @@ def patterns_of(
     """Return the pattern of each known name that has one: its exact name, else the first that matches.
 
     Args:
-        patterns: in their order.
+        patterns: in their order, which is that of the result.
         known: names of the model.
         on_error: called with a pattern that matches nothing, and its error, instead of raising it.
         match: returns the known names that a pattern matches.
-
-    Returns:
-        Patterns by name, in the patterns' order.
 
     Raises:
         UserError: a pattern matches nothing.
@@ -108,28 +100,13 @@ def _is_exact(pattern: str) -> bool:
 
 
 def assigned(values: Mapping[str, T], known: Sequence[str]) -> dict[str, T]:
-    """Return each known name's value: that of its exact name, else of the first pattern that matches.
-
-    Args:
-        values: by pattern.
-        known: names of the model.
-
-    Returns:
-        Values by name, in the order of ``known``; only names with a value.
-
-    Raises:
-        UserError: a pattern matches nothing.
-    """
+    """Return the values, given by pattern, of the known names that have one, in their order (`patterns_of`)."""
     found = patterns_of(values, known)
     return {name: values[found[name]] for name in known if name in found}
 
 
 def listed(patterns: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that match any of the patterns, in the patterns' order, each once.
-
-    Raises:
-        UserError: a pattern matches nothing.
-    """
+    """Return the names that match any of the patterns, in the patterns' order, each once (`patterns_of`)."""
     return tuple(patterns_of(patterns, known))
 
 

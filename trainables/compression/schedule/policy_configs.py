@@ -17,14 +17,13 @@ Path = tuple[str | int, ...]
 
 
 class ScheduleError(UserError):
-    """A schedule that cannot be used. The message has the first problem and the number of the others."""
+    """A schedule that cannot be used. The message has the first problem and the number of the others.
+
+    Args:
+        errors: one line each, at least one, in the order of the file.
+    """
 
     def __init__(self, errors: Sequence[str]) -> None:
-        """Create the error.
-
-        Args:
-            errors: one line each, at least one, in the order of the file.
-        """
         self.errors = tuple(errors)
         more = f" (and {len(errors) - 1} more: `schedule check` lists them)" if len(errors) > 1 else ""
         super().__init__(errors[0] + more)

@@ -143,10 +143,7 @@ class MarkedSchedule:
     """Name of the mark at each path."""
 
     def fill(self, values: Mapping[str, Value]) -> dict[str, Any]:
-        """Return the schedule's plain mapping with values in place of the ranges.
-
-        Args:
-            values: by name, one for each mark.
+        """Return the schedule's plain mapping with the values, one for each mark, in place of the ranges.
 
         Raises:
             UserError: a name is unknown, a mark has no value, or a value has the wrong type.
@@ -174,11 +171,7 @@ class MarkedSchedule:
     def read(
         self, values: Mapping[str, Value], *, compatible: bool = False, check_lr: CheckLR | None = None
     ) -> Schedule:
-        """Read the filled schedule as `read_schedule` does, with the file's lines in messages.
-
-        Raises:
-            UserError: as `fill` and `read_schedule`.
-        """
+        """Read the filled schedule as `read_schedule` does, with the file's lines in messages."""
         schedule, findings = examine(self.filled(values), compatible=compatible, check_lr=check_lr)
         findings.settle()
         return schedule
@@ -193,11 +186,7 @@ class MarkedSchedule:
 
 
 def read_marks(given: str | os.PathLike[str], *, source: str | None = None) -> MarkedSchedule:
-    """Read the ranges in a schedule's file or text; there may be none.
-
-    Args:
-        given: as in `read_schedule`.
-        source: as in `read_schedule`.
+    """Read the ranges in a schedule's file or text, given as in `read_schedule`; there may be none.
 
     Raises:
         ScheduleError: it is not YAML or not a map, or ranges are invalid; with all errors.
@@ -278,17 +267,11 @@ _MOST_OTHERS = 256
 def check_marks(
     marked: MarkedSchedule, facts: ModelFacts, *, compatible: bool = False, check_lr: CheckLR | None = None
 ) -> None:
-    """Check that every choice of each mark, and both ends of each range, are valid in their place.
+    """Check that every choice of each mark, and both ends of each range, are valid in their place on a model.
 
     A value is valid if it is with the other marks at their middle, lower or upper ends (the first or last choice), or
     with any of the first `_MOST_OTHERS` combinations of these. Invalid combinations of valid values are no error here:
     a search skips them.
-
-    Args:
-        marked: the schedule.
-        facts: of the model.
-        compatible: as in `read_schedule`.
-        check_lr: as in `read_schedule`.
 
     Raises:
         ScheduleError: with all invalid values.
@@ -351,14 +334,7 @@ _RULES = {
 
 
 def validated(model: type[S], given: Mapping[str, Any], path: Path, findings: Findings) -> S | None:
-    """Return arguments as settings of their class, or None if there is a problem.
-
-    Args:
-        model: of the class.
-        given: arguments by name.
-        path: of the component, for messages.
-        findings: collects the problems.
-    """
+    """Return arguments as settings of their class, or None if there is a problem, which is recorded."""
     try:
         return model.model_validate(dict(given))
     except ValidationError as error:
@@ -439,13 +415,7 @@ def read_schedule(
 def examine(
     document: Document, *, compatible: bool = False, check_lr: CheckLR | None = None
 ) -> tuple[Schedule, Findings]:
-    """Return a document's schedule as far as it can be read, and all its problems; raises nothing.
-
-    Args:
-        document: as opened.
-        compatible: as in `read_schedule`.
-        check_lr: as in `read_schedule`.
-    """
+    """Return a document's schedule as far as it can be read, and all its problems; raises nothing."""
     findings = Findings(document.source, document.lines, compatible=compatible)
     for path, text in document.duplicates:
         findings.lenient(path, text)
@@ -460,13 +430,7 @@ def examine(
 
 
 class _Reader:
-    """Read the sections of a schedule.
-
-    Args:
-        given: the schedule's plain values.
-        findings: collects the problems.
-        check_lr: as in `read_schedule`.
-    """
+    """Read the sections of a schedule's plain values."""
 
     def __init__(self, given: Mapping[str, Any], findings: Findings, check_lr: CheckLR | None) -> None:
         self._given, self._findings, self._check_lr = given, findings, check_lr
@@ -690,10 +654,9 @@ _Writer.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, FLOAT_BEGINS)
 
 
 def dump(schedule: Mapping[str, Any]) -> str:
-    """Return a schedule's mapping as YAML; `read_schedule` reads the same schedule from it.
+    """Return a schedule's plain mapping as YAML; `read_schedule` reads the same schedule from it.
 
-    Args:
-        schedule: plain values. Sections are written in the language's order, unknown sections before the policies.
+    Sections are written in the language's order, unknown sections before the policies.
     """
     values = plain(schedule)
     unknown = [name for name in values if name not in SECTIONS]
