@@ -1,7 +1,6 @@
 """All hyperparameters of a trial in one validated, frozen dataclass. Loads neither torch nor ray.
 
-Search spaces suggest its fields, the trial reads them, and analysis has them as columns. Gradient-Skip's fields are
-named like the ``CAC_*`` variables, because users know these names and the search reports its result in them.
+Search spaces suggest its fields, the trial reads them, and analysis has them as columns.
 """
 
 from __future__ import annotations
@@ -53,8 +52,6 @@ _GONE = ("CAC_RULE_NOISE", "network_settings")
 
 @dataclass(frozen=True, kw_only=True)
 class _RunFields:
-    """Fields of what is trained and of its resources."""
-
     workload: str = "digits"
     """Name of the workload, or ``package.module:function``: model, data, loss and their hyperparameters."""
     workload_options: tuple[str, ...] | None = None
@@ -75,7 +72,7 @@ class _RunFields:
 
 @dataclass(frozen=True, kw_only=True)
 class _VariableFields:
-    """The ``CAC_*`` variables (`gradskip.variables`) under their own names; None: the published default."""
+    """The ``CAC_*`` variables (`gradskip.variables`) under the names that users know; None: the published default."""
 
     CAC_STOP_LAYER_NUM: tuple[int, ...] | None = None
     CAC_STOP_LAYER_ITR: tuple[int, ...] | None = None

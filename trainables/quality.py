@@ -162,9 +162,6 @@ def default_drop(quality: Quality) -> float | str:
 def read_drop(value: float | str, quality: Quality = ACCURACY) -> float | str:
     """Return an allowed drop: a number in the metric's unit, or text such as ``2%`` of the baseline's value.
 
-    >>> read_drop("0.01"), read_drop("2 %"), read_drop("2.5%")
-    (0.01, '2%', '2.5%')
-
     Raises:
         UserError: neither, or out of range: >= 0, and below 1 for a fraction.
     """

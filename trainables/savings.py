@@ -2,13 +2,6 @@
 
 Symbols: T compute saved in training (`compute_saved`), I compute saved in inference (`inference_saved`), S training
 time saved (`time_saved`); fractions, at most 1, negative where more was executed than without the method.
-
-| saving | ranked by |
-|---|---|
-| ``training``, or None | T |
-| ``inference`` | I |
-| ``both`` | (T + I) / 2 |
-| ``time`` | S |
 """
 
 from __future__ import annotations
@@ -38,11 +31,9 @@ SAVINGS = tuple(_SAVINGS)
 
 
 def share_saved(executed: Any, dense: Any) -> Any:
-    """Return the share of a dense run's cost that was not executed; 0 for a dense run without cost.
+    """Return the share of a dense run's cost that was not executed; 0 for a dense run without cost (NaN in a Series).
 
-    Args:
-        executed: FLOPs, bytes, seconds or multiply-adds of the run; a number or a pandas Series.
-        dense: the same of the run without a method; NaN instead of 0 in a Series.
+    The costs are FLOPs, bytes, seconds or multiply-adds, as numbers or as pandas Series.
 
     >>> share_saved(60, 100)
     0.4
@@ -53,14 +44,10 @@ def share_saved(executed: Any, dense: Any) -> Any:
 
 
 def share_of_budget(spared: Any, budget: float) -> Any:
-    """Return spared cost as a share of the full budget; what was not executed yet counts as dense.
+    """Return the spared cost of the executed steps (dense minus executed) as a share of the full dense run's.
 
-    For a complete run this is `share_saved` of its executed cost, computed from exact integers. A run that is cut
-    short saves nothing by that.
-
-    Args:
-        spared: dense minus executed cost of the steps that were executed; a number or an array.
-        budget: cost of all steps of the dense run.
+    What was not executed yet counts as dense, so a run that is cut short saves nothing by that. For a complete run this
+    is `share_saved` of its executed cost, computed from exact integers.
 
     >>> share_of_budget(20, 100), share_of_budget(0, 0)
     (0.2, 0.0)
@@ -69,13 +56,7 @@ def share_of_budget(spared: Any, budget: float) -> Any:
 
 
 def ranked_saving(saving: str | None, training: Any, inference: Any, time: Any = float("nan")) -> Any:
-    """Return what a study with this saving ranks by.
-
-    Args:
-        saving: one of `SAVINGS`, or None for training.
-        training: T; a number or a Series.
-        inference: I, likewise; not read for training.
-        time: S, likewise; read for time alone.
+    """Return what a study with this saving (None: training) ranks by: T, I, (T + I) / 2 or S, numbers or Series.
 
     >>> [round(ranked_saving(saving, 0.2, 0.6), 6) for saving in (None, "inference", "both")]
     [0.2, 0.6, 0.4]

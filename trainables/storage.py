@@ -246,11 +246,7 @@ _object_files = cache(ObjectFiles)
 
 
 def files_of(place: str | Path) -> Files:
-    """Return the files below a folder or URI; those of a URI are opened once a process.
-
-    Raises:
-        UserError: a URI that pyarrow cannot open.
-    """
+    """Return the files below a folder or URI; those of a URI are opened once a process."""
     return _object_files(str(place)) if is_uri(place) else DiskFiles(Path(place))
 
 
@@ -264,9 +260,7 @@ def copy_files(source: Files, target: Files, wanted: Callable[[str], bool] = lam
 def check_place(place: str, option: str) -> None:
     """Raise UserError for a URI without a folder, or with credentials, which would be kept in files and shown in lists.
 
-    Args:
-        place: a URI.
-        option: where it was given, such as ``--results``.
+    ``option`` is where it was given, such as ``--results``.
     """
     parts = urlsplit(place)
     if "@" in parts.netloc or re.search(r"(?i)(secret|token|password|access_key)[^=&]*=", parts.query):

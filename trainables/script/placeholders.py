@@ -21,11 +21,7 @@ _IN_BRACES = re.compile(rf"\{{\{{(?P<text>{_NAME})\}}\}}|(?<!\$)\{{(?P<name>{_NA
 
 
 def names(command: str) -> list[str]:
-    """Return the placeholders of a command, each once, in order.
-
-    >>> names("python train.py --lr {LR} --out {OUT}/{LR} ${HOME}")
-    ['LR', 'OUT']
-    """
+    """Return the placeholders of a command, each once, in order."""
     return list(dict.fromkeys(match["name"] for match in _IN_BRACES.finditer(command) if match["name"]))
 
 
@@ -37,10 +33,6 @@ def fill(command: str, values: Mapping[str, Any]) -> str:
 
     >>> fill("train.py --thr {THR} --out '{OUT}'", {"THR": 0.5, "OUT": "my runs"})
     "train.py --thr 0.5 --out 'my runs'"
-
-    Args:
-        command: a command line for ``/bin/sh -c``.
-        values: by name.
 
     Raises:
         UserError: a placeholder has no value.

@@ -36,19 +36,13 @@ class ReportError(UserError):
 
 
 def read_report(line: str, metric: str = "accuracy") -> dict[str, Any] | None:
-    """Return what a line reports; None if it is not a report.
+    """Return what a line reports; None if it is not a report with the study's metric.
 
     The keys of `NUMBERS` and `COUNTED` are at the top level, all others under ``extra``, which is omitted if empty. NaN
     and infinite numbers are accepted, except for `COUNTS`.
 
-    Args:
-        line: as the script printed it.
-        metric: by which the study's trials are compared.
-
     >>> read_report('{"accuracy": 0.91, "step": 200, "lr": 0.1}')
     {'accuracy': 0.91, 'step': 200, 'extra': {'lr': 0.1}}
-    >>> read_report('{"val_loss": 1.25, "step": 200}', "val_loss")
-    {'step': 200, 'extra': {'val_loss': 1.25}}
 
     Raises:
         ReportError: a value of the report is of the wrong kind.
@@ -73,8 +67,6 @@ def format_report(**values: Any) -> str:
 
     Scalars of NumPy and torch are converted by their ``item()``, also inside lists and dictionaries of other keys.
 
-    >>> format_report(step=200, accuracy=0.91)
-    '{"accuracy": 0.91, "step": 200}'
     >>> format_report(loss=2.3)
     '{"tune_cac": 1, "loss": 2.3}'
 
@@ -94,11 +86,7 @@ def format_report(**values: Any) -> str:
 
 
 def takes_no_step(told: Mapping[str, Any]) -> bool:
-    """Return whether a report says that no optimizer step was taken before it.
-
-    >>> takes_no_step({"accuracy": 0.1, "step": 0}), takes_no_step({"accuracy": 0.5, "gradskip": {"steps": 10}})
-    (True, False)
-    """
+    """Return whether a report says that no optimizer step was taken before it."""
     return told.get("step", (told.get("gradskip") or {}).get("steps")) == 0
 
 
