@@ -27,10 +27,7 @@ def test_survives_plain_types() -> None:
     ("values", "message"),
     [
         ({"workload": "digit"}, "unknown workload 'digit': did you mean 'digits'? Valid: binary_mlp, digits"),
-        (
-            {"method": "gradskp"},
-            "unknown method 'gradskp': did you mean 'gradskip'? Valid: ",
-        ),
+        ({"method": "gradskp"}, "unknown method 'gradskp': did you mean 'gradskip'? Valid: "),
         ({"epochs": 0}, "epochs must be an integer >= 1, got 0"),
         ({"epochs": 2.0}, "epochs must be an integer >= 1, got 2.0"),
         ({"seed": -1}, "seed must be an integer in [0, 4294967295], got -1"),
@@ -40,7 +37,7 @@ def test_survives_plain_types() -> None:
         ({"CAC_VAR_STRT_THR": 0.9}, "unknown variable 'CAC_VAR_STRT_THR': did you mean 'CAC_VAR_START_THR'? Valid: "),
         ({"epoch": 2}, "unknown setting 'epoch': did you mean 'epochs'? Valid: "),
     ],
-)
+)  # fmt: skip
 def test_errors_state_rule_value_and_way_out(values: dict[str, object], message: str) -> None:
     with pytest.raises(UserError) as caught:
         TrialConfig.from_mapping(values)

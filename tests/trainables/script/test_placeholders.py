@@ -76,19 +76,15 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("command", "known", "message"),
     [
-        (
-            "--thr {CAC_VAR_START_TRH}",
-            ["CAC_VAR_START_THR", "seed"],
-            "unknown placeholder 'CAC_VAR_START_TRH': did you mean 'CAC_VAR_START_THR'? "
-            "Valid: CAC_VAR_START_THR, seed. For the text {CAC_VAR_START_TRH} itself write {{CAC_VAR_START_TRH}}",
-        ),
-        (
-            "awk '{print}'",
-            ["seed"],
-            "unknown placeholder 'print': Valid: seed. For the text {print} itself write {{print}}",
-        ),
+        ("--thr {CAC_VAR_START_TRH}",
+         ["CAC_VAR_START_THR", "seed"],
+         "unknown placeholder 'CAC_VAR_START_TRH': did you mean 'CAC_VAR_START_THR'? "
+         "Valid: CAC_VAR_START_THR, seed. For the text {CAC_VAR_START_TRH} itself write {{CAC_VAR_START_TRH}}"),
+        ("awk '{print}'",
+         ["seed"],
+         "unknown placeholder 'print': Valid: seed. For the text {print} itself write {{print}}"),
     ],
-)
+)  # fmt: skip
 def test_bad_placeholders(command: str, known: list[str], message: str) -> None:
     with pytest.raises(UserError) as caught:
         fill(command, dict.fromkeys(known, 1))
