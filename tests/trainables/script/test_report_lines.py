@@ -25,20 +25,11 @@ JSON = st.recursive(
 @pytest.mark.parametrize(
     "line",
     [
-        "",
-        "accuracy: 0.91",
-        '["accuracy"]',
-        '{"loss": 0.3}',
-        '{"Accuracy": 0.3}',
-        '{"accuracy": 0.3',
-        '{"accuracy": 0.3} done',
-        '{"accuracy": 0.3}{"accuracy": 0.4}',
-        "{'accuracy': 0.3}",
-        "{" * 100_000 + "}" * 100_000,
-        '{"accuracy":' + "[" * 100_000 + "]" * 100_000 + "}",
-        "\ufffd\x00{\udcff}",
+        "", "accuracy: 0.91", '["accuracy"]', '{"loss": 0.3}', '{"Accuracy": 0.3}', '{"accuracy": 0.3',
+        '{"accuracy": 0.3} done', '{"accuracy": 0.3}{"accuracy": 0.4}', "{'accuracy': 0.3}", "\ufffd\x00{\udcff}",
+        "{" * 100_000 + "}" * 100_000, '{"accuracy":' + "[" * 100_000 + "]" * 100_000 + "}",
     ],
-)
+)  # fmt: skip
 def test_anything_else_is_no_report(line: str) -> None:
     assert read_report(line) is None
 

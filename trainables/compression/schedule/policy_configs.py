@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
@@ -10,7 +9,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 from pydantic import Field, PlainValidator, model_validator
 
 from trainables.compression.schedule.configs import ComponentConfig, Flag, Whole
-from trainables.errors import UserError
+from trainables.errors import UserError, nearest_name
 
 #: Keys and list positions from the schedule's root to a value.
 Path = tuple[str | int, ...]
@@ -59,9 +58,8 @@ def line_at(lines: Mapping[Path, int], path: Path) -> int | None:
 def nearest(given: str, known: Iterable[str]) -> str:
     """Return ``, did you mean 'x'? Valid: ...`` for an unknown name; without the question if no name is similar."""
     names = list(known)
-    folded = {name.casefold(): name for name in names}
-    near = difflib.get_close_matches(given.casefold(), list(folded), n=1)
-    return f"{f', did you mean {folded[near[0]]!r}?' if near else '.'} Valid: {', '.join(names)}"
+    near = nearest_name(given, names)
+    return f"{f', did you mean {near!r}?' if near else '.'} Valid: {', '.join(names)}"
 
 
 def shown(value: object, length: int = 60) -> str:

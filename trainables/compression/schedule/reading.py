@@ -11,7 +11,6 @@ errors; with the compatibility switch each gives a warning, and the entries that
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -61,7 +60,7 @@ from trainables.compression.schedule.policy_configs import (
     shown,
 )
 from trainables.compression.schedule.timing import Timing
-from trainables.errors import UserError, unknown_name
+from trainables.errors import UserError, nearest_name, unknown_name
 from trainables.gradskip.variables import is_number
 
 # --- Ranges to search in a schedule: ``!search {low: 0.1, high: 0.9}`` in place of a value ----------------------------
@@ -342,7 +341,7 @@ def validated(model: type[S], given: Mapping[str, Any], path: Path, findings: Fi
         misspelt = [loc for loc, found in errors if found["type"] == "extra_forbidden"]
         for loc, found in errors:
             if found["type"] == "missing" and any(
-                other[:-1] == loc[:-1] and difflib.get_close_matches(str(other[-1]), [str(loc[-1])])
+                other[:-1] == loc[:-1] and nearest_name(str(other[-1]), [str(loc[-1])])
                 for other in misspelt
             ):
                 continue  # reported already as a misspelt argument
@@ -364,9 +363,8 @@ def _said(error: ErrorDetails, model: type[ComponentConfig], loc: Path) -> str:
         return str(context["error"])
     if kind == "literal_error":
         expected = str(context["expected"])
-        known = re.findall(r"'([^']*)'", expected)
-        near = nearest(given, known).partition(" Valid")[0].rstrip(".") if isinstance(given, str) else ""
-        return f"must be {expected}, got {shown(given)}{near}"
+        near = nearest_name(str(given), re.findall(r"'([^']*)'", expected))
+        return f"must be {expected}, got {shown(given)}{f', did you mean {near!r}?' if near else ''}"
     rule = error["msg"][0].lower() + error["msg"][1:]
     if kind in _RULES:
         rule = _RULES[kind].format(**{k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()})
