@@ -72,8 +72,8 @@ class _Reader:
         self._variables: dict[str, None] = {}
 
     def grid(self) -> dict[str, Any]:
-        for problem in (*self._document.problems, *self._document.duplicates):
-            self._refuse(problem.path, problem.text)
+        for path, text in self._document.duplicates:
+            self._refuse(path, text)
         value = self._document.value
         excluded: Any = None
         if isinstance(value, dict) and "exclude" in value:

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True, kw_only=True)
 class EstimateFlops:
     """FLOPs of an estimate of gradients, beside those of the step's own forward and backward pass."""
@@ -163,9 +159,9 @@ class RunFacts:
     """Returns another model of the run's architecture."""
     quality: Quality = ACCURACY
     """The metric that the run's rows have."""
-    before_change: Callable[[], None] = _nothing
+    before_change: Callable[[], None] = lambda: None
     """Must be called before a method changes the model's structure or registers hooks on it."""
-    changed: Callable[[], None] = _nothing
+    changed: Callable[[], None] = lambda: None
     """Must be called after the model's structure has changed."""
 
 

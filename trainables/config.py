@@ -1,20 +1,19 @@
 """All hyperparameters of a trial in one validated, frozen dataclass. Loads neither torch nor ray.
 
-Search spaces suggest its fields, the trial reads them, and analysis has them as columns. Gradient-Skip's fields are
-named like the ``CAC_*`` variables, because users know these names and the search reports its result in them.
+Search spaces suggest its fields, the trial reads them, and analysis has them as columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import INTEGERS, GradientFields, check_gradient_fields, estimator_in, estimator_of
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.variables import BY_NAME, VARIABLES, is_number
+from trainables.gradskip.variables import BY_NAME, is_number
 from trainables.metrics import check_metric
 from trainables.quality import ACCURACY, Quality, quality_named
 from trainables.registry import METHODS, check_workload
@@ -39,14 +38,20 @@ def wrapped_seed(number: int) -> int:
     return number % (MOST_SEED + 1)
 
 
+#: Least and greatest values of the fields that are integers.
+_INTEGERS: dict[str, tuple[int, int | None]] = {
+    "epochs": (1, None), "seed": (0, MOST_SEED), "threads": (1, None), "workers": (1, None),
+    "forward_cache_mb": (0, None), "pruning_start_epoch": (0, None), "pruning_end_epoch": (1, None),
+    "pruning_frequency": (1, None), "distill_start_epoch": (0, None),
+    **{name: (low, None) for name, low in INTEGERS.items()},
+}  # fmt: skip
+_REQUIRED = ("epochs", "seed", "threads", "workers", "forward_cache_mb")
 #: Fields of earlier versions.
 _GONE = ("CAC_RULE_NOISE", "network_settings")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _RunFields:
-    """Fields of what is trained and of its resources."""
-
     workload: str = "digits"
     """Name of the workload, or ``package.module:function``: model, data, loss and their hyperparameters."""
     workload_options: tuple[str, ...] | None = None
@@ -65,26 +70,38 @@ class _RunFields:
     """Processes that train the trial data-parallel, >= 1; each uses `threads` threads."""
 
 
-if TYPE_CHECKING:
+@dataclass(frozen=True, kw_only=True)
+class _VariableFields:
+    """The ``CAC_*`` variables (`gradskip.variables`) under the names that users know; None: the published default."""
 
-    class _VariableFields:
-        """The ``CAC_*`` variables; read them by `TrialConfig.gradskip_settings`."""
-
-else:
-    #: The ``CAC_*`` variables under their own names; None: the published default.
-    _VariableFields = make_dataclass(
-        "_VariableFields",
-        [(v.name, (tuple[v.element, ...] if v.kind is tuple else v.kind) | None, None) for v in VARIABLES],
-        frozen=True,
-        kw_only=True,
-    )
+    CAC_STOP_LAYER_NUM: tuple[int, ...] | None = None
+    CAC_STOP_LAYER_ITR: tuple[int, ...] | None = None
+    CAC_VAR_START_ITR: int | None = None
+    CAC_VAR_START_THR: float | None = None
+    CAC_VAR_MT_COUNT_THR: int | None = None
+    CAC_VAR_MT_THR: float | None = None
+    CAC_VAR_SLOPE_THR: float | None = None
+    CAC_VAR_SAMPLES: int | None = None
+    CAC_BRAKING_DISTANCE: int | None = None
+    CAC_RULE: str | None = None
+    CAC_RULE_START_ITR: int | None = None
+    CAC_RULE_END_ITR: int | None = None
+    CAC_RULE_DEPTH: float | None = None
+    CAC_RULE_CUBIC: bool | None = None
+    CAC_RULE_SCALED: bool | None = None
+    CAC_RULE_INTERVAL: int | None = None
+    CAC_RULE_PERCENTILE: float | None = None
+    CAC_RULE_TOLERANCE: float | None = None
+    CAC_RULE_WINDOW: int | None = None
+    CAC_WATCH: tuple[str, ...] | None = None
+    CAC_WHOLE_UNITS: bool | None = None
+    CAC_NORM_STATISTICS: str | None = None
+    CAC_PREFIX_AUTOGRAD: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialConfig(RecipeFields, GradientFields, _VariableFields, _RunFields):
     """Configuration of one trial: what it trains and how; its fields are in the order of the bases, from the right.
-
-    The ``CAC_*`` fields are the variables of Gradient-Skip (`gradskip.variables`); None: the published default.
 
     Raises:
         UserError: an unknown workload or method, or a value out of range.
@@ -141,16 +158,13 @@ class TrialConfig(RecipeFields, GradientFields, _VariableFields, _RunFields):
         check_workload(self.workload, self.options)
         if self.method not in METHODS:
             raise unknown_name("method", str(self.method), METHODS)
-        check_integer("epochs", self.epochs, 1)
-        check_integer("seed", self.seed, 0, MOST_SEED)
-        check_integer("threads", self.threads, 1)
-        check_integer("workers", self.workers, 1)
+        for name, (low, high) in _INTEGERS.items():
+            if name in _REQUIRED or getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), low, high)
         if self.device not in ("cpu", "cuda"):
             raise UserError(f"device must be cpu or cuda, got {self.device!r}")
-        check_integer("forward_cache_mb", self.forward_cache_mb, 0)
-        for name in ("CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR", "CAC_WATCH", "schedule_values",
-                     "pruning_sensitivities", "agp_weights", "gradient_layers", "unnamed"):  # fmt: skip
-            if isinstance(getattr(self, name), list):
+        for name, kind in field_kinds().items():
+            if kind is tuple and isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         self.gradskip_settings()
         if self.metric is not None:  # a config is made for every setting that is replayed
@@ -162,18 +176,13 @@ class TrialConfig(RecipeFields, GradientFields, _VariableFields, _RunFields):
     def _check_compression(self) -> None:
         if self.saving not in (None, *SAVINGS):
             raise unknown_name("saving", str(self.saving), SAVINGS)
-        for name, low in (("pruning_start_epoch", 0), ("pruning_end_epoch", 1), ("pruning_frequency", 1),
-                          ("distill_start_epoch", 0), *INTEGERS.items()):  # fmt: skip
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), low)
         for name in ("agp_initial_sparsity", "agp_final_sparsity", "distill_weight"):
             value = getattr(self, name)
             if value is not None and not (is_number(value) and 0 <= value <= 1):
                 raise UserError(f"{name} must be a number in [0, 1], got {value!r}")
-        if self.distill_temperature is not None and not (
-            is_number(self.distill_temperature) and self.distill_temperature > 0
-        ):
-            raise UserError(f"distill_temperature must be a number > 0, got {self.distill_temperature!r}")
+        temperature = self.distill_temperature
+        if temperature is not None and not (is_number(temperature) and temperature > 0):
+            raise UserError(f"distill_temperature must be a number > 0, got {temperature!r}")
         if (self.compresses or estimator_in(self.method)) and self.workers > 1:
             raise UserError(
                 f"method {self.method} trains in one process, got workers={self.workers}: leave --workers-per-trial out"
@@ -261,13 +270,10 @@ def field_kinds() -> dict[str, type]:
     """Return the plain type of every hyperparameter (str, int, float, bool or tuple), without None."""
     kinds = {}
     for name, hint in get_type_hints(TrialConfig).items():
-        kind = next((part for part in get_args(hint) if part is not type(None)), hint) if _is_union(hint) else hint
+        parts = get_args(hint)
+        kind = next(part for part in parts if part is not type(None)) if type(None) in parts else hint
         kinds[name] = get_origin(kind) or kind
     return kinds
-
-
-def _is_union(hint: Any) -> bool:
-    return type(None) in get_args(hint)
 
 
 def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:

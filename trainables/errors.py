@@ -61,6 +61,13 @@ class WorkerDied(RuntimeError):
     """A process of a trial ended without an error: killed, out of memory, or its node is gone."""
 
 
+def nearest_name(given: str, names: Iterable[str]) -> str | None:
+    """Return the name that is most like a given one, whatever its case; None if none is."""
+    folded = {name.casefold(): name for name in names}
+    near = difflib.get_close_matches(given.casefold(), list(folded), n=1)
+    return folded[near[0]] if near else None
+
+
 def unknown_name(kind: str, given: str, valid: Iterable[str]) -> UserError:
     """Return the error for an unknown name, with the nearest valid name and the list of all.
 
@@ -70,7 +77,6 @@ def unknown_name(kind: str, given: str, valid: Iterable[str]) -> UserError:
     if given in GONE:
         return UserError(f"{kind} {given} is gone: {GONE[given]}")
     names = sorted(valid)
-    folded = {name.casefold(): name for name in names}
-    near = difflib.get_close_matches(given.casefold(), list(folded), n=1)
-    hint = f"did you mean {folded[near[0]]!r}? " if near else ""
+    near = nearest_name(given, names)
+    hint = f"did you mean {near!r}? " if near else ""
     return UserError(f"unknown {kind} {given!r}: {hint}Valid: {', '.join(names)}")

@@ -151,12 +151,11 @@ def named_row(row: Mapping[str, Any], quality: Quality = ACCURACY) -> dict[str, 
     {'epoch': 1, 'nll': 2.5, 'f1': 0.5}
     """
     names = {"quality": quality.name, "test_quality": quality.test}
-    named = {names.get(key, key): value for key, value in current_row(row).items() if key != "further_metrics"}
+    named = {names.get(key, key): value for key, value in row.items() if key != "further_metrics"}
     try:
-        further = json.loads(row.get("further_metrics") or "{}")
-    except ValueError:  # of a damaged file
+        further = dict(json.loads(row.get("further_metrics") or "{}"))
+    except (TypeError, ValueError):  # of a damaged file
         further = {}
-    further = further if isinstance(further, dict) else {}
     accuracies = set() if quality.is_accuracy else {ACCURACY.name, ACCURACY.test}  # further metrics then
     known = ({*METRICS, *ROW_KEYS, *TABLE_COLUMNS} - accuracies) | set(named)
     return named | {str(name): value for name, value in further.items() if name not in known}
@@ -165,8 +164,7 @@ def named_row(row: Mapping[str, Any], quality: Quality = ACCURACY) -> dict[str, 
 #: Columns of tables of trials that are no results; a metric of such a name would replace them.
 TABLE_COLUMNS = frozenset({
     "trial", "role", "status", "error", "control", "candidate", "options", "of_epochs", "study", "rank", "within_drop",
-    "on_front", "baseline", "worth", "duplicate_of", "beats_shorter", "holds",
-    "run_facts",
+    "on_front", "baseline", "worth", "duplicate_of", "beats_shorter", "holds", "run_facts",
 })  # fmt: skip
 #: Keys that a row may have.
 ROW_KEYS: tuple[str, ...] = tuple(metric.name for metric in ROW)
@@ -203,8 +201,7 @@ def check_metric(quality: Quality, others: Iterable[str] = ()) -> None:
 MODEL_DEFAULTS: dict[str, object] = {
     "sparsity": 0.0, "structured_sparsity": 0.0, "inference_saved": 0.0, "dense_macs": None, "effective_macs": None,
     "parameters": None, "latency_s": None, "layer_sparsity": "{}", "effective_samples": None,
-    "gradient_clusters": "[]", "gradient_statistics": "[]",
-    "sample_picture": "",
+    "gradient_clusters": "[]", "gradient_statistics": "[]", "sample_picture": "",
 }  # fmt: skip
 
 #: Values of a method's own columns where the method is not attached.

@@ -39,7 +39,7 @@ class Quality:
     """
 
     name: str = "accuracy"
-    """Its name; also that of its column."""
+    """Also that of its column."""
     direction: str = "max"
     """``max`` where larger is better, ``min`` where smaller is."""
     unit: str = FRACTION
@@ -117,9 +117,8 @@ def quality_named(
 
     Args:
         metric: its name; None for the workload's own.
-        direction: ``min`` or ``max``; None for that of the workload's metric, or for what its name says (``val_loss``
-            is minimised, ``f1`` maximised).
-        unit: its unit; None for that of the workload's metric of this name, else none.
+        direction: ``min`` or ``max``; None for what the workload's metric or the name says (``val_loss``: min).
+        unit: None for that of the workload's metric of this name, else none.
         own: the workload's own metric.
 
     Raises:
@@ -127,8 +126,6 @@ def quality_named(
 
     >>> quality_named("val_loss", None)
     Quality(name='val_loss', direction='min', unit='')
-    >>> quality_named(None, None)
-    Quality(name='accuracy', direction='max', unit='fraction')
     """
     if metric is None or metric == own.name:
         if direction not in (None, own.direction):
@@ -139,11 +136,12 @@ def quality_named(
     if metric == ACCURACY.name:
         return quality_named(None, direction, unit)
     if direction is None:
-        if bool(_MINIMISED.search(metric)) == bool(_MAXIMISED.search(metric)):
+        found = [name for name, names in (("min", _MINIMISED), ("max", _MAXIMISED)) if names.search(metric)]
+        if len(found) != 1:
             raise UserError(
                 f"--direction must be given for the metric {metric}: min where smaller is better, max where larger is"
             )
-        direction = "min" if _MINIMISED.search(metric) else "max"
+        direction = found[0]
     return Quality(name=metric, direction=direction, unit=unit or "")
 
 
@@ -163,9 +161,6 @@ def default_drop(quality: Quality) -> float | str:
 
 def read_drop(value: float | str, quality: Quality = ACCURACY) -> float | str:
     """Return an allowed drop: a number in the metric's unit, or text such as ``2%`` of the baseline's value.
-
-    >>> read_drop("0.01"), read_drop("2 %"), read_drop("2.5%")
-    (0.01, '2%', '2.5%')
 
     Raises:
         UserError: neither, or out of range: >= 0, and below 1 for a fraction.
@@ -187,11 +182,7 @@ def read_drop(value: float | str, quality: Quality = ACCURACY) -> float | str:
 
 
 def allowed_amount(allowed: float | str, baseline: _Number) -> _Number | float:
-    """Return an allowed drop in the metric's unit.
-
-    Args:
-        allowed: from `read_drop`.
-        baseline: the baseline's value; a number or a Series.
+    """Return an allowed drop (of `read_drop`) in the metric's unit; the baseline's value is a number or a Series.
 
     >>> allowed_amount(0.01, 0.9), allowed_amount("2%", -5.0)
     (0.01, 0.1)

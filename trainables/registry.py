@@ -24,62 +24,36 @@ class Method:
     """Description in one line."""
     home: str | None
     """``module:function`` that attaches it: (optimizer, config, run) -> Attached. None attaches nothing."""
-    replay_module: str | None = None
+    replay_module: str | None
     """Module with `start_replay` and `blueprint_key`. None: the method never acts."""
 
 
+_COMPRESSION = "trainables.compression.trial"
+_GRADIENTS = ("trainables.gradients.method:attach", "trainables.gradients.replay")
 METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
-        Method(name="none", description="plain training, the baseline", home=None),
-        Method(name="recipe", description="plain training by another recipe: precision, kernels, loading", home=None),
-        Method(
-            name="gradskip",
-            description="CAC Gradient-Skip: layers whose weight variance has fallen below its peak stop",
-            home="trainables.gradskip.controller:attach",
-            replay_module="trainables.gradskip.replay",
-        ),
-        Method(
-            name="compression",
-            description="a compression schedule: pruning, regularization, quantization, thinning, distillation",
-            home="trainables.compression.trial.method:attach",
-            replay_module="trainables.compression.trial.replay",
-        ),
-        Method(
-            name="gradskip+compression",
-            description="Gradient-Skip while a compression schedule prunes",
-            home="trainables.compression.trial.method:attach_with_gradskip",
-            replay_module="trainables.compression.trial.with_gradskip_replay",
-        ),
-        *(
-            Method(
-                name=name,
-                description=description,
-                home="trainables.gradients.method:attach",
-                replay_module="trainables.gradients.replay",
-            )
-            for name, description in (
-                ("central_difference", "gradients from differences of the loss, without a backward pass"),
-                (
-                    "discrete_gradient",
-                    "the smallest changes of weights that lower the loss, the best of them together",
-                ),
-                ("straight_through", "gradients through binary activations, from samples"),
-                ("svrg", "gradients with a control variate from a snapshot of the weights"),
-                ("kfac", "gradients preconditioned by Kronecker factors of the curvature"),
-                ("gradient_clustering", "batches that take samples of all clusters of similar gradients"),
-                ("importance_sampling", "batches that take samples with large losses or gradients more often"),
-                ("zero_gradients", "samples with nearly no loss gradient left out of the backward pass"),
-            )
-        ),
-        Method(
-            name="gradskip+zero_gradients",
-            description="Gradient-Skip, and samples with nearly no loss gradient left out of the backward pass",
-            home="trainables.gradients.method:attach",
-            replay_module="trainables.gradients.replay",
-        ),
+    name: Method(name=name, description=description, home=home, replay_module=replay_module)
+    for name, description, home, replay_module in (
+        ("none", "plain training, the baseline", None, None),
+        ("recipe", "plain training by another recipe: precision, kernels, loading", None, None),
+        ("gradskip", "CAC Gradient-Skip: layers whose weight variance has fallen below its peak stop",
+         "trainables.gradskip.controller:attach", "trainables.gradskip.replay"),
+        ("compression", "a compression schedule: pruning, regularization, quantization, thinning, distillation",
+         f"{_COMPRESSION}.method:attach", f"{_COMPRESSION}.replay"),
+        ("gradskip+compression", "Gradient-Skip while a compression schedule prunes",
+         f"{_COMPRESSION}.method:attach_with_gradskip", f"{_COMPRESSION}.with_gradskip_replay"),
+        ("central_difference", "gradients from differences of the loss, without a backward pass", *_GRADIENTS),
+        ("discrete_gradient", "the smallest changes of weights that lower the loss, the best of them together",
+         *_GRADIENTS),
+        ("straight_through", "gradients through binary activations, from samples", *_GRADIENTS),
+        ("svrg", "gradients with a control variate from a snapshot of the weights", *_GRADIENTS),
+        ("kfac", "gradients preconditioned by Kronecker factors of the curvature", *_GRADIENTS),
+        ("gradient_clustering", "batches that take samples of all clusters of similar gradients", *_GRADIENTS),
+        ("importance_sampling", "batches that take samples with large losses or gradients more often", *_GRADIENTS),
+        ("zero_gradients", "samples with nearly no loss gradient left out of the backward pass", *_GRADIENTS),
+        ("gradskip+zero_gradients",
+         "Gradient-Skip, and samples with nearly no loss gradient left out of the backward pass", *_GRADIENTS),
     )
-}
+}  # fmt: skip
 
 #: Name of the workload that runs a command of the user's.
 SCRIPT = "script"

@@ -16,13 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from trainables.errors import UserError
-
-if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
@@ -65,9 +62,8 @@ class FileState:
     """One file of a folder."""
 
     name: str
-    """Name, relative to the storage's folder."""
+    """Relative to the storage's folder."""
     bytes: int
-    """Size."""
     changed_s: float
     """Time of its last change, in seconds since the epoch, by the storage's clock."""
 
@@ -82,46 +78,8 @@ class FileState:
         return self.base_name.startswith(".") and self.base_name.endswith(TEMPORARY_SUFFIX)
 
 
-class Files(Protocol):
-    """The files below one folder. Every method raises OSError where the storage fails."""
-
-    place: str | Path
-    """The folder."""
-
-    def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, files and folders; none where there is no such folder."""
-
-    def scan(self, folder: str) -> Iterator[FileState]:
-        """Yield all files below a folder; none where there is no such folder."""
-
-    def size(self, name: str) -> int | None:
-        """Return a file's bytes; None without such a file."""
-
-    def read(self, name: str) -> bytes:
-        """Return a file's content; raise FileNotFoundError without such a file."""
-
-    def read_if(self, name: str, is_right: Callable[[bytes], bool]) -> bytes | None:
-        """Return a file's content; remove the file and return None if it is not right.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-        """
-
-    def write(self, name: str, parts: Iterable[bytes]) -> None:
-        """Write or replace a file, and missing folders."""
-
-    def touch(self, name: str) -> None:
-        """Write an empty file, and missing folders; of an existing one set the time to now."""
-
-    def renew(self, name: str) -> bool:
-        """Set a file's time to now; return False if it has to be written anew for that."""
-
-    def remove(self, name: str) -> None:
-        """Remove a file; ignore errors, such as a file that is gone."""
-
-
-class DiskFiles:
-    """`Files` of a folder on a disk.
+class Files:
+    """The files below one folder, here of a disk. Every method raises OSError where the storage fails.
 
     Args:
         place: the folder; created when something is written.
@@ -129,65 +87,67 @@ class DiskFiles:
 
     def __init__(self, place: Path) -> None:
         self.place: str | Path = place
-        self._folder = place
+        self._root = place
 
     def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, files and folders; none where there is no such folder."""
         try:
-            with os.scandir(self._folder / folder) as found:
-                return [entry.name for entry in found]
+            return os.listdir(self._root / folder)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def scan(self, folder: str) -> Iterator[FileState]:
-        try:
-            with os.scandir(self._folder / folder) as found:
-                entries = list(found)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for entry in entries:
-            name = f"{folder}/{entry.name}" if folder else entry.name
-            if entry.is_dir(follow_symlinks=False):
-                yield from self.scan(name)
-                continue
-            try:
-                state = entry.stat()
-            except FileNotFoundError:  # removed by another process
-                continue
-            yield FileState(name=name, bytes=state.st_size, changed_s=state.st_mtime)
+        """Yield all files below a folder; none where there is no such folder."""
+        for here, _, names in os.walk(self._root / folder, onerror=_raise_unless_gone):
+            for path in (Path(here, name) for name in names):
+                try:
+                    state = path.stat()
+                except FileNotFoundError:  # removed by another process
+                    continue
+                name = path.relative_to(self._root).as_posix()
+                yield FileState(name=name, bytes=state.st_size, changed_s=state.st_mtime)
 
     def size(self, name: str) -> int | None:
+        """Return a file's bytes; None without such a file."""
         try:
-            return (self._folder / name).stat().st_size
+            return (self._root / name).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def read(self, name: str) -> bytes:
-        return (self._folder / name).read_bytes()
+        """Return a file's content; raise FileNotFoundError without such a file."""
+        return (self._root / name).read_bytes()
 
     def read_if(self, name: str, is_right: Callable[[bytes], bool]) -> bytes | None:
-        path = self._folder / name
+        """Return a file's content as `read`; remove the file and return None if it is not right."""
+        path = self._root / name
         with path.open("rb") as file:
             data = file.read()
             if is_right(data):
                 return data
-            remove_what_was_read(path, os.fstat(file.fileno()))
+            # While it is open no other file can have its inode number: one that has taken its place stays.
+            with suppress(OSError):
+                if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+                    path.unlink()
         return None
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
-        path = self._folder / name
+        """Write or replace a file, and missing folders."""
+        path = self._root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
-            for part in parts:
-                file.write(part)
+            file.writelines(parts)
 
     def touch(self, name: str) -> None:
-        path = self._folder / name
+        """Write an empty file, and missing folders; of an existing one set the time to now."""
+        path = self._root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
 
     def renew(self, name: str) -> bool:
+        """Set a file's time to now; return False if it has to be written anew for that."""
         try:
-            os.utime(self._folder / name)
+            os.utime(self._root / name)
         except FileNotFoundError:  # removed in between
             return False
         except PermissionError:  # another user's
@@ -195,20 +155,43 @@ class DiskFiles:
         return True
 
     def remove(self, name: str) -> None:
+        """Remove a file; ignore errors, such as a file that is gone."""
         with suppress(OSError):
-            (self._folder / name).unlink()
+            (self._root / name).unlink()
 
 
-class ObjectFiles:
-    """`Files` of a folder in object storage, through pyarrow; objects appear whole.
+#: The files of a disk, whatever else there is.
+DiskFiles = Files
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
+class ObjectFiles(Files):
+    """The files of a folder in object storage, through pyarrow; objects appear whole.
 
     Args:
         place: URI of the folder.
+
+    Raises:
+        UserError: pyarrow cannot open it.
     """
 
     def __init__(self, place: str) -> None:
-        self.place: str | Path = place
-        self._system, self._folder = opened(place)
+        import pyarrow as pa
+        from pyarrow.fs import FileSystem
+
+        self.place = place
+        try:
+            self._system, folder = FileSystem.from_uri(place)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+            reason = str(error).splitlines()[0].partition(". ")[0]
+            raise UserError(
+                f"storage must be a URI that pyarrow can open, such as s3://bucket/studies, got {place}: {reason}"
+            ) from None
+        self._folder = folder.rstrip("/")
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}" if name else self._folder
@@ -238,10 +221,10 @@ class ObjectFiles:
 
     def read_if(self, name: str, is_right: Callable[[bytes], bool]) -> bytes | None:
         data = self.read(name)
-        if is_right(data):
-            return data
-        self.remove(name)
-        return None
+        if not is_right(data):
+            self.remove(name)
+            return None
+        return data
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         with self._system.open_output_stream(self._path(name)) as file:
@@ -259,18 +242,12 @@ class ObjectFiles:
             self._system.delete_file(self._path(name))
 
 
+_object_files = cache(ObjectFiles)
+
+
 def files_of(place: str | Path) -> Files:
-    """Return the files below a folder or URI; those of a URI are opened once a process.
-
-    Raises:
-        UserError: a URI that pyarrow cannot open.
-    """
+    """Return the files below a folder or URI; those of a URI are opened once a process."""
     return _object_files(str(place)) if is_uri(place) else DiskFiles(Path(place))
-
-
-@cache
-def _object_files(place: str) -> ObjectFiles:
-    return ObjectFiles(place)
 
 
 def copy_files(source: Files, target: Files, wanted: Callable[[str], bool] = lambda name: True) -> None:
@@ -283,9 +260,7 @@ def copy_files(source: Files, target: Files, wanted: Callable[[str], bool] = lam
 def check_place(place: str, option: str) -> None:
     """Raise UserError for a URI without a folder, or with credentials, which would be kept in files and shown in lists.
 
-    Args:
-        place: a URI.
-        option: where it was given, such as ``--results``.
+    ``option`` is where it was given, such as ``--results``.
     """
     parts = urlsplit(place)
     if "@" in parts.netloc or re.search(r"(?i)(secret|token|password|access_key)[^=&]*=", parts.query):
@@ -296,37 +271,6 @@ def check_place(place: str, option: str) -> None:
         )
     if not parts.netloc or ".." in PurePosixPath(parts.path).parts:
         raise UserError(f"{option} must be a folder or a URI such as s3://bucket/studies, got {place}")
-
-
-def opened(place: str) -> tuple[FileSystem, str]:
-    """Return pyarrow's file system of a URI, and the folder within it.
-
-    Raises:
-        UserError: there is none for such a URI.
-    """
-    import pyarrow as pa
-    from pyarrow.fs import FileSystem
-
-    try:
-        system, folder = FileSystem.from_uri(place)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-        reason = str(error).splitlines()[0].partition(". ")[0]
-        raise UserError(
-            f"storage must be a URI that pyarrow can open, such as s3://bucket/studies, got {place}: {reason}"
-        ) from None
-    return system, folder.rstrip("/")
-
-
-def remove_what_was_read(path: Path, read: os.stat_result) -> None:
-    """Remove a corrupt file, if it is still the one that was read.
-
-    Args:
-        path: path of the file.
-        read: `os.fstat` of the opened file. Call this while it is open: then no other file can have its inode number.
-    """
-    with suppress(OSError):
-        if os.path.samestat(os.stat(path), read):
-            path.unlink()
 
 
 # --- Atomic writing of one file; the only place of the project that writes beside a file and renames ------------------
@@ -361,7 +305,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-# --- Free space of a disk that checkpoints, which can be lost, leave to the journal and the results of a search
+# --- Free space of a disk that checkpoints, which can be lost, leave to the journal and the results of a search -------
 
 #: Bytes that stay free, or this share of a disk for which they are much. The journal of 10,000 trials has some 30 MB.
 _RESERVE_BYTES, _RESERVE_SHARE = 256 * 2**20, 0.1
@@ -373,9 +317,6 @@ def lacking_bytes(folder: Path, size_bytes: int) -> int:
     Args:
         folder: where they are written; it need not exist.
         size_bytes: bytes to be written.
-
-    Raises:
-        OSError: the disk cannot be asked.
     """
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent

@@ -54,11 +54,8 @@ def build_shared_run(config: TrialConfig, sharing: dict[str, Any]) -> SharedRun:
 
     name = sharing["claims"]
     how = Sharing(
-        tree=sharing["tree"],
-        budget_bytes=sharing["budget_bytes"],
-        trials=sharing["trials"],
+        **{key: sharing[key] for key in ("tree", "budget_bytes", "trials", "checkpoint_every_s")},
         watches=tuple(tuple(watch) for watch in sharing["watches"]),
-        checkpoint_every_s=sharing["checkpoint_every_s"],
     )
     claims = None if name is None else RayLeases(name)
     return SharedRun(config, how, claims=claims, holder=sharing["holder"])
@@ -118,11 +115,8 @@ class Trial(tune.Trainable):
         if run.finished:
             self._watchdog.close()  # Ray may end this process before it is asked to clean up
         result = {**row, DONE: run.finished}
-        if (
-            trained_here is not None
-            and not run.finished
-            and time.monotonic() - self._checkpointed >= self._checkpoint_every_s
-        ):
+        is_due = time.monotonic() - self._checkpointed >= self._checkpoint_every_s
+        if trained_here is not None and not run.finished and is_due:
             if is_uri(str(self._folder)):
                 self._keep_checkpoint(trained_here)
             else:

@@ -78,15 +78,10 @@ def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, inspect.Param
 
 
 def keywords_of(function: Callable[..., Any], options: Mapping[str, str], what: str) -> dict[str, Any]:
-    """Return options as keyword arguments, in the types of a function's annotations, or else of its defaults.
-
-    Args:
-        function: a function or class.
-        options: values as text.
-        what: its name in messages.
+    """Return options, values as text, as keyword arguments in the types of a function's annotations, or its defaults.
 
     Raises:
-        UserError: an unknown option, a missing one, or a value of the wrong type.
+        UserError: an unknown option, a missing one, or a value of the wrong type; ``what`` names the function.
     """
     parameters, takes_any = parameters_of(function)
     hints = _hints(function)
@@ -114,12 +109,12 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _read(name: str, text: str, hint: Any, default: Any, what: str) -> Any:
-    kinds = [part for part in (get_args(hint) if get_origin(hint) in (Union, types.UnionType) else [hint]) if part]
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     if type(None) in kinds and text.lower() in ("", "none"):
         return None
-    kinds = [kind for kind in kinds if kind is not type(None)]
-    if not kinds and default is not inspect.Parameter.empty and default is not None:
-        kinds = [type(default)]
+    kinds = tuple(kind for kind in kinds if kind not in (None, type(None)))
+    if not kinds and default not in (inspect.Parameter.empty, None):
+        kinds = (type(default),)
     kind = kinds[0] if kinds else str
     try:
         if kind is bool:

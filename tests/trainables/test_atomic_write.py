@@ -1,23 +1,17 @@
-"""Files that are whole or absent, and no second way of writing them."""
+"""Files that are whole or absent."""
 
 from __future__ import annotations
 
-import ast
 import errno
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from trainables.storage import atomic_write
-
-ROOT = Path(__file__).parents[2]
-#: Where a file is renamed over another: the one writer of files, and the image store, which renames a whole folder.
-RENAMING = {"trainables/storage.py", "trainables/workloads/images/store.py"}
 
 
 def test_nobody_sees_a_part(tmp_path: Path) -> None:
@@ -76,30 +70,3 @@ def test_a_full_disk_is_an_os_error_and_leaves_the_old_file(tmp_path: Path, writ
     assert done.stdout == f"{errno.EFBIG}\n"
     assert os.listdir(tmp_path) == ["file"]
     assert (tmp_path / "file").read_bytes() == b"old"
-
-
-def renames(source: str) -> Iterator[str]:
-    """What a source calls to put a file in another's place or to make a temporary one for that."""
-    tree = ast.parse(source)
-    has_frames = "pandas" in source  # a column is renamed there
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module in ("os", "shutil", "tempfile"):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            name, owner = node.func.attr, node.func.value
-            module = owner.id if isinstance(owner, ast.Name) else ""
-            if module in ("os", "shutil", "tempfile"):
-                if name in ("replace", "rename", "renames", "link", "move", "mkstemp", "NamedTemporaryFile"):
-                    yield f"{module}.{name}"
-            elif name == "replace" and len(node.args) == 1 and not node.keywords:
-                yield ".replace"  # of a path: a text's has two arguments, a date's and a dataclass's have names
-            elif name == "rename" and len(node.args) == 1 and not has_frames:
-                yield ".rename"
-
-
-@pytest.mark.slow
-def test_no_file_is_written_beside_another_and_renamed_elsewhere() -> None:
-    sources = [path for name in ("analysis", "benchmarks", "search_spaces", "trainables", "tune_cac")
-               for path in (ROOT / name).rglob("*.py")]  # fmt: skip
-    found = {str(path.relative_to(ROOT)): list(renames(path.read_text(encoding="utf-8"))) for path in sources}
-    assert {path for path, names in found.items() if names} == RENAMING

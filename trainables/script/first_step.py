@@ -11,28 +11,16 @@ from pathlib import Path
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.script_counting.trace_file import FIRST_STEP_VARIABLE
-from trainables.script.report_lines import REPORTS_FILE, ReportError, read_report
-from trainables.script.run import (
-    LOG_FILE,
-    ScriptProcess,
-    environment_of,
-    files_below,
-    filled_command,
-    lines_of_failed_process,
-    working_directory,
-)
+from trainables.script.report_lines import ReportError, read_report
+from trainables.script.run import files_below, last_lines_of_failed_process, start_script, working_directory
 
 #: Seconds after which a script that has not failed is taken to run, and between two looks at it.
 LONGEST_S, _LOOK_S = 30.0, 0.05
-_SHOWN_LINES, _READ_LINES = 10, 400
+_SHOWN_LINES = 10
 
 
 def check_starts(config: TrialConfig, *, longest_s: float = LONGEST_S) -> None:
-    """Run a script until its first optimizer step, its first report, its end, or for some seconds; then end it.
-
-    Args:
-        config: of the search's baseline.
-        longest_s: seconds after which it is taken to run.
+    """Run the baseline's script until its first optimizer step, first report, end, or for some seconds; then end it.
 
     Raises:
         UserError: it ended with an error, or without a step and a report.
@@ -40,11 +28,7 @@ def check_starts(config: TrialConfig, *, longest_s: float = LONGEST_S) -> None:
     with tempfile.TemporaryDirectory(prefix="tune_cac-") as folder:
         here = Path(folder)
         stepped, begun_s = here / "first-step", time.time()
-        environment = {**environment_of(config, here), FIRST_STEP_VARIABLE: str(stepped)}
-        process = ScriptProcess(
-            filled_command(config, here), environment=environment, cwd=working_directory(config), log=here / LOG_FILE,
-            reports=here / REPORTS_FILE,
-        )  # fmt: skip
+        process = start_script(config, here, {FIRST_STEP_VARIABLE: str(stepped)})
         reported = threading.Event()
 
         def read() -> None:
@@ -62,13 +46,11 @@ def check_starts(config: TrialConfig, *, longest_s: float = LONGEST_S) -> None:
         while reader.is_alive() and not stepped.exists() and time.monotonic() < until:
             reader.join(_LOOK_S)
         runs = reported.is_set() or stepped.exists() or reader.is_alive()
-        printed = [line for line in lines_of_failed_process(process.last_lines(_READ_LINES)) if line.strip()]
+        printed = [line for line in last_lines_of_failed_process(process) if line.strip()]
         process.close(grace_s=0)
         reader.join()
         cwd = working_directory(config)
-        left = sorted(
-            {str(path.relative_to(cwd)) for changed_s, path in files_below(cwd, here) if changed_s >= begun_s}
-        )
+        left = sorted(str(path.relative_to(cwd)) for changed_s, path in files_below(cwd, here) if changed_s >= begun_s)
         if reported.is_set() and left:
             warnings.warn(
                 f"the script was run until its first report to see that it runs, which left {', '.join(left[:4])} in "

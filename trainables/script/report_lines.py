@@ -24,13 +24,11 @@ NUMBERS = (
 )  # fmt: skip
 #: Keys that count something, for which NaN and infinity are errors.
 COUNTS = ("step", "epoch", "executed_flops", "dense_flops")
-#: Keys whose values are JSON objects.
-OBJECTS = ("gradskip",)
+#: The key whose value is a JSON object: what the gradient-skip optimizers have counted.
+COUNTED = "gradskip"
 MARKER = "tune_cac"
 #: The file of a trial into which `tune_cac.report` puts its lines.
 REPORTS_FILE = "reports.jsonl"
-#: Integers with more digits are read as floats, and as infinite beyond the largest float, as ``1e999`` is.
-_INT_DIGITS = 300
 
 
 class ReportError(UserError):
@@ -38,21 +36,13 @@ class ReportError(UserError):
 
 
 def read_report(line: str, metric: str = "accuracy") -> dict[str, Any] | None:
-    """Return what a line reports; None if it is not a report.
+    """Return what a line reports; None if it is not a report with the study's metric.
 
-    Args:
-        line: as the script printed it.
-        metric: by which the study's trials are compared.
-
-    The keys of `NUMBERS` and `OBJECTS` are at the top level, all others under ``extra``, which is omitted if empty. NaN
+    The keys of `NUMBERS` and `COUNTED` are at the top level, all others under ``extra``, which is omitted if empty. NaN
     and infinite numbers are accepted, except for `COUNTS`.
 
     >>> read_report('{"accuracy": 0.91, "step": 200, "lr": 0.1}')
     {'accuracy': 0.91, 'step': 200, 'extra': {'lr': 0.1}}
-    >>> read_report('{"val_loss": 1.25, "step": 200}', "val_loss")
-    {'step': 200, 'extra': {'val_loss': 1.25}}
-    >>> read_report("epoch 3: accuracy 0.91") is None
-    True
 
     Raises:
         ReportError: a value of the report is of the wrong kind.
@@ -61,13 +51,13 @@ def read_report(line: str, metric: str = "accuracy") -> dict[str, Any] | None:
     if not (text.startswith("{") and text.endswith("}")):
         return None
     try:
-        values = json.loads(text, parse_int=_int_or_infinite)
+        values = json.loads(text)
     except (ValueError, RecursionError):
         return None
     if metric not in values and MARKER not in values:
         return None
     _check(values, metric)
-    report = {key: values[key] for key in (*NUMBERS, *OBJECTS) if key in values}
+    report = {key: values[key] for key in (*NUMBERS, COUNTED) if key in values}
     extra = {key: value for key, value in values.items() if key not in report and key != MARKER}
     return {**report, "extra": extra} if extra else report
 
@@ -77,8 +67,6 @@ def format_report(**values: Any) -> str:
 
     Scalars of NumPy and torch are converted by their ``item()``, also inside lists and dictionaries of other keys.
 
-    >>> format_report(step=200, accuracy=0.91)
-    '{"accuracy": 0.91, "step": 200}'
     >>> format_report(loss=2.3)
     '{"tune_cac": 1, "loss": 2.3}'
 
@@ -88,8 +76,7 @@ def format_report(**values: Any) -> str:
     values = {key: _plain(value) for key, value in values.items() if key != MARKER}
     _check(values)
     ordered = {} if "accuracy" in values else {MARKER: 1}
-    ordered |= {key: values[key] for key in (*NUMBERS, *OBJECTS) if key in values}
-    ordered |= values
+    ordered |= {key: values[key] for key in (*NUMBERS, COUNTED) if key in values} | values
     for key, value in ordered.items():
         try:
             json.dumps(value, default=_item)
@@ -99,11 +86,7 @@ def format_report(**values: Any) -> str:
 
 
 def takes_no_step(told: Mapping[str, Any]) -> bool:
-    """Return whether a report says that no optimizer step was taken before it.
-
-    >>> takes_no_step({"accuracy": 0.1, "step": 0}), takes_no_step({"accuracy": 0.5, "gradskip": {"steps": 10}})
-    (True, False)
-    """
+    """Return whether a report says that no optimizer step was taken before it."""
     return told.get("step", (told.get("gradskip") or {}).get("steps")) == 0
 
 
@@ -119,13 +102,8 @@ def _check(values: dict[str, Any], metric: str = "accuracy") -> None:
     for key in COUNTS:
         if key in values and not -math.inf < values[key] < math.inf:
             raise ReportError(f"{key} must be a finite number, got {_shown(values[key])}")
-    for key in OBJECTS:
-        if key in values and not isinstance(values[key], dict):
-            raise ReportError(f"{key} must be an object, got {_shown(values[key])}")
-
-
-def _int_or_infinite(digits: str) -> int | float:
-    return int(digits) if len(digits) <= _INT_DIGITS else float(digits)
+    if not isinstance(values.get(COUNTED, {}), dict):
+        raise ReportError(f"{COUNTED} must be an object, got {_shown(values[COUNTED])}")
 
 
 def _plain(value: Any) -> Any:
@@ -171,19 +149,16 @@ def report(*, accuracy: Any = None, step: Any = None, **metrics: Any) -> None:
             once, at the end), ``train_time_s``, ``compute_saved`` or ``executed_flops`` where no gradient-skip
             optimizer counts them.
     """
-    values: dict[str, Any] = {} if accuracy is None else {"accuracy": accuracy}
-    if step is not None:
-        values["step"] = step
-    values.update(metrics)
     rank, processes = _rank_and_processes()
     if rank != 0:
         return
+    values = {k: v for k, v in {"accuracy": accuracy, "step": step}.items() if v is not None} | metrics
     if "trainables.gradskip.script_counting.process_record" in sys.modules:
         from trainables.gradskip.script_counting.process_record import process_summary
 
         counted = process_summary(processes)
         if counted is not None:
-            values["gradskip"] = counted
+            values[COUNTED] = counted
     line = format_report(**values)
     print(f"tune_cac.report: {line}" if _put_in_file(line) else line, flush=True)
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import psutil
 
@@ -60,37 +60,6 @@ class OwnLength:
     since_s: float
     """Time at which the study's first trial began, seconds since the epoch."""
 
-    def fault(self, told: Mapping[str, Any], *, cwd: Path, folder: Path, begun_s: float) -> str:
-        """Return why a trial that has ended is no outcome; empty if it is one.
-
-        Args:
-            told: its last report.
-            cwd: the script's working directory.
-            folder: of the trial.
-            begun_s: time at which the trial began, seconds since the epoch.
-        """
-        counted = told.get("gradskip") or {}
-        steps = counted.get("steps", told.get("step"))
-        if steps is None or steps >= _LEAST * self.steps or told.get("extra", {}).get("early_stopped"):
-            return ""
-        return (
-            f"the script took {int(steps)} optimizer steps where a run of its length takes {self.steps}"
-            f"{self.left_behind(cwd, folder, begun_s)}. If it stopped early by itself, let its last report say so: "
-            "report(..., early_stopped=True)"
-        )
-
-    def left_behind(self, cwd: Path, folder: Path, begun_s: float) -> str:
-        """Return the words for files that earlier trials wrote in the working directory; empty if there are none."""
-        found = [(s, p) for s, p in files_below(cwd, folder) if self.since_s <= s < begun_s]
-        if not found:
-            return ""
-        names = [str(path.relative_to(cwd)) for _, path in sorted(found, reverse=True)]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        return (
-            f": it may have gone on from what an earlier trial left in {cwd} ({', '.join(names[:_NAMED])}{more}). Give "
-            "each trial a folder of its own for its checkpoints, {trial_dir} in the command"
-        )
-
 
 def files_below(cwd: Path, folder: Path) -> Iterator[tuple[float, Path]]:
     """Yield the files below a folder with the times of their last change; hidden ones and the study's are left out."""
@@ -100,19 +69,17 @@ def files_below(cwd: Path, folder: Path) -> Iterator[tuple[float, Path]]:
         folders[:] = [
             name
             for name in folders
-            if not name.startswith((".", "__")) and place / name not in folder.parents and place / name != folder
+            if not name.startswith((".", "__")) and place / name not in (folder, *folder.parents)
         ]
         for name in names:
             seen += 1
             if seen > _MOST_ENTRIES:
                 return
-            try:
+            with suppress(OSError):  # gone meanwhile
                 yield (place / name).stat().st_mtime, place / name
-            except OSError:  # gone meanwhile
-                continue
 
 
-# --- A shell command as a child process: its output is read as it arrives, and no process of it is left behind
+# --- A shell command as a child process: its output is read as it arrives, and no process of it is left behind --------
 
 #: Maximum number of characters kept of a line.
 LINE_CHARACTERS = 2**20
@@ -132,8 +99,8 @@ class ScriptProcess:
 
     Args:
         command: a command line for ``/bin/sh -c``. It runs in its own session, with an empty stdin.
-        environment: the complete environment of the command, as for `subprocess`: nothing else is inherited.
-            ``PYTHONUNBUFFERED=1`` is added unless it is given, because Python scripts would buffer their lines.
+        environment: the complete environment of the command: nothing else is inherited. ``PYTHONUNBUFFERED=1`` is added
+            unless it is given, because Python scripts would buffer their lines.
         cwd: the command's working directory.
         log: a file to which stdout and stderr are appended as they arrive.
         reports: a file, made empty here, whose lines come among those of stdout; None for none.
@@ -192,10 +159,9 @@ class ScriptProcess:
     def lines(self) -> Iterator[str]:
         r"""Return the lines of stdout, and of the reports, as they arrive, without ends, until the command has ended.
 
-        Every call returns the same iterator, so that one loop can continue where another stopped. It ends when all
-        processes have closed stdout, at the latest a second after the command itself, and after `close`. Bytes that are
-        not UTF-8 become U+FFFD, ``\r`` and ``\r\n`` also end a line, and longer lines are cut to their first
-        `LINE_CHARACTERS` characters.
+        Every call returns the same iterator. It ends when all processes have closed stdout, at the latest a second
+        after the command itself, and after `close`. Bytes that are not UTF-8 become U+FFFD, ``\r`` and ``\r\n`` also
+        end a line, and longer lines are cut to their first `LINE_CHARACTERS` characters.
         """
         return self._lines
 
@@ -218,15 +184,24 @@ class ScriptProcess:
             self._reports.close()
 
     def _read_lines(self) -> Iterator[str]:
+        """Yield lines of stdout and reports; a line of stdout that has not ended must not delay a report."""
         with suppress(ValueError):  # closed meanwhile
             if self._reports is None:
                 yield from cut_lines(self._output.readline)
             else:
-                yield from self._with_reports(self._reports)
+                begun = ""
+                for line in self._lines_or_pauses():
+                    for part in self._reports:
+                        begun += part
+                        if begun.endswith("\n"):
+                            yield begun[:-1]
+                            begun = ""
+                    if line is not None:
+                        yield line
         self._wait(all_gone=False, timeout_s=None)
 
-    def _with_reports(self, reports: TextIO) -> Iterator[str]:
-        """Yield lines of stdout and reports; a line of stdout that has not ended must not delay a report."""
+    def _lines_or_pauses(self) -> Iterator[str | None]:
+        """Yield lines of stdout, and None where none comes for a while, and at the end."""
         arrived: queue.Queue[str | None] = queue.Queue(_WAITING_LINES)
 
         def put(line: str | None) -> None:
@@ -241,22 +216,15 @@ class ScriptProcess:
             put(None)
 
         threading.Thread(target=read, daemon=True).start()
-        begun = ""
-        ended = False
-        while not ended and not self._output.closed:
-            line = None
+        while not self._output.closed:
             try:
                 line = arrived.get(timeout=_LOOK_S)
-                ended = line is None
             except queue.Empty:
-                pass
-            for part in reports:
-                begun += part
-                if begun.endswith("\n"):
-                    yield begun[:-1]
-                    begun = ""
-            if line is not None:
-                yield line
+                yield None
+                continue
+            yield line
+            if line is None:
+                return
 
     def _wait(self, *, all_gone: bool, timeout_s: float | None) -> None:
         """Wait until the exit status is known, or until no process of the script runs."""
@@ -282,14 +250,9 @@ def cut_lines(readline: Callable[[int], str]) -> Iterator[str]:
 
 
 def tail(path: Path, n: int, *, start: int = 0) -> list[str]:
-    """Return up to ``n`` last lines of a text file, read from its end; at most the last `TAIL_BYTES`.
+    """Return up to ``n`` last lines of a text file, read from its end: `TAIL_BYTES` at most, from byte ``start`` on.
 
     A line that was overwritten with carriage returns (a progress bar) gives its last state.
-
-    Args:
-        path: the file.
-        n: maximum number of lines.
-        start: byte before which nothing is read.
     """
     with path.open("rb") as file:
         file.seek(max(start, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -303,14 +266,17 @@ def tail(path: Path, n: int, *, start: int = 0) -> list[str]:
 #: First line of a launcher's report, logged by torch's elastic agent: "E1123 05:31:40.446000 29506 torch/...".
 _REPORT = re.compile(r"[A-Z]\d{4} [\d:.]+ .*torch/distributed/elastic/")
 _ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*: (\d+)", re.DOTALL)
+#: Last lines of a log that are read.
+_READ_LINES = 400
 
 
-def lines_of_failed_process(lines: Sequence[str]) -> Sequence[str]:
-    """Return the lines of a log that the process printed which failed first; all lines if no launcher reported it.
+def last_lines_of_failed_process(script: ScriptProcess) -> Sequence[str]:
+    """Return the last lines that the process printed which failed first; all lines if no launcher reported it.
 
     Others fail after it, with errors about the connection. torch writes the rank before each line of an exception as
     soon as the processes are connected; without it, the lines of all processes are returned.
     """
+    lines = script.last_lines(_READ_LINES)
     end = next((number for number, line in enumerate(lines) if _REPORT.match(line)), None)
     found = _ROOT_CAUSE.search("\n".join(lines[end:])) if end is not None else None
     if found is None:
@@ -325,8 +291,8 @@ def lines_of_failed_process(lines: Sequence[str]) -> Sequence[str]:
 LOG_FILE = "output.log"
 #: Additional column of a row: facts about the run that a space may use, as JSON.
 RUN_FACTS = "run_facts"
-#: Lines of output that a failure shows, of those that are read.
-_SHOWN_LINES, _READ_LINES = 12, 400
+#: Lines of output that a failure shows.
+_SHOWN_LINES = 12
 _SHOWN_CHARACTERS = 200
 #: Savings of a baseline up to this value are rounding errors.
 _NOTHING = 1e-6
@@ -339,11 +305,15 @@ _REDIRECTS = ",".join(f"{rank}:1" for rank in range(1, 10))
 _COUNTED = ("forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes")
 
 
+#: Names that further metrics of a report cannot have, since columns of results have them.
+_COLUMNS = {*METRICS, *field_names()} - {"accuracy", "test_accuracy"}
+
+
 class ScriptFailed(RuntimeError):
     """The user's command failed, or reported too little."""
 
 
-def settings_of(config: TrialConfig) -> Settings:
+def _settings(config: TrialConfig) -> Settings:
     """Return the settings for the script's optimizer; the baseline's is switched off."""
     return OFF if config.method == "none" else config.gradskip_settings()
 
@@ -353,7 +323,7 @@ def placeholders(config: TrialConfig, folder: Path) -> dict[str, Any]:
 
     These are the variables, seed, epochs, trial_dir, forward_cache_mb, and options that a space searches.
     """
-    settings = settings_of(config)
+    settings = _settings(config)
     variables = {name: getattr(settings, variable.field) for name, variable in BY_NAME.items()}
     searched = {name: value for name, value in read_options(config.options).items() if name not in SCRIPT_OPTIONS}
     return {
@@ -367,50 +337,18 @@ def placeholders(config: TrialConfig, folder: Path) -> dict[str, Any]:
     }
 
 
-def filled_command(config: TrialConfig, folder: Path) -> str:
-    """Return the trial's command line.
-
-    Raises:
-        UserError: the command has an unknown placeholder.
-    """
-    values = placeholders(config, folder)
-    return fill(read_options(config.options)["command"], values, list(values))
+def _filled_command(config: TrialConfig, folder: Path) -> str:
+    return fill(read_options(config.options)["command"], placeholders(config, folder))
 
 
 def check_command(config: TrialConfig) -> None:
     """Raise UserError where the command has an unknown placeholder, or several workers are asked for."""
-    filled_command(config, Path("trial"))
+    _filled_command(config, Path("trial"))
     if config.workers > 1:
         raise UserError(
             f"--workers-per-trial must be 1 with --script, got {config.workers}: a script starts its own, as with "
             "torchrun"
         )
-
-
-def environment_of(config: TrialConfig, folder: Path, trace: str = "") -> dict[str, str]:
-    """Return the command's environment: this process's, with the trial's variables in place of all ``CAC_*``.
-
-    The epochs of an answer that the shell has sourced are no trial's either.
-
-    Where a launcher such as torchrun starts several processes, only the first one's stdout is read.
-
-    Args:
-        config: of the trial.
-        folder: of the trial.
-        trace: what its optimizer records (`process_record.TRACE_VARIABLE`); empty for nothing.
-    """
-    left_out = ("CAC_", EPOCHS_VARIABLE)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    return {
-        "PET_REDIRECTS": _REDIRECTS,
-        "PET_LOG_DIR": str(folder / RANKS_FOLDER),
-        **inherited,
-        **settings_of(config).to_environment(),
-        "TUNE_CAC_SEED": str(config.seed),
-        TRIAL_FOLDER: str(folder),
-        TRACE_VARIABLE: trace,
-        "OMP_NUM_THREADS": str(config.threads),
-    }
 
 
 def working_directory(config: TrialConfig) -> Path:
@@ -428,6 +366,38 @@ def working_directory(config: TrialConfig) -> Path:
     return wanted.absolute()
 
 
+def start_script(config: TrialConfig, folder: Path, variables: Mapping[str, str]) -> ScriptProcess:
+    """Start the trial's command in its folder, with further variables.
+
+    Its environment is this process's with the trial's variables in place of all ``CAC_*``; the epochs of an answer that
+    the shell has sourced are no trial's either. Of several processes that a launcher such as torchrun starts, only the
+    first one's stdout is read.
+
+    Raises:
+        UserError: the command has an unknown placeholder.
+        ScriptFailed: the folder in which it runs does not exist here.
+    """
+    others = ("CAC_", EPOCHS_VARIABLE)
+    environment = {
+        "PET_REDIRECTS": _REDIRECTS,
+        "PET_LOG_DIR": str(folder / RANKS_FOLDER),
+        **{name: value for name, value in os.environ.items() if not name.startswith(others)},
+        **_settings(config).to_environment(),
+        "TUNE_CAC_SEED": str(config.seed),
+        TRIAL_FOLDER: str(folder),
+        TRACE_VARIABLE: "",
+        "OMP_NUM_THREADS": str(config.threads),
+        **variables,
+    }
+    return ScriptProcess(
+        _filled_command(config, folder),
+        environment=environment,
+        cwd=working_directory(config),
+        log=folder / LOG_FILE,
+        reports=folder / REPORTS_FILE,
+    )
+
+
 class ScriptRun:
     """One run of the user's command, with the same interface as `TrainingRun`.
 
@@ -435,7 +405,7 @@ class ScriptRun:
         config: of the trial, with the options ``command`` and ``cwd``.
         folder: of the trial; the command's output is kept there. Of a URI, the command has a folder of this machine,
             whose files are written there when the run is closed.
-        trace: as in `environment_of`.
+        trace: what its optimizer records (`trace_file.TRACE_VARIABLE`); empty for nothing.
         length: what the trial's length asks of it; None for the baseline.
 
     Raises (in `train_epoch`):
@@ -448,33 +418,20 @@ class ScriptRun:
     ) -> None:
         self.config = config
         self._length = length
-        self._begun_s = time.time()
+        self._begun_s, self._begun = time.time(), time.perf_counter()
         self.row: dict[str, Any] | None = None
         """The last report's row; None before the first."""
         self.finished = False
         """True if the command has ended successfully and its last row was returned."""
-        self._begun = time.perf_counter()
         self._place = folder
         self._here = Path(tempfile.mkdtemp(prefix="tune_cac-")) if is_uri(folder) else Path(folder).absolute()
-        here = self._here
-        here.mkdir(parents=True, exist_ok=True)
-        self._cwd = working_directory(config)
-        self._process = ScriptProcess(
-            filled_command(config, here),
-            environment=environment_of(config, here, trace),
-            cwd=self._cwd,
-            log=here / LOG_FILE,
-            reports=here / REPORTS_FILE,
-        )
+        self._here.mkdir(parents=True, exist_ok=True)
+        self._process = start_script(config, self._here, {TRACE_VARIABLE: trace})
         self._rows = self._read()
 
     def close(self) -> None:
-        """End the command and all processes that it started."""
+        """End the command and all its processes; copy what it wrote into object storage, if its folder is there."""
         self._process.close()
-        self._keep_files()
-
-    def _keep_files(self) -> None:
-        """Copy what the command wrote into object storage; before the last row, for the process may end after it."""
         if is_uri(self._place) and self._here.is_dir():
             try:
                 copy_files(DiskFiles(self._here), files_of(self._place))
@@ -498,7 +455,7 @@ class ScriptRun:
         count, name = 0, self.config.quality.name
         for line in self._process.lines():
             try:
-                told = read_report(line, self.config.quality.name)
+                told = read_report(line, name)
             except ReportError as error:
                 raise ScriptFailed(f"the script printed a report that cannot be read: {error}") from None
             if told is None:
@@ -514,30 +471,51 @@ class ScriptRun:
             raise ScriptFailed(self._how_it_failed(self._process.returncode))
         if held is None and early and not takes_no_step(early[-1]):
             held = self._row(early[-1], 1)  # which says what it lacks
-        if held is None and early:
-            raise ScriptFailed(
-                f"the script reported before its first optimizer step alone ({len(early)} times): report after each "
-                "epoch of training" + self._left_behind() + self._tail()
-            )
         if held is None:
-            raise ScriptFailed(
-                f"the script printed no metric: call tune_cac.report({name}=..., step=...), or print a line such as "
-                f'{{"{name}": 0.91, "step": 100}}' + self._left_behind() + self._tail()
+            lacking = (
+                f"printed no metric: call tune_cac.report({name}=..., step=...), or print a line such as "
+                f'{{"{name}": 0.91, "step": 100}}'
             )
-        if self._length is not None and (fault := self._length.fault(last, **self._where())):
-            raise ScriptFailed(fault)
+            if early:
+                lacking = (
+                    f"reported before its first optimizer step alone ({len(early)} times): report after each epoch of "
+                    "training"
+                )
+            raise ScriptFailed(f"the script {lacking}{self._left_behind()}{self._tail()}")
+        self._check_length(last)
         self.close()
-        value = held["quality"]
-        if not math.isfinite(value):
-            raise TrainingDiverged(f"the {name} is {value} in the last report")
+        if not math.isfinite(held["quality"]):
+            raise TrainingDiverged(f"the {name} is {held['quality']} in the last report")
         self.finished = True
         yield held
 
-    def _where(self) -> dict[str, Any]:
-        return {"cwd": self._cwd, "folder": self._here, "begun_s": self._begun_s}
+    def _check_length(self, last: Mapping[str, Any]) -> None:
+        """Raise ScriptFailed if the command took fewer steps than its length asks for, and did not say why."""
+        steps = (last.get("gradskip") or {}).get("steps", last.get("step"))
+        stopped = last.get("extra", {}).get("early_stopped")
+        if self._length is not None and steps is not None and steps < _LEAST * self._length.steps and not stopped:
+            raise ScriptFailed(
+                f"the script took {int(steps)} optimizer steps where a run of its length takes {self._length.steps}"
+                f"{self._left_behind()}. If it stopped early by itself, let its last report say so: "
+                "report(..., early_stopped=True)"
+            )
 
     def _left_behind(self) -> str:
-        return "" if self._length is None else self._length.left_behind(*self._where().values())
+        """Return the words for files that earlier trials wrote in the working directory; empty if there are none."""
+        if self._length is None:
+            return ""
+        cwd = working_directory(self.config)
+        found = sorted(
+            ((s, p) for s, p in files_below(cwd, self._here) if self._length.since_s <= s < self._begun_s), reverse=True
+        )
+        if not found:
+            return ""
+        names = ", ".join(str(path.relative_to(cwd)) for _, path in found[:_NAMED])
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        return (
+            f": it may have gone on from what an earlier trial left in {cwd} ({names}{more}). Give each trial a folder "
+            "of its own for its checkpoints, {trial_dir} in the command"
+        )
 
     def _how_it_failed(self, code: int | None) -> str:
         how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
@@ -546,7 +524,7 @@ class ScriptRun:
         return f"the script {how}{self._tail()}"
 
     def _tail(self) -> str:
-        printed = lines_of_failed_process(self._process.last_lines(_READ_LINES))[-_SHOWN_LINES:]
+        printed = last_lines_of_failed_process(self._process)[-_SHOWN_LINES:]
         lines = [line.strip()[:_SHOWN_CHARACTERS] for line in printed if line.strip()]
         return "; its last lines: " + " | ".join(lines) if lines else "; it printed nothing"
 
@@ -566,16 +544,19 @@ class ScriptRun:
         if quality.is_accuracy and not math.isfinite(value):
             raise TrainingDiverged(f"the accuracy is {value} in report {count}")
         counted = told.get("gradskip") or {}
-        costs = costs_of(told, counted)
+        costs = _costs(told, counted)
         wall_time_s = time.perf_counter() - self._begun
         step = told.get("step", counted.get("iteration"))
+        stops = {}
+        if counted:
+            stops = {"stopped_through": counted["stopped_through"], "stop_events": json.dumps(counted["events"])}
         return {
             "epoch": int(told.get("epoch", count)),
             "step": None if step is None else int(step),
             "train_loss": told.get("train_loss", told.get("loss")),
             "quality": float(value),
             "test_quality": measured[quality.test],
-            **further_columns(_numbers(further)),
+            **further_columns({k: float(v) for k, v in further.items() if is_number(v) and k not in _COLUMNS}),
             **costs,
             "search_flops": costs["executed_flops"],
             "train_time_s": float(told.get("train_time_s", wall_time_s)),
@@ -585,15 +566,9 @@ class ScriptRun:
             "stage": "",
             **MODEL_DEFAULTS,
             **METHOD_DEFAULTS,
-            **_stops(counted),
+            **stops,
             RUN_FACTS: json.dumps(_facts(counted, step)),
         }
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the further metrics of a report: its other numbers, without names that columns of results have."""
-    taken = {*METRICS, *field_names()} - {"accuracy", "test_accuracy"}
-    return {k: float(v) for k, v in values.items() if is_number(v) and k not in taken}
 
 
 def _check_ranges(told: Mapping[str, Any], *, method: str) -> None:
@@ -615,7 +590,7 @@ def _check_ranges(told: Mapping[str, Any], *, method: str) -> None:
         )
 
 
-def costs_of(told: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, Any]:
+def _costs(told: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the FLOPs and the savings: as the script reports them, or as its optimizer counted them.
 
     If a script reports ``executed_flops`` without ``dense_flops``, the baseline's are used for these; if it reports
@@ -624,21 +599,14 @@ def costs_of(told: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, A
     Raises:
         ScriptFailed: nothing is known.
     """
-    nothing: dict[str, Any] = dict.fromkeys(_COUNTED)
+    unknown = dict.fromkeys((*_COUNTED, "backward_saved", "executed_flops", "dense_flops"))
     if "executed_flops" in told:
         executed = round(told["executed_flops"])
         dense = round(told.get("dense_flops", executed))
-        saved = share_saved(executed, dense)
-        return {
-            **nothing,
-            "compute_saved": float(told.get("compute_saved", saved)),
-            "backward_saved": None,
-            "executed_flops": executed,
-            "dense_flops": dense,
-        }
+        saved = told.get("compute_saved", share_saved(executed, dense))
+        return {**unknown, "compute_saved": float(saved), "executed_flops": executed, "dense_flops": dense}
     if "compute_saved" in told:
-        saved = float(told["compute_saved"])
-        return {**nothing, "compute_saved": saved, "backward_saved": None, "executed_flops": None, "dense_flops": None}
+        return {**unknown, "compute_saved": float(told["compute_saved"])}
     if counted.get("uncounted"):
         raise ScriptFailed(
             f"the FLOPs of {', '.join(counted['uncounted'])} are not known, so what was saved is not: report "
@@ -651,7 +619,7 @@ def costs_of(told: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, A
             "backward_saved": share_saved(counted["backward_flops"], backward),
             "executed_flops": executed,
             "dense_flops": counted["dense_flops"],
-            **{name: counted[name] for name in nothing},
+            **{name: counted[name] for name in _COUNTED},
         }
     if counted.get("steps"):
         raise ScriptFailed(
@@ -662,12 +630,6 @@ def costs_of(told: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, A
         "the script tells nothing of what it computed: train with an optimizer of tune_cac.gradskip and report with "
         "tune_cac.report, or print compute_saved or executed_flops beside the accuracy"
     )
-
-
-def _stops(counted: Mapping[str, Any]) -> dict[str, Any]:
-    if not counted:
-        return {}
-    return {"stopped_through": counted["stopped_through"], "stop_events": json.dumps(counted["events"])}
 
 
 def _facts(counted: Mapping[str, Any], step: float | None) -> dict[str, Any]:

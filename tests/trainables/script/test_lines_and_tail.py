@@ -1,10 +1,9 @@
-"""Lines out of pieces of bytes, and the end of a log, against the whole text in memory."""
+"""Lines of a script's output, and the end of a log, against the whole text in memory."""
 
 from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hypothesis import given
@@ -14,28 +13,6 @@ from trainables.script.run import cut_lines, tail
 
 #: Bytes that make line ends, broken and whole UTF-8.
 MARKS = st.sampled_from([b"\r", b"\n", b"a", b"\xc3", b"\xa4"])
-PIECES = st.lists(st.binary(max_size=5) | st.lists(MARKS).map(b"".join))
-
-
-class Pieces(io.RawIOBase):
-    """A pipe from which each read gives one piece."""
-
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self.pieces = (piece for piece in pieces if piece)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        piece = next(self.pieces, b"")
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-
-def split_lines(pieces: Iterable[bytes]) -> Iterator[str]:
-    """The lines of a text file like the one that `subprocess` opens on the guard's output."""
-    text = io.TextIOWrapper(io.BufferedReader(Pieces(pieces)), encoding="utf-8", errors="replace")
-    return cut_lines(text.readline)
 
 
 def lines_of(data: bytes) -> list[str]:
@@ -43,9 +20,11 @@ def lines_of(data: bytes) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-@given(PIECES)
-def test_the_same_lines_wherever_the_pieces_end(pieces: list[bytes]) -> None:
-    assert list(split_lines(pieces)) == lines_of(b"".join(pieces))
+@given(st.binary(max_size=20) | st.lists(MARKS).map(b"".join))
+def test_the_lines_of_any_bytes(data: bytes) -> None:
+    """Read as `subprocess` reads the guard's output."""
+    text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="replace")
+    assert list(cut_lines(text.readline)) == lines_of(data)
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n"), max_size=9)

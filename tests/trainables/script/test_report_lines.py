@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -21,30 +20,16 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=4,
 )
-KEYS = st.sampled_from([*NUMBERS, "gradskip", "tune_cac", "extra", "lr"])
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "",
-        "accuracy 0.91",
-        "accuracy: 0.91",
-        '"accuracy"',
-        '["accuracy"]',
-        '{"loss": 0.3}',
-        '{"Accuracy": 0.3}',
-        '{"accuracy": 0.3',
-        '{"accuracy": 0.3} done',
-        '{"accuracy": 0.3}{"accuracy": 0.4}',
-        "{'accuracy': 0.3}",
-        "{accuracy}",
-        "{}",
-        "{" * 100_000 + "}" * 100_000,
-        '{"accuracy":' + "[" * 100_000 + "]" * 100_000 + "}",
-        "\ufffd\x00{\udcff}",
+        "", "accuracy: 0.91", '["accuracy"]', '{"loss": 0.3}', '{"Accuracy": 0.3}', '{"accuracy": 0.3',
+        '{"accuracy": 0.3} done', '{"accuracy": 0.3}{"accuracy": 0.4}', "{'accuracy': 0.3}", "\ufffd\x00{\udcff}",
+        "{" * 100_000 + "}" * 100_000, '{"accuracy":' + "[" * 100_000 + "]" * 100_000 + "}",
     ],
-)
+)  # fmt: skip
 def test_anything_else_is_no_report(line: str) -> None:
     assert read_report(line) is None
 
@@ -66,7 +51,6 @@ def test_known_keys_stand_at_the_top_and_others_under_extra() -> None:
     [
         ('{"accuracy": "high"}', "accuracy must be a number, got 'high'"),
         ('{"accuracy": true}', "accuracy must be a number, got True"),
-        ('{"accuracy": null}', "accuracy must be a number, got None"),
         ('{"accuracy": 1, "loss": [1]}', "loss must be a number, got [1]"),
         ('{"tune_cac": 1, "step": "3"}', "step must be a number, got '3'"),
         ('{"accuracy": 1, "step": NaN}', "step must be a finite number, got nan"),
@@ -80,30 +64,6 @@ def test_a_value_of_the_wrong_kind(line: str, message: str) -> None:
     assert str(caught.value) == message
     assert isinstance(caught.value, UserError)
     assert isinstance(caught.value, ValueError)
-
-
-@pytest.mark.slow
-@settings(max_examples=60)
-@given(
-    st.text() | st.dictionaries(KEYS, JSON, max_size=4).map(json.dumps) | st.binary().map(lambda b: b.decode("latin"))
-)
-def test_a_report_keeps_all_that_was_said_or_names_what_is_wrong(line: str) -> None:
-    try:
-        report = read_report(line)
-    except ReportError as error:
-        key = str(error).split()[0]
-        assert key in json.loads(line)
-        return
-    if report is None:
-        try:
-            values = json.loads(line)
-        except ValueError:
-            return
-        assert not isinstance(values, dict) or not values.keys() & {"accuracy", "tune_cac"}
-        return
-    said = {key: value for key, value in json.loads(line).items() if key != "tune_cac"}
-    assert json.dumps({**report.pop("extra", {}), **report}, sort_keys=True) == json.dumps(said, sort_keys=True)
-    assert not any(isinstance(report[key], bool) for key in NUMBERS if key in report)
 
 
 @settings(max_examples=60)
@@ -134,7 +94,6 @@ def test_scalars_of_numpy_and_torch(scalar: Any) -> None:
     ("values", "message"),
     [
         ({"accuracy": "0.9"}, "accuracy must be a number, got '0.9'"),
-        ({"accuracy": None}, "accuracy must be a number, got None"),
         ({"accuracy": np.bool_(True)}, "accuracy must be a number, got True"),
         ({"accuracy": torch.tensor([0.5, 0.25])}, "accuracy must be a number, got tensor([0.5000, 0.2500])"),
         ({"accuracy": 1, "step": math.inf}, "step must be a finite number, got inf"),

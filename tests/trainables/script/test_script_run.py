@@ -186,10 +186,7 @@ def test_a_trial_takes_the_steps_of_its_length_or_says_that_it_stopped_early(
         ("echo no metrics here", r"printed no metric: call tune_cac.report.*no metrics here"),
         ("""echo '{"accuracy": 0.5}'""", "tells nothing of what it computed"),
         ("""echo '{"accuracy": "high"}'""", "accuracy must be a number, got 'high'"),
-        (
-            """echo '{"accuracy": 91, "compute_saved": 0}'""",
-            "accuracy of a report must be a fraction.*got 91",
-        ),
+        ("""echo '{"accuracy": 91, "compute_saved": 0}'""", "accuracy of a report must be a fraction.*got 91"),
         ("""echo '{"accuracy": 0.9, "compute_saved": 95}'""", "compute_saved of a report must be a fraction.*got 95"),
         ("""echo '{"accuracy": 0.9, "step": 0, "compute_saved": 0}'""", r"first optimizer step alone \(1 times\)"),
         ("""for i in 1 2; do echo '{"accuracy": 0.9}'; done""", "tells nothing of what it computed"),
@@ -197,7 +194,7 @@ def test_a_trial_takes_the_steps_of_its_length_or_says_that_it_stopped_early(
         ("""echo '{"accuracy": 0.9, "executed_flops": 1, "dense_flops": 0}'""", "dense_flops .* must be > 0, got 0"),
         ("no-such-program-at-all", "exit code 127.*no-such-program-at-all"),
     ],
-)
+)  # fmt: skip
 def test_a_failing_script_fails_with_its_last_lines(tmp_path: Path, command: str, message: str) -> None:
     import re
 

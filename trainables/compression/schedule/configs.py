@@ -224,9 +224,8 @@ class BaiduRNNPrunerConfig(ComponentConfig):
     ramp_epoch: Annotated[Whole, Field(ge=0)] | None = None
     """The same as an epoch of the run, as in schedules before June 2018."""
     initial_sparsity: Fraction | None = None
-    """Accepted for published schedules; not used."""
     final_sparsity: Fraction | None = None
-    """Accepted for published schedules; not used."""
+    """Both accepted for published schedules; not used."""
 
     @model_validator(mode="after")
     def _has_one_ramp(self) -> Self:
@@ -307,6 +306,12 @@ class OverridesConfig(ComponentConfig):
     """Bits of biases; null: not quantized."""
 
 
+#: By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits.
+_Overrides = dict[Text, OverridesConfig]
+#: The mapping of a range to numbers.
+_Mode = Annotated[Mode, BeforeValidator(_plain)]
+
+
 class _QuantizerConfig(ComponentConfig):
     bits_activations: Bits | None = 32
     """Bits of activations."""
@@ -314,8 +319,7 @@ class _QuantizerConfig(ComponentConfig):
     """Bits of weights of convolutions, linear layers and embeddings."""
     bits_bias: Bits | None = None
     """Bits of their biases."""
-    overrides: dict[Text, OverridesConfig] = Field(default_factory=dict)
-    """By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits."""
+    overrides: _Overrides = Field(default_factory=dict)
 
 
 class DorefaQuantizerConfig(_QuantizerConfig):
@@ -338,8 +342,7 @@ class QuantAwareTrainRangeLinearQuantizerConfig(_QuantizerConfig):
 
     bits_bias: Bits | None = 32
     """Bits of biases."""
-    mode: Annotated[Mode, BeforeValidator(_plain)] = "SYMMETRIC"
-    """The mapping of a range to numbers."""
+    mode: _Mode = "SYMMETRIC"
     ema_decay: Fraction = 0.999
     """Weight of the old range at each step."""
     per_channel_wts: Flag = False
@@ -359,10 +362,8 @@ class PostTrainLinearQuantizerConfig(ComponentConfig):
     """Bits of weights of convolutions, linear layers and embeddings."""
     bits_accum: Bits = 32
     """Bits of a layer's sum, to which its bias is quantized."""
-    overrides: dict[Text, OverridesConfig] = Field(default_factory=dict)
-    """By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits."""
-    mode: Annotated[Mode, BeforeValidator(_plain)] = "SYMMETRIC"
-    """The mapping of a range to numbers."""
+    overrides: _Overrides = Field(default_factory=dict)
+    mode: _Mode = "SYMMETRIC"
     clip_acts: Annotated[Clip, BeforeValidator(_plain)] = "NONE"
     """Range of activations: all values, the mean of the batches' ranges, or mean -+ standard deviations."""
     clip_n_stds: Positive | None = None
@@ -379,6 +380,9 @@ class PostTrainLinearQuantizerConfig(ComponentConfig):
             )
         return self
 
+
+#: The models of arguments that are maps, and of the values of such maps.
+NESTED: dict[str, type[ComponentConfig]] = {"kwargs": BlockConfig, "overrides": OverridesConfig}
 
 QUANTIZERS: dict[str, type[ComponentConfig]] = {
     model.class_: model
@@ -439,8 +443,6 @@ _List = Annotated[list[T], Field(min_length=1)]
 _Index = Annotated[Whole, Field(ge=0)]
 _Momentum = Annotated[Fraction, Field(lt=1)]
 
-#: Arguments that the schedule language fills in.
-_FILLED_IN = ("self", "optimizer", "last_epoch")
 #: Names, rule and type, the same for all classes. Arguments that torch adds later are checked by torch only.
 _KINDS: tuple[tuple[str, str, Any], ...] = (
     ("step_size total_iters T_max T_0 T_mult step_size_up step_size_down", "a whole number >= 1", Count),
@@ -471,23 +473,21 @@ def check_arguments(class_name: str, arguments: Mapping[str, Any], makes: Sequen
     Raises:
         UserError: an argument is unknown, missing, of another type or out of its range; the message has the signature.
     """
-    taken = _parameters(makes[0])
-    how = signatures(class_name, makes)
-    for name in arguments:
+    taken, how = _parameters(makes[0]), signatures(class_name, makes)
+    for name, value in arguments.items():
         if name not in taken:
             others = {other for make in makes for other in _parameters(make)}
             raise UserError(f"{unknown_name(f'argument of {class_name}', str(name), others)} in {how}")
-    for name, parameter in taken.items():
-        if name not in arguments and parameter.default is parameter.empty:
-            raise UserError(f"{class_name} needs {name}: {how}")
-    for name, value in arguments.items():
         if name not in _RULES or (value is None and taken[name].default is None):
             continue
         rule, accepted = _RULES[name]
         try:
             accepted.validate_python(value)
         except ValidationError:
-            raise UserError(f"{name} of {class_name} must be {rule}, got {value!r}{_hint(value)}: {how}") from None
+            raise UserError(f"{name} of {class_name} must be {rule}, got {value!r}: {how}") from None
+    for name, parameter in taken.items():
+        if name not in arguments and parameter.default is parameter.empty:
+            raise UserError(f"{class_name} needs {name}: {how}")
 
 
 def signatures(class_name: str, makes: Sequence[Callable[..., Any]]) -> str:
@@ -497,31 +497,14 @@ def signatures(class_name: str, makes: Sequence[Callable[..., Any]]) -> str:
     >>> signatures("StepLR", [StepLR])
     'StepLR(step_size, gamma=0.1)'
     """
-    return " or ".join(
-        f"{class_name}({', '.join(_with_default(name, p.default) for name, p in _parameters(make).items())})"
-        for make in makes
-    )
+    plain = [[p.replace(annotation=p.empty) for p in _parameters(make).values()] for make in makes]
+    return " or ".join(f"{class_name}({', '.join(map(str, parameters))})" for parameters in plain)
 
 
 def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    return {name: p for name, p in inspect.signature(make).parameters.items() if name not in _FILLED_IN}
-
-
-def _with_default(name: str, default: Any) -> str:
-    if default is inspect.Parameter.empty:
-        return name
-    long = isinstance(default, float) and default != round(default, 3)
-    return f"{name}={default:.4g}" if long else f"{name}={default!r}"
-
-
-def _hint(value: Any) -> str:
-    if not isinstance(value, str):
-        return ""
-    try:
-        float(value)
-    except ValueError:
-        return ""
-    return " (YAML reads that as text: a number with an exponent needs a point, as 1.0e-4)"
+    """Return a class's parameters without those that the schedule language fills in."""
+    found = inspect.signature(make).parameters
+    return {name: p for name, p in found.items() if name not in ("self", "optimizer", "last_epoch")}
 
 
 # --- Arguments of the extensions, which remove pruned structures (thinning) -------------------------------------------
@@ -529,11 +512,10 @@ def _hint(value: Any) -> str:
 
 class _RemoverConfig(ComponentConfig):
     thinning_func_str: Literal["remove_filters", "remove_channels", "remove_structures"] | None = None
-    """Accepted for published schedules and ignored; the class determines it."""
     arch: Text | None = None
-    """Accepted for published schedules and ignored; the trained model is thinned."""
     dataset: Text | None = None
-    """Accepted for published schedules and ignored; a training batch is used."""
+    """All three accepted for published schedules and ignored: the class determines the first, the trained model is
+    thinned, a training batch is used."""
     round_to: Count = 1
     """Widths stay multiples of this (8 is efficient on most hardware)."""
 
@@ -585,9 +567,3 @@ class KnowledgeDistillationConfig(ComponentConfig):
 
 
 DISTILLERS: dict[str, type[ComponentConfig]] = {"KnowledgeDistillation": KnowledgeDistillationConfig}
-
-
-# --- Arguments of every class of a schedule ---------------------------------------------------------------------------
-
-
-__all__ = ["DISTILLERS", "EXTENSIONS", "PRUNERS", "QUANTIZERS", "REGULARIZERS", "ComponentConfig"]

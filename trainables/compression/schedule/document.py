@@ -1,4 +1,8 @@
-"""A schedule's text, file or mapping as plain values with line numbers. Does not import torch."""
+"""A schedule's text, file or mapping as plain values with line numbers. Does not import torch.
+
+Differences from PyYAML's safe loader: ``1e-4`` is a number (YAML 1.2), keys are text as written, dates are text, and
+the only custom tag is ``!search``.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,6 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from trainables.compression.schedule.policy_configs import Path, Problem, ScheduleError
 
-# --- YAML as plain values with line numbers ---------------------------------------------------------------------------
-# Differences from PyYAML's safe loader: ``1e-4`` is a number (YAML 1.2), keys are text as written, dates are text, and
-# the only custom tag is ``!search``.
-
 #: Largest number of values, counted again for each alias: protects against alias bombs.
 MOST_VALUES = 200_000
 #: Largest nesting depth of maps and lists.
@@ -26,7 +26,8 @@ MOST_NESTED = 50
 SEARCH = "!search"
 #: Name in messages of a schedule without a file.
 TEXT = "<schedule>"
-_TOO_MANY = f"hold more than {MOST_VALUES} values (behind an alias they count each time)"
+_TOO_MANY = f"must not hold more than {MOST_VALUES} values (behind an alias they count each time)"
+_TOO_DEEP = f"must not nest maps and lists more than {MOST_NESTED} deep"
 _YAML = "tag:yaml.org,2002:"
 #: Floats of YAML 1.2 that PyYAML (YAML 1.1) reads as text: an exponent without a point or a sign.
 FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
@@ -74,8 +75,6 @@ class Document:
     lines: Mapping[Path, int] = field(default_factory=dict)
     """By path: the line, from 1, of an entry's key, or of a scalar value that is on a separate line; empty for a
     mapping."""
-    problems: Sequence[Problem] = ()
-    """Tags, keys and values that cannot be read."""
     duplicates: Sequence[Problem] = ()
     """Keys that are given more than once; the last one is used, as usual in YAML."""
 
@@ -84,15 +83,12 @@ def compose(text: str, source: str = TEXT) -> Document:
     """Parse the single YAML document of a text.
 
     Raises:
-        NotYaml: the text is not YAML, is empty, has several documents or too many values, or a value contains itself.
+        NotYaml: the text is not YAML, is empty, has several documents, too many values or one that cannot be read, or a
+            value contains itself.
     """
     try:
         _check_size(text)
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-        finally:
-            loader.dispose()
+        node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         said = ", ".join(part for part in (error.context, error.problem) if part)
@@ -106,21 +102,22 @@ def compose(text: str, source: str = TEXT) -> Document:
         raise NotYaml(None, "is empty: a schedule needs version and policies")
     builder = _Builder()
     value = builder.build(node, ())
-    return Document(source, value, builder.lines, builder.problems, builder.duplicates)
+    return Document(source, value, builder.lines, builder.duplicates)
+
+
+def _line(place: Any) -> int:
+    """Return the line, from 1, of a node or an event."""
+    return int(place.start_mark.line) + 1
 
 
 def _check_size(text: str) -> None:
     """Raise NotYaml if a text is too deep or too large to compose, since libyaml's recursion has no limit."""
     depth = values = 0
     for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         values += isinstance(event, yaml.NodeEvent)
         if depth > MOST_NESTED or values > MOST_VALUES:
-            rule = f"nest maps and lists more than {MOST_NESTED} deep" if depth > MOST_NESTED else _TOO_MANY
-            raise NotYaml(None if event.start_mark is None else event.start_mark.line + 1, f"must not {rule}")
+            raise NotYaml(_line(event), _TOO_DEEP if depth > MOST_NESTED else _TOO_MANY)
 
 
 class _Builder:
@@ -128,104 +125,82 @@ class _Builder:
 
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
-        self.problems: list[Problem] = []
         self.duplicates: list[Problem] = []
         self._count = 0
         self._scalars = SafeConstructor()
         self._open: set[int] = set()
 
     def build(self, node: Node, path: Path) -> Any:
-        line = node.start_mark.line + 1
         self._count += 1
         if self._count > MOST_VALUES:
-            raise NotYaml(line, f"must not {_TOO_MANY}")
-        if isinstance(node, ScalarNode):
-            self.lines[path] = line
-            return self._scalar(node, path)
+            raise NotYaml(_line(node), _TOO_MANY)
         if id(node) in self._open:
-            raise NotYaml(line, "must not contain itself by an alias")
+            raise NotYaml(_line(node), "must not contain itself by an alias")
         if len(self._open) == MOST_NESTED:  # aliases can nest deeper than the text
-            raise NotYaml(line, f"must not nest maps and lists more than {MOST_NESTED} deep")
-        self.lines.setdefault(path, line)
-        self._open.add(id(node))
-        value = self._mapping(node, path) if isinstance(node, MappingNode) else self._sequence(node, path)
-        self._open.remove(id(node))
-        if node.tag == SEARCH:
-            return SearchTag(value)
-        if node.tag not in (f"{_YAML}seq", f"{_YAML}map"):
-            self._unknown_tag(node, path)
-        return value
+            raise NotYaml(_line(node), _TOO_DEEP)
+        if isinstance(node, ScalarNode):
+            self.lines[path] = _line(node)
+            value = self._scalar(node)
+        else:
+            self.lines.setdefault(path, _line(node))
+            self._open.add(id(node))
+            value = self._mapping(node, path) if isinstance(node, MappingNode) else self._sequence(node, path)
+            self._open.remove(id(node))
+        return SearchTag(value) if node.tag == SEARCH else value
 
-    def _unknown_tag(self, node: Node, path: Path) -> None:
-        tag = node.tag.replace(_YAML, "!!")
-        self.problems.append(Problem(path, f"unknown tag {tag}: plain values and {SEARCH} are allowed"))
-
-    def _scalar(self, node: ScalarNode, path: Path) -> Any:
+    def _scalar(self, node: ScalarNode) -> Any:
         kind = node.tag.removeprefix(_YAML)
+        if kind in ("str", "timestamp", "value", SEARCH):
+            return node.value
+        if kind not in ("null", "bool", "int", "float"):
+            raise _unknown_tag(node)
         try:
-            if kind == "null":
-                return None
-            if kind == "bool":
-                return self._scalars.construct_yaml_bool(node)
-            if kind == "int":
-                return self._scalars.construct_yaml_int(node)
-            if kind == "float":
-                return self._scalars.construct_yaml_float(node)
+            return self._scalars.construct_object(node)
         except (ValueError, KeyError):  # such as `!!int x`, or an int of thousands of digits
-            self.problems.append(Problem(path, f"cannot be read as {kind}"))
-            return None
-        if node.tag == SEARCH:
-            return SearchTag(node.value)
-        if kind not in ("str", "timestamp", "value"):
-            self._unknown_tag(node, path)
-        return node.value
+            raise NotYaml(_line(node), f"has a value that cannot be read as {kind}: {node.value[:60]}") from None
 
     def _sequence(self, node: Node, path: Path) -> list[Any]:
+        if node.tag not in (f"{_YAML}seq", SEARCH):
+            raise _unknown_tag(node)
         return [self.build(item, (*path, position)) for position, item in enumerate(node.value)]
 
     def _mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        if node.tag not in (f"{_YAML}map", SEARCH):
+            raise _unknown_tag(node)
+        merged: dict[str, Any] = {}
+        own: dict[str, Any] = {}
         first: dict[str, int] = {}
-        for key, value in self._entries(node, path, set()):
-            line = key.start_mark.line + 1
+        for key, value in node.value:
+            if key.tag == f"{_YAML}merge":
+                merged = {**self._merged(value, path), **merged}
+        for key, value in node.value:
+            if key.tag == f"{_YAML}merge":
+                continue
             if not isinstance(key, ScalarNode) or key.tag == SEARCH:
                 what = f"a {SEARCH} range" if key.tag == SEARCH else "a map or list"
-                self.problems.append(Problem(path, f"a key must be text, got {what}", line))
-                continue
+                raise NotYaml(_line(key), f"must have text as keys, got {what}")
             name, place = key.value, (*path, key.value)
             if name in first:
-                self.duplicates.append(Problem(place, f"is given twice, first in line {first[name]}", line))
-            first[name] = self.lines[place] = line
-            found[name] = self.build(value, place)
+                self.duplicates.append(Problem(place, f"is given twice, first in line {first[name]}"))
+            first.setdefault(name, _line(key))
+            self.lines[place] = _line(key)
+            own[name] = self.build(value, place)
+        return {**{name: value for name, value in merged.items() if name not in own}, **own}
+
+    def _merged(self, value: Node, path: Path) -> dict[str, Any]:
+        """Return the entries that ``<<`` adds to a map; of several maps the first counts."""
+        found: dict[str, Any] = {}
+        for part in reversed(value.value) if isinstance(value, SequenceNode) else [value]:
+            entries = self.build(part, path)
+            if not isinstance(entries, dict):
+                raise NotYaml(_line(value), "must name another map by <<")
+            found = {**found, **entries}
         return found
 
-    def _entries(self, node: MappingNode, path: Path, merging: set[int]) -> Iterator[tuple[Node, Node]]:
-        """Yield keys and values; first those of merged maps (``<<``) that the map itself does not set."""
-        own = [(key, value) for key, value in node.value if key.tag != f"{_YAML}merge"]
-        taken = {key.value for key, _ in own if isinstance(key, ScalarNode)}
-        merging = merging | {id(node)}
-        for key, value in node.value:
-            if key.tag != f"{_YAML}merge":
-                continue
-            parts = value.value if isinstance(value, SequenceNode) else [value]
-            for part in parts:
-                if not isinstance(part, MappingNode) or id(part) in merging:
-                    self.problems.append(Problem(path, "<< must name another map", key.start_mark.line + 1))
-                    continue
-                for inner, given in self._entries(part, path, merging):
-                    self._count += 1
-                    if self._count > MOST_VALUES:
-                        raise NotYaml(key.start_mark.line + 1, f"must not {_TOO_MANY}")
-                    if isinstance(inner, ScalarNode) and inner.value not in taken:
-                        taken.add(inner.value)
-                        yield inner, given
-        yield from own
 
-
-# --- A schedule's text, file or mapping as plain values with line numbers ---------------------------------------------
-
-#: Largest accepted file, in bytes.
-MOST_BYTES = 10_000_000
+def _unknown_tag(node: Node) -> NotYaml:
+    tag = node.tag.replace(_YAML, "!!")
+    return NotYaml(_line(node), f"must hold plain values and {SEARCH} alone, got the unknown tag {tag}")
 
 
 def open_document(given: str | os.PathLike[str] | Mapping[str, Any], source: str | None = None) -> Document:
@@ -236,7 +211,7 @@ def open_document(given: str | os.PathLike[str] | Mapping[str, Any], source: str
         source: name used in messages; by default the file's name.
 
     Raises:
-        ScheduleError: the file cannot be read, is larger than `MOST_BYTES`, not UTF-8, or not YAML.
+        ScheduleError: the file cannot be read, is not UTF-8, or not YAML.
     """
     if isinstance(given, Mapping):
         return Document(source or TEXT, plain(given))
@@ -253,14 +228,9 @@ def open_document(given: str | os.PathLike[str] | Mapping[str, Any], source: str
 
 def _text_of(path: pathlib.Path, source: str) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise ScheduleError([f"cannot read schedule {source}: {error.strerror or error}"]) from None
-    except ValueError as error:  # a zero byte in the name
-        raise ScheduleError([f"cannot read schedule {source!r}: {error}"]) from None
-    if len(content) > MOST_BYTES:
-        raise ScheduleError([f"{source}: a schedule must not be larger than {MOST_BYTES // 10**6} MB"])
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:  # a zero byte in the name is a ValueError
+        raise ScheduleError([f"cannot read schedule {source}: {getattr(error, 'strerror', None) or error}"]) from None
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

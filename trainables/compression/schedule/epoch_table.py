@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainables.compression.schedule.configs import AutomatedGradualPrunerConfig, SparsityLevelParameterPrunerConfig
 from trainables.compression.schedule.matching import Resolved
-from trainables.compression.schedule.names import assigned
+from trainables.compression.schedule.names import patterns_of
 from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
 from trainables.compression.schedule.policy_configs import PrunerPolicyConfig
 from trainables.compression.schedule.reading import is_gradual
@@ -20,10 +20,6 @@ from trainables.compression.schedule.timing import gradual_share
 
 #: Least and greatest share of elements or structures that a pruner plans; None: it depends on the data.
 Share = tuple[float, float] | None
-#: Number of repetitions from which periodic epochs are merged into one row per kind.
-LEAST_PERIODS = 3
-#: Longest period that is searched for, in epochs.
-LONGEST_PERIOD = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,30 +36,15 @@ class Act:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochRow:
-    """Epochs with the same actions: ``first``, and every ``every`` epochs up to ``last``."""
+    """Consecutive epochs with the same actions."""
 
     first: int
     last: int
-    every: int
     acts: tuple[Act, ...]
     """In the order of the policies; at least one."""
     total: float | None
     """Share of all weights (parameters of two dimensions or more) that is pruned after these epochs; None if it depends
     on the data, or no model is given."""
-
-    def epochs(self) -> str:
-        """Return the epochs as text.
-
-        >>> EpochRow(first=2, last=10, every=2, acts=(), total=None).epochs()
-        '2-10 every 2'
-        """
-        if self.first == self.last:
-            return str(self.first)
-        return f"{self.first}-{self.last}" + (f" every {self.every}" if self.every > 1 else "")
-
-
-#: The policies that act in an epoch, and the total.
-_Content = tuple[tuple[Act, ...], float | None]
 
 
 def planned_share(component: Component, policy: PlannedPolicy, epoch: int) -> Share:
@@ -83,118 +64,76 @@ def planned_share(component: Component, policy: PlannedPolicy, epoch: int) -> Sh
             policy.timing.progress(epoch),
         )
         return share, share
-    if settings is not None and "desired_sparsity" in type(settings).model_fields:
-        desired: float = settings.desired_sparsity  # type: ignore[attr-defined]
-        return desired, desired
-    found: Share = getattr(settings, "sparsity_range", None)
-    return found
+    desired: float | None = getattr(settings, "desired_sparsity", None)
+    share_range: Share = getattr(settings, "sparsity_range", None)
+    return share_range if desired is None else (desired, desired)
 
 
 def epoch_table(schedule: Schedule, epochs: int, resolved: Resolved | None = None) -> list[EpochRow]:
     """Return the actions in epochs 0..epochs-1; epochs without actions have no row.
 
-    Args:
-        schedule: checked; if ``resolved`` is given, its schedule is used instead.
-        epochs: of the training, >= 0.
-        resolved: the schedule matched with a model, for the totals.
-
-    Returns:
-        Rows, each for equal consecutive epochs or for equal epochs at a fixed distance (such as every second epoch, at
-        least `LEAST_PERIODS` times).
+    A schedule matched with a model is used instead of the checked one, and gives the totals.
     """
     schedule = schedule if resolved is None else resolved.schedule
-    tally = None if resolved is None else _Tally(resolved)
-    contents: list[_Content | None] = []
+    total = _Total(resolved)
+    rows: list[EpochRow] = []
     for epoch in range(epochs):
         acts = []
         for policy in schedule.policies:
             if not policy.timing.is_active(epoch):
                 continue
             component = schedule.component(policy)
-            prunes = policy.kind == "pruner"
-            share = planned_share(component, policy, epoch) if prunes else None
+            share = planned_share(component, policy, epoch) if policy.kind == "pruner" else None
             acts.append(Act(kind=policy.kind, name=policy.instance_name, share=share))
-            if prunes and tally is not None:
-                tally.prune(component, policy, epoch)
-        contents.append((tuple(acts), None if tally is None else tally.share()) if acts else None)
-    return _folded(contents)
-
-
-class _Tally:
-    """The planned share of all weights, updated from epoch to epoch: masks stay after their policy's epochs."""
-
-    def __init__(self, resolved: Resolved) -> None:
-        self._resolved = resolved
-        self._sizes = {n: math.prod(shape) for n, shape in resolved.facts.parameters.items() if len(shape) > 1}
-        self._pruned: dict[str, int] = {}
-        self._unknown: set[str] = set()
-
-    def prune(self, component: Component, policy: PlannedPolicy, epoch: int) -> None:
-        """Record a pruner's decision; it replaces earlier decisions on the same weights."""
-        shares = self._shares(component, policy, epoch)
-        if shares is None:
-            self._unknown.update(self._resolved.of(component))
-            return
-        for name in self._sizes.keys() & shares.keys():
-            self._unknown.discard(name)
-            self._pruned[name] = int(shares[name] * self._sizes[name])
-
-    def _shares(self, component: Component, policy: PlannedPolicy, epoch: int) -> dict[str, float] | None:
-        """Return the share of elements by name; None if it depends on structures or data, or masks are temporary."""
-        settings, targets = component.settings, self._resolved.of(component)
-        args = policy.args if isinstance(policy.args, PrunerPolicyConfig) else PrunerPolicyConfig()
-        if args.discard_masks_at_minibatch_end:
-            return None
-        if isinstance(settings, AutomatedGradualPrunerConfig):
-            share = planned_share(component, policy, epoch)
-            assert share is not None
-            return dict.fromkeys(targets, share[0])
-        if not isinstance(settings, SparsityLevelParameterPrunerConfig):
-            return None
-        if isinstance(args.levels, Mapping):
-            return assigned(args.levels, list(self._resolved.facts.parameters), on_error=lambda *_: None)
-        if args.levels is not None:
-            return dict.fromkeys(targets, args.levels)
-        return dict(self._resolved.values[(component.section, component.name)])
-
-    def share(self) -> float | None:
-        if self._unknown or not self._sizes:
-            return None
-        return sum(self._pruned.values()) / sum(self._sizes.values())
-
-
-def _folded(contents: Sequence[_Content | None]) -> list[EpochRow]:
-    """Merge epochs into rows: one for each run of equal epochs, and one for each kind of epoch in a periodic run.
-
-    Args:
-        contents: of each epoch; None if nothing acts.
-    """
-    rows: list[EpochRow] = []
-    epoch = 0
-    while epoch < len(contents):
-        period, end = _stretch(contents, epoch)
-        for first in range(epoch, epoch + period):
-            content = contents[first]
-            if content is not None:
-                last = first + (end - 1 - first) // period * period
-                rows.append(EpochRow(first=first, last=last, every=period, acts=content[0], total=content[1]))
-        epoch = end
+            if policy.kind == "pruner":
+                total.prune(component, policy, share)
+        if not acts:
+            continue
+        row = EpochRow(first=epoch, last=epoch, acts=tuple(acts), total=total.share())
+        if rows and (rows[-1].last, rows[-1].acts, rows[-1].total) == (epoch - 1, row.acts, row.total):
+            rows[-1] = replace(rows[-1], last=epoch)
+        else:
+            rows.append(row)
     return rows
 
 
-def _stretch(contents: Sequence[_Content | None], start: int) -> tuple[int, int]:
-    """Return the shortest period with which epochs repeat from the start epoch on, and the epoch after the last.
+class _Total:
+    """The planned share of all weights, updated from epoch to epoch: masks stay after their policy's epochs."""
 
-    A period longer than one epoch needs at least `LEAST_PERIODS` repetitions.
-    """
-    for period in range(1, LONGEST_PERIOD + 1):
-        end = start + period
-        while end < len(contents) and contents[end] == contents[end - period]:
-            end += 1
-        least = 2 if period == 1 else (LEAST_PERIODS - 1) * period + 1  # the last repetition has begun
-        if end - start >= least:
-            return period, end
-    return 1, start + 1
+    def __init__(self, resolved: Resolved | None) -> None:
+        self._resolved = resolved
+        shapes = {} if resolved is None else resolved.facts.parameters
+        self._sizes = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) > 1}
+        self._pruned: dict[str, int | None] = dict.fromkeys(self._sizes, 0)
+        """Elements by weight; None if that depends on data."""
+
+    def prune(self, component: Component, policy: PlannedPolicy, share: Share) -> None:
+        """Record a pruner's decision; it replaces earlier decisions on the same weights."""
+        if self._resolved is None:
+            return
+        targets, settings = self._resolved.of(component), component.settings
+        args = policy.args if isinstance(policy.args, PrunerPolicyConfig) else PrunerPolicyConfig()
+        shares: Mapping[str, float | None] = dict.fromkeys(targets)  # by structures or data, or of a temporary mask
+        if args.discard_masks_at_minibatch_end:
+            pass
+        elif isinstance(settings, AutomatedGradualPrunerConfig):
+            shares = dict.fromkeys(targets, share[0] if share else None)
+        elif isinstance(settings, SparsityLevelParameterPrunerConfig):
+            shares = self._resolved.values[component.section, component.name]
+            if isinstance(args.levels, Mapping):
+                found = patterns_of(args.levels, list(self._resolved.facts.parameters), on_error=lambda *_: None)
+                shares = {name: args.levels[pattern] for name, pattern in found.items()}
+            elif args.levels is not None:
+                shares = dict.fromkeys(targets, args.levels)
+        for name in self._sizes.keys() & shares.keys():
+            one = shares[name]
+            self._pruned[name] = None if one is None else int(one * self._sizes[name])
+
+    def share(self) -> float | None:
+        pruned = [count for count in self._pruned.values() if count is not None]
+        if not self._sizes or len(pruned) < len(self._sizes):
+            return None
+        return sum(pruned) / sum(self._sizes.values())
 
 
 def table_cells(rows: Sequence[EpochRow], *, with_totals: bool) -> list[list[str]]:
@@ -203,7 +142,8 @@ def table_cells(rows: Sequence[EpochRow], *, with_totals: bool) -> list[list[str
     cells = [header]
     for row in rows:
         total = "by data" if row.total is None else f"{100 * row.total:.2f} %"
-        cells.append([row.epochs(), ", ".join(map(_said, row.acts)), *([total] if with_totals else [])])
+        epochs = str(row.first) if row.first == row.last else f"{row.first}-{row.last}"
+        cells.append([epochs, ", ".join(map(_said, row.acts)), *([total] if with_totals else [])])
     return cells
 
 

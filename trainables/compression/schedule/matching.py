@@ -7,12 +7,13 @@ linear layer's (out, in).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from trainables.compression.schedule.configs import ComponentConfig
-from trainables.compression.schedule.names import match_names, plain_name
+from trainables.compression.schedule.names import match_names, patterns_of, plain_name
 from trainables.compression.schedule.parts import Component, Schedule
 from trainables.compression.schedule.policy_configs import KINDS, Findings, Path, PrunerPolicyConfig
 from trainables.compression.structures import group_count, lacking_weight, ranked_group
@@ -40,25 +41,19 @@ class Resolved:
     schedule: Schedule
     """The schedule; with the compatibility switch, names that match nothing are left out, and components that have no
     names left, with their policies."""
-    names: Mapping[tuple[str, str], tuple[str, ...]]
-    """By section and component: parameters of pruners and regularizers, modules with overrides of quantizers."""
     values: Mapping[tuple[str, str], Mapping[str, Any]]
-    """The same with each name's sensitivity, threshold, level, or [strength, group]; empty without these."""
+    """By section and component: parameters of pruners and regularizers, modules with overrides of quantizers, with each
+    name's sensitivity, threshold, level, or [strength, group]; None without these."""
     facts: ModelFacts
     """Of the model."""
 
     def of(self, component: Component) -> tuple[str, ...]:
         """Return a component's names: in the model's order if given as a map, else in the schedule's order."""
-        return self.names.get((component.section, component.name), ())
+        return tuple(self.values.get((component.section, component.name), ()))
 
 
 def resolve(schedule: Schedule, facts: ModelFacts, compatible: bool = False) -> Resolved:
-    """Match a schedule with a model.
-
-    Args:
-        schedule: read and checked.
-        facts: of the model.
-        compatible: whether names that match nothing are left out with a warning.
+    """Match a checked schedule with a model; with ``compatible``, names that match nothing only cause a warning.
 
     Raises:
         ScheduleError: names match nothing, or weights do not have the structures to be pruned.
@@ -71,29 +66,24 @@ def resolve(schedule: Schedule, facts: ModelFacts, compatible: bool = False) -> 
 
 def match_schedule(schedule: Schedule, facts: ModelFacts, findings: Findings) -> Resolved:
     """Match as `resolve`, but collect problems instead of raising an error."""
-    names: dict[tuple[str, str], tuple[str, ...]] = {}
     values: dict[tuple[str, str], Mapping[str, Any]] = {}
     sections: dict[str, Any] = {section: {} for section in KINDS.values()}
     for component in schedule.components():
-        key = (component.section, component.name)
         argument = names_argument(component.settings)
         if argument is not None and component.settings is not None:
-            matched = _match(component.settings, argument, facts, key, findings)
-            names[key], values[key] = tuple(matched.values), matched.values if matched.has_values else {}
-            _check_structures(component.settings, matched, facts, (*key, argument), findings)
-            if not matched.kept and argument != MODULES:
+            key = (component.section, component.name)
+            values[key], settings = _match(component.settings, argument, facts, key, findings)
+            if settings is None:
                 continue
-            component = replace(component, settings=_only(component.settings, argument, matched.kept))
+            component = replace(component, settings=settings)
         sections[component.section][component.name] = component
     policies = [policy for policy in schedule.policies if policy.instance_name in sections[KINDS[policy.kind]]]
     for policy in policies:
         levels = policy.args.levels if isinstance(policy.args, PrunerPolicyConfig) else None
         if isinstance(levels, Mapping):
             path: Path = ("policies", policy.position, "pruner", "args", "levels")
-            for pattern in levels:
-                _matches(pattern, list(facts.parameters), (*path, pattern), findings, match_names)
-    kept = replace(schedule, **sections, policies=tuple(policies))
-    return Resolved(schedule=kept, names=names, values=values, facts=facts)
+            patterns_of(levels, list(facts.parameters), partial(_report, findings, path, levels))
+    return Resolved(schedule=replace(schedule, **sections, policies=tuple(policies)), values=values, facts=facts)
 
 
 def names_argument(settings: ComponentConfig | None) -> str | None:
@@ -103,13 +93,10 @@ def names_argument(settings: ComponentConfig | None) -> str | None:
 
 
 def match_modules(pattern: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the modules that match a key of ``overrides``, in their order; at least one.
+    """Return the modules that match a key of ``overrides``, in their order; at least one, else UserError.
 
     The key is matched like parameter names; if nothing is found, as a regular expression for the whole name without
     ``re:``, as in published schedules.
-
-    Raises:
-        UserError: nothing matches.
     """
     try:
         return match_names(pattern, known, "module")
@@ -123,89 +110,72 @@ def match_modules(pattern: str, known: Sequence[str]) -> tuple[str, ...]:
         return found
 
 
-# --- one component --------------------------------------------------------------------------------------------------
+def _report(
+    findings: Findings, path: Path, given: Mapping[str, Any] | Sequence[str], pattern: str, error: UserError
+) -> None:
+    place = pattern if isinstance(given, Mapping) else given.index(pattern)
+    findings.lenient((*path, place), str(error))
 
 
-@dataclass(frozen=True)
-class _Matched:
-    """Names that the patterns of a component match."""
+def _match(
+    settings: ComponentConfig, argument: str, facts: ModelFacts, key: Path, findings: Findings
+) -> tuple[dict[str, Any], ComponentConfig | None]:
+    """Return the names that a component's patterns match with their values, and its settings without other patterns.
 
-    values: dict[str, Any]
-    """By name: the value of its pattern."""
-    patterns: dict[str, str | int]
-    """By name: the pattern, or its position in the list."""
-    kept: list[str]
-    """Patterns that match at least one name."""
-    has_values: bool
-    """True if patterns have values."""
-
-
-def _match(settings: ComponentConfig, argument: str, facts: ModelFacts, key: Path, findings: Findings) -> _Matched:
+    The settings are None if no pattern of a component that needs one matches.
+    """
     given = getattr(settings, argument)
-    modules = argument == MODULES
-    known, match = list(facts.modules if modules else facts.parameters), match_modules if modules else match_names
-    in_list = not isinstance(given, Mapping)
-    entries: Iterable[tuple[str, Any]] = ((pattern, None) for pattern in given) if in_list else given.items()
-    exact: dict[str, bool] = {}
-    values: dict[str, Any] = {}
-    patterns: dict[str, str | int] = {}
-    kept = []
-    for position, (pattern, value) in enumerate(entries):
-        place = position if in_list else pattern
-        matches = _matches(pattern, known, (*key, argument, place), findings, match)
-        if matches:
-            kept.append(pattern)
-        named = len(matches) == 1 and not any(sign in pattern for sign in "*?[")
-        for name in matches:
-            # As in `names.assigned`: an exact name takes precedence over patterns, then the first pattern.
-            if name not in values or (named and not exact[name] and not in_list):
-                values[name], exact[name], patterns[name] = value, named, place
-    order = list(values) if in_list else [name for name in known if name in values]
-    return _Matched({name: values[name] for name in order}, patterns, kept, not in_list)
+    path = (*key, argument)
+    unmatched: list[str] = []
 
+    def on_error(pattern: str, error: UserError) -> None:
+        unmatched.append(pattern)
+        _report(findings, path, given, pattern, error)
 
-def _matches(
-    pattern: str, known: Sequence[str], path: Path, findings: Findings, match: Callable[..., tuple[str, ...]]
-) -> tuple[str, ...]:
-    try:
-        return match(pattern, known)
-    except UserError as error:
-        findings.lenient(path, str(error))
-        return ()
-
-
-def _only(settings: ComponentConfig, argument: str, kept: Sequence[str]) -> ComponentConfig:
-    """Return the settings without patterns that match nothing."""
-    given = getattr(settings, argument)
-    if len(kept) == len(given):
-        return settings
+    if argument == MODULES:
+        known, found = list(facts.modules), patterns_of(given, list(facts.modules), on_error, match_modules)
+    else:
+        known, found = list(facts.parameters), patterns_of(given, list(facts.parameters), on_error)
+    kept = [pattern for pattern in given if pattern not in unmatched]
     if isinstance(given, Mapping):
-        return settings.model_copy(update={argument: {pattern: given[pattern] for pattern in kept}})
-    return settings.model_copy(update={argument: tuple(kept)})
+        values = {name: given[found[name]] for name in known if name in found}
+        left: Any = {pattern: given[pattern] for pattern in kept}
+        places: dict[str, Path] = {name: (*path, pattern) for name, pattern in found.items()}
+    else:
+        values, left = dict.fromkeys(found), tuple(kept)
+        places = {name: (*path, given.index(pattern)) for name, pattern in found.items()}
+    _check_structures(settings, values, facts, path, places, findings)
+    if not kept and argument != MODULES:
+        return values, None
+    return values, settings.model_copy(update={argument: left}) if unmatched else settings
 
 
 def _check_structures(
-    settings: ComponentConfig, matched: _Matched, facts: ModelFacts, path: Path, findings: Findings
+    settings: ComponentConfig,
+    values: Mapping[str, Any],
+    facts: ModelFacts,
+    path: Path,
+    places: Mapping[str, Path],
+    findings: Findings,
 ) -> None:
     """Check that every weight has the requested structures."""
     common = getattr(settings, "group_type", None)
     counts: dict[str, int] = {}
-    for name, value in matched.values.items():
+    for name, value in values.items():
         groups = common or (value[1] if isinstance(value, tuple) else None)
         if groups is None:
             continue
-        shape, place = facts.parameters[name], (*path, matched.patterns[name])
+        shape = facts.parameters[name]
         wanted = lacking_weight(groups, shape)
         if wanted:
-            findings.error(place, f"{groups} of {name} need {wanted}, got shape {_shape(shape)}")
+            findings.error(places[name], f"{groups} of {name} need {wanted}, got shape {_shape(shape)}")
             continue
-        if groups == "Blocks" and common:
+        if common == "Blocks":
             block = settings.kwargs.block_shape  # type: ignore[attr-defined]  # its settings ask for it
             if any(size % part for size, part in zip(shape, block, strict=True)):
-                findings.error(
-                    place, f"block_shape {_shape(block)} must divide the shape of {name}, got {_shape(shape)}"
-                )
-        if common and common != "Blocks":
+                rule = f"block_shape {_shape(block)} must divide the shape of {name}, got {_shape(shape)}"
+                findings.error(places[name], rule)
+        elif common:
             counts[name] = group_count(shape, ranked_group(common))
     if getattr(settings, "group_dependency", None) == "Leader" and len(set(counts.values())) > 1:
         said = ", ".join(f"{name} {count}" for name, count in counts.items())

@@ -10,7 +10,8 @@ from typing import TypeVar
 from trainables.errors import UserError, unknown_name
 
 T = TypeVar("T")
-REGEX = "re:"
+#: Beginning of a regular expression, and the signs of a glob.
+REGEX, GLOB = "re:", "*?["
 
 
 def plain_name(name: str) -> str:
@@ -36,12 +37,7 @@ def match_names(pattern: str, known: Sequence[str], what: str = "parameter") -> 
 
     An exact name matches only itself. A pattern with ``*``, ``?`` or ``[`` is a glob in which ``*`` also matches dots;
     ``re:`` begins a regular expression that must match the whole name. ``module.`` of a parallel wrapper is ignored on
-    both sides.
-
-    Args:
-        pattern: exact name, glob, or ``re:`` and a regular expression.
-        known: names of the model.
-        what: kind of the names, for messages.
+    both sides. Messages call the names by ``what``.
 
     Raises:
         UserError: nothing matches, or the regular expression is invalid.
@@ -54,7 +50,7 @@ def match_names(pattern: str, known: Sequence[str], what: str = "parameter") -> 
         except re.error as error:
             raise UserError(f"{pattern!r} is no regular expression: {error}") from None
         matches = tuple(name for name in known if expression.fullmatch(plain_name(name)))
-    elif any(sign in pattern for sign in "*?["):
+    elif any(sign in pattern for sign in GLOB):
         matches = tuple(name for name in known if fnmatchcase(plain_name(name), plain_name(pattern)))
     else:
         wanted = without_parallel(pattern)
@@ -67,47 +63,51 @@ def match_names(pattern: str, known: Sequence[str], what: str = "parameter") -> 
     return matches
 
 
-def assigned(
-    values: Mapping[str, T],
+def patterns_of(
+    patterns: Iterable[str],
     known: Sequence[str],
     on_error: Callable[[str, UserError], None] | None = None,
-) -> dict[str, T]:
-    """Return each known name's value: that of its exact name, else of the first pattern that matches.
+    match: Callable[[str, Sequence[str]], tuple[str, ...]] = match_names,
+) -> dict[str, str]:
+    """Return the pattern of each known name that has one: its exact name, else the first that matches.
 
     Args:
-        values: by pattern.
+        patterns: in their order, which is that of the result.
         known: names of the model.
-        on_error: called with the pattern and its error instead of raising it.
-
-    Returns:
-        Values by name, in the order of ``known``; only names with a value.
+        on_error: called with a pattern that matches nothing, and its error, instead of raising it.
+        match: returns the known names that a pattern matches.
 
     Raises:
         UserError: a pattern matches nothing.
     """
-    found: dict[str, tuple[bool, T]] = {}
-    for pattern, value in values.items():
+    found: dict[str, str] = {}
+    for pattern in patterns:
         try:
-            matches = match_names(pattern, known)
+            matches = match(pattern, known)
         except UserError as error:
             if on_error is None:
                 raise
             on_error(pattern, error)
             continue
-        exact = not pattern.startswith(REGEX) and not any(sign in pattern for sign in "*?[")
         for name in matches:
-            if name not in found or (exact and not found[name][0]):
-                found[name] = (exact, value)
-    return {name: found[name][1] for name in known if name in found}
+            if name not in found or (_is_exact(pattern) and not _is_exact(found[name])):
+                found[name] = pattern
+    return found
+
+
+def _is_exact(pattern: str) -> bool:
+    return not pattern.startswith(REGEX) and not any(sign in pattern for sign in GLOB)
+
+
+def assigned(values: Mapping[str, T], known: Sequence[str]) -> dict[str, T]:
+    """Return the values, given by pattern, of the known names that have one, in their order (`patterns_of`)."""
+    found = patterns_of(values, known)
+    return {name: values[found[name]] for name in known if name in found}
 
 
 def listed(patterns: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that match any of the patterns, in the patterns' order, each once.
-
-    Raises:
-        UserError: a pattern matches nothing.
-    """
-    return tuple(dict.fromkeys(name for pattern in patterns for name in match_names(pattern, known)))
+    """Return the names that match any of the patterns, in the patterns' order, each once (`patterns_of`)."""
+    return tuple(patterns_of(patterns, known))
 
 
 def block_of(name: str) -> str:

@@ -16,11 +16,9 @@ class Component:
     """A pruner, regularizer, quantizer, learning-rate scheduler, extension or distiller."""
 
     section: str
-    """Its section, such as ``pruners``."""
     name: str
-    """Its name in the section."""
     class_name: str
-    """The class's name as written in the schedule."""
+    """As written in the schedule."""
     settings: ComponentConfig | None = None
     """Checked arguments; None for learning-rate schedulers."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -36,7 +34,6 @@ class PlannedPolicy:
     instance_name: str
     """The component's name."""
     timing: Timing
-    """Its epochs."""
     args: PrunerPolicyConfig | RegularizerPolicyConfig | None = None
     """Arguments of pruner and regularizer policies, with defaults for those not given."""
     position: int = field(default=0, compare=False)

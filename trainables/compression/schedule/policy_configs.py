@@ -1,34 +1,28 @@
-"""Arguments of policies, and reading of a policy's epochs. Does not import torch."""
+"""Problems of a schedule, collected with their lines, and arguments of policies. Does not import torch."""
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import PlainValidator, model_validator
+from pydantic import Field, PlainValidator, model_validator
 
 from trainables.compression.schedule.configs import ComponentConfig, Flag, Whole
-from trainables.compression.schedule.timing import Timing
-from trainables.errors import UserError
-
-# --- Problems of a schedule, collected with their lines and reported in one line each ---------------------------------
+from trainables.errors import UserError, nearest_name
 
 #: Keys and list positions from the schedule's root to a value.
 Path = tuple[str | int, ...]
 
 
 class ScheduleError(UserError):
-    """A schedule that cannot be used. The message has the first problem and the number of the others."""
+    """A schedule that cannot be used. The message has the first problem and the number of the others.
+
+    Args:
+        errors: one line each, at least one, in the order of the file.
+    """
 
     def __init__(self, errors: Sequence[str]) -> None:
-        """Create the error.
-
-        Args:
-            errors: one line each, at least one, in the order of the file.
-        """
         self.errors = tuple(errors)
         more = f" (and {len(errors) - 1} more: `schedule check` lists them)" if len(errors) > 1 else ""
         super().__init__(errors[0] + more)
@@ -37,16 +31,13 @@ class ScheduleError(UserError):
         return type(self), (self.errors,)  # the message is built again when unpickled
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One problem of a schedule."""
 
     path: Path
     """The entry with the problem."""
     text: str
     """The rule, the given value, and how to correct it."""
-    line: int | None = None
-    """Line number from 1; None: the line of the path."""
 
 
 def dotted(path: Path) -> str:
@@ -60,18 +51,15 @@ def dotted(path: Path) -> str:
 
 def line_at(lines: Mapping[Path, int], path: Path) -> int | None:
     """Return the line of a path, or of the nearest enclosing path that has one."""
-    for length in range(len(path), -1, -1):
-        if path[:length] in lines:
-            return lines[path[:length]]
-    return None
+    enclosing = (path[:length] for length in range(len(path), -1, -1))
+    return next((lines[place] for place in enclosing if place in lines), None)
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
     """Return ``, did you mean 'x'? Valid: ...`` for an unknown name; without the question if no name is similar."""
     names = list(known)
-    folded = {name.casefold(): name for name in names}
-    near = difflib.get_close_matches(given.casefold(), list(folded), n=1)
-    return f"{f', did you mean {folded[near[0]]!r}?' if near else '.'} Valid: {', '.join(names)}"
+    near = nearest_name(given, names)
+    return f"{f', did you mean {near!r}?' if near else '.'} Valid: {', '.join(names)}"
 
 
 def shown(value: object, length: int = 60) -> str:
@@ -102,22 +90,17 @@ class Findings:
         """Record a warning, with or without the compatibility switch."""
         self.warnings.append(Problem(path, text))
 
-    def lenient(self, path: Path, text: str, line: int | None = None) -> None:
+    def lenient(self, path: Path, text: str) -> None:
         """Record what the original silently accepted as an error, or as a warning with the compatibility switch."""
-        (self.warnings if self.compatible else self.errors).append(Problem(path, text, line))
+        (self.warnings if self.compatible else self.errors).append(Problem(path, text))
 
     def said(self, problems: Iterable[Problem]) -> tuple[str, ...]:
         """Return ``FILE:LINE: path: text`` for each problem, in the order of the file."""
-
-        def line(problem: Problem) -> int | None:
-            return line_at(self.lines, problem.path) if problem.line is None else problem.line
-
-        def said(problem: Problem) -> str:
-            number = line(problem)
-            where = self.source if number is None else f"{self.source}:{number}"
-            return ": ".join(part for part in (where, dotted(problem.path), problem.text) if part)
-
-        return tuple(said(problem) for problem in sorted(problems, key=lambda problem: line(problem) or 0))
+        found = sorted(((line_at(self.lines, path) or 0, path, text) for path, text in problems), key=lambda at: at[0])
+        return tuple(
+            ": ".join(filter(None, (f"{self.source}:{line}" if line else self.source, dotted(path), text)))
+            for line, path, text in found
+        )
 
     def settle(self) -> None:
         """Raise the errors; without errors, issue the warnings as `UserWarning`.
@@ -131,8 +114,6 @@ class Findings:
             warnings.warn(text, UserWarning, stacklevel=3)
 
 
-# --- Arguments of policies, and reading of a policy's epochs ----------------------------------------------------------
-
 #: Section of each kind of policy. A policy with several kinds has the first of them, as in the original.
 KINDS = {
     "pruner": "pruners",
@@ -145,23 +126,14 @@ KINDS = {
 RANGE = ("starting_epoch", "ending_epoch", "frequency")
 
 
-def _is_share(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
-
-
 def _levels(given: Any) -> dict[str, float] | float | None:
     for name, level in given.items() if isinstance(given, Mapping) else [("", given)]:
-        if not _is_share(level) and given is not None:
+        is_share = isinstance(level, (int, float)) and not isinstance(level, bool) and 0 <= level <= 1
+        if not is_share and given is not None:
             raise ValueError(f"levels{f' of {name}' if name else ''} must be in [0, 1], got {shown(level)}")
     if isinstance(given, Mapping) and not given:
         raise ValueError("levels must name at least one parameter, got none")
-    return given if given is None or not isinstance(given, Mapping) else dict(given)
-
-
-def _frequency(given: Any) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise ValueError(f"mini_batch_pruning_frequency must be an integer >= 0, got {shown(given)}")
-    return given
+    return dict(given) if isinstance(given, Mapping) else given
 
 
 class PrunerPolicyConfig(ComponentConfig):
@@ -172,7 +144,7 @@ class PrunerPolicyConfig(ComponentConfig):
     """Share of the elements by parameter name or pattern, or one for all, instead of the pruner's own levels."""
     keep_mask: Flag = False
     """True if masks stay in force after the last active epoch even if the options below would end them."""
-    mini_batch_pruning_frequency: Annotated[Whole, PlainValidator(_frequency)] = 0
+    mini_batch_pruning_frequency: Annotated[Whole, Field(ge=0)] = 0
     """Number of optimizer steps of the run after which masks are computed again; 0: once per active epoch."""
     mask_on_forward_only: Flag = False
     """True if weights are masked only for the forward pass, so that masked weights are still updated."""
@@ -200,47 +172,3 @@ class RegularizerPolicyConfig(ComponentConfig):
     class_: ClassVar[str] = "regularizer policies"
     keep_mask: Flag = False
     """True if weights that the threshold zeroed in the last active epoch stay zero."""
-
-
-def read_timing(given: Mapping[str, Any], path: Path, findings: Findings) -> Timing | None:
-    """Read a policy's epochs: ``epochs``, or ``starting_epoch``, ``ending_epoch`` and optionally ``frequency`` (1).
-
-    The original requires ``frequency``. With the compatibility switch ``epochs`` takes precedence over a range.
-
-    Args:
-        given: the policy.
-        path: of the policy.
-        findings: collects the problems.
-
-    Returns:
-        The timing, or None if there is a problem.
-    """
-    beside = [key for key in RANGE if key in given]
-    if "epochs" in given:
-        if beside:
-            findings.lenient((*path, "epochs"), f"epochs and {beside[0]} exclude each other: give one, epochs counts")
-        epochs = given["epochs"]
-        if not isinstance(epochs, list) or not all(_is_epoch(epoch) for epoch in epochs):
-            findings.error((*path, "epochs"), f"must be a list of integers such as [0, 2, 4], got {shown(epochs)}")
-            return None
-        return _timing({"epochs": tuple(epochs)}, path, findings)
-    missing = [key for key in RANGE[:2] if key not in given]
-    if missing:
-        findings.error(path, f"needs {' and '.join(missing)}, or epochs such as [0, 2, 4]")
-    wrong = [key for key in beside if not _is_epoch(given[key])]
-    for key in wrong:
-        findings.error((*path, key), f"must be an integer, got {shown(given[key])}")
-    return None if missing or wrong else _timing({key: given[key] for key in beside}, path, findings)
-
-
-def _is_epoch(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _timing(given: Mapping[str, Any], path: Path, findings: Findings) -> Timing | None:
-    try:
-        return Timing(**given)
-    except UserError as error:
-        key, _, rule = str(error).partition(" ")  # each message of `Timing` begins with the key
-        findings.error((*path, key), rule)
-        return None

@@ -1,29 +1,33 @@
 """The schedule language: reads a file into a checked `Schedule` and collects all problems. Does not import torch.
 
 Sections: ``version`` (1), ``pruners``, ``regularizers``, ``quantizers`` (one at most), ``lr_schedulers``,
-``extensions``, ``distillers`` (not in the original), ``policies``. Strict by default; Below is listed what the
-compatibility switch accepts.
+``extensions``, ``distillers`` (not in the original), ``policies``.
+
+The original silently accepted: unknown sections, unknown keys of policies and of pruners' args, keys given twice,
+components that no policy uses, ``epochs`` beside a range, ``levels`` for pruners that have none, names that match
+nothing (`matching`), and a second line of Baidu's rule that begins outside of its policy. By default these are
+errors; with the compatibility switch each gives a warning, and the entries that the original ignored are ignored.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from yaml.nodes import SequenceNode
 
 from trainables.compression.schedule.configs import (
     DISTILLERS,
     EXTENSIONS,
+    NESTED,
     PRUNERS,
     QUANTIZERS,
     REGULARIZERS,
@@ -53,14 +57,13 @@ from trainables.compression.schedule.policy_configs import (
     ScheduleError,
     dotted,
     nearest,
-    read_timing,
     shown,
 )
-from trainables.errors import UserError, unknown_name
+from trainables.compression.schedule.timing import Timing
+from trainables.errors import UserError, nearest_name, unknown_name
 from trainables.gradskip.variables import is_number
 
 # --- Ranges to search in a schedule: ``!search {low: 0.1, high: 0.9}`` in place of a value ----------------------------
-
 
 Value = float | int | str
 KEYS = ("low", "high", "step", "log", "choices", "name")
@@ -97,6 +100,17 @@ class Mark:
             middle = self.low + math.floor((middle - self.low) / self.step) * self.step
         return math.floor(middle) if self.integer else middle
 
+    def ends(self) -> tuple[Value, ...]:
+        """Return the choices, or the least and the greatest value."""
+        if self.choices is not None:
+            return self.choices
+        assert self.low is not None
+        assert self.high is not None
+        if self.step is None:
+            return (self.low, self.high)
+        # The upper end counts as on the grid if a billionth of a step is missing.
+        return (self.low, self.low + math.floor((self.high - self.low) / self.step + 1e-9) * self.step)
+
     def checked(self, value: Any, name: str) -> Value:
         """Return the value converted to the type of this mark.
 
@@ -107,7 +121,7 @@ class Mark:
             if value not in self.choices:
                 raise UserError(f"{name} must be one of {', '.join(map(str, self.choices))}, got {shown(value)}")
             return self.choices[self.choices.index(value)]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if not is_number(value):
             raise UserError(f"{name} must be a number, got {shown(value)}")
         if not self.integer:
             return float(value)
@@ -128,10 +142,7 @@ class MarkedSchedule:
     """Name of the mark at each path."""
 
     def fill(self, values: Mapping[str, Value]) -> dict[str, Any]:
-        """Return the schedule's plain mapping with values in place of the ranges.
-
-        Args:
-            values: by name, one for each mark.
+        """Return the schedule's plain mapping with the values, one for each mark, in place of the ranges.
 
         Raises:
             UserError: a name is unknown, a mark has no value, or a value has the wrong type.
@@ -143,17 +154,23 @@ class MarkedSchedule:
             if name not in values:
                 raise UserError(f"{name} needs a value: it is a range to search")
         right = {name: mark.checked(values[name], name) for name, mark in self.marks.items()}
-        filled: dict[str, Any] = _filled(self.document.value, (), lambda path: right[self.names[path]])
-        return filled
+
+        def filled(value: Any, path: Path) -> Any:
+            if isinstance(value, SearchTag):
+                return right[self.names[path]]
+            if isinstance(value, dict):
+                return {key: filled(item, (*path, key)) for key, item in value.items()}
+            if isinstance(value, list):
+                return [filled(item, (*path, position)) for position, item in enumerate(value)]
+            return value
+
+        found: dict[str, Any] = filled(self.document.value, ())
+        return found
 
     def read(
         self, values: Mapping[str, Value], *, compatible: bool = False, check_lr: CheckLR | None = None
     ) -> Schedule:
-        """Read the filled schedule as `read_schedule` does, with the file's lines in messages.
-
-        Raises:
-            UserError: as `fill` and `read_schedule`.
-        """
+        """Read the filled schedule as `read_schedule` does, with the file's lines in messages."""
         schedule, findings = examine(self.filled(values), compatible=compatible, check_lr=check_lr)
         findings.settle()
         return schedule
@@ -168,11 +185,7 @@ class MarkedSchedule:
 
 
 def read_marks(given: str | os.PathLike[str], *, source: str | None = None) -> MarkedSchedule:
-    """Read the ranges in a schedule's file or text; there may be none.
-
-    Args:
-        given: as in `read_schedule`.
-        source: as in `read_schedule`.
+    """Read the ranges in a schedule's file or text, given as in `read_schedule`; there may be none.
 
     Raises:
         ScheduleError: it is not YAML or not a map, or ranges are invalid; with all errors.
@@ -180,7 +193,6 @@ def read_marks(given: str | os.PathLike[str], *, source: str | None = None) -> M
     document = open_document(given, source)
     findings = Findings(document.source, document.lines)
     marks: dict[str, Mark] = {}
-    first: dict[str, Path] = {}
     names: dict[Path, str] = {}
     if not isinstance(document.value, dict):
         findings.error((), f"a schedule must be a map with version and policies, got {shown(document.value)}")
@@ -189,24 +201,12 @@ def read_marks(given: str | os.PathLike[str], *, source: str | None = None) -> M
         if read is None:
             continue
         mark, name = read
-        names[path] = name
         if marks.setdefault(name, mark) != mark:
-            findings.error(
-                path, f"shares the name {name!r} with {dotted(first[name])}, so low, high, ... must be the same there"
-            )
-        first.setdefault(name, path)
+            other = dotted(next(place for place, taken in names.items() if taken == name))
+            findings.error(path, f"shares the name {name!r} with {other}, so low, high, ... must be the same there")
+        names[path] = name
     findings.settle()
     return MarkedSchedule(document, marks, names)
-
-
-def _filled(value: Any, path: Path, value_at: Callable[[Path], Value]) -> Any:
-    if isinstance(value, SearchTag):
-        return value_at(path)
-    if isinstance(value, dict):
-        return {key: _filled(item, (*path, key), value_at) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_filled(item, (*path, position), value_at) for position, item in enumerate(value)]
-    return value
 
 
 def _read_mark(given: Any, path: Path, findings: Findings) -> tuple[Mark, str] | None:
@@ -226,9 +226,8 @@ def _read_mark(given: Any, path: Path, findings: Findings) -> tuple[Mark, str] |
         findings.error(path, f"!search {rule}")
     if len(findings.errors) > before:
         return None
-    if "choices" in given:
-        return Mark(choices=tuple(given["choices"])), name
-    return Mark(low=given["low"], high=given["high"], step=given.get("step"), log=given.get("log", False)), name
+    values = {key: value for key, value in given.items() if key != "name"}
+    return Mark(**(values if "low" in values else {"choices": tuple(values["choices"])})), name
 
 
 def _broken_rule(given: Mapping[str, Any]) -> str | None:
@@ -241,9 +240,8 @@ def _broken_rule(given: Mapping[str, Any]) -> str | None:
         if not isinstance(choices, list) or not all(isinstance(c, (int, float, str)) for c in choices):
             return f"needs choices that are a list of plain values, got {shown(choices)}"
         return None if len(set(choices)) > 1 else f"needs at least two different choices, got {shown(choices)}"
-    for key in ("low", "high"):
-        if key not in given:
-            return "needs low and high, or choices"
+    if "low" not in given or "high" not in given:
+        return "needs low and high, or choices"
     for key in ("low", "high", "step"):
         if given.get(key) is not None and not is_number(given[key]):
             return f"needs a number for {key}, got {shown(given[key])}"
@@ -261,10 +259,6 @@ def _broken_rule(given: Mapping[str, Any]) -> str | None:
     return None
 
 
-# --- Check for mark values that can never be valid, before a search begins --------------------------------------------
-
-#: Tolerance, in steps, within which the upper end counts as on the grid.
-_GRID_ROUNDING = 1e-9
 #: Number of combinations of the other marks' values that a value is tried with before it is rejected.
 _MOST_OTHERS = 256
 
@@ -272,33 +266,40 @@ _MOST_OTHERS = 256
 def check_marks(
     marked: MarkedSchedule, facts: ModelFacts, *, compatible: bool = False, check_lr: CheckLR | None = None
 ) -> None:
-    """Check that every choice of each mark, and both ends of each range, are valid in their place.
+    """Check that every choice of each mark, and both ends of each range, are valid in their place on a model.
 
     A value is valid if it is with the other marks at their middle, lower or upper ends (the first or last choice), or
     with any of the first `_MOST_OTHERS` combinations of these. Invalid combinations of valid values are no error here:
     a search skips them.
-
-    Args:
-        marked: the schedule.
-        facts: of the model.
-        compatible: as in `read_schedule`.
-        check_lr: as in `read_schedule`.
 
     Raises:
         ScheduleError: with all invalid values.
     """
 
     def errors(values: Mapping[str, Value], places: list[Path]) -> tuple[str, ...]:
+        """Return the problems of the places, of what is inside them, and of what contains them."""
         schedule, findings = examine(marked.filled(values), compatible=compatible, check_lr=check_lr)
         match_schedule(schedule, facts, findings)  # as far as it could be read
-        return findings.said(problem for problem in findings.errors if _is_about(problem.path, places))
+        return findings.said(
+            problem
+            for problem in findings.errors
+            if any(problem.path[: len(place)] == place[: len(problem.path)] for place in places)
+        )
 
-    values_of = {name: _values(mark) for name, mark in marked.marks.items()}
+    def others(name: str) -> Iterator[Mapping[str, Value]]:
+        """Yield values of the other marks, the most likely to be valid first."""
+        ends = {other: mark.ends() for other, mark in marked.marks.items() if other != name}
+        yield marked.middles()
+        yield {other: values[0] for other, values in ends.items()}
+        yield {other: values[-1] for other, values in ends.items()}
+        for values in islice(product(*ends.values()), _MOST_OTHERS):
+            yield dict(zip(ends, values, strict=True))
+
     wrong: dict[str, None] = {}
-    for name, values in values_of.items():
+    for name, mark in marked.marks.items():
         places = [path for path, other in marked.names.items() if other == name]
-        for value in values:
-            tried = (errors({**others, name: value}, places) for others in _others(marked, values_of, name))
+        for value in mark.ends():
+            tried = (errors({**beside, name: value}, places) for beside in others(name))
             first = next(tried)
             if first and all(tried):
                 wrong.update(dict.fromkeys(first))
@@ -306,36 +307,7 @@ def check_marks(
         raise ScheduleError(list(wrong))
 
 
-def _others(
-    marked: MarkedSchedule, values_of: Mapping[str, tuple[Value, ...]], name: str
-) -> Iterator[Mapping[str, Value]]:
-    """Yield values of the other marks, the most likely to be valid first."""
-    others = {other: values for other, values in values_of.items() if other != name}
-    yield marked.middles()
-    yield {other: values[0] for other, values in others.items()}
-    yield {other: values[-1] for other, values in others.items()}
-    for values in islice(product(*others.values()), _MOST_OTHERS):
-        yield dict(zip(others, values, strict=True))
-
-
-def _values(mark: Mark) -> tuple[Value, ...]:
-    """Return the choices, or the least and the greatest value."""
-    if mark.choices is not None:
-        return mark.choices
-    assert mark.low is not None
-    assert mark.high is not None
-    if mark.step is None:
-        return (mark.low, mark.high)
-    return (mark.low, mark.low + math.floor((mark.high - mark.low) / mark.step + _GRID_ROUNDING) * mark.step)
-
-
-def _is_about(path: Path, places: list[Path]) -> bool:
-    """Return whether a problem's path is one of the places, inside one of them, or contains one of them."""
-    return any(path[: len(place)] == place[: len(path)] for place in places)
-
-
 # --- Validation of arguments, with pydantic's errors reworded for this project ----------------------------------------
-
 
 S = TypeVar("S", bound=ComponentConfig)
 
@@ -361,26 +333,15 @@ _RULES = {
 
 
 def validated(model: type[S], given: Mapping[str, Any], path: Path, findings: Findings) -> S | None:
-    """Validate arguments and return them as settings.
-
-    Args:
-        model: of the class.
-        given: arguments by name.
-        path: of the component, for messages.
-        findings: collects the problems.
-
-    Returns:
-        The settings, or None if there is a problem.
-    """
+    """Return arguments as settings of their class, or None if there is a problem, which is recorded."""
     try:
         return model.model_validate(dict(given))
     except ValidationError as error:
         errors = [(tuple(part for part in found["loc"] if part != "[key]"), found) for found in error.errors()]
-        misspelt = {loc: str(loc[-1]) for loc, found in errors if found["type"] == "extra_forbidden"}
+        misspelt = [loc for loc, found in errors if found["type"] == "extra_forbidden"]
         for loc, found in errors:
             if found["type"] == "missing" and any(
-                other[:-1] == loc[:-1] and difflib.get_close_matches(given, [str(loc[-1])])
-                for other, given in misspelt.items()
+                other[:-1] == loc[:-1] and nearest_name(str(other[-1]), [str(loc[-1])]) for other in misspelt
             ):
                 continue  # reported already as a misspelt argument
             if found["type"] == "too_short" and any(other[: len(loc)] == loc != other for other, _ in errors):
@@ -389,48 +350,27 @@ def validated(model: type[S], given: Mapping[str, Any], path: Path, findings: Fi
         return None
 
 
-def _said(error: ErrorDetails, model: type[BaseModel], loc: Path) -> str:
+def _said(error: ErrorDetails, model: type[ComponentConfig], loc: Path) -> str:
     kind, given, context = error["type"], error["input"], error.get("ctx", {})
-    owner = _model_at(model, loc[:-1])
+    owner = NESTED[str(loc[0])] if len(loc) > 1 and loc[0] in NESTED else model
     if kind == "extra_forbidden":
-        what = getattr(owner, "class_", "") or loc[-2]
-        return f"unknown argument of {what}{nearest(str(loc[-1]), owner.model_fields)}"
+        return f"unknown argument of {owner.class_ or loc[-2]}{nearest(str(loc[-1]), owner.model_fields)}"
     if kind == "missing":
-        if isinstance(loc[-1], int):
-            return "is missing: the list is too short"
-        return f"is missing: {getattr(owner, 'class_', '') or loc[-2]} needs it"
+        too_short = isinstance(loc[-1], int)
+        return f"is missing: {'the list is too short' if too_short else f'{owner.class_ or loc[-2]} needs it'}"
     if kind == "value_error":
         return str(context["error"])
     if kind == "literal_error":
         expected = str(context["expected"])
-        near = (
-            nearest(given, re.findall(r"'([^']*)'", expected)).partition(" Valid")[0] if isinstance(given, str) else ""
-        )
-        return f"must be {expected}, got {shown(given)}{near.rstrip('.')}"
-    rule = _RULES[kind].format(**{key: _number(value) for key, value in context.items()}) if kind in _RULES else None
-    return f"{rule or error['msg'][0].lower() + error['msg'][1:]}, got {shown(given)}"
-
-
-def _number(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _model_at(model: type[BaseModel], loc: Path) -> type[BaseModel]:
-    """Return the settings class that an argument's path leads to."""
-    for part in loc:
-        field = model.model_fields.get(str(part))
-        model = (_nested(field.annotation) if field is not None else None) or model
-    return model
-
-
-def _nested(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for part in get_args(annotation) if (found := _nested(part)) is not None), None)
+        near = nearest_name(str(given), re.findall(r"'([^']*)'", expected))
+        return f"must be {expected}, got {shown(given)}{f', did you mean {near!r}?' if near else ''}"
+    rule = error["msg"][0].lower() + error["msg"][1:]
+    if kind in _RULES:
+        rule = _RULES[kind].format(**{k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()})
+    return f"{rule}, got {shown(given)}"
 
 
 # --- The schedule language --------------------------------------------------------------------------------------------
-
 
 VERSION = 1
 #: Classes of each section; those of ``lr_schedulers`` are torch's and are checked by ``check_lr``.
@@ -442,8 +382,6 @@ CLASSES: Mapping[str, Mapping[str, type[ComponentConfig]]] = {
     "distillers": DISTILLERS,
 }
 SECTIONS = ("version", *KINDS.values(), "policies")
-#: Sections and names of components that are present but invalid, in the file's order.
-Unread = dict[tuple[str, str], None]
 #: Checks a learning-rate scheduler's class and arguments; raises UserError.
 CheckLR = Callable[[str, Mapping[str, Any]], object]
 
@@ -474,17 +412,10 @@ def read_schedule(
 def examine(
     document: Document, *, compatible: bool = False, check_lr: CheckLR | None = None
 ) -> tuple[Schedule, Findings]:
-    """Return a document's schedule as far as it can be read, and all its problems; raises nothing.
-
-    Args:
-        document: as opened.
-        compatible: as in `read_schedule`.
-        check_lr: as in `read_schedule`.
-    """
+    """Return a document's schedule as far as it can be read, and all its problems; raises nothing."""
     findings = Findings(document.source, document.lines, compatible=compatible)
-    findings.errors += document.problems
-    for duplicate in document.duplicates:
-        findings.lenient(duplicate.path, duplicate.text, duplicate.line)
+    for path, text in document.duplicates:
+        findings.lenient(path, text)
     schedule = Schedule(source=document.source, lines=document.lines)
     if not isinstance(document.value, dict):
         findings.error((), f"a schedule must be a map with version and policies, got {shown(document.value)}")
@@ -492,246 +423,174 @@ def examine(
     tags = list(search_tags(document.value))
     for path, _ in tags:
         findings.error(path, "is a range to search (!search), which a search fills: give a value to train with it")
-    if tags:
-        return schedule, findings
-    _check_sections(document.value, findings)
-    sections: dict[str, Any] = {}
-    unread: Unread = {}
-    for section in KINDS.values():
-        sections[section] = _read_section(document.value.get(section), section, findings, unread, check_lr)
-    policies = _read_policies(document.value.get("policies"), sections, unread, findings)
-    schedule = replace(schedule, policies=policies, **sections)
-    check_uses(schedule, findings, used=_named(document.value.get("policies")))
-    return schedule, findings
+    return schedule if tags else _Reader(document.value, findings, check_lr).read(schedule), findings
 
 
-def _check_sections(value: Mapping[str, Any], findings: Findings) -> None:
-    for name in value:
-        if name not in SECTIONS:
-            findings.lenient((name,), f"unknown section{nearest(name, SECTIONS)}")
-    if "version" not in value:
-        findings.warning((), f"version is missing: begin the file with version: {VERSION}")  # as in many published
-    elif value["version"] != VERSION or isinstance(value["version"], bool):
-        findings.error(("version",), f"must be {VERSION}, got {shown(value['version'])}")
+class _Reader:
+    """Read the sections of a schedule's plain values."""
 
+    def __init__(self, given: Mapping[str, Any], findings: Findings, check_lr: CheckLR | None) -> None:
+        self._given, self._findings, self._check_lr = given, findings, check_lr
+        self._components: dict[str, dict[str, Component | None]] = {}
+        """By section and name, in the order of the file; None for one that is invalid."""
+        self._used: set[tuple[str, str]] = set()
+        """Sections and names that policies mention, also invalid ones."""
 
-# --- components -----------------------------------------------------------------------------------------------------
+    def read(self, empty: Schedule) -> Schedule:
+        for name in self._given:
+            if name not in SECTIONS:
+                self._findings.lenient((name,), f"unknown section{nearest(name, SECTIONS)}")
+        if "version" not in self._given:  # as in many published
+            self._findings.warning((), f"version is missing: begin the file with version: {VERSION}")
+        elif self._given["version"] != VERSION or isinstance(self._given["version"], bool):
+            self._findings.error(("version",), f"must be {VERSION}, got {shown(self._given['version'])}")
+        for section in KINDS.values():
+            self._components[section] = self._section(section, self._given.get(section))
+        policies = self._policies(self._given.get("policies"))
+        for section, components in self._components.items():
+            for name, component in components.items():
+                if component is not None and (section, name) not in self._used:
+                    self._findings.lenient((section, name), "is used by no policy: add one, or leave it out")
+        sections: dict[str, Any] = {
+            section: {name: component for name, component in components.items() if component is not None}
+            for section, components in self._components.items()
+        }
+        schedule = replace(empty, policies=tuple(policies), **sections)
+        for policy in policies:
+            _check_use(policy, schedule.component(policy), self._findings)
+        return schedule
 
+    def _known_keys(self, given: Mapping[str, Any], known: Sequence[str], path: Path, what: str) -> dict[str, Any]:
+        """Return the entries with known keys; report the others."""
+        for key in given:
+            if key not in known:
+                self._findings.lenient((*path, key), f"unknown key of {what}{nearest(key, known)}")
+        return {key: value for key, value in given.items() if key in known}
 
-def _read_section(
-    given: Any, section: str, findings: Findings, unread: Unread, check_lr: CheckLR | None
-) -> dict[str, Component]:
-    found: dict[str, Component] = {}
-    if given is None:  # `pruners:` with everything under it commented out
-        return found
-    if not isinstance(given, dict):
-        findings.error((section,), f"must be a map from names to components, got {shown(given)}")
-        return found
-    for name, arguments in given.items():
-        component = _read_component(section, name, arguments, findings, check_lr)
-        if component is None:
-            unread[section, name] = None
-        else:
-            found[name] = component
-    if section == "quantizers" and len(given) > 1:
-        findings.error((section,), f"must hold one quantizer at most, got {', '.join(given)}")
-    return found
+    def _section(self, section: str, given: Any) -> dict[str, Component | None]:
+        if given is None:  # `pruners:` with everything under it commented out
+            return {}
+        if not isinstance(given, dict):
+            self._findings.error((section,), f"must be a map from names to components, got {shown(given)}")
+            return {}
+        if section == "quantizers" and len(given) > 1:
+            self._findings.error((section,), f"must hold one quantizer at most, got {', '.join(given)}")
+        return {name: self._component(section, name, component) for name, component in given.items()}
 
-
-def _read_component(
-    section: str, name: str, given: Any, findings: Findings, check_lr: CheckLR | None
-) -> Component | None:
-    path: Path = (section, name)
-    if not isinstance(given, dict):
-        findings.error(path, f"must be a map of class and its arguments, got {shown(given)}")
-        return None
-    class_name = given.get("class")
-    if not isinstance(class_name, str) or not class_name:
-        one_of = f": {', '.join(CLASSES[section])}" if section in CLASSES else ", such as StepLR"
-        findings.error(path, f"needs a class{one_of}" + (f", got {shown(class_name)}" if "class" in given else ""))
-        return None
-    arguments = {key: value for key, value in given.items() if key != "class"}
-    if section not in CLASSES:
-        try:
-            if check_lr is not None:
-                check_lr(class_name, arguments)
-        except UserError as error:
-            findings.error(path, str(error))
+    def _component(self, section: str, name: str, given: Any) -> Component | None:
+        path: Path = (section, name)
+        if not isinstance(given, dict):
+            self._findings.error(path, f"must be a map of class and its arguments, got {shown(given)}")
             return None
-        return Component(section=section, name=name, class_name=class_name, arguments=arguments)
-    model = CLASSES[section].get(class_name)
-    if model is None:
-        home = next((other for other, classes in CLASSES.items() if class_name in classes), None)
-        elsewhere = f": it belongs under {home}" if home else nearest(class_name, CLASSES[section])
-        findings.error((*path, "class"), f"unknown class {class_name!r} of {section}{elsewhere}")
-        return None
-    settings = validated(model, arguments, path, findings)
-    if settings is None:
-        return None
-    return Component(section=section, name=name, class_name=class_name, settings=settings)
+        class_name, classes = given.get("class"), CLASSES.get(section)
+        if not isinstance(class_name, str) or not class_name:
+            one_of = ", such as StepLR" if classes is None else f": {', '.join(classes)}"
+            got = f", got {shown(class_name)}" if "class" in given else ""
+            self._findings.error(path, f"needs a class{one_of}{got}")
+            return None
+        arguments = {key: value for key, value in given.items() if key != "class"}
+        if classes is None:
+            try:
+                if self._check_lr is not None:
+                    self._check_lr(class_name, arguments)
+            except UserError as error:
+                self._findings.error(path, str(error))
+                return None
+            return Component(section=section, name=name, class_name=class_name, arguments=arguments)
+        if class_name not in classes:
+            home = next((other for other, there in CLASSES.items() if class_name in there), None)
+            elsewhere = f": it belongs under {home}" if home else nearest(class_name, classes)
+            self._findings.error((*path, "class"), f"unknown class {class_name!r} of {section}{elsewhere}")
+            return None
+        settings = validated(classes[class_name], arguments, path, self._findings)
+        if settings is None:
+            return None
+        return Component(section=section, name=name, class_name=class_name, settings=settings)
 
+    def _policies(self, given: Any) -> list[PlannedPolicy]:
+        if not isinstance(given, list) or not given:
+            got = "is missing" if given is None else f"got {shown(given)}"
+            self._findings.error(("policies",), f"must be a list of what acts when, with at least one entry; {got}")
+            return []
+        found = [self._policy(policy, position) for position, policy in enumerate(given)]
+        return [policy for policy in found if policy is not None]
 
-# --- policies -------------------------------------------------------------------------------------------------------
-
-
-def _read_policies(
-    given: Any, sections: Mapping[str, Mapping[str, Component]], unread: Unread, findings: Findings
-) -> tuple[PlannedPolicy, ...]:
-    if not isinstance(given, list) or not given:
-        got = "is missing" if given is None else f"got {shown(given)}"
-        findings.error(("policies",), f"must be a list of what acts when, with at least one entry; {got}")
-        return ()
-    found = (_read_policy(policy, position, sections, unread, findings) for position, policy in enumerate(given))
-    return tuple(policy for policy in found if policy is not None)
-
-
-def _named(policies: Any) -> set[tuple[str, str]]:
-    """Return sections and names that any policy mentions, including invalid policies, for the check of unused ones."""
-    found = set()
-    for policy in policies if isinstance(policies, list) else []:
-        for kind, section in KINDS.items():
-            inner = policy.get(kind) if isinstance(policy, dict) else None
-            if isinstance(inner, dict):
-                found.add((section, str(inner.get("instance_name"))))
-    return found
-
-
-def _read_policy(
-    given: Any,
-    position: int,
-    sections: Mapping[str, Mapping[str, Component]],
-    unread: Unread,
-    findings: Findings,
-) -> PlannedPolicy | None:
-    path: Path = ("policies", position)
-    kinds = [kind for kind in KINDS if isinstance(given, dict) and kind in given]
-    if not kinds:
-        findings.error(path, f"must be a map with one of {', '.join(KINDS)}, got {shown(given)}")
-        return None
-    if len(kinds) > 1:
-        findings.lenient(path, f"has {' and '.join(kinds)}: write a policy each; only {kinds[0]} counts")
-    known_keys(given, (*KINDS, *RANGE, "epochs"), path, "a policy", findings)
-    timing = read_timing(given, path, findings)
-    kind, inner, before = kinds[0], given[kinds[0]], len(findings.errors)
-    path = (*path, kind)
-    if not isinstance(inner, dict) or not isinstance(inner.get("instance_name"), str):
-        findings.error(path, f"needs instance_name, the name of one of {KINDS[kind]}, got {shown(inner)}")
-        return None
-    known_keys(inner, ("instance_name", "args"), path, f"{kind} policies", findings)
-    args = _read_args(kind, inner.get("args"), (*path, "args"), findings)
-    name, section = inner["instance_name"], KINDS[kind]
-    if name not in sections[section]:
-        if (section, name) not in unread:
-            known = [*sections[section], *(other for at, other in unread if at == section)]
+    def _policy(self, given: Any, position: int) -> PlannedPolicy | None:
+        path: Path = ("policies", position)
+        kinds = [kind for kind in KINDS if isinstance(given, dict) and kind in given]
+        if not kinds:
+            self._findings.error(path, f"must be a map with one of {', '.join(KINDS)}, got {shown(given)}")
+            return None
+        if len(kinds) > 1:
+            self._findings.lenient(path, f"has {' and '.join(kinds)}: write a policy each; only {kinds[0]} counts")
+        self._used |= {(KINDS[k], str(given[k].get("instance_name"))) for k in kinds if isinstance(given[k], dict)}
+        self._known_keys(given, (*KINDS, *RANGE, "epochs"), path, "a policy")
+        timing = self._timing(given, path)
+        kind, inner, before = kinds[0], given[kinds[0]], len(self._findings.errors)
+        section, path = KINDS[kind], (*path, kind)
+        if not isinstance(inner, dict) or not isinstance(inner.get("instance_name"), str):
+            self._findings.error(path, f"needs instance_name, the name of one of {section}, got {shown(inner)}")
+            return None
+        self._known_keys(inner, ("instance_name", "args"), path, f"{kind} policies")
+        args = self._args(kind, inner.get("args"), (*path, "args"))
+        name, known = inner["instance_name"], self._components[section]
+        if name not in known:
             what = nearest(name, known) if known else f": the schedule has no {section}"
-            findings.error((*path, "instance_name"), f"unknown {kind} {name!r}{what}")
-        return None
-    if timing is None or len(findings.errors) > before:
-        return None
-    return PlannedPolicy(kind=kind, instance_name=name, timing=timing, args=args, position=position)
+            self._findings.error((*path, "instance_name"), f"unknown {kind} {name!r}{what}")
+        if timing is None or known.get(name) is None or len(self._findings.errors) > before:
+            return None
+        return PlannedPolicy(kind=kind, instance_name=name, timing=timing, args=args, position=position)
 
-
-def _read_args(
-    kind: str, given: Any, path: Path, findings: Findings
-) -> PrunerPolicyConfig | RegularizerPolicyConfig | None:
-    models: dict[str, type[PrunerPolicyConfig] | type[RegularizerPolicyConfig]] = {
-        "pruner": PrunerPolicyConfig,
-        "regularizer": RegularizerPolicyConfig,
-    }
-    model = models.get(kind)
-    if given is not None and not isinstance(given, dict):
-        findings.error(path, f"must be a map, got {shown(given)}")
-        return None
-    if model is None:
+    def _args(self, kind: str, given: Any, path: Path) -> PrunerPolicyConfig | RegularizerPolicyConfig | None:
+        if given is not None and not isinstance(given, dict):
+            self._findings.error(path, f"must be a map, got {shown(given)}")
+            return None
+        given = given or {}
+        if kind == "pruner":  # the original ignores unknown keys here
+            known = self._known_keys(given, tuple(PrunerPolicyConfig.model_fields), path, PrunerPolicyConfig.class_)
+            return validated(PrunerPolicyConfig, known, path, self._findings)
+        if kind == "regularizer":
+            return validated(RegularizerPolicyConfig, given, path, self._findings)
         if given:
-            findings.lenient(path, f"{kind} policies take no args, got {', '.join(given)}")
+            self._findings.lenient(path, f"{kind} policies take no args, got {', '.join(given)}")
         return None
-    given = given or {}
-    if kind == "pruner":  # the original ignores unknown keys here
-        known_keys(given, tuple(model.model_fields), path, model.class_, findings)
-        given = {key: value for key, value in given.items() if key in model.model_fields}
-    return validated(model, given, path, findings)
+
+    def _timing(self, given: Mapping[str, Any], path: Path) -> Timing | None:
+        """Read a policy's epochs: ``epochs``, or ``starting_epoch``, ``ending_epoch`` and optionally ``frequency`` (1).
+
+        The original requires ``frequency``. With the compatibility switch ``epochs`` takes precedence over a range.
+        """
+        arguments = {key: given[key] for key in RANGE if key in given}
+        before = len(self._findings.errors)
+        if "epochs" in given:
+            epochs = given["epochs"]
+            if arguments:
+                said = f"epochs and {next(iter(arguments))} exclude each other: give one, epochs counts"
+                self._findings.lenient((*path, "epochs"), said)
+            if not isinstance(epochs, list) or not all(map(_is_epoch, epochs)):
+                said = f"must be a list of integers such as [0, 2, 4], got {shown(epochs)}"
+                self._findings.error((*path, "epochs"), said)
+                return None
+            arguments = {"epochs": tuple(epochs)}
+        else:
+            missing = [key for key in RANGE[:2] if key not in given]
+            if missing:
+                self._findings.error(path, f"needs {' and '.join(missing)}, or epochs such as [0, 2, 4]")
+            for key, value in arguments.items():
+                if not _is_epoch(value):
+                    self._findings.error((*path, key), f"must be an integer, got {shown(value)}")
+            if len(self._findings.errors) > before:
+                return None
+        try:
+            return Timing(**arguments)
+        except UserError as error:
+            key, _, rule = str(error).partition(" ")  # each message of `Timing` begins with the key
+            self._findings.error((*path, key), rule)
+            return None
 
 
-# --- Schedules as mappings and as readable YAML: sections in order, short lists on one line ---------------------------
-
-
-LINE_WIDTH = 100
-
-
-class _Writer(yaml.SafeDumper):
-    """Write block style, except that a list of scalars that fits is written on one line."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def represent_list(self, data: Iterable[Any]) -> SequenceNode:
-        data = list(data)
-        scalars = not any(isinstance(item, (dict, list)) for item in data)
-        short = scalars and sum(len(str(item)) + 4 for item in data) <= LINE_WIDTH
-        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=short)
-
-
-_Writer.add_representer(list, _Writer.represent_list)
-# Text that the reader would read as a number is quoted.
-_Writer.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, FLOAT_BEGINS)
-
-
-def dump(schedule: Mapping[str, Any]) -> str:
-    """Return a schedule's mapping as YAML; `read_schedule` reads the same schedule from it.
-
-    Args:
-        schedule: plain values. Sections are written in the language's order, unknown sections before the policies.
-    """
-    values = plain(schedule)
-    unknown = [name for name in values if name not in SECTIONS]
-    order = [*SECTIONS[:-1], *unknown, SECTIONS[-1]]
-    parts = [
-        yaml.dump(
-            {name: values[name]}, Dumper=_Writer, sort_keys=False, default_flow_style=False, allow_unicode=True,
-            width=LINE_WIDTH,
-        )
-        for name in order
-        if name in values
-    ]  # fmt: skip
-    return "\n".join(parts)
-
-
-def to_mapping(schedule: Schedule) -> dict[str, Any]:
-    """Return a schedule as plain values, as in a file: only arguments that were given, ``version`` 1."""
-    sections = {
-        section: {name: _component(component) for name, component in schedule.section(section).items()}
-        for section in KINDS.values()
-    }
-    return {
-        "version": VERSION,
-        **{section: components for section, components in sections.items() if components},
-        "policies": [_policy(policy) for policy in schedule.policies],
-    }
-
-
-def _component(component: Component) -> dict[str, Any]:
-    settings = component.settings
-    given = component.arguments if settings is None else settings.model_dump(exclude_unset=True)
-    return {"class": component.class_name, **plain(given)}
-
-
-def _policy(policy: PlannedPolicy) -> dict[str, Any]:
-    inner: dict[str, Any] = {"instance_name": policy.instance_name}
-    args = {} if policy.args is None else plain(policy.args.model_dump(exclude_unset=True))
-    if args:
-        inner["args"] = args
-    timing = policy.timing
-    if timing.epochs is not None:
-        return {policy.kind: inner, "epochs": list(timing.epochs)}
-    return {policy.kind: inner, **{key: getattr(timing, key) for key in RANGE}}
-
-
-# --- Checks for entries that are well-formed but have no effect or are contradictory ----------------------------------
-# The original silently accepted: unknown sections, unknown keys of policies and of pruners' args, keys given twice,
-# components that no policy uses, ``epochs`` beside a range, ``levels`` for pruners that have none, names that match
-# nothing (`matching`), and a second line of Baidu's rule that begins outside of its policy. By default these are
-# errors; with the compatibility switch each gives a warning, and the entries that the original ignored are ignored.
+def _is_epoch(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_gradual(settings: ComponentConfig | None) -> bool:
@@ -741,30 +600,8 @@ def is_gradual(settings: ComponentConfig | None) -> bool:
     )
 
 
-def known_keys(given: Mapping[str, Any], known: Sequence[str], path: Path, what: str, findings: Findings) -> None:
-    """Report unknown keys; the readers ignore them."""
-    for key in given:
-        if key not in known:
-            findings.lenient((*path, key), f"unknown key of {what}{nearest(key, known)}")
-
-
-def check_uses(schedule: Schedule, findings: Findings, used: set[tuple[str, str]]) -> None:
-    """Check that components and policies fit each other.
-
-    Args:
-        schedule: as far as it could be read.
-        findings: collects the problems.
-        used: sections and names that policies mention, including policies that could not be read.
-    """
-    for component in schedule.components():
-        if (component.section, component.name) not in used:
-            path = (component.section, component.name)
-            findings.lenient(path, "is used by no policy: add one, or leave it out")
-    for policy in schedule.policies:
-        _check_use(policy, schedule.component(policy), findings)
-
-
 def _check_use(policy: PlannedPolicy, component: Component, findings: Findings) -> None:
+    """Check that a policy fits its component."""
     path: Path = ("policies", policy.position)
     settings = component.settings
     if is_gradual(settings) and len(policy.timing.active_epochs()) == 1:
@@ -788,3 +625,60 @@ def _check_use(policy: PlannedPolicy, component: Component, findings: Findings) 
             (*path, "pruner", "args", "levels"),
             f"has no effect on {component.class_name}: only {SparsityLevelParameterPrunerConfig.class_} has levels",
         )
+
+
+# --- Schedules as mappings and as readable YAML: sections in order, short lists on one line ---------------------------
+
+LINE_WIDTH = 100
+
+
+class _Writer(yaml.SafeDumper):
+    """Write block style, except that a list of scalars that fits is written on one line."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_list(self, data: Iterable[Any]) -> SequenceNode:
+        data = list(data)
+        scalars = not any(isinstance(item, (dict, list)) for item in data)
+        short = scalars and sum(len(str(item)) + 4 for item in data) <= LINE_WIDTH
+        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=short)
+
+
+_Writer.add_representer(list, _Writer.represent_list)
+# Text that the reader would read as a number is quoted.
+_Writer.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, FLOAT_BEGINS)
+
+
+def dump(schedule: Mapping[str, Any]) -> str:
+    """Return a schedule's plain mapping as YAML; `read_schedule` reads the same schedule from it.
+
+    Sections are written in the language's order, unknown sections before the policies.
+    """
+    values = plain(schedule)
+    unknown = [name for name in values if name not in SECTIONS]
+    parts = [
+        yaml.dump({name: values[name]}, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=LINE_WIDTH)
+        for name in (*SECTIONS[:-1], *unknown, SECTIONS[-1])
+        if name in values
+    ]
+    return "\n".join(parts)
+
+
+def to_mapping(schedule: Schedule) -> dict[str, Any]:
+    """Return a schedule as plain values, as in a file: only arguments that were given, ``version`` 1."""
+    sections: dict[str, dict[str, Any]] = {}
+    for component in schedule.components():
+        settings = component.settings
+        given = component.arguments if settings is None else settings.model_dump(exclude_unset=True)
+        sections.setdefault(component.section, {})[component.name] = {"class": component.class_name, **plain(given)}
+    return {"version": VERSION, **sections, "policies": [_policy(policy) for policy in schedule.policies]}
+
+
+def _policy(policy: PlannedPolicy) -> dict[str, Any]:
+    args = {} if policy.args is None else plain(policy.args.model_dump(exclude_unset=True))
+    inner = {"instance_name": policy.instance_name, **({"args": args} if args else {})}
+    timing = policy.timing
+    if timing.epochs is not None:
+        return {policy.kind: inner, "epochs": list(timing.epochs)}
+    return {policy.kind: inner, **{key: getattr(timing, key) for key in RANGE}}

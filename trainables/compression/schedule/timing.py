@@ -87,7 +87,6 @@ class Moment:
     epoch: int
     """From 0."""
     timing: Timing
-    """Of the policy."""
     minibatch: int = 0
     """Optimizer steps since the start of the epoch."""
     minibatches_per_epoch: int = 1
@@ -100,12 +99,7 @@ class Moment:
 
 
 def gradual_share(initial: float, final: float, progress: float) -> float:
-    """Return s = s_f + (s_i - s_f) (1 - p)^3 (Zhu & Gupta 2017, eq. 1).
-
-    Args:
-        initial: s_i.
-        final: s_f.
-        progress: p, 0 in the first active epoch, 1 in the last.
+    """Return s = s_f + (s_i - s_f) (1 - p)^3 (Zhu & Gupta 2017, eq. 1), p from 0 in the first active epoch to 1.
 
     >>> [round(gradual_share(0.05, 0.8, p), 4) for p in (0, 0.25, 0.5, 0.75, 1)]
     [0.05, 0.4836, 0.7063, 0.7883, 0.8]

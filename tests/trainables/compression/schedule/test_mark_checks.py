@@ -58,16 +58,14 @@ def test_a_high_end_off_its_grid_is_no_value() -> None:
     [
         ({"weights": "[!search {choices: [conv1.weight, conv9.weight]}]"}, "s:8: pruners.g.weights.0: unknown param"),
         ({"weights": "[!search {choices: [conv1.weight, fc.weight]}]"}, "s:8: pruners.g.weights.0: Filters of fc.we"),
-        (
-            {"kind": "!search {choices: [L1RankedStructureParameterPruner_AGP, L3Ranked]}"},
-            "s:4: pruners.g.class: unknown class 'L3Ranked'",
-        ),
+        ({"kind": "!search {choices: [L1RankedStructureParameterPruner_AGP, L3Ranked]}"},
+         "s:4: pruners.g.class: unknown class 'L3Ranked'"),
         ({"final": "!search {low: 0.2, high: 1.5}"}, "s:7: pruners.g.final_sparsity: must be <= 1, got 1.5"),
         ({"final": "!search {low: 0.2, high: 1.2, step: 0.5}"}, "s:7: pruners.g.final_sparsity: must be <= 1, got 1.2"),
         ({"size": "!search {low: 0, high: 3}"}, "s:10: lr_schedulers.l: step_size of StepLR must be a whole number"),
         ({"end": "!search {low: -3, high: 9}"}, "s:12: policies.0.ending_epoch: must be above starting_epoch"),
     ],
-)
+)  # fmt: skip
 def test_a_value_that_can_never_be_is_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(ScheduleError) as found:
         check(**given)

@@ -62,7 +62,7 @@ def test_lists_keep_the_schedules_order_and_maps_the_models() -> None:
 def test_overrides_name_modules_also_by_regular_expressions_of_the_original() -> None:
     overrides = {"body\\.[01]": {"bits_weights": 2}, "head": {"bits_weights": 3}}
     found = matched("quantizers", {"class": "DorefaQuantizer", "overrides": overrides})
-    assert found.names["quantizers", "x"] == ("body.0", "body.1", "head")
+    assert tuple(found.values["quantizers", "x"]) == ("body.0", "body.1", "head")
     assert match_modules("body", ["body", "body.0"]) == ("body",)
     assert match_modules(".*body.*", ["module.body.0", "head"]) == ("module.body.0",)
     with pytest.raises(UserError, match=r"unknown module 'bdoy': did you mean 'body'\? Valid: body"):

@@ -17,7 +17,6 @@ from trainables.compression.schedule import (
     read_schedule,
 )
 from trainables.compression.schedule.configs import PRUNERS
-from trainables.compression.schedule.document import MOST_BYTES
 from trainables.compression.schedule.timing import Timing
 
 
@@ -168,17 +167,14 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     folder.mkdir()
     latin = tmp_path / "latin.yaml"
     latin.write_bytes(b"version: 1\n# caf\xe9\n")
-    large = tmp_path / "large.yaml"
-    large.write_bytes(b"#" * (MOST_BYTES + 1))
     cases = {
         missing: f"cannot read schedule {missing}: No such file or directory",
         folder: f"cannot read schedule {folder}: Is a directory",
         latin: f"{latin}:2: must be UTF-8 text, got byte 0xe9",
-        large: f"{large}: a schedule must not be larger than 10 MB",
     }
     for path, message in cases.items():
         with pytest.raises(ScheduleError) as raised:
             read_schedule(path)
         assert str(raised.value) == message
-    with pytest.raises(ScheduleError, match=r"cannot read schedule 'a.x00': embedded null"):
+    with pytest.raises(ScheduleError, match=r"^cannot read schedule a\x00: embedded null"):
         read_schedule("a\0")

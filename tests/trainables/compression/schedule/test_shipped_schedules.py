@@ -54,3 +54,4 @@ def test_alexnet_ends_with_the_published_share() -> None:
     total = epoch_table(schedule, 90, resolve(schedule, facts))[-1].total
     assert total is not None
     assert round((1 - total) * 61_090_496) == 7_144_049
+    assert f"{100 * total:.5f}" == "88.30579"
