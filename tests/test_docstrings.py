@@ -7,13 +7,11 @@ import doctest
 import importlib
 import inspect
 import os
-import re
 from pathlib import Path
 
 import pytest
 
 import analysis
-from analysis.metrics.confirmation import mean_limits
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")
@@ -54,24 +52,6 @@ def test_public_functions_have_an_example() -> None:
     functions = {name for name in analysis.__all__ if inspect.isfunction(getattr(analysis, name))}
     shown = {name for name in functions if ">>> " in (inspect.getdoc(getattr(analysis, name)) or "")}
     assert functions - shown == NEED_A_STUDY
-
-
-def test_the_page_on_analysis_quotes_the_coverage_that_is_tested() -> None:
-    table = [line for line in (inspect.getdoc(mean_limits) or "").splitlines() if line.startswith("| ")]
-    for_five_seeds = {}
-    for kind, *cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in table[1:]):
-        for_five_seeds[kind] = [cells[place].split(" (")[0] for place in (1, 4)]
-    page = (ROOT / "docs" / "analysis.md").read_text()
-    quoted = re.findall(r"^\| (\w[^|]*?) \| ([\d.]+) % \| ([\d.]+) % \|$", page, re.MULTILINE)
-    names = {
-        "normal": "normal",
-        "heavy-tailed (t, 3 degrees of freedom)": "heavy-tailed (t, 3 df)",
-        "counts of test samples, with their resolution": "discrete, resolution",
-        "skewed (exponential)": "skewed (exponential)",
-    }
-    assert {names[kind]: [one, five] for kind, one, five in quoted} == {
-        kind: for_five_seeds[kind] for kind in names.values()
-    }
 
 
 @pytest.mark.slow
