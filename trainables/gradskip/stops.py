@@ -377,35 +377,16 @@ def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
 class HeldNorm:
     """Make a norm use its running statistics (forward pre-hook), whatever ``model.train()`` has set since.
 
-    Statistics that are collected anew are not held: while the momentum is another than before
-    (`torch.optim.swa_utils.update_bn` sets None), and from a reset until the next evaluation.
-
-    Args:
-        norm: to hold.
-        parent: module whose mode the norm has while it collects.
+    Statistics are collected, in the mode of the norm's parent, while the momentum is another than before
+    (`torch.optim.swa_utils.update_bn` sets None).
     """
 
     def __init__(self, norm: Any, parent: nn.Module) -> None:
         self._parent = parent
         self._momentum = getattr(norm, "momentum", None)
-        self._version = norm.running_mean._version
-        self._was_reset = False
 
     def __call__(self, norm: Any, _args: Any) -> None:
-        collects = getattr(norm, "momentum", None) != self._momentum
-        # A compiled norm is not looked at so closely, for that would compile it anew in each step.
-        if not torch.compiler.is_compiling():
-            collects = collects or self._collects_after_reset(norm)
-        norm.training = collects and self._parent.training
-
-    def _collects_after_reset(self, norm: Any) -> bool:
-        version = norm.running_mean._version
-        if version != self._version:
-            self._version = version
-            count = getattr(norm, "num_batches_tracked", None)
-            self._was_reset = self._was_reset or (count is not None and int(count) == 0)
-        self._was_reset = self._was_reset and self._parent.training
-        return self._was_reset
+        norm.training = getattr(norm, "momentum", None) != self._momentum and self._parent.training
 
 
 class FrozenPrefix:
