@@ -213,24 +213,14 @@ def _watched_layers(
 def _outermost(classes: Sequence[str], model: nn.Module | None) -> list[nn.Module]:
     if model is None:
         raise UserError(f"CAC_WATCH={','.join(classes)} names classes of modules and needs the model: give model=")
-    found: list[nn.Module] = []
-
-    def visit(module: nn.Module) -> None:
-        for child in module.children():
-            if type_before_parametrizations(child).__name__ in classes:
-                if not any(child is other for other in found):
-                    found.append(child)
-            else:
-                visit(child)
-
-    visit(unwrap(model))
-    there = {
-        type_before_parametrizations(m).__name__ for m in unwrap(model).modules() if any(True for _ in m.parameters())
-    }
+    class_of = {m: type_before_parametrizations(m).__name__ for m in unwrap(model).modules()}
+    there = {name for module, name in class_of.items() if any(True for _ in module.parameters())}
     for name in classes:
         if name not in there:
             raise unknown_name("module class", name, {*there, "conv", "linear"})
-    return found
+    found = {name: m for name, m in unwrap(model).named_modules() if name and class_of[m] in classes}
+    inside = tuple(f"{name}." for name in found)
+    return [module for name, module in found.items() if not name.startswith(inside)]
 
 
 def unit_ends(model: nn.Module) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ change what the stopped prefix does.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Flag, auto
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
 
-from trainables.gradskip.claims import Claim
 from trainables.gradskip.execution_order import InertInCopies, ModelTrace, mask_of
 from trainables.gradskip.numbering import Numbering
 from trainables.gradskip.replay import Blueprint, Unit
@@ -36,6 +37,57 @@ class Reason(Flag):
     KEPT = auto()
     """Stopped, but its ``requires_grad`` stays on: a loss that needs no gradient at all raises in ``backward()``."""
 
+
+# --- Parameters that optimizers have switched off, so that a later one on the same model can switch them on again -----
+
+#: The claim of the latest optimizer that was built on a parameter, or that stopped it.
+_CLAIMS = WeakIdKeyDictionary()
+
+
+class Claim:
+    """The parameters that one optimizer's Gradient-Skip has switched off: it was not the user.
+
+    Args:
+        release: method that undoes what the optimizer does to modules; its object is weakly referenced.
+    """
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self._off = WeakIdKeyDictionary()
+        self._release: weakref.WeakMethod[Any] = weakref.WeakMethod(release)
+
+    def has(self, parameter: Tensor) -> bool:
+        """Return whether this optimizer has switched the parameter off, and no other one has taken it since."""
+        return parameter in self._off
+
+    def add(self, parameter: Tensor) -> None:
+        _CLAIMS[parameter] = self
+        self._off[parameter] = True
+
+    def take(self, parameters: Iterable[Tensor]) -> tuple[list[int], int]:
+        """Take the parameters of an optimizer from earlier ones.
+
+        Returns the indices of those that this one or an earlier one has switched off, and how many others the earlier
+        ones leave switched off.
+        """
+        earlier: set[Claim] = set()
+        taken_from: set[Claim] = set()
+        taken = []
+        for index, parameter in enumerate(parameters):
+            known = _CLAIMS.get(parameter)
+            if known is not None:
+                earlier.add(known)
+                if known._off.pop(parameter, False):
+                    taken_from.add(known)
+                    taken.append(index)
+            _CLAIMS[parameter] = self
+        for claim in taken_from:
+            release = claim._release()
+            if release is not None:
+                release()
+        return taken, sum(not p.requires_grad for claim in earlier - {self} for p in claim._off)
+
+
+# --- The stopped and frozen parameters of one optimizer ---------------------------------------------------------------
 
 #: Stopped parameters that are checked in one step, where they cannot move whatever their gradient is.
 LOOKS_A_STEP = 256
@@ -325,35 +377,16 @@ def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
 class HeldNorm:
     """Make a norm use its running statistics (forward pre-hook), whatever ``model.train()`` has set since.
 
-    Statistics that are collected anew are not held: while the momentum is another than before
-    (`torch.optim.swa_utils.update_bn` sets None), and from a reset until the next evaluation.
-
-    Args:
-        norm: to hold.
-        parent: module whose mode the norm has while it collects.
+    Statistics are collected, in the mode of the norm's parent, while the momentum is another than before
+    (`torch.optim.swa_utils.update_bn` sets None).
     """
 
     def __init__(self, norm: Any, parent: nn.Module) -> None:
         self._parent = parent
         self._momentum = getattr(norm, "momentum", None)
-        self._version = norm.running_mean._version
-        self._was_reset = False
 
     def __call__(self, norm: Any, _args: Any) -> None:
-        collects = getattr(norm, "momentum", None) != self._momentum
-        # A compiled norm is not looked at so closely, for that would compile it anew in each step.
-        if not torch.compiler.is_compiling():
-            collects = collects or self._collects_after_reset(norm)
-        norm.training = collects and self._parent.training
-
-    def _collects_after_reset(self, norm: Any) -> bool:
-        version = norm.running_mean._version
-        if version != self._version:
-            self._version = version
-            count = getattr(norm, "num_batches_tracked", None)
-            self._was_reset = self._was_reset or (count is not None and int(count) == 0)
-        self._was_reset = self._was_reset and self._parent.training
-        return self._was_reset
+        norm.training = getattr(norm, "momentum", None) != self._momentum and self._parent.training
 
 
 class FrozenPrefix:

@@ -27,7 +27,7 @@ Size = tuple[int, int, int] | tuple[()]
 class InputSizes:
     """Watch the calls of the model that trains; tell of the first training call of each step, with its own size."""
 
-    def __init__(self, on_first_call: Callable[[Size], None]) -> None:
+    def __init__(self, on_first_call: Callable[[str], None]) -> None:
         self._on_first_call = on_first_call
         self._hook: ForwardHook | None = None
         self._sums = (0, 0, 0)
@@ -48,12 +48,12 @@ class InputSizes:
         first = not self._sums[0]
         self._sums = (self._sums[0] + own[0], self._sums[1] + own[1], self._sums[2] + own[2])
         if first:
-            self._on_first_call(own)
+            self._on_first_call(as_text(own))
 
-    def take(self) -> Size:
-        """Return the size of what was called since the last time."""
+    def take(self) -> str:
+        """Return the size of what was called since the last time, as text."""
         found, self._sums = self._sums, (0, 0, 0)
-        return found if found[0] else ()
+        return as_text(found) if found[0] else ""
 
 
 def _owner(parameters: Sequence[Tensor]) -> nn.Module | None:

@@ -28,7 +28,7 @@ from trainables.gradskip.execution_order import ModelTrace
 from trainables.gradskip.layers import watch_needed
 from trainables.gradskip.numbering import Numbering, is_compiled
 from trainables.gradskip.replay import Blueprint, layers_key, variance_name
-from trainables.gradskip.script_counting.input_sizes import InputSizes, Size, as_text, fitted, from_text
+from trainables.gradskip.script_counting.input_sizes import InputSizes, Size, fitted, from_text
 from trainables.gradskip.script_counting.step_flops import StepFlops
 from trainables.gradskip.script_counting.trace_file import (
     DEFAULT_WATCH,
@@ -326,7 +326,7 @@ class StepRecord:
         self._ref = weakref.ref(gradskip)
         self.stretches = [Stretch()]
         self._begun_with: set[str] = set()  # sizes of first calls in measured steps of the stretch
-        self._size: Size = ()
+        self._size = ""  # of the step's inputs
         self.last_step = process.steps
         """Number of this optimizer's last step, counted over all steps of the process."""
         self.parameters = len(gradskip.parameters)
@@ -363,12 +363,12 @@ class StepRecord:
         """Return whether too few steps since the last change were measured and another one is expected."""
         return len(self.stretches[-1].forward_flops) < LOOKS and self._goes_on
 
-    def wants_size(self, text: str) -> bool:
+    def wants_size(self, size: str) -> bool:
         """Return whether no step was measured that began with a call of this size, and few enough others were."""
         most = SIZES_DENSE if self.stretches[-1].dense else SIZES_STOPPED
-        if text in self._begun_with or len(self._begun_with) >= most or not self._goes_on:
+        if size in self._begun_with or len(self._begun_with) >= most or not self._goes_on:
             return False
-        self._begun_with.add(text)
+        self._begun_with.add(size)
         return True
 
     def _before(self, args: Any, kwargs: Any) -> None:
@@ -381,19 +381,18 @@ class StepRecord:
         gradskip = self.gradskip
         assert gradskip is not None  # its optimizer keeps it alive
         self._keep_facts(gradskip)
-        stretch, text = self.stretches[-1], as_text(self._size)
+        stretch = self.stretches[-1]
         stretch.steps += 1
-        stretch.counts[text] = stretch.counts.get(text, 0) + 1
-        self._size = ()
+        stretch.counts[self._size] = stretch.counts.get(self._size, 0) + 1
+        self._size = ""
         self._process.end_step(self)
 
     def _take(self) -> None:
         seen = self._process.take()
         stretch = self.stretches[-1]
         self._size = self._process.inputs.take() or self._size
-        text = as_text(self._size)
-        if seen is not None and stretch.sizes.count(text) < LOOKS:
-            stretch.sizes.append(text)
+        if seen is not None and stretch.sizes.count(self._size) < LOOKS:
+            stretch.sizes.append(self._size)
             stretch.forward_flops.append(seen[0])
             stretch.backward_flops.append(seen[1])
             self._take_bytes(stretch)
@@ -466,10 +465,9 @@ class ProcessRecord:
             self.flops.attribute(())
             warnings.warn(f"the run is not recorded for the search: {type(error).__name__}: {error}", stacklevel=2)
 
-    def _first_call(self, size: Size) -> None:
+    def _first_call(self, size: str) -> None:
         """Count the step that begins with this call of the model, if its size is a new one."""
-        text = as_text(size)
-        wanting = [record for record in self.records if record.wants_size(text)]
+        wanting = [record for record in self.records if record.wants_size(size)]
         if wanting and self._since is None:
             if not self.flops.at_work:
                 self.flops.begin()
