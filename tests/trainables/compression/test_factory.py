@@ -103,12 +103,6 @@ def test_levels_of_a_policy_are_its_own() -> None:
     assert shares == [[0.25, 0.25], [0.5, 0.5], [0.5, 0.75]]
 
 
-def test_levels_are_for_level_pruners() -> None:
-    sensitivity = {"class": "SensitivityPruner", "sensitivities": {"0.weight": 0.5}}
-    with pytest.raises(UserError, match=r"policies\.0\.pruner\.args\.levels: has no effect on SensitivityPruner: only"):
-        scheduler_of(sections([span("pruner", "p", 0, 1, levels=0.5)], pruners={"p": sensitivity}))
-
-
 def drawn(seed: int, name: str = "p") -> list[bool]:
     """Which filters a random pruner leaves."""
     schedule = sections(
@@ -143,15 +137,6 @@ def test_rates_begin_from_those_given() -> None:
         assert scheduler.optimizer.param_groups[0]["lr"] == 2 * expected
         scheduler.on_epoch_end(0)
         assert scheduler.optimizer.param_groups[0]["lr"] == expected
-
-
-def test_learning_rates_need_an_optimizer() -> None:
-    schedule = sections(
-        [span("lr_scheduler", "l", 0, 2)], lr_schedulers={"l": {"class": "ExponentialLR", "gamma": 0.5}}
-    )
-    without: Any = None
-    with pytest.raises(UserError, match="a schedule with lr_schedulers needs an optimizer, got none"):
-        CompressionScheduler.from_schedule(small(), without, schedule)
 
 
 def test_a_teacher_is_built_in_its_first_epoch_and_draws_nothing_from_the_run(tmp_path: Path) -> None:
