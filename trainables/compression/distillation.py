@@ -345,7 +345,7 @@ def _called(name: str, student: nn.Module, *, pretrained: bool) -> nn.Module:
 
 def _sizes(student: nn.Module) -> dict[str, int]:
     """Return the input channels of the first convolution and the outputs of the last linear layer, where there are."""
-    found = {}
+    found: dict[str, int] = {}
     for module in student.modules():
         if isinstance(module, nn.Conv2d):
             found.setdefault("channels", module.in_channels)
@@ -357,13 +357,8 @@ def _sizes(student: nn.Module) -> dict[str, int]:
 def load_weights(teacher: nn.Module, checkpoint: str | Path) -> None:
     """Load a checkpoint's weights into a teacher; a ``module`` of a parallel wrapper in names is ignored.
 
-    Args:
-        teacher: its parameters and buffers are overwritten.
-        checkpoint: a file with a state dict, or with a dict that has one under one of `_WEIGHTS`, such as tune_cac's
-            checkpoints; or the folder of a tune_cac checkpoint.
-
-    Raises:
-        UserError: the file is missing, not a checkpoint, or has weights of another architecture.
+    The checkpoint is a file with a state dict, or with a dict that has one under one of `_WEIGHTS`, such as tune_cac's
+    checkpoints; or the folder of a tune_cac checkpoint.
     """
     weights = _read(Path(checkpoint))
     names = {without_parallel(name): name for name in teacher.state_dict()}

@@ -381,14 +381,10 @@ def check_on_model(
     compatible: bool = False,
     every_mark: bool = False,
 ) -> None:
-    """Build everything that a schedule describes once, on the model of a run.
+    """Build everything that a plain schedule describes once, on the model of a run; nothing is trained.
 
-    Args:
-        schedule: plain mapping.
-        base: configuration of the run; nothing is trained.
-        file: the file from which a part of the schedule was read; problems with names are reported with its lines.
-        compatible: whether names that match nothing are left out with a warning.
-        every_mark: whether all choices of the file's marks, and both ends of their ranges, must fit.
+    Problems with names are reported with the lines of the file from which a part of the schedule was read. With
+    ``every_mark`` all choices of the file's marks, and both ends of their ranges, must fit.
 
     Raises:
         UserError: the schedule is invalid, does not fit the model, or its teacher cannot be built.

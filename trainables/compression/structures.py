@@ -108,13 +108,8 @@ def at_least_single(dtype: torch.dtype) -> torch.dtype:
 def group_mask(weight: Tensor, group: str, threshold: float, criterion: str) -> Tensor:
     """Return 1 where an element's group is above the threshold, else 0; shape, dtype and device of the weight.
 
-    With two kinds of groups, both must be above it.
-
-    Args:
-        weight: with a shape that `check_groups` accepts.
-        group: one, or two joined by ``+``.
-        threshold: >= 0.
-        criterion: ``Max``, the group's greatest absolute value, or ``Mean_Abs``, the mean of its absolute values.
+    The criterion ``Max`` is the group's greatest absolute value, ``Mean_Abs`` the mean of its absolute values. With two
+    kinds of groups, joined by ``+``, both must be above it.
     """
     absolute = weight.detach().abs()
     kept = absolute.new_ones(absolute.shape).bool()

@@ -47,14 +47,9 @@ def structure_count(share: float, n: int, group_size: int = 1) -> int:
 
 
 def kept_after(values: Tensor, count: int) -> Tensor:
-    """Return which values are kept when the k smallest are removed; among equal values the first is removed first.
+    """Return which of n values, (n,), are kept when the k smallest are removed: booleans, exactly n - k of them true.
 
-    Args:
-        values: shape (n,), any real type, any device; a NaN counts as the largest.
-        count: k, in [0, n].
-
-    Returns:
-        Booleans of shape (n,), exactly n - k of them true.
+    Among equal values the first is removed first; a NaN counts as the largest. Any real type, any device.
     """
     if count == 0:
         return torch.ones_like(values, dtype=torch.bool)
