@@ -39,9 +39,9 @@ def slow_sums(activations: list[Tensor]) -> tuple[list[float], list[float]]:
 
 def check(watch: ActivationWatch, name: str, activations: list[Tensor]) -> None:
     shares, means = slow_sums([activation.detach() for activation in activations])
-    sums = watch.sums[name]
-    assert sums.inactive_share.tolist() == pytest.approx(shares, abs=1e-12)
-    assert sums.mean.tolist() == pytest.approx(means, abs=1e-6)
+    inactive, total, seen = watch.sums[name]
+    assert (inactive.double() / seen).tolist() == pytest.approx(shares, abs=1e-12)
+    assert (total / seen).tolist() == pytest.approx(means, abs=1e-6)
     assert 0 < sum(shares) < len(shares)
 
 
