@@ -154,26 +154,6 @@ def test_a_resumed_schedule_gives_the_same_rates(class_name: str, arguments: dic
         assert rates(other) == rates(optimizer)
 
 
-def test_several_schedules_start_from_the_same_base_rates() -> None:
-    optimizer = sgd(0.4)
-    first = build_lr_scheduler("StepLR", {"step_size": 2, "gamma": 0.1}, optimizer)
-    first.step_to(6)
-    assert rates(optimizer) == pytest.approx([4e-4])
-    second = build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, optimizer)
-    third = build_lr_scheduler("ReduceLROnPlateau", {"patience": 0}, optimizer)
-    second.step_to(2)
-    assert rates(optimizer) == pytest.approx([0.1])
-    third.step_to(3, 1.0)
-    assert rates(optimizer) == [0.4]
-    first.step_to(2)
-    assert rates(optimizer) == pytest.approx([0.04])
-
-
-def test_base_rates_of_another_number() -> None:
-    with pytest.raises(ValueError, match=r"^base_lrs must hold one rate a parameter group, got 1 for 2$"):
-        build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, sgd(0.1, 0.2), base_lrs=[0.1])
-
-
 def test_groups_added_later_follow_the_first_groups_factor() -> None:
     optimizer = sgd(0.4, 0.2)
     schedules = [

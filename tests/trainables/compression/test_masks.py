@@ -7,24 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from masked_lines import INPUTS, MOMENTUM, RATE, START, TARGETS, line, row, step, weights_of
+from masked_lines import MOMENTUM, RATE, START, line, row, step, weights_of
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from trainables.compression.masks import Masks, parameters_as_built
 from trainables.errors import UserError
-
-
-def test_masks_outlive_the_epochs_in_which_forwards_are_masked() -> None:
-    model = line()
-    masks = Masks(model)
-    masks.set("weight", row(1, 0, 1, 0))
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
-    for number in range(3):
-        (model(row(*INPUTS[number])) - TARGETS[number]).square().sum().backward()
-        optimizer.step()
-        masks.apply(forward=False)
-        assert [w == 0 for w in weights_of(model)] == [False, True, False, True]
 
 
 def test_a_regularization_mask_lives_for_one_application_and_leaves_the_other_mask() -> None:
@@ -88,13 +76,6 @@ def test_released_the_mask_acts_after_each_step_and_on_no_gradient() -> None:
     assert weights_of(model) == [1, 0, 1, 0]
     masks.restore()
     assert weights_of(model) == [1, 0, 1, 0]
-
-
-def test_a_released_parameter_without_a_mask_stays() -> None:
-    model = line()
-    masks = Masks(model)
-    masks.release("weight")
-    assert weights_of(model) == START
 
 
 def test_gradients_of_a_parameter_that_is_frozen_first_are_masked_once_it_trains() -> None:
@@ -218,16 +199,6 @@ def test_rebound_to_a_thinned_model_masks_that_no_longer_fit_are_dropped() -> No
     # The model that was left has no hook any more.
     model(torch.ones(1, 3)).sum().backward()
     assert model[1].bias.grad.tolist() == [1, 1]
-
-
-def test_rebound_where_a_parameter_is_gone() -> None:
-    masks = Masks(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
-    masks.set("1.bias", torch.zeros(2))
-    masks.mask_gradients("1.bias", True)
-    masks.rebind(nn.Sequential(nn.Linear(3, 4)))
-    assert masks.names() == ()
-    with pytest.raises(UserError, match=r"unknown parameter '1\.bias'"):
-        masks.get("1.bias")
 
 
 def test_rebound_to_the_moved_model_masks_have_its_type() -> None:

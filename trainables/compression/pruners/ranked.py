@@ -324,8 +324,8 @@ ACTIVATIONS = (
 _LAYERS = ("Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "Linear")
 
 
-#: Sums over a convolution's activations since the last reset: how many are <= 0 and their sum, both of each filter, (F,);
-#: and how many a filter has.
+#: Sums over a convolution's activations since the last reset, of each filter: how many are <= 0, their sum, (F,), and
+#: how many there are.
 Sums = tuple[Tensor, Tensor, int]
 
 

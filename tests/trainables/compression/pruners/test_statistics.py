@@ -277,15 +277,6 @@ def test_the_leader_alone_is_looked_at(class_: str) -> None:
     assert gone(found["0.weight"]) == gone(alone.masks(weights_of(model), {}, NOW)["0.weight"])
 
 
-@pytest.mark.parametrize("class_", SEEN)
-def test_thinned_after_it_was_seen_a_weight_waits(class_: str) -> None:
-    model = model_of()
-    pruner = pruner_of(class_, model)
-    pruner.start(model)
-    train(model)
-    assert pruner.masks(weights_of(model_of(4)), {}, NOW) == {}
-
-
 def test_a_weight_that_is_frozen_first_is_seen_once_it_trains() -> None:
     model = model_of()
     model[0].weight.requires_grad_(False)
