@@ -18,16 +18,9 @@ from trainables.compression.schedule.names import plain_name
 
 
 def batchnorms_after(model: nn.Module, run: Callable[[], object]) -> dict[str, str]:
-    """Find the batch norm that directly reads each convolution's output.
+    """Return the names of convolutions mapped to those of the batch norms that directly read their outputs.
 
     Runs one forward pass in evaluation mode without gradients; modes and statistics are left as they were.
-
-    Args:
-        model: any model.
-        run: calls the model with an example batch.
-
-    Returns:
-        Convolution module names mapped to batch norm module names; convolutions without a batch norm are missing.
     """
     names = {module: plain_name(name) for name, module in model.named_modules()}
     outputs: dict[int, tuple[str, Tensor]] = {}  # with the tensor, so that no later one gets the same id
@@ -57,14 +50,9 @@ def batchnorms_after(model: nn.Module, run: Callable[[], object]) -> dict[str, s
 
 
 def folded(weights: Mapping[str, Tensor], model: nn.Module, batchnorms: Mapping[str, str]) -> dict[str, Tensor]:
-    """Return the weights with each filter multiplied by gamma / sqrt(v + eps); unchanged where no batch norm follows.
+    """Return the weights with each filter multiplied by gamma / sqrt(v + eps) where a batch norm follows.
 
     Batch norms without running statistics cannot be folded in inference and are skipped.
-
-    Args:
-        weights: by parameter name.
-        model: the model that contains the batch norms.
-        batchnorms: from `batchnorms_after`.
     """
     modules = {plain_name(name): module for name, module in model.named_modules()}
     result = dict(weights)

@@ -145,8 +145,7 @@ class KnowledgeDistillationPolicy:
         self._follow(next((parameter.device for parameter in student_model.parameters()), None))
         self._handle: RemovableHandle | None = None
         self._was_attached = False
-        self.in_forward = False
-        """True while `forward` runs the student, whose hook then does nothing."""
+        self._in_forward = False
         self.clear()
 
     @property
@@ -161,10 +160,16 @@ class KnowledgeDistillationPolicy:
 
     def attach(self) -> None:
         """Install a hook that runs the teacher at each call of the student in training mode with gradients enabled."""
+
+        def called(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            # A copy of the student has the hook, too.
+            if module is self.student and module.training and not self._in_forward:
+                self._keep(args, named, output)
+
         if self._handle is None:
             self.clear()
             self._was_attached = True
-            self._handle = self.student.register_forward_hook(_Watch(self), with_kwargs=True)
+            self._handle = self.student.register_forward_hook(called, with_kwargs=True)
 
     def detach(self) -> None:
         """Remove the hook from the student and discard stored logits."""
@@ -184,13 +189,13 @@ class KnowledgeDistillationPolicy:
         Raises:
             UserError: student or teacher does not return logits.
         """
-        self.in_forward = True
+        self._in_forward = True
         try:
             output = self.student(*inputs, **named)
         finally:
-            self.in_forward = False
+            self._in_forward = False
         if self.is_attached or not self._was_attached:
-            self.keep(inputs, named, output)
+            self._keep(inputs, named, output)
         return output
 
     def before_backward(self, loss: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -220,8 +225,7 @@ class KnowledgeDistillationPolicy:
         weights = {f"{name}_weight": weight for name, weight in self.loss_weights._asdict().items()}
         return distillation_loss(*logits, loss, temperature=self.temperature, labels=labels, **weights)
 
-    def keep(self, args: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
-        """Keep the logits of a call of the student, and those of the teacher on the same inputs."""
+    def _keep(self, args: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled() or not self.calls_teacher_each_step:
             return
         self._calls += 1
@@ -236,20 +240,6 @@ class KnowledgeDistillationPolicy:
         here = next((parameter.device for parameter in self.teacher.parameters()), device)
         if device is not None and here != device:
             self.teacher.to(device)
-
-
-class _Watch:
-    """The hook on the student. On a deep copy of the student it does nothing."""
-
-    def __init__(self, policy: KnowledgeDistillationPolicy | None) -> None:
-        self._policy = policy
-
-    def __call__(self, student: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if self._policy is not None and student.training and not self._policy.in_forward:
-            self._policy.keep(args, named, output)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Watch:
-        return _Watch(None)
 
 
 def _checked(output: Any, who: str) -> Tensor:
@@ -345,7 +335,7 @@ def _called(name: str, student: nn.Module, *, pretrained: bool) -> nn.Module:
 
 def _sizes(student: nn.Module) -> dict[str, int]:
     """Return the input channels of the first convolution and the outputs of the last linear layer, where there are."""
-    found = {}
+    found: dict[str, int] = {}
     for module in student.modules():
         if isinstance(module, nn.Conv2d):
             found.setdefault("channels", module.in_channels)
@@ -357,13 +347,8 @@ def _sizes(student: nn.Module) -> dict[str, int]:
 def load_weights(teacher: nn.Module, checkpoint: str | Path) -> None:
     """Load a checkpoint's weights into a teacher; a ``module`` of a parallel wrapper in names is ignored.
 
-    Args:
-        teacher: its parameters and buffers are overwritten.
-        checkpoint: a file with a state dict, or with a dict that has one under one of `_WEIGHTS`, such as tune_cac's
-            checkpoints; or the folder of a tune_cac checkpoint.
-
-    Raises:
-        UserError: the file is missing, not a checkpoint, or has weights of another architecture.
+    The checkpoint is a file with a state dict, or with a dict that has one under one of `_WEIGHTS`, such as tune_cac's
+    checkpoints; or the folder of a tune_cac checkpoint.
     """
     weights = _read(Path(checkpoint))
     names = {without_parallel(name): name for name in teacher.state_dict()}

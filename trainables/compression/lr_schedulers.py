@@ -69,16 +69,9 @@ _OURS: dict[str, type[LRScheduler]] = {
 class ScheduleLR:
     """Set the learning rates of an optimizer's groups to those of an absolute epoch.
 
-    Groups that are added to the optimizer later use the first group's factor. If the schedule also changes the
-    momentum (CyclicLR, OneCycleLR), it does so only for the initial groups. The class runs on a separate optimizer: in
-    closed form if torch has one, else stepped to the epoch. `ReduceLROnPlateau` counts calls, whatever their epochs.
-
-    Args:
-        optimizer: its groups get an ``initial_lr`` if they have none, as with torch's schedules.
-        class_name: for messages.
-        kind: the class.
-        arguments: of the class, checked.
-        base_lrs: base rates of the groups, if not ``initial_lr``.
+    Groups that are added to the optimizer later use the first group's factor. If the schedule also changes the momentum
+    (CyclicLR, OneCycleLR), it does so only for the initial groups. The class runs on a separate optimizer: in closed
+    form if torch has one, else stepped to the epoch. `ReduceLROnPlateau` counts calls, whatever their epochs.
     """
 
     def __init__(

@@ -88,10 +88,8 @@ class Masks:
     def configure(self, name: str, *, use_double_copies: bool = False, mask_on_forward_only: bool = False) -> None:
         """Set how a parameter's mask is applied.
 
-        Args:
-            name: of the parameter.
-            use_double_copies: the forward uses m w, the optimizer's step changes w itself.
-            mask_on_forward_only: w is not masked after the step.
+        With double copies the forward uses m w, and the optimizer's step changes w itself. Masked on forward only, w is
+        not masked after the step.
         """
         self._known(name)
         if not use_double_copies:
@@ -103,14 +101,8 @@ class Masks:
     def set(self, name: str, mask: Tensor, *, is_regularization_mask: bool = False) -> None:
         """Give a parameter a mask of its shape; the next application uses it.
 
-        Args:
-            name: of the parameter.
-            mask: of the weight's shape.
-            is_regularization_mask: only the next application of either kind uses it, and it also zeroes elements of
-                the unmasked copy; the permanent mask is kept.
-
-        Raises:
-            UserError: the parameter has another shape.
+        A regularization mask is used by the next application of either kind only, and also zeroes elements of the
+        unmasked copy; the permanent mask is kept.
         """
         fitting = self._fitting(name, mask)
         if is_regularization_mask:
@@ -135,13 +127,10 @@ class Masks:
 
     @torch.no_grad()
     def apply(self, forward: bool) -> None:
-        """Mask the weights.
+        """Mask the weights: before a forward by all masks, after a step without those for the forward only.
 
         Before a forward, a live copy is masked, so that several forwards before one step (accumulated gradients) mask
         the same weights. After a step the weights have changed, and a new copy of them is taken.
-
-        Args:
-            forward: True before a forward: apply all masks. False after a step: skip masks for the forward only.
         """
         if self._once:
             torch._foreach_mul_([self._parameters[name] for name in self._once], list(self._once.values()))
@@ -195,11 +184,7 @@ class Masks:
             self._parameters[name].mul_(mask)
 
     def crop(self, removed: Mapping[str, Mapping[int, Sequence[int]]]) -> None:
-        """Cut masks and copies in the same way as their weights, so that they can be kept; call `rebind` afterwards.
-
-        Args:
-            removed: the removed indices by parameter and dimension (`thinning.Thinned.removed`).
-        """
+        """Cut masks and copies as their weights were (`thinning.Thinned.removed`); call `rebind` afterwards."""
         for tensors in (self._masks, self._once, self._copies):
             for name in tensors.keys() & removed.keys():
                 tensors[name] = crop(tensors[name], removed[name])

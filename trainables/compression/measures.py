@@ -52,18 +52,11 @@ def weight_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def layer_macs(model: nn.Module, forward: Forward, batch: Batch) -> dict[str, int]:
-    """Count the MACs of one sample of each weight layer; they depend only on shapes and change only by thinning.
+    """Count the MACs of one sample of each weight layer, by weight name; 0 for layers that are not called.
 
-    A copy runs on the meta device, or on the CPU if it needs values; the model, its hooks and all generators are not
-    changed. A weight that several layers share is counted under its first name, with the MACs of all these layers.
-
-    Args:
-        model: any model.
-        forward: see `Forward`.
-        batch: tensors on any device, the first dimension the sample; their values are not used.
-
-    Returns:
-        MACs by weight name, for all weight layers; 0 for layers that are not called.
+    They depend only on shapes and change only by thinning. A copy runs on the meta device, or on the CPU if it needs
+    values; the model, its hooks and all generators are not changed. A weight that several layers share is counted under
+    its first name, with the MACs of all these layers.
     """
     try:
         return _counted(hookless_copy(model, meta=True), forward, to_meta(batch), len(batch[0]))
@@ -104,12 +97,8 @@ def _counted(model: nn.Module, forward: Forward, batch: Batch, samples: int) -> 
 def size_columns(model: nn.Module, macs: Mapping[str, int], reference_macs: int) -> dict[str, Any]:
     """Return the columns of a result row about the model's size, in plain types; docs/compression.md defines them.
 
-    Zeros are counted in the current weights, with one synchronization with the device for the whole model.
-
-    Args:
-        model: with the same structure as when ``macs`` were counted; its weights may have changed.
-        macs: of `layer_macs`.
-        reference_macs: MACs of one sample of the model before thinning.
+    Zeros are counted in the current weights, with one synchronization with the device for the whole model. ``macs`` are
+    those of `layer_macs` for the model's structure, and their sum for the model before thinning.
     """
     layers = weight_layers(model)
     weights = [weight for weight in (float_tensor(m, "weight") for m in layers.values()) if weight is not None]

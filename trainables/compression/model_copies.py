@@ -44,9 +44,7 @@ def float_tensor(module: nn.Module, name: str) -> Tensor | None:
 def hookless_copy(model: nn.Module, *, meta: bool = False) -> nn.Module:
     """Return a copy without hooks and gradients, so that hooks on the run do not see computations on the copy.
 
-    Args:
-        model: any model; not changed.
-        meta: make the copy on the meta device, which has shapes but no values.
+    On the meta device it has shapes but no values.
     """
     memo: dict[int, Any] = {}
     for module in model.modules():
@@ -105,12 +103,7 @@ class _Seen(Exception):
 
 
 def model_inputs(model: nn.Module, forward: Callable[[nn.Module, Batch], object], batch: Batch) -> tuple[Any, ...]:
-    """Return the positional arguments with which a workload's loss calls the model for a batch.
-
-    Args:
-        model: not changed and not computed.
-        forward: called with (model, batch), such as `Workload.loss`; its result is not used.
-        batch: on the model's device.
+    """Return the positional arguments with which a workload's loss calls the model for a batch; nothing is computed.
 
     Raises:
         ValueError: the model is not called, or with keyword arguments.

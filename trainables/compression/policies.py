@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.batchnorm_folding import batchnorms_after, folded
 from trainables.compression.distillation import DistillationLossWeights, KnowledgeDistillationPolicy, build_teacher
@@ -26,7 +27,7 @@ from trainables.compression.regularizers import Regularizer, build_regularizer
 from trainables.compression.schedule import ModelFacts, PlannedPolicy, PrunerPolicyConfig, Schedule, resolve
 from trainables.compression.schedule.configs import KnowledgeDistillationConfig
 from trainables.compression.schedule.timing import Moment, Timing
-from trainables.compression.thinning import Kind, Thinned, check_installed, thin
+from trainables.compression.thinning import Kind, check_installed, thin
 from trainables.errors import UserError
 
 
@@ -37,8 +38,6 @@ class Training:
     model: nn.Module
     masks: Masks
     optimizer: Optimizer | None = None
-    inputs: tuple[Any, ...] | None = None
-    """Arguments of the model's last training forward pass, kept if a policy needs them."""
     model_changed: Callable[[], None] = lambda: None
     """Called after modules or shapes have changed."""
     example: Callable[[nn.Module], object] | None = None
@@ -52,8 +51,6 @@ class Policy:
 
     epochs_before: int = 0
     """Number of epochs before the first active one in which `look` is called."""
-    wants_inputs: bool = False
-    """True if the arguments of the model's forward are kept in active epochs."""
 
     def look(self, training: Training) -> None:
         """Start observing training; called again after an interruption."""
@@ -242,28 +239,37 @@ class LRPolicy(Policy):
 class ThinningPolicy(Policy):
     """Remove zero structures after the last step of active epochs, before the evaluation."""
 
-    wants_inputs = True
-
     def __init__(self, kind: Kind, *, round_to: int = 1) -> None:
         self.kind = kind
         self.round_to = round_to
-        self.last: Thinned | None = None
-        """Result of the last thinning."""
+        self._inputs: tuple[Any, ...] | None = None
+        self._handle: RemovableHandle | None = None
+
+    def look(self, training: Training) -> None:
+        def keep(model: nn.Module, arguments: tuple[Any, ...]) -> None:
+            if model.training:
+                self._inputs = tuple(a.detach() if isinstance(a, Tensor) else a for a in arguments)
+
+        self._handle = training.model.register_forward_pre_hook(keep)
+
+    def look_away(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
 
     def minibatch_end(self, training: Training, moment: Moment) -> None:
-        if moment.minibatch < moment.minibatches_per_epoch - 1 or training.inputs is None:
+        if moment.minibatch < moment.minibatches_per_epoch - 1 or self._inputs is None:
             return
-        self.last = thin(training.model, training.inputs, training.optimizer, kind=self.kind, round_to=self.round_to)
-        if self.last.record:
-            if not self.last.exact:
+        found = thin(training.model, self._inputs, training.optimizer, kind=self.kind, round_to=self.round_to)
+        if found.record:
+            if not found.exact:
                 warnings.warn(
                     "thinning changed what the model computes: outputs differ by up to "
-                    f"{self.last.difference:.3g}, for what follows a removed filter (a batch norm's shift, a bias) was "
+                    f"{found.difference:.3g}, for what follows a removed filter (a batch norm's shift, a bias) was "
                     "not zero",
                     stacklevel=2,
                 )
-            training.removed.append(self.last.record)
-            training.masks.crop(self.last.removed)
+            training.removed.append(found.record)
+            training.masks.crop(found.removed)
             training.masks.rebind(training.model)
             training.model_changed()
 

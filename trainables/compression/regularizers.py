@@ -21,11 +21,11 @@ from trainables.compression.schedule.configs import REGULARIZERS, ComponentConfi
 from trainables.compression.schedule.names import assigned, plain_name
 from trainables.compression.structures import (
     at_least_single,
-    check_groups,
     group_count,
     group_mask,
     group_norms,
     parts_of,
+    structures_of,
 )
 from trainables.errors import UserError
 
@@ -107,7 +107,8 @@ def build_regularizer(name: str, settings: ComponentConfig, model: nn.Module) ->
         regimes: dict[str, Any] = assigned(given.reg_regims, list(shapes))
         for parameter, regime in regimes.items():
             if isinstance(regime, tuple):
-                check_groups(parameter, shapes[parameter], regime[1])
+                for part in parts_of(regime[1]):
+                    structures_of(part).check(parameter, shapes[parameter])
             if settings.class_ == "GroupVarianceRegularizer" and group_count(shapes[parameter], regime[1]) < 2:
                 raise UserError(
                     f"the variance of group {regime[1]} needs at least two groups, but {parameter} of shape "

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.distillation import KnowledgeDistillationPolicy
 from trainables.compression.lr_schedulers import check_lr_scheduler
@@ -84,7 +83,6 @@ class CompressionScheduler:
         )
         self._components: dict[str, Any] = {}
         self._open: int | None = None
-        self._input_hook: RemovableHandle | None = None
 
     @classmethod
     def from_file(cls, model: nn.Module, optimizer: Optimizer, path: str | Path, **more: Any) -> Self:
@@ -296,15 +294,11 @@ class CompressionScheduler:
         looking = [scheduled for scheduled in self.policies if scheduled.is_looking]
         for scheduled in looking:
             scheduled.policy.look_away()
-        kept_inputs = self._input_hook is not None
-        self._forget_inputs()
         try:
             yield
         finally:
             for scheduled in looking:
                 scheduled.policy.look(self.training)
-            if kept_inputs:
-                self._keep_inputs()
 
     def close(self) -> None:
         """Remove all hooks from the model until the next epoch begins."""
@@ -312,7 +306,6 @@ class CompressionScheduler:
             if scheduled.is_looking:
                 scheduled.policy.look_away()
                 scheduled.is_looking = False
-        self._forget_inputs()
         self._open = None
 
     # --- internal ---------------------------------------------------------------------------------------------------
@@ -336,8 +329,6 @@ class CompressionScheduler:
                 self._change()
                 scheduled.policy.look(self.training)
                 scheduled.is_looking = scheduled.has_acted = True
-        if any(policy.wants_inputs for policy, _ in self._active(epoch)):
-            self._keep_inputs()
 
     def _change(self) -> None:
         if self._before_change is not None:
@@ -348,19 +339,6 @@ class CompressionScheduler:
         with self.unhooked():  # hooks are installed again, since parameters may be new objects
             if self._told is not None:
                 self._told()
-
-    def _keep_inputs(self) -> None:
-        def keep(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-            if self.model.training:
-                self.training.inputs = tuple(a.detach() if isinstance(a, Tensor) else a for a in arguments)
-
-        if self._input_hook is None:
-            self._input_hook = self.model.register_forward_pre_hook(keep)
-
-    def _forget_inputs(self) -> None:
-        if self._input_hook is not None:
-            self._input_hook.remove()
-            self._input_hook = None
 
 
 # --- Check a schedule on the model of a run before training -----------------------------------------------------------
@@ -381,14 +359,10 @@ def check_on_model(
     compatible: bool = False,
     every_mark: bool = False,
 ) -> None:
-    """Build everything that a schedule describes once, on the model of a run.
+    """Build everything that a plain schedule describes once, on the model of a run; nothing is trained.
 
-    Args:
-        schedule: plain mapping.
-        base: configuration of the run; nothing is trained.
-        file: the file from which a part of the schedule was read; problems with names are reported with its lines.
-        compatible: whether names that match nothing are left out with a warning.
-        every_mark: whether all choices of the file's marks, and both ends of their ranges, must fit.
+    Problems with names are reported with the lines of the file from which a part of the schedule was read. With
+    ``every_mark`` all choices of the file's marks, and both ends of their ranges, must fit.
 
     Raises:
         UserError: the schedule is invalid, does not fit the model, or its teacher cannot be built.

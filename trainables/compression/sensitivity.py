@@ -163,13 +163,9 @@ def order(weight: Tensor, kind: Kind) -> Tensor:
 def proposed_sensitivities(
     rows: Sequence[Row], weights: Mapping[str, Tensor], allowed_drop: float | str, quality: Quality = ACCURACY
 ) -> list[Proposal]:
-    """Propose for each parameter the largest level within the allowed drop, and its s.
+    """Propose for each parameter the largest level within the allowed drop of top1 against level 0, and its s.
 
-    Args:
-        rows: of `sensitivity_analysis`, including level 0.
-        weights: the parameters by name, with the values that were analysed.
-        allowed_drop: allowed drop of top1 against level 0 (`trainables.quality`).
-        quality: the metric that top1 holds.
+    ``rows`` include level 0; ``weights`` have the values that were analysed; ``quality`` is the metric that top1 holds.
 
     Raises:
         UserError: ``allowed_drop`` is out of range.
@@ -247,17 +243,9 @@ def evaluate_workload(
 ) -> Evaluation:
     """Evaluate a model: top-1 is its accuracy on a split, loss the mean over the first training batches of epoch 0.
 
-    Workloads compute a loss only on training batches, so the loss is computed on them, in eval mode and weighted by
-    samples. Top-5 is not counted. The model's modes and all generators are restored afterwards.
-
-    Args:
-        workload: the workload on which the model was trained.
-        model: on the device.
-        split: ``validation`` or ``test``.
-        device: as in `Workload.evaluate`.
-        seed: of the training batches.
-        loss_batches: number of training batches, >= 0.
-        metric: what top1 holds; None for the workload's own metric.
+    Workloads compute a loss only on training batches, drawn by ``seed``, so the loss is computed on them, in eval mode
+    and weighted by samples. Top-5 is not counted. The model's modes and all generators are restored afterwards.
+    ``metric`` is another one that top1 holds.
     """
     with evaluating(model):
         name = metric or workload.quality.name

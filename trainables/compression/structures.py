@@ -76,16 +76,6 @@ def lacking_weight(group: str, shape: Sequence[int]) -> str:
     return next((_WEIGHTS[counts] for counts in needed if len(shape) not in counts), "")
 
 
-def check_groups(name: str, shape: Sequence[int], group: str) -> None:
-    """Raise UserError unless a parameter has the groups of this type."""
-    for part in parts_of(group):
-        counts = _DIMENSIONS[KINDS[part]]
-        if len(shape) not in counts:
-            raise UserError(
-                f"group {part} needs a weight of {_listed(counts)} dimensions, but {name} has shape {list(shape)}"
-            )
-
-
 def group_count(shape: Sequence[int], group: str) -> int:
     """Return G of a weight of this shape, for one group of a schedule that is not Blocks."""
     return prod(shape[dim] for dim in _INDEXED_BY[KINDS[group]])
@@ -108,13 +98,8 @@ def at_least_single(dtype: torch.dtype) -> torch.dtype:
 def group_mask(weight: Tensor, group: str, threshold: float, criterion: str) -> Tensor:
     """Return 1 where an element's group is above the threshold, else 0; shape, dtype and device of the weight.
 
-    With two kinds of groups, both must be above it.
-
-    Args:
-        weight: with a shape that `check_groups` accepts.
-        group: one, or two joined by ``+``.
-        threshold: >= 0.
-        criterion: ``Max``, the group's greatest absolute value, or ``Mean_Abs``, the mean of its absolute values.
+    The criterion ``Max`` is the group's greatest absolute value, ``Mean_Abs`` the mean of its absolute values. With two
+    kinds of groups, joined by ``+``, both must be above it.
     """
     absolute = weight.detach().abs()
     kept = absolute.new_ones(absolute.shape).bool()
@@ -143,7 +128,7 @@ class Structures:
     """For blocks: r consecutive filters by d consecutive channels at one kernel position; G = O/r I/d H W, ordered by
     filter group, then channel group, then position."""
 
-    def check(self, name: str, shape: torch.Size) -> None:
+    def check(self, name: str, shape: Sequence[int]) -> None:
         """Raise UserError unless a weight of this shape has these structures, and a block divides its size."""
         if len(shape) not in _DIMENSIONS[self.kind]:
             raise UserError(
@@ -184,6 +169,6 @@ class Structures:
         return values.reshape(sizes).expand(shape).contiguous()
 
 
-def structures_of(group_type: GroupType, block_shape: tuple[int, int, int, int] | None = None) -> Structures:
+def structures_of(group_type: str, block_shape: tuple[int, int, int, int] | None = None) -> Structures:
     """Return the structures of torch's weight for a schedule's ``group_type``."""
     return Structures(kind=KINDS[group_type], block=(1, 1) if block_shape is None else block_shape[:2])

@@ -86,11 +86,7 @@ def zero_slices(module: nn.Module, side: int) -> list[bool]:
 
 
 def crop(tensor: Tensor, removed: Mapping[int, Sequence[int]]) -> Tensor:
-    """Return a tensor without the removed indices; used for example on the mask of a cut weight.
-
-    Args:
-        tensor: shaped as before the cut.
-        removed: indices by dimension, as in `Removed`.
+    """Return a tensor without the removed indices, given by dimension; used for example on the mask of a cut weight.
 
     >>> crop(torch.arange(6).view(2, 3), {0: [0], 1: [1]}).tolist()
     [[3, 5]]
@@ -343,10 +339,8 @@ def coupled_groups(
 ) -> list[_Group]:
     """Return all groups of coupled channels of a model, each rooted at its widest layer, which has every channel.
 
-    Args:
-        model: a bare copy in eval mode, all parameters requiring gradients.
-        forward: returns the model's outputs on the example, with a gradient graph.
-        excluded: names of modules that cannot be cut.
+    The model is a bare copy in eval mode, all parameters requiring gradients; ``forward`` returns its outputs on the
+    example, with a gradient graph; ``excluded`` are names of modules that cannot be cut.
 
     Raises:
         UserError: torch_pruning is not installed, or cannot trace the model.

@@ -35,18 +35,6 @@ def stepped(class_name: str, arguments: dict[str, Any], optimizer: Optimizer, ke
     return found
 
 
-@pytest.mark.parametrize(("class_name", "arguments"), TORCH)
-def test_epoch_after_epoch_is_as_torch_steps(class_name: str, arguments: dict[str, Any]) -> None:
-    expected = stepped(class_name, arguments, sgd(0.5, 0.02))
-    optimizer = sgd(0.5, 0.02)
-    schedule = build_lr_scheduler(class_name, arguments, optimizer)
-    assert rates(optimizer) == [0.5, 0.02]  # nothing before its time
-    assert schedule.metric is None
-    for epoch in range(EPOCHS):
-        schedule.step_to(epoch)
-        assert rates(optimizer) == pytest.approx(expected[epoch], rel=1e-9, abs=1e-15)
-
-
 @pytest.mark.parametrize(("class_name", "arguments"), [*TORCH, ("LinearLR", {"start_factor": 0.1, "total_iters": 3})])
 def test_a_policy_from_epoch_0_gives_the_rates_of_torchs_own_loop_in_every_epoch(
     class_name: str, arguments: dict[str, Any]
@@ -63,19 +51,6 @@ def test_a_policy_from_epoch_0_gives_the_rates_of_torchs_own_loop_in_every_epoch
         if epoch < EPOCHS - 1:
             reference.step()
         scheduler.on_epoch_end(epoch)
-
-
-def test_a_warm_up_begins_low() -> None:
-    optimizer = sgd(0.05)
-    scheduler = CompressionScheduler(nn.Linear(2, 2), optimizer)
-    warm_up = build_lr_scheduler("LinearLR", {"start_factor": 0.1, "total_iters": 3}, optimizer)
-    scheduler.add_policy(LRPolicy(warm_up), ending_epoch=4)
-    found = []
-    for epoch in range(4):
-        scheduler.on_epoch_begin(epoch)
-        found += rates(optimizer)
-        scheduler.on_epoch_end(epoch)
-    assert found == pytest.approx([0.005, 0.02, 0.035, 0.05])
 
 
 def test_a_policy_that_begins_later_changes_nothing_before_its_first_end() -> None:
@@ -177,26 +152,6 @@ def test_a_resumed_schedule_gives_the_same_rates(class_name: str, arguments: dic
         schedule.step_to(epoch)
         resumed.step_to(epoch)
         assert rates(other) == rates(optimizer)
-
-
-def test_several_schedules_start_from_the_same_base_rates() -> None:
-    optimizer = sgd(0.4)
-    first = build_lr_scheduler("StepLR", {"step_size": 2, "gamma": 0.1}, optimizer)
-    first.step_to(6)
-    assert rates(optimizer) == pytest.approx([4e-4])
-    second = build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, optimizer)
-    third = build_lr_scheduler("ReduceLROnPlateau", {"patience": 0}, optimizer)
-    second.step_to(2)
-    assert rates(optimizer) == pytest.approx([0.1])
-    third.step_to(3, 1.0)
-    assert rates(optimizer) == [0.4]
-    first.step_to(2)
-    assert rates(optimizer) == pytest.approx([0.04])
-
-
-def test_base_rates_of_another_number() -> None:
-    with pytest.raises(ValueError, match=r"^base_lrs must hold one rate a parameter group, got 1 for 2$"):
-        build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, sgd(0.1, 0.2), base_lrs=[0.1])
 
 
 def test_groups_added_later_follow_the_first_groups_factor() -> None:

@@ -1,78 +1,18 @@
-"""Masks against a training loop in plain Python."""
+"""Masks: how they act on weights, copies and gradients; saved, loaded, or rebound to a model that changed."""
 
 from __future__ import annotations
 
-import itertools
+import io
 from typing import Any
 
 import pytest
 import torch
-from masked_lines import INPUTS, MOMENTUM, RATE, START, TARGETS, line, row, step, weights_of
-from torch import nn
+from masked_lines import MOMENTUM, RATE, START, line, row, step, weights_of
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from trainables.compression.masks import Masks
+from trainables.compression.masks import Masks, parameters_as_built
 from trainables.errors import UserError
-
-
-def slow_training(
-    masks: list[list[float]], *, double: bool, forward_only: bool, gradients: bool
-) -> list[tuple[list[float], list[float]]]:
-    """Three steps of SGD with momentum on (w x - y)^2, element by element: the weights that each forward and the end
-    of each step see."""
-    kept, speed, seen = list(START), [0.0] * len(START), []
-    for x, y, mask in zip(INPUTS, TARGETS, masks, strict=True):
-        used = [m * w for m, w in zip(mask, kept, strict=True)]
-        error = sum(u * v for u, v in zip(used, x, strict=True)) - y
-        slope = [2 * error * v for v in x]
-        if gradients:
-            slope = [m * g for m, g in zip(mask, slope, strict=True)]
-        speed = [MOMENTUM * v + g for v, g in zip(speed, slope, strict=True)]
-        base = kept if double else used
-        kept = [w - RATE * v for w, v in zip(base, speed, strict=True)]
-        left = kept if forward_only else [m * w for m, w in zip(mask, kept, strict=True)]
-        if not double:
-            kept = left
-        seen.append((used, left))
-    return seen
-
-
-@pytest.mark.parametrize(("double", "forward_only", "gradients"), list(itertools.product([False, True], repeat=3)))
-@pytest.mark.parametrize(
-    "values",
-    [
-        [[1.0, 0.0, 1.0, 0.0]] * 3,
-        [[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0]],
-        [[2.0, 0.0, 2.0, 0.0], [0.0, 4 / 3, 4 / 3, 4 / 3], [2.0, 2.0, 0.0, 0.0]],
-    ],
-    ids=["one mask", "changing", "scaled up"],
-)
-def test_three_steps_of_each_flag(values: list[list[float]], double: bool, forward_only: bool, gradients: bool) -> None:
-    model = line()
-    masks = Masks(model)
-    masks.configure("weight", use_double_copies=double, mask_on_forward_only=forward_only)
-    masks.mask_gradients("weight", gradients)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
-    seen = []
-    for number in range(3):
-        masks.set("weight", row(*values[number]))
-        used = step(model, masks, optimizer, number)
-        seen.append((used, weights_of(model)))
-    expected = slow_training(values, double=double, forward_only=forward_only, gradients=gradients)
-    for got, wanted in zip(seen, expected, strict=True):
-        assert got[0] == pytest.approx(wanted[0], abs=1e-12)
-        assert got[1] == pytest.approx(wanted[1], abs=1e-12)
-
-
-def test_masks_outlive_the_epochs_in_which_forwards_are_masked() -> None:
-    model = line()
-    masks = Masks(model)
-    masks.set("weight", row(1, 0, 1, 0))
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
-    for number in range(3):
-        (model(row(*INPUTS[number])) - TARGETS[number]).square().sum().backward()
-        optimizer.step()
-        masks.apply(forward=False)
-        assert [w == 0 for w in weights_of(model)] == [False, True, False, True]
 
 
 def test_a_regularization_mask_lives_for_one_application_and_leaves_the_other_mask() -> None:
@@ -138,13 +78,6 @@ def test_released_the_mask_acts_after_each_step_and_on_no_gradient() -> None:
     assert weights_of(model) == [1, 0, 1, 0]
 
 
-def test_a_released_parameter_without_a_mask_stays() -> None:
-    model = line()
-    masks = Masks(model)
-    masks.release("weight")
-    assert weights_of(model) == START
-
-
 def test_gradients_of_a_parameter_that_is_frozen_first_are_masked_once_it_trains() -> None:
     model = line()
     model.weight.requires_grad_(False)
@@ -182,18 +115,102 @@ def test_messages() -> None:
         masks.set("0.weigth", row(1))
     with pytest.raises(UserError, match=r"^the mask of 0.weight must have its shape \(1, 4\), got \(1, 2\); a saved"):
         masks.set("0.weight", row(1, 0))
-    for call in (masks.get, masks.dense, masks.configure, masks.release):
-        with pytest.raises(UserError, match="unknown parameter 'x'"):
-            call("x")
-    with pytest.raises(UserError, match="unknown parameter 'x'"):
-        masks.mask_gradients("x", True)
-    with pytest.raises(UserError, match="unknown parameter 'x'"):
-        masks.discard(["x"])
-    with pytest.raises(UserError, match="unknown parameter 'weight'"):
-        Masks(nn.Sequential(line())).load_state_dict(_state_with_a_mask())
+    masks.set("0.weight", row(1, 0, 1, 0))
+    with pytest.raises(UserError, match=r"unknown parameter '0\.weight'"):
+        Masks(line()).load_state_dict(masks.state_dict())
 
 
-def _state_with_a_mask() -> dict[str, Any]:
+def round_trip(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+@pytest.mark.parametrize("forward_only", [False, True])
+@pytest.mark.parametrize("mask", [row(1, 0, 1, 0), row(2, 0, 2, 0)], ids=["zeros and ones", "scaled up"])
+def test_a_resumed_run_goes_on_bit_for_bit(mask: Tensor, forward_only: bool) -> None:
+    model = line()
+    masks = Masks(model)
+    masks.configure("weight", use_double_copies=True, mask_on_forward_only=forward_only)
+    masks.mask_gradients("weight", True)
+    masks.set("weight", mask)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+    step(model, masks, optimizer, 0)
+    saved = round_trip({"masks": masks.state_dict(), "model": model.state_dict(), "optimizer": optimizer.state_dict()})
+
+    other = line()
+    resumed = Masks(other)
+    other.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["masks"])
+    second = torch.optim.SGD(other.parameters(), lr=RATE, momentum=MOMENTUM)
+    second.load_state_dict(saved["optimizer"])
+    for number in (1, 2):
+        assert step(other, resumed, second, number) == step(model, masks, optimizer, number)
+        assert weights_of(other) == weights_of(model)
+
+
+def test_a_pending_regularization_mask_is_in_the_state() -> None:
     masks = Masks(line())
+    masks.set("weight", row(0, 1, 1, 1), is_regularization_mask=True)
+    model = line()
+    other = Masks(model)
+    other.load_state_dict(round_trip(masks.state_dict()))
+    other.apply(forward=False)
+    assert weights_of(model) == [0.0, -0.4, 0.3, 1.5]
+
+
+class Doubled(nn.Module):
+    """A parametrization: twice the weight."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+def test_a_weight_parametrized_before_or_after_has_the_name_and_mask_as_built() -> None:
+    model = nn.Sequential(line())
+    before = Masks(model)
+    parametrize.register_parametrization(model[0], "weight", Doubled())
+    assert list(parameters_as_built(model)) == ["0.weight"]
+    after = Masks(model)
+    before.set("0.weight", row(0, 1, 1, 1))
+    after.set("0.weight", row(1, 0, 1, 1))
+    before.apply(forward=True)
+    after.apply(forward=True)
+    assert model(row(1, 10, 100, 1000)).item() == pytest.approx(2 * (0.3 * 100 + 1.5 * 1000))
+
+
+def test_rebound_to_a_thinned_model_masks_that_no_longer_fit_are_dropped() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    masks = Masks(model)
+    for name in ("0.weight", "1.weight", "1.bias"):
+        masks.set(name, torch.zeros_like(model.get_parameter(name)))
+        masks.mask_gradients(name, True)
+    thinned = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    masks.rebind(thinned)
+    assert masks.names() == ("1.bias",)
+    masks.apply(forward=True)
+    assert thinned[1].bias.tolist() == [0, 0]
+    assert bool((thinned[1].weight != 0).all())
+    thinned(torch.ones(1, 3)).sum().backward()
+    assert thinned[1].bias.grad.tolist() == [0, 0]
+    assert bool((thinned[1].weight.grad != 0).all())
+    # The model that was left has no hook any more.
+    model(torch.ones(1, 3)).sum().backward()
+    assert model[1].bias.grad.tolist() == [1, 1]
+
+
+def test_rebound_to_the_moved_model_masks_have_its_type() -> None:
+    model = line()
+    masks = Masks(model)
+    masks.configure("weight", use_double_copies=True)
     masks.set("weight", row(1, 0, 1, 0))
-    return masks.state_dict()
+    masks.apply(forward=True)
+    model.to(torch.bfloat16)
+    masks.rebind(model)
+    masks.apply(forward=True)
+    assert masks.names() == ("weight",)
+    assert model.weight.dtype == torch.bfloat16
+    masks.restore()
+    assert weights_of(model) == pytest.approx(START, rel=0.01)

@@ -98,11 +98,6 @@ def test_the_digits_in_closed_form() -> None:
     assert list(macs) == [*(f"conv{i}.weight" for i in range(1, 7)), "classifier.weight"]
 
 
-def test_a_model_without_weight_layers() -> None:
-    found = columns_of(nn.Sequential(nn.BatchNorm1d(3)), torch.zeros(2, 3))
-    assert found == {**dict.fromkeys(found, 0), "parameters": 6, "layer_sparsity": "{}"}
-
-
 def test_shared_weights_count_once_with_the_macs_of_all_uses() -> None:
     model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5))
     model[2].weight = model[0].weight

@@ -82,10 +82,3 @@ def test_inputs_are_seen_and_nothing_is_computed() -> None:
     assert called == []
     assert model.training
     assert len(model._forward_pre_hooks) == 0
-
-
-def test_inputs_that_cannot_be_seen() -> None:
-    with pytest.raises(ValueError, match=r"^the model is not called$"):
-        model_inputs(nn.Linear(3, 2), lambda *_: None, ())
-    with pytest.raises(ValueError, match=r"^the model is called with keyword arguments: input$"):
-        model_inputs(nn.Linear(3, 2), lambda model, batch: model(input=batch[0]), (torch.zeros(1, 3),))

@@ -171,21 +171,6 @@ def test_every_combination_of_pruning_arguments(rule: str, forward_only: bool, g
     assert len(outcomes) > 4  # the arguments make a difference here
 
 
-def test_masks_outlive_their_policy_and_nothing_is_masked_before_it() -> None:
-    model = line()
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    scheduler = CompressionScheduler(model, optimizer)
-    scheduler.add_policy(
-        PruningPolicy(pruner_of("SparsityLevelParameterPruner", model, levels={"weight": 0.5})), epochs=[2]
-    )
-    seen = trained(scheduler, optimizer)
-    assert all(0.0 not in weights for weights in seen[: 2 * (2 * PER_EPOCH + 1)])
-    pruned = [i for i, value in enumerate(seen[2 * (2 * PER_EPOCH + 1)]) if value == 0.0]
-    assert len(pruned) == 3
-    for weights in seen[2 * (2 * PER_EPOCH + 1) :]:
-        assert [i for i, value in enumerate(weights) if value == 0.0] == pruned
-
-
 def norm_model() -> nn.Sequential:
     """Filters whose own norms rank 0 < 1 < 2 < 3; scaled by the norm behind them 3 < 2 < 1 < 0."""
     model = nn.Sequential(nn.Conv2d(2, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
@@ -288,17 +273,6 @@ def test_a_regularizer_adds_its_term_and_zeroes_what_became_small(threshold: boo
         assert mine == pytest.approx(reference, rel=1e-9, abs=1e-12), place
     zeros = sum(value == 0.0 for value in slow[-1])
     assert (zeros > 0) == (threshold and keep)
-
-
-def test_several_policies_pass_the_loss_on_in_their_order() -> None:
-    model = line()
-    scheduler = CompressionScheduler(model)
-    for strength in (0.5, 2.0):
-        settings = L1RegularizerConfig(reg_regims={"weight": strength})
-        scheduler.add_policy(RegularizationPolicy(build_regularizer("r", settings, model)), epochs=[0])
-    scheduler.on_epoch_begin(0)
-    loss = scheduler.before_backward_pass(0, 0, 1, torch.tensor(3.0, dtype=torch.float64))
-    assert float(loss.detach()) == pytest.approx(3.0 + 2.5 * sum(abs(value) for value in START))
 
 
 def test_a_kept_threshold_leaves_what_a_pruner_has_pruned_pruned() -> None:

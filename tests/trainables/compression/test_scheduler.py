@@ -1,29 +1,43 @@
-"""The scheduler: who is told what in which order, and a user's own loop beside ours."""
+"""The scheduler: who is told what in which order, a user's own loop, what a schedule becomes, and its state."""
 
 from __future__ import annotations
 
+import copy
+import io
+import random
+import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from compression_schedules import EPOCHS, SCHEDULES, ranked, sections, text
+from compression_schedules import EPOCHS, SCHEDULES, ranked, sections, span, text
 from runs import finish
 from tiny_workload import Tiny, TinyAdam, tiny  # noqa: F401 - a fixture
 from torch import Tensor, nn
 
-from trainables.compression.distillation import DistillationLossWeights, KnowledgeDistillationPolicy
-from trainables.compression.policies import DistillationPolicy, Policy, PruningPolicy, Training
+from trainables.compression.policies import (
+    DistillationPolicy,
+    LRPolicy,
+    Policy,
+    PruningPolicy,
+    QuantizationPolicy,
+    RegularizationPolicy,
+    ThinningPolicy,
+    Training,
+)
 from trainables.compression.pruners import build_pruner
-from trainables.compression.schedule import Schedule
+from trainables.compression.schedule import read_schedule
 from trainables.compression.schedule.configs import SparsityLevelParameterPrunerConfig
 from trainables.compression.schedule.timing import Moment
-from trainables.compression.scheduler import CompressionScheduler
+from trainables.compression.scheduler import CompressionScheduler, check_on_model
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.runtime.isolation import isolated
 from trainables.training.run import TrainingRun
+from trainables.workloads import build
 
 
 class Told(Policy):
@@ -225,46 +239,348 @@ def test_a_plain_loop_from_a_file_is_our_run_bit_for_bit(name: str, kind: type[T
         assert not any(torch.equal(a, b) for a, b in zip(untrained, run.model.parameters(), strict=False))
 
 
-def test_a_scheduler_from_python_objects() -> None:
-    model = nn.Sequential(nn.Linear(4, 3))
-    teacher = nn.Sequential(nn.Linear(4, 3))
-    scheduler = CompressionScheduler(model)
-    distillation = KnowledgeDistillationPolicy(model, teacher, 2.0, DistillationLossWeights(1.0, 0.0, 0.0))
-    scheduler.add_policy(distillation, starting_epoch=1, ending_epoch=2)
-    (scheduled,) = scheduler.policies
-    assert isinstance(scheduled.policy, DistillationPolicy)
-    x, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
-    for epoch in range(3):
-        scheduler.on_epoch_begin(epoch)
-        scheduler.on_minibatch_begin(epoch, 0, 1)
-        scores = model(x)
-        plain = nn.functional.cross_entropy(scores, labels)
-        loss = scheduler.before_backward_pass(epoch, 0, 1, plain)
-        if epoch == 1:
-            p, q = (torch.softmax(found.detach() / 2, 1) for found in (teacher(x), scores))
-            expected = 4 * sum(
-                float(p[n, c] * (p[n, c].log() - q[n, c].log())) for n in range(5) for c in range(3)
-            ) / 5  # fmt: skip
-            assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
-        else:
-            assert loss is plain
-        scheduler.on_epoch_end(epoch)
-    assert not model._forward_hooks
-
-
 def test_where_a_schedule_comes_from(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(text(SCHEDULES["agp"]))
-    for given in (SCHEDULES["agp"], file.read_text(), file, str(file)):
-        model = Tiny().make_model()
+    model = Tiny().make_model()
+    for given in (SCHEDULES["agp"], file.read_text(), file, str(file), read_schedule(file)):
         scheduler = CompressionScheduler.from_schedule(model, torch.optim.SGD(model.parameters(), lr=0.1), given)
         assert [s.timing.active_epochs() for s in scheduler.policies] == [(1, 2, 3)]
-    from trainables.compression.schedule import read_schedule
 
-    read = read_schedule(file)
-    assert isinstance(read, Schedule)
-    model = Tiny().make_model()
-    assert CompressionScheduler.from_schedule(model, torch.optim.SGD(model.parameters(), lr=0.1), read).policies
-    file.write_text(file.read_text().replace("9.weight", "9.wieght"))
-    with pytest.raises(UserError, match=r"s\.yaml.*9\.wieght.*9\.weight"):
-        CompressionScheduler.from_file(model, torch.optim.SGD(model.parameters(), lr=0.1), file)
+
+def small() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(2, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
+        )
+
+
+def scheduler_of(schedule: dict[str, Any], model: nn.Module | None = None, **more: Any) -> CompressionScheduler:
+    model = small() if model is None else model
+    return CompressionScheduler.from_schedule(model, torch.optim.SGD(model.parameters(), lr=0.5), schedule, **more)
+
+
+def test_policies_come_in_the_schedules_order_with_its_times() -> None:
+    schedule = sections(
+        [
+            span("extension", "x", 5, 6),
+            span("quantizer", "q", 4, 9),
+            {"lr_scheduler": {"instance_name": "l"}, "epochs": [0, 7]},
+            span("pruner", "p", 1, 8, 3, keep_mask=True),
+            span("regularizer", "r", 0, 2, keep_mask=True),
+            span("distiller", "d", 2, 3),
+        ],
+        pruners={"p": {"class": "MagnitudeParameterPruner", "thresholds": {"*weight": 0.1}}},
+        regularizers={"r": {"class": "L1Regularizer", "reg_regims": {"0.*": 0.1}}},
+        quantizers={"q": {"class": "DorefaQuantizer", "bits_weights": 4, "bits_activations": 4}},
+        lr_schedulers={"l": {"class": "StepLR", "step_size": 3}},
+        extensions={"x": {"class": "ChannelRemover", "round_to": 4}},
+        distillers={"d": {"class": "KnowledgeDistillation", "teacher": "resnet20"}},
+    )
+    found = scheduler_of(schedule).policies
+    assert [type(scheduled.policy) for scheduled in found] == [
+        ThinningPolicy, QuantizationPolicy, LRPolicy, PruningPolicy, RegularizationPolicy, DistillationPolicy,
+    ]  # fmt: skip
+    assert [scheduled.timing.active_epochs() for scheduled in found] == [
+        (5,), (4, 5, 6, 7, 8), (0, 7), (1, 4, 7), (0, 1), (2,),
+    ]  # fmt: skip
+    thinning, _, _, pruning, regularization, _ = (scheduled.policy for scheduled in found)
+    assert isinstance(thinning, ThinningPolicy)
+    assert (thinning.kind, thinning.round_to) == ("channels", 4)
+    assert isinstance(pruning, PruningPolicy)
+    assert pruning.args.keep_mask
+    assert pruning.pruner.targets == ("0.weight", "2.weight", "5.weight")
+    assert isinstance(regularization, RegularizationPolicy)
+    assert (regularization.keep_mask, regularization.regularizer.targets) == (True, ("0.weight", "0.bias"))
+
+
+def test_policies_of_one_component_share_its_memory() -> None:
+    sensitivity = {"class": "SensitivityPruner", "sensitivities": {"0.weight": 0.5}}
+    schedule = sections([span("pruner", "p", 0, 1), span("pruner", "p", 2, 3)], pruners={"p": sensitivity})
+    first, second = (scheduled.policy for scheduled in scheduler_of(schedule).policies)
+    assert isinstance(first, PruningPolicy)
+    assert isinstance(second, PruningPolicy)
+    assert first.pruner is second.pruner
+
+
+def test_levels_of_a_policy_are_its_own() -> None:
+    levels = {"class": "SparsityLevelParameterPruner", "levels": {"0.weight": 0.25, "2.weight": 0.25}}
+    schedule = sections(
+        [
+            span("pruner", "p", 0, 1),
+            span("pruner", "p", 1, 2, levels=0.5),
+            span("pruner", "p", 2, 3, levels={"2.weight": 0.75}),
+        ],
+        pruners={"p": levels},
+    )
+    scheduler = scheduler_of(schedule)
+    shares = []
+    for epoch in range(3):
+        scheduler.on_epoch_begin(epoch)
+        scheduler.on_minibatch_begin(epoch, 0, 1)
+        weights = [scheduler.model.get_parameter(name) for name in ("0.weight", "2.weight")]
+        shares.append([float((w == 0).float().mean()) for w in weights])
+    assert shares == [[0.25, 0.25], [0.5, 0.5], [0.5, 0.75]]
+
+
+def drawn(seed: int, name: str = "p") -> list[bool]:
+    """Which filters a random pruner leaves."""
+    schedule = sections(
+        [span("pruner", name, 0, 1)], pruners={name: ranked("RandomRankedFilterPruner", weights=["2.weight"])}
+    )
+    scheduler = scheduler_of(schedule, seed=seed)
+    torch.manual_seed(random.randrange(10**6))  # nobody looks at the global generators
+    state = torch.get_rng_state()
+    scheduler.on_epoch_begin(0)
+    assert torch.equal(state, torch.get_rng_state())
+    mask = scheduler.masks.get("2.weight")
+    assert mask is not None
+    return [bool(kept) for kept in mask.flatten(1).any(1)]
+
+
+def test_what_is_drawn_depends_on_seed_and_name_alone() -> None:
+    assert drawn(0) == drawn(0)
+    assert len({tuple(drawn(seed, name)) for seed in (0, 1, 2) for name in "pq"}) > 3
+
+
+def test_a_missing_extra_is_said_when_the_schedule_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, in the epoch that thins."""
+    monkeypatch.setitem(sys.modules, "torch_pruning", None)
+    schedule = sections([span("extension", "x", 5, 6)], extensions={"x": {"class": "FilterRemover"}})
+    with pytest.raises(UserError, match=r"needs torch_pruning, which is not installed: pip install 'tune-cac\[thin\]'"):
+        scheduler_of(schedule)
+
+
+def test_rates_begin_from_those_given() -> None:
+    schedule = sections(
+        [span("lr_scheduler", "l", 0, 2)], lr_schedulers={"l": {"class": "ExponentialLR", "gamma": 0.5}}
+    )
+    for base, expected in ((None, 0.25), ([8.0], 4.0)):
+        scheduler = scheduler_of(schedule, base_lrs=base)
+        assert scheduler.optimizer is not None
+        scheduler.on_epoch_begin(0)
+        assert scheduler.optimizer.param_groups[0]["lr"] == 2 * expected
+        scheduler.on_epoch_end(0)
+        assert scheduler.optimizer.param_groups[0]["lr"] == expected
+
+
+def test_a_teacher_is_built_in_its_first_epoch_and_draws_nothing_from_the_run(tmp_path: Path) -> None:
+    torch.save(small().state_dict(), tmp_path / "t.pt")
+    built = []
+
+    def make_model() -> nn.Module:
+        built.append(torch.rand(3))
+        return small()
+
+    schedule = sections(
+        [span("distiller", "d", 1, 3)],
+        distillers={"d": {"class": "KnowledgeDistillation", "checkpoint": str(tmp_path / "t.pt")}},
+    )
+    scheduler = scheduler_of(schedule, make_model=make_model)
+    scheduler.on_epoch_begin(0)
+    assert not built
+    state = torch.get_rng_state()
+    for epoch in (1, 2):
+        scheduler.on_epoch_begin(epoch)
+        scheduler.on_epoch_end(epoch)
+    assert len(built) == 1
+    assert torch.equal(state, torch.get_rng_state())
+    again = scheduler_of(schedule, make_model=make_model)
+    torch.manual_seed(5)
+    again.on_epoch_begin(1)
+    assert torch.equal(built[0], built[1])  # a run that is continued has the same one
+
+
+# --- on the model of a run ------------------------------------------------------------------------------------------
+
+
+def test_checking_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+    torch.save(build("digits").make_model().state_dict(), tmp_path / "t.pt")
+    schedule = sections(
+        [span("pruner", "p", 1, 2), span("distiller", "d", 1, 2)],
+        pruners={"p": {"class": "SensitivityPruner", "sensitivities": {"conv?.weight": 0.3}}},
+        distillers={"d": {"class": "KnowledgeDistillation", "checkpoint": str(tmp_path / "t.pt")}},
+    )
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_on_model(schedule, TrialConfig(method="none"))
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.get_num_threads() == threads
+
+
+def test_what_does_not_fit_the_model_is_told() -> None:
+    policies = [span("pruner", "p", 1, 2), span("distiller", "d", 7, 9), span("quantizer", "q", 1, 2)]
+    parts: dict[str, Any] = {
+        "pruners": {"p": ranked("L1RankedStructureParameterPruner", weights=["conv2.weight"])},
+        "distillers": {"d": {"class": "KnowledgeDistillation", "checkpoint": "/no/such/file.pt"}},
+        "quantizers": {"q": {"class": "DorefaQuantizer", "bits_weights": 4, "overrides": {"convv": {}}}},
+    }
+    for message, kept in (
+        ("unknown module 'convv'", 3),
+        ("/no/such/file.pt: there is no such file", 2),
+        ("Filters of classifier.weight need a convolution", 1),
+    ):
+        if kept == 1:
+            parts["pruners"]["p"]["weights"] = ["classifier.weight"]
+        sections_of = dict(list(parts.items())[:kept])
+        with pytest.raises(UserError, match=message):
+            check_on_model(sections(policies[:kept], **sections_of), TrialConfig(method="none"))
+
+
+def step(scheduler: CompressionScheduler, epoch: int, minibatch: int, per_epoch: int = 3) -> None:
+    model, optimizer = scheduler.model, scheduler.optimizer
+    assert optimizer is not None
+    if minibatch == 0:
+        scheduler.on_epoch_begin(epoch)
+    scheduler.on_minibatch_begin(epoch, minibatch, per_epoch)
+    x = torch.sin(torch.arange(4 * 2 * 3 * 3) * (1.0 + epoch * per_epoch + minibatch)).view(4, 2, 3, 3)
+    loss = scheduler.before_backward_pass(epoch, minibatch, per_epoch, model(x).square().mean())
+    optimizer.zero_grad()
+    loss.backward()
+    scheduler.before_parameter_optimization(epoch, minibatch, per_epoch)
+    optimizer.step()
+    scheduler.on_minibatch_end(epoch, minibatch, per_epoch)
+    if minibatch == per_epoch - 1:
+        scheduler.on_epoch_end(epoch, metrics={"min": 1.0 / (epoch + 1), "max": 0.5})
+
+
+def seeded(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)
+        )
+    return model, torch.optim.Adam(model.parameters(), lr=0.05)
+
+
+EVERYTHING = sections(
+    [
+        span("pruner", "s", 0, 3, use_double_copies=True, mini_batch_pruning_frequency=2),
+        span("pruner", "g", 1, 3),
+        span("regularizer", "r", 0, 2),
+        span("lr_scheduler", "l", 0, 4),
+        span("extension", "x", 1, 2),
+        span("quantizer", "q", 2, 4),
+    ],
+    pruners={
+        "s": {"class": "SplicingPruner", "sensitivities": {"5.weight": 0.1}, "low_thresh_mult": 0.5,
+              "hi_thresh_mult": 0.8},
+        "g": ranked("RandomRankedFilterPruner", weights=["0.weight"]),
+    },
+    regularizers={"r": {"class": "L1Regularizer", "reg_regims": {"2.weight": 0.02}, "threshold_criteria": "Max"}},
+    lr_schedulers={"l": {"class": "ReduceLROnPlateau", "patience": 0}},
+    extensions={"x": {"class": "FilterRemover"}},
+    quantizers={"q": {"class": "PACTQuantizer", "bits_weights": 4, "bits_activations": 4}},
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:thinning changed")
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_loop_of_the_users_goes_on_from_any_step(cut: int) -> None:
+    """Model, optimizer and scheduler through a file, in a process with another seed's model."""
+    model, optimizer = seeded(0)
+    scheduler = CompressionScheduler.from_schedule(model, optimizer, EVERYTHING)
+    file = io.BytesIO()
+    for number in range(12):
+        if number == cut:
+            states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save({**states, "scheduler": scheduler.state_dict()}, file)
+        step(scheduler, number // 3, number % 3)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    again, again_optimizer = seeded(1)
+    other = CompressionScheduler.from_schedule(again, again_optimizer, EVERYTHING)
+    other.prepare_structure(state["scheduler"])
+    again.load_state_dict(state["model"])
+    again_optimizer.load_state_dict(state["optimizer"])
+    other.load_state_dict(state["scheduler"])
+    for number in range(cut, 12):
+        step(other, number // 3, number % 3)
+    assert isinstance(again, nn.Sequential)
+    assert again[0].out_channels == 2  # thinned
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    assert [g["lr"] for g in optimizer.param_groups] == [g["lr"] for g in again_optimizer.param_groups]
+
+
+@pytest.mark.filterwarnings("ignore:thinning changed")
+def test_what_is_left_of_a_thinned_weight_stays_pruned() -> None:
+    """Masks and unmasked copies are cut as their weights are, and outlive that, too."""
+    for args in ({}, {"use_double_copies": True}):
+        model, optimizer = seeded(0)
+        with torch.no_grad():  # half of each filter and channel is seeded
+            small_ones = (torch.arange(4).view(4, 1) + torch.arange(4)) % 2
+            model.get_parameter("2.weight").copy_((0.9 * small_ones + 0.1).view(4, 4, 1, 1))
+        schedule = sections(
+            [span("pruner", "e", 0, 1, **args), span("pruner", "f", 1, 2), span("extension", "x", 1, 2)],
+            pruners={
+                "e": {"class": "SparsityLevelParameterPruner", "levels": {"2.weight": 0.5}},
+                "f": ranked("L1RankedStructureParameterPruner", weights=["0.weight"]),
+            },
+            extensions={"x": {"class": "FilterRemover"}},
+        )
+        scheduler = CompressionScheduler.from_schedule(model, optimizer, schedule)
+        for minibatch in range(3):
+            step(scheduler, 0, minibatch)
+        before = scheduler.masks.get("2.weight")
+        assert before is not None
+        assert int((before == 0).sum()) == 8
+        scheduler.on_epoch_begin(1)
+        kept = scheduler.masks.get("0.weight").flatten(1).any(1)  # type: ignore[union-attr]
+        assert int(kept.sum()) == 2
+        for number in range(3, 12):
+            step(scheduler, number // 3, number % 3)
+        weight = model.get_parameter("2.weight")
+        assert weight.shape == (4, 2, 1, 1)
+        assert torch.equal(weight == 0, before[:, kept] == 0)
+
+
+def test_what_has_not_acted_has_no_state() -> None:
+    """Schedules that differ in what comes later go on from one state, other classes included."""
+    early = span("pruner", "s", 0, 1)
+    first = sections(
+        [early, span("pruner", "b", 2, 3)],
+        pruners={"s": {"class": "SensitivityPruner", "sensitivities": {"0.weight": 0.5}},
+                 "b": ranked("BernoulliFilterPruner", weights=["2.weight"])},
+    )  # fmt: skip
+    second = sections(
+        [early, span("quantizer", "q", 2, 3)],
+        pruners={"s": {"class": "SensitivityPruner", "sensitivities": {"0.weight": 0.5}}},
+        quantizers={"q": {"class": "PACTQuantizer", "bits_weights": 4, "bits_activations": 4}},
+    )
+    model, optimizer = seeded(0)
+    writer = CompressionScheduler.from_schedule(model, optimizer, first)
+    for number in range(6):
+        step(writer, number // 3, number % 3)
+    state = writer.state_dict()
+    assert set(state["components"]) == {"pruners.s"}
+    assert set(state["policies"]) == {"0"}
+    reader = CompressionScheduler.from_schedule(copy.deepcopy(model), optimizer, second)
+    reader.prepare_structure(state)
+    reader.load_state_dict(state)
+    assert reader.has_acted
+    assert torch.equal(reader.masks.get("0.weight"), writer.masks.get("0.weight"))  # type: ignore[arg-type]
+
+
+def test_before_change_comes_before_the_first_change_and_model_changed_after_each() -> None:
+    log: list[Any] = []
+    model, optimizer = seeded(0)
+    schedule = sections(
+        [span("pruner", "g", 1, 2), span("quantizer", "q", 2, 3)],
+        pruners={"g": ranked("GradientRankedFilterPruner", weights=["0.weight"])},
+        quantizers={"q": {"class": "PACTQuantizer", "bits_weights": 4, "bits_activations": 4}},
+    )
+    scheduler = CompressionScheduler.from_schedule(
+        model,
+        optimizer,
+        schedule,
+        before_change=lambda: log.append(("before", bool(model[0].weight._backward_hooks))),
+        model_changed=lambda: log.append(("changed", [type(m).__name__ for m in model])),
+    )
+    for number in range(12):
+        step(scheduler, number // 3, number % 3)
+        if number == 0:
+            assert log == [("before", False)]  # in the epoch before the first that prunes it looks already
+    assert [what for what, _ in log] == ["before", "changed"]
+    assert log[1][1] == [type(m).__name__ for m in model]

@@ -15,7 +15,6 @@ from tiny_workload import Tiny
 from torch import Tensor, nn
 
 from trainables.compression.schedule.configs import PRUNERS
-from trainables.compression.schedule.names import block_of
 from trainables.compression.sensitivity import (
     Evaluation,
     Kind,
@@ -115,11 +114,6 @@ def test_what_is_wrong_is_said(given: dict[str, Any], message: str) -> None:
         sensitivity_analysis(small(), lambda _: Evaluation(top1=1.0), **given)
 
 
-def test_nothing_to_prune() -> None:
-    with pytest.raises(UserError, match=r"^the model has no parameter of at least 3 dimensions to prune$"):
-        sensitivity_analysis(nn.Linear(3, 2), lambda _: Evaluation(top1=1.0), kind="filter")
-
-
 def test_s_of_gaussian_weights_is_the_quantile_of_a_half_normal() -> None:
     """P(|w| <= s sigma) = erf(s / sqrt 2)."""
     weight = torch.randn(400_000, generator=torch.Generator().manual_seed(1)) * 3
@@ -165,29 +159,6 @@ def test_the_largest_level_up_to_which_none_loses_more(accuracies: list[float], 
     assert found.sensitivity == sensitivity_at(weight, level)
 
 
-@pytest.mark.parametrize("drop", [-0.1, 1.5, float("nan")])
-def test_the_allowed_drop_is_a_fraction(drop: float) -> None:
-    with pytest.raises(
-        UserError, match=rf"^the allowed accuracy loss must be a fraction in \[0, 1\), such as 0.005 .*, got {drop}$"
-    ):
-        proposed_sensitivities([], {}, drop)
-
-
-@pytest.mark.parametrize(
-    ("name", "block"),
-    [
-        ("layer1.0.conv1.weight", "layer1.0"),
-        ("layer2.0.downsample.0.weight", "layer2.0"),
-        ("conv3.weight", "conv3"),
-        ("features.6.weight", "features.6"),
-        ("blocks.3.attention.in_proj_weight", "blocks.3"),
-        ("weight", ""),
-    ],
-)
-def test_blocks(name: str, block: str) -> None:
-    assert block_of(name) == block
-
-
 def proposal(name: str, level: float, s: float = 0.0) -> Proposal:
     return Proposal(parameter=name, elements=10, level=level, top1=0.9, sensitivity=s)
 
@@ -209,11 +180,6 @@ def test_the_pruners_that_are_proposed_are_a_schedules(kind: Kind) -> None:
             ("Filters" if kind == "filter" else "Channels", 0.5, ("a.weight", "d.weight")),
         }
     assert pruners_section(given[1:2], kind) == {}
-
-
-def test_levels_close_to_one_another_have_pruners_of_their_own() -> None:
-    section = pruners_section([proposal("a.weight", 0.501), proposal("b.weight", 0.504)], "filter")
-    assert [arguments["weights"] for arguments in section.values()] == [["a.weight"], ["b.weight"]]
 
 
 def test_a_workloads_evaluation() -> None:

@@ -13,7 +13,6 @@ from trainables.compression.pruners import build_pruner
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.compression.structures import Structures
-from trainables.errors import UserError
 
 NOW = Moment(epoch=0, timing=Timing())
 CONV, LINEAR = (6, 4, 2, 3), (5, 3)
@@ -88,30 +87,3 @@ def test_structures_below_a_threshold(
     for index in itertools.product(*map(range, shape)):
         assert mask[index] == (scores[place(*index)] > threshold)
     assert bool((mask == 0).any())
-
-
-@pytest.mark.parametrize(
-    ("structures", "shape", "message"),
-    [
-        (
-            Structures(kind="filters"),
-            (5, 3),
-            r"^filters need a weight with 3 or 4 dimensions, got w of shape \(5, 3\);",
-        ),
-        (
-            Structures(kind="rows"),
-            CONV,
-            r"^rows need a weight with 2 dimensions, got w of shape \(6, 4, 2, 3\); choose",
-        ),
-        (Structures(kind="blocks", block=(1, 1)), (5, 3), "^blocks need a weight with 4 dimensions"),
-        (
-            Structures(kind="blocks", block=(1, 8)),
-            CONV,
-            r"^block_shape must divide filters and channels of w, got \[1, 8, 1, 1\] for shape \(6, 4, 2, 3\)$",
-        ),
-        (Structures(kind="blocks", block=(4, 4)), CONV, "^block_shape must divide filters and channels of w"),
-    ],
-)
-def test_messages(structures: Structures, shape: tuple[int, ...], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        structures.check("w", torch.Size(shape))

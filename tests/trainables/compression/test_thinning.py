@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from torch.optim import SGD, AdamW
 
 from trainables.compression.measures import layer_macs
-from trainables.compression.thinning import Kind, crop, thin, thin_again
+from trainables.compression.thinning import crop, thin, thin_again
 from trainables.errors import UserError
 from trainables.workloads.models import build_model
 
@@ -107,20 +107,6 @@ def resnet() -> tuple[nn.Module, list[nn.Module], list[nn.Module]]:
     convolutions = [m for n, m in modules.items() if n == "conv1" or n.endswith("conv2")]
     norms = [m for n, m in modules.items() if n == "bn1" or n.endswith("bn2")]
     return model, convolutions, norms
-
-
-def test_inside_the_blocks_of_a_residual_network() -> None:
-    model, _, _ = resnet()
-    modules = dict(model.named_modules())
-    zero_filters([modules["layer1.0.conv1"], modules["layer1.0.bn1"]], [0, 1, 9])
-    zero_filters([modules["layer3.2.conv1"], modules["layer3.2.bn1"]], list(range(20, 52)))
-    thinned_alike(model, images(2, 3, 32, 32), kind="filters")
-    found = widths(model)
-    assert (found["layer1.0.conv1"], found["layer1.0.bn1"], found["layer1.0.conv2"]) == (
-        (13, 16, 1), (13,), (16, 13, 1)
-    )  # fmt: skip
-    assert (found["layer3.2.conv1"], found["layer3.2.conv2"]) == ((32, 64, 1), (64, 32, 1))
-    assert found["layer2.0.conv1"] == (32, 16, 1)
 
 
 def test_what_a_shortcut_adds_to_goes_where_all_of_it_is_zero() -> None:
@@ -363,17 +349,6 @@ def test_quantized_weights() -> None:
     assert torch.allclose(model(x), before, atol=1e-9)
     assert model[0].parametrizations.weight[0].scale.shape == (6, 1, 1, 1)
     assert torch.equal(original(x), before)  # the class that both share is as it was
-
-
-def test_wrong_arguments() -> None:
-    kind: Any = "rows"
-    with pytest.raises(
-        UserError, match=r"^kind of a thinning must be one of filters, channels, structures, got 'rows'$"
-    ):
-        thin(stack(), images(1, 3, 8, 8), kind=kind)
-    good: Kind = "filters"
-    with pytest.raises(UserError, match=r"^round_to must be >= 1, got 0$"):
-        thin(stack(), images(1, 3, 8, 8), kind=good, round_to=0)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from trainables.errors import unknown_name
 __all__ = ["build_pruner"]
 
 #: By the class's name in a schedule; ``_AGP`` after it means a share that grows, as the settings say.
-_PRUNERS: dict[str, type[Pruner]] = {
+CLASSES: dict[str, type[Pruner]] = {
     "SensitivityPruner": SensitivityPruner,
     "MagnitudeParameterPruner": MagnitudePruner,
     "SparsityLevelParameterPruner": LevelPruner,
@@ -63,7 +63,7 @@ def build_pruner(name: str, settings: ComponentConfig, model: nn.Module, *, seed
     Raises:
         UserError: a name matches no parameter, or a weight does not have the requested structures.
     """
-    kind = _PRUNERS.get(settings.class_.removesuffix("_AGP"))
+    kind = CLASSES.get(settings.class_.removesuffix("_AGP"))
     if kind is None:
         raise unknown_name("pruner class", settings.class_, PRUNERS)
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()

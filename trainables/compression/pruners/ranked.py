@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,14 +46,9 @@ def structure_count(share: float, n: int, group_size: int = 1) -> int:
 
 
 def kept_after(values: Tensor, count: int) -> Tensor:
-    """Return which values are kept when the k smallest are removed; among equal values the first is removed first.
+    """Return which of n values, (n,), are kept when the k smallest are removed: booleans, exactly n - k of them true.
 
-    Args:
-        values: shape (n,), any real type, any device; a NaN counts as the largest.
-        count: k, in [0, n].
-
-    Returns:
-        Booleans of shape (n,), exactly n - k of them true.
+    Among equal values the first is removed first; a NaN counts as the largest. Any real type, any device.
     """
     if count == 0:
         return torch.ones_like(values, dtype=torch.bool)
@@ -253,11 +247,11 @@ class ApozPruner(_SeenPruner):
 
     def scores(self, name: str) -> Tensor | None:
         sums = self._watch.sums.pop(name, None)
-        return None if sums is None else self.score(sums)
+        return None if sums is None else self.score(*sums)
 
-    def score(self, sums: Sums) -> Tensor:
-        """Return the scores, shape (F,), lowest first."""
-        return -sums.inactive_share
+    def score(self, inactive: Tensor, total: Tensor, seen: int) -> Tensor:
+        """Return the scores, shape (F,), of `Sums`."""
+        return -inactive.double() / seen
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": self._watch.state_dict()}
@@ -269,8 +263,8 @@ class ApozPruner(_SeenPruner):
 class ActivationMeanPruner(ApozPruner):
     """Remove filters with the smallest mean activation (Molchanov et al. 2017, section 2.2)."""
 
-    def score(self, sums: Sums) -> Tensor:
-        return sums.mean
+    def score(self, inactive: Tensor, total: Tensor, seen: int) -> Tensor:
+        return total / seen
 
 
 class GradientPruner(_SeenPruner):
@@ -330,41 +324,16 @@ ACTIVATIONS = (
 _LAYERS = ("Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "Linear")
 
 
-@dataclass
-class Sums:
-    """Sums over one convolution's activations since the last reset."""
-
-    inactive: Tensor
-    """Number of activations <= 0, shape (F,), integers."""
-    total: Tensor
-    """Sum of the activations, shape (F,)."""
-    seen: int
-    """Number of activations per filter."""
-
-    def __add__(self, new: Sums) -> Sums:
-        # Loaded sums may be on another device than the model.
-        inactive, total = self.inactive.to(new.inactive.device), self.total.to(new.total.device)
-        return Sums(inactive + new.inactive, total + new.total, self.seen + new.seen)
-
-    @property
-    def inactive_share(self) -> Tensor:
-        """Return APoZ, the average share of zeros (Hu et al. 2016, eq. 1), shape (F,), in [0, 1]."""
-        return self.inactive.double() / self.seen
-
-    @property
-    def mean(self) -> Tensor:
-        """Return the mean activation, shape (F,)."""
-        return self.total / self.seen
+#: Sums over a convolution's activations since the last reset, of each filter: how many are <= 0, their sum, (F,), and
+#: how many there are.
+Sums = tuple[Tensor, Tensor, int]
 
 
 def sums_of(activation: Tensor) -> Sums:
     """Sum an activation (N, F, ...) over all dimensions except the second."""
     rest = [d for d in range(activation.dim()) if d != 1]
-    return Sums(
-        (activation <= 0).sum(dim=rest),
-        activation.sum(dim=rest, dtype=torch.float64),
-        activation.numel() // activation.shape[1],
-    )
+    inactive, total = (activation <= 0).sum(dim=rest), activation.sum(dim=rest, dtype=torch.float64)
+    return inactive, total, activation.numel() // activation.shape[1]
 
 
 def convolutions(model: nn.Module, weights: Sequence[str]) -> dict[str, nn.Module]:
@@ -482,7 +451,7 @@ class ActivationWatch:
         outputs = {
             node: name
             for name, (node, sums) in self._open.items()
-            if node is not None and activation.dim() > 1 and activation.shape[1] == len(sums.total)
+            if node is not None and activation.dim() > 1 and activation.shape[1] == len(sums[1])
         }
         found: list[str] = []
         if not outputs or activation.grad_fn is None:
@@ -500,13 +469,15 @@ class ActivationWatch:
         return found
 
     def _add(self, name: str, sums: Sums) -> None:
-        before = self.sums.get(name)
-        # After thinning, the earlier sums include removed filters and are discarded.
-        self.sums[name] = sums if before is None or before.total.shape != sums.total.shape else before + sums
+        inactive, total, seen = self.sums.get(name, sums)
+        # After thinning, the earlier sums include removed filters and are discarded. They may be on another device.
+        if name in self.sums and total.shape == sums[1].shape:
+            sums = (inactive.to(sums[0].device) + sums[0], total.to(sums[1].device) + sums[1], seen + sums[2])
+        self.sums[name] = sums
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums and the activations that were found, each as [module, number of its call, weights]."""
-        sums = {name: [one.inactive.clone(), one.total.clone(), one.seen] for name, one in self.sums.items()}
+        sums = {name: [inactive.clone(), total.clone(), n] for name, (inactive, total, n) in self.sums.items()}
         if self._found is None:
             return {"sums": sums, "found": None}
         found = [[module, call, list(names)] for (module, call), names in self._found.items()]
@@ -514,6 +485,6 @@ class ActivationWatch:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; call `start` afterwards."""
-        self.sums = {name: Sums(inactive, total, int(seen)) for name, (inactive, total, seen) in state["sums"].items()}
+        self.sums = {name: (inactive, total, int(n)) for name, (inactive, total, n) in state["sums"].items()}
         found = state["found"]
         self._loaded = None if found is None else {(module, int(call)): list(names) for module, call, names in found}

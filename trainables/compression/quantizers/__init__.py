@@ -62,12 +62,7 @@ def plan_bits(model: nn.Module, default: Bits, overrides: Mapping[str, Overrides
     """Return the bits of each module in the model's order; a module with several names occurs once.
 
     The first pattern that matches a module applies; keys it does not set inherit the default. Patterns are matched by
-    `match_modules`, as in the check of a schedule.
-
-    Args:
-        model: as built; the root module has no name, so no pattern matches it.
-        default: bits of modules that no pattern matches.
-        overrides: by pattern, in their order.
+    `match_modules`, as in the check of a schedule; the root module has no name, so none matches it.
 
     Raises:
         UserError: a pattern matches no module, or a module has several names with different bits.
@@ -102,11 +97,7 @@ def plan_bits(model: nn.Module, default: Bits, overrides: Mapping[str, Overrides
 class Quantizer:
     """Quantize weights and biases with `dorefa_weight`, outputs of rectifiers with `unit_activation` (DoReFa-Net).
 
-    The other quantizers are its subclasses.
-
-    Args:
-        name: of the instance in the schedule, for messages.
-        given: its settings.
+    The other quantizers are its subclasses. ``name`` is that of the instance in the schedule, ``given`` its settings.
     """
 
     activation_kinds: ClassVar[tuple[type[nn.Module], ...]] = RECTIFIERS

@@ -68,10 +68,7 @@ class LearnedClipActivation(Quantization):
 class LinearWeight(Quantization):
     """Quantize a weight to the grid of its least and greatest value, computed again at each use.
 
-    Args:
-        bits: k.
-        mode: see `linear_grid`.
-        axis: of the channels, each with its own grid; None: one grid for all.
+    Each channel along ``axis`` has its own grid; None: one grid for all.
     """
 
     def __init__(self, bits: int, mode: Mode, axis: int | None) -> None:
@@ -85,15 +82,9 @@ class LinearWeight(Quantization):
 class MovingRange(Quantization):
     """Quantize to the exponential moving average of the batches' least and greatest values (Jacob et al. 2018, 3.1).
 
-    In training mode, before batch n is quantized, r is set to the weighted average of the batches so far,
-    sum_i d^(n-i) r_i / sum_i d^(n-i), which has no bias towards the first batch or zero (Kingma and Ba 2015,
-    section 3). In evaluation mode r does not change; before the first batch the input is returned unchanged.
-
-    Args:
-        bits: k.
-        mode: see `linear_grid`.
-        decay: d in [0, 1].
-        options: of the range.
+    In training mode, before batch n is quantized, r is set to the weighted average of the batches so far, sum_i d^(n-i)
+    r_i / sum_i d^(n-i), d in [0, 1], which has no bias towards the first batch or zero (Kingma and Ba 2015, section 3).
+    In evaluation mode r does not change; before the first batch the input is returned unchanged.
     """
 
     low: Tensor
@@ -181,14 +172,7 @@ class CalibratedRange(_FrozenRange):
     """Quantize to a range collected from batches in training mode.
 
     clip NONE: least and greatest of all values. AVG: the mean of the batches' least, and of their greatest values.
-    N_STD: mean -+ c standard deviations (of all values, biased), limited to the least and greatest.
-
-    Args:
-        bits: k.
-        mode: see `linear_grid`.
-        clip: see above.
-        deviations: c > 0; for N_STD.
-        options: of the range.
+    N_STD: mean -+ ``deviations`` standard deviations (of all values, biased), limited to the least and greatest.
     """
 
     batches: Tensor
@@ -246,14 +230,7 @@ class CalibratedRange(_FrozenRange):
 
 
 class FrozenWeight(_FrozenRange):
-    """Quantize to the range that the weight had when it was frozen.
-
-    Args:
-        bits: k.
-        mode: see `linear_grid`.
-        axis: as in `LinearWeight`.
-        like: the weight.
-    """
+    """Quantize to the range that the weight had when it was frozen; ``axis`` as in `LinearWeight`."""
 
     def __init__(self, bits: int, mode: Mode, axis: int | None, like: Tensor) -> None:
         super().__init__(bits, like.device)
@@ -272,12 +249,7 @@ class FrozenWeight(_FrozenRange):
 class FrozenBias(Frozen):
     """Quantize a bias to signed integers times s_x s_w, the input and weight steps (Jacob et al. 2018, section 2.4).
 
-    Shapes: b (C,); step () or (C,).
-
-    Args:
-        bits: k >= 2, of the sum that the bias is added to.
-        like: the bias.
-        per_channel: whether the weight has one step per channel.
+    Shapes: b (C,); step () or, per channel, (C,). Bits are those of the sum that the bias is added to, >= 2.
     """
 
     step: Tensor

@@ -126,13 +126,10 @@ def pruning_epochs(config: TrialConfig) -> tuple[int, int]:
 
 
 def filled_schedule(text: str, values: tuple[str, ...], *, compatible: bool = False) -> dict[str, Any]:
-    """Return a schedule's text as a plain mapping with its marked values filled in.
+    """Return a schedule's text as a plain mapping with its marked values, texts NAME=VALUE, filled in.
 
-    Args:
-        text: YAML.
-        values: texts NAME=VALUE for marks; a mark without a value gets the middle of its range.
-        compatible: leave out what Distiller silently accepted, without warnings: they were given when the file was
-            read.
+    A mark without a value gets the middle of its range. What Distiller silently accepted is left out without warnings
+    if ``compatible``: they were given when the file was read.
 
     Raises:
         UserError: a value belongs to no mark, or the text cannot be read.

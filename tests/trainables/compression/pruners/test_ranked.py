@@ -1,4 +1,4 @@
-"""Ranked structures: norms, counts, leaders and noise, and structures that go by chance."""
+"""Shares of elements and structures: counts, ties, the cubic, norms, leaders, noise, chance; the published AlexNet."""
 
 from __future__ import annotations
 
@@ -7,13 +7,120 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from trainables.compression.pruners import build_pruner
 from trainables.compression.pruners.pruner import Pruner
+from trainables.compression.pruners.ranked import element_count, kept_after, level_mask, structure_count
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError
+
+VALUES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, math.inf, math.nan]) | st.floats(0, 3, width=16), min_size=1)
+
+
+@settings(max_examples=60)
+@given(values=VALUES, share=st.floats(0, 1))
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.float16])
+def test_the_smallest_go_and_of_equal_ones_the_first(kind: torch.dtype, values: list[float], share: float) -> None:
+    count = element_count(share, len(values))
+    # A NaN is as large as can be.
+    order = sorted(range(len(values)), key=lambda i: (math.inf if math.isnan(values[i]) else values[i], i))
+    expected = [i not in order[:count] for i in range(len(values))]
+    assert kept_after(torch.tensor(values, dtype=kind), count).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "n", "group_size", "count"),
+    [
+        (0.0, 16, 1, 0),
+        (0.5, 16, 1, 8),
+        (0.49, 10, 1, 4),
+        (1.0, 16, 1, 16),
+        (0.7, 16, 8, 8),
+        (0.4, 16, 8, 0),
+        (1.0, 20, 8, 16),
+        (math.nextafter(1.0, 0.0), 1, 1, 0),
+    ],
+)
+def test_structures_are_counted_down_to_a_group_and_never_all_unless_asked(
+    share: float, n: int, group_size: int, count: int
+) -> None:
+    assert structure_count(share, n, group_size) == count
+
+
+def masks_of(class_: str, tensors: dict[str, Tensor], moment: Moment, **arguments: object) -> dict[str, Tensor]:
+    """One decision on bare weights."""
+    model = nn.ParameterDict({name: nn.Parameter(weight) for name, weight in tensors.items()})
+    pruner = build_pruner("p", PRUNERS[class_](**arguments), model, seed=0)
+    return pruner.masks(tensors, {}, moment)
+
+
+def moment(epoch: int = 0, **timing: int) -> Moment:
+    return Moment(epoch=epoch, timing=Timing(**timing))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 0.5, 0.77, 1.0])
+def test_of_equal_weights_exactly_the_share_goes_the_first_ones(share: float) -> None:
+    weight = torch.cat([torch.full((13,), -0.5), torch.full((12,), 0.5)])
+    count = int(share * 25)
+    assert level_mask(weight, share).tolist() == [0.0] * count + [1.0] * (25 - count)
+
+
+def test_the_cubic_of_zhu_and_gupta() -> None:
+    # Epochs 0 to 10 every second one, from 0.05 to 0.8: the numbers of a published schedule.
+    timing = {"starting_epoch": 0, "ending_epoch": 10, "frequency": 2}
+    weight = torch.rand(10000, generator=torch.Generator().manual_seed(0)) + 0.1
+    pruned = []
+    for epoch in range(0, 10, 2):
+        found = masks_of(
+            "AutomatedGradualPruner",
+            {"w": weight},
+            moment(epoch, **timing),
+            initial_sparsity=0.05,
+            final_sparsity=0.8,
+            weights=["w"],
+        )
+        pruned.append(int((found["w"] == 0).sum()))
+    assert pruned == [500, 4835, 7062, 7882, 8000]
+
+
+def test_the_cubic_takes_the_last_share_where_there_is_one_epoch() -> None:
+    found = masks_of(
+        "AutomatedGradualPruner",
+        {"w": torch.arange(1.0, 11.0)},
+        moment(3, starting_epoch=3, ending_epoch=4),
+        initial_sparsity=0.0,
+        final_sparsity=0.5,
+        weights=["w"],
+    )
+    assert found["w"].tolist() == [0] * 5 + [1] * 5
+
+
+@pytest.mark.slow
+def test_the_public_alexnet_schedule_leaves_what_was_published() -> None:
+    # Final shares of IntelLabs/distiller, examples/agp-pruning/alexnet.schedule_agp.yaml; its table has the counts.
+    layers = {
+        (64, 3, 11, 11): 0.0,
+        (192, 64, 5, 5): 0.62,
+        (384, 192, 3, 3): 0.65,
+        (256, 384, 3, 3): 0.43,
+        (256, 256, 3, 3): 0.43,
+        (4096, 9216): 0.91,
+        (4096, 4096): 0.91,
+        (1000, 4096): 0.75,
+    }
+    generator = torch.Generator().manual_seed(0)
+    total, left = 0, []
+    for shape, share in layers.items():
+        mask = level_mask(torch.randn(shape, generator=generator), share)
+        total += mask.numel()
+        left.append(int(mask.sum()))
+    assert left == [23232, 116736, 232244, 504300, 336200, 3397387, 1509950, 1024000]
+    assert (sum(left), total) == (7144049, 61090496)
+
 
 NOW = Moment(epoch=0, timing=Timing())
 
@@ -45,34 +152,6 @@ def test_filters_of_the_smallest_norm_go(class_: str, order: int, group_type: st
     norms = [sum(abs(v) ** order for v in row) for row in weight.flatten(1).tolist()]
     gone = sorted(range(8), key=lambda i: norms[i])[:count]
     assert kept_filters(pruner.masks({"w": weight}, {}, NOW)["w"]) == [i for i in range(8) if i not in gone]
-
-
-def test_the_two_norms_rank_differently() -> None:
-    # L1 6 and 5, L2 sqrt(12) and 5.
-    weight = torch.tensor([[[2.0, 2.0, 2.0]], [[5.0, 0.0, 0.0]]])
-    kept = {}
-    for class_ in ("L1", "L2"):
-        pruner = pruner_of(
-            f"{class_}RankedStructureParameterPruner", {"w": weight}, group_type="Filters", desired_sparsity=0.5
-        )
-        kept[class_] = kept_filters(pruner.masks({"w": weight}, {}, NOW)["w"])
-    assert kept == {"L1": [0], "L2": [1]}
-
-
-def test_rows_are_the_columns_of_torchs_weight() -> None:
-    weight = torch.tensor([[1.0, -5.0, 0.1], [2.0, 3.0, 0.1]])
-    pruner = pruner_of("L1RankedStructureParameterPruner", {"w": weight}, group_type="Rows", desired_sparsity=0.4)
-    assert pruner.masks({"w": weight}, {}, NOW)["w"].tolist() == [[1, 1, 0], [1, 1, 0]]
-
-
-@pytest.mark.parametrize("shape", [(4, 3, 5), (4, 3, 2, 2)])
-def test_channels_of_convolutions_of_any_kind(shape: tuple[int, ...]) -> None:
-    weight = random_weight(*shape)
-    pruner = pruner_of("L1RankedStructureParameterPruner", {"w": weight}, group_type="Channels", desired_sparsity=0.4)
-    norms = [float(weight[:, c].abs().sum()) for c in range(3)]
-    mask = pruner.masks({"w": weight}, {}, NOW)["w"]
-    for channel in range(3):
-        assert bool((mask[:, channel] == float(norms[channel] != min(norms))).all())
 
 
 def test_blocks_against_a_loop() -> None:
@@ -142,19 +221,6 @@ def test_a_leader_needs_as_many_structures() -> None:
         )
 
 
-def test_a_thinned_model_that_no_longer_fits_is_told() -> None:
-    weights = {"a": torch.ones(8, 3, 2, 2), "b": torch.ones(8, 8, 2, 2)}
-    pruner = pruner_of(
-        "L1RankedStructureParameterPruner",
-        weights,
-        group_type="Filters",
-        desired_sparsity=0.5,
-        group_dependency="Leader",
-    )
-    with pytest.raises(UserError, match="equally many filters, got 6 in a"):
-        pruner.masks({**weights, "a": torch.ones(6, 3, 2, 2)}, {}, NOW)
-
-
 def test_noise_is_a_normal_factor_on_the_norms() -> None:
     # Two filters with norms 1 and 1 + d change places if (1 + s x) > (1 + d)(1 + s y), a normal variable being above
     # d: the probability is that of z > d / (s sqrt(1 + (1 + d)^2)).
@@ -189,17 +255,6 @@ def test_a_random_level_prunes_the_smallest_of_a_share_in_the_range() -> None:
     assert abs(sum(counts) / 2000 - 39.5) < 4 * math.sqrt((40**2 - 1) / 12 / 2000)
 
 
-def test_random_filters_are_exactly_the_share_and_each_as_often() -> None:
-    weight = torch.ones(10, 1, 1)
-    pruner = pruner_of("RandomRankedFilterPruner", {"w": weight}, group_type="Filters", desired_sparsity=0.35)
-    gone = torch.zeros(10)
-    for _ in range(2000):
-        mask = pruner.masks({"w": weight}, {}, NOW)["w"].flatten()
-        assert int((mask == 0).sum()) == 3
-        gone += mask == 0
-    assert float((gone / 2000 - 0.3).abs().max()) < 5 * math.sqrt(0.3 * 0.7 / 2000)
-
-
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_bernoulli_filters_go_with_the_probability_and_the_others_make_up_for_them(share: float) -> None:
     weight = torch.ones(50, 2, 1, 1, dtype=torch.float64)
@@ -214,18 +269,13 @@ def test_bernoulli_filters_go_with_the_probability_and_the_others_make_up_for_th
     assert abs(gone / (50 * n) - share) < 4 * math.sqrt(share * (1 - share) / (50 * n))
 
 
-def test_the_probability_of_a_gradual_bernoulli_grows_by_the_cubic() -> None:
-    weight = torch.ones(20000, 1, 1)
-    pruner = pruner_of(
-        "BernoulliFilterPruner_AGP", {"w": weight}, group_type="Filters", initial_sparsity=0.05, final_sparsity=0.8
-    )
-    timing = Timing(starting_epoch=0, ending_epoch=10, frequency=2)
-    for epoch, share in zip(range(0, 10, 2), [0.05, 0.4836, 0.7063, 0.7883, 0.8], strict=True):
-        mask = pruner.masks({"w": weight}, {}, Moment(epoch=epoch, timing=timing))["w"]
-        assert abs(float((mask == 0).double().mean()) - share) < 5 * math.sqrt(share * (1 - share) / 20000) + 5e-5
-
-
 def test_bernoulli_never_drops_all() -> None:
     weight = torch.tensor([1.0, -3.0, 2.0]).reshape(3, 1, 1)
     pruner = pruner_of("BernoulliFilterPruner", {"w": weight}, group_type="Filters", desired_sparsity=1.0)
     assert pruner.masks({"w": weight}, {}, NOW)["w"].flatten().tolist() == [0, 3, 0]
+
+
+def test_rows_are_the_columns_of_torchs_weight() -> None:
+    weight = torch.tensor([[1.0, -5.0, 0.1], [2.0, 3.0, 0.1]])
+    pruner = pruner_of("L1RankedStructureParameterPruner", {"w": weight}, group_type="Rows", desired_sparsity=0.4)
+    assert pruner.masks({"w": weight}, {}, NOW)["w"].tolist() == [[1, 1, 0], [1, 1, 0]]

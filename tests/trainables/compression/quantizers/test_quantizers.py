@@ -1,8 +1,9 @@
-"""What every quantizer keeps to, class by class: a contract over the registry of settings."""
+"""Quantizers: what all keep to, class by class; models of many kinds; which bits each module gets."""
 
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from quantized_nets import LOW_BITS, NAMES, Net, batches, make_model, prepared, 
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from trainables.compression.quantizers import Quantizer, build_quantizer, is_quantized
+from trainables.compression.quantizers import Bits, Quantizer, build_quantizer, is_quantized, plan_bits
+from trainables.compression.schedule.configs import DorefaQuantizerConfig
 from trainables.errors import UserError
+from trainables.gradskip import optimizers as gradskip
+from trainables.gradskip import settings as gradskip_settings
 from trainables.workloads.batch_shapes import on_meta
 
 
@@ -168,3 +172,214 @@ def test_pruned_weights_stay_exactly_zero(name: str) -> None:
     for layer, mask in masks.items():
         assert not layer.weight[~mask].any()
         assert layer.weight[mask].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_functions_in_place_of_modules_are_said_not_to_be_seen(name: str) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    if name == "PostTrainLinearQuantizer":
+        model = nn.Sequential(nn.Embedding(5, 2))  # its layers' own activations are quantized: here is none
+    with pytest.warns(
+        UserWarning, match="quantizer q quantizes no activations, for no module is one of .*ReLU6.*F.relu"
+    ):
+        build_quantizer("q", settings_of(name)).prepare(model, None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_dimension_three_dimensions_and_embeddings(name: str) -> None:
+    class Text(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(11, 6)
+            self.conv1 = nn.Conv1d(6, 4, 2)
+            self.up1 = nn.ConvTranspose1d(4, 2, 2)
+            self.conv3 = nn.Conv3d(1, 2, 1)
+            self.up3 = nn.ConvTranspose3d(2, 1, 1)
+            self.relu = nn.ReLU()
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.relu(self.up1(self.relu(self.conv1(self.table(tokens).transpose(1, 2)))))
+            result: Tensor = self.up3(self.relu(self.conv3(x[:, None, None])))
+            return result
+
+    model = Text()
+    quantizer = build_quantizer("q", settings_of(name, overrides={}))
+    quantizer.prepare(model, None)
+    tokens = torch.arange(22).reshape(2, 11) % 11
+    model(tokens).sum().backward()
+    quantizer.finish_epoch(model)
+    model(tokens).sum().backward()
+    for layer in (model.table, model.conv1, model.up1, model.conv3, model.up3):
+        assert is_quantized(layer)
+        assert layer.parametrizations.weight.original.grad is not None
+    assert model.table.weight.unique().numel() <= 2**4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_are_checked_against_the_model_when_it_is_given(name: str) -> None:
+    settings = settings_of(name, overrides={"convv": {}})
+    build_quantizer("q", settings)
+    with pytest.raises(UserError, match=r"unknown module 'convv': did you mean 'conv'\?"):
+        build_quantizer("q", settings, make_model())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("WRPNQuantizer", {"bits_weights": 1}, r"bits of weights of quantizer q must be at least 2 .*got 1 for conv"),
+        ("WRPNQuantizer", {"bits_bias": 1}, r"bits of bias of quantizer q must be at least 2 .*got 1 for conv"),
+        (
+            "QuantAwareTrainRangeLinearQuantizer",
+            {"overrides": {"relu": {"bits_activations": 1}}},
+            r"bits of activations of quantizer q must be at least 2 \(one is the sign's\), got 1 for relu",
+        ),
+        (
+            "PostTrainLinearQuantizer",
+            {"mode": "SYMMETRIC", "overrides": {"fc": {"bits_weights": 1}}},
+            r"bits of weights of quantizer q must be at least 2 .*got 1 for fc",
+        ),
+        ("PostTrainLinearQuantizer", {"bits_accum": 1}, r"bits of bias of quantizer q must be at least 2 .*for conv"),
+    ],
+)
+def test_what_cannot_be(name: str, changes: dict[str, Any], message: str) -> None:
+    model = make_model()
+    with pytest.raises(UserError, match=message):
+        build_quantizer("q", settings_of(name, **changes)).prepare(model, None)
+    assert not is_quantized(model)
+
+
+def test_one_bit_is_enough_where_no_bit_is_the_signs() -> None:
+    for name, changes in (
+        ("DorefaQuantizer", {"bits_weights": 1, "bits_bias": 1, "bits_activations": 1}),
+        ("WRPNQuantizer", {"bits_activations": 1}),
+        ("QuantAwareTrainRangeLinearQuantizer", {"mode": "ASYMMETRIC_SIGNED", "bits_weights": 1}),
+    ):
+        model, optimizer, _ = prepared(name, **changes)
+        step(model, optimizer, batches()[0])
+
+
+def test_a_weight_that_an_old_style_hook_computes_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with pytest.warns(FutureWarning):
+        nn.utils.weight_norm(model[1])
+    with pytest.raises(
+        UserError, match="weight of 1 must be a parameter to be quantized, got one that a hook computes: use"
+    ):
+        build_quantizer("q", settings_of("WRPNQuantizer", bits_activations=32)).prepare(model, None)
+    assert not is_quantized(model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hooks_and_transformers_own_shortcut_do_not_pass_by_the_quantized_activation(name: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, activation=nn.ReLU(), batch_first=True)
+    seen: list[Tensor] = []
+    layer.activation.register_forward_hook(lambda _, args, output: seen.append(output))
+    quantizer = build_quantizer("q", settings_of(name))
+    quantizer.prepare(layer, None)
+    x = torch.randn(2, 3, 8)
+    layer(x)
+    if name == "PostTrainLinearQuantizer":
+        # Attention uses its output projection's weight without calling it.
+        with pytest.warns(UserWarning, match="no batch went through it: activations of self_attn.out_proj$"):
+            quantizer.finish_epoch(layer)
+    with torch.no_grad():
+        layer.eval()(x)
+    assert len(seen) == 2
+    assert seen[-1].unique().numel() <= 2 ** LOW_BITS[name]["bits_activations"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradient_skip_stops_a_quantized_layer(name: str) -> None:
+    model = make_model()
+    # Layers 0 and 1 are weight and bias of the convolution; they stop before the third step.
+    settings = gradskip_settings.Settings(stop_layer_num=(1,), stop_layer_itr=(1,))
+    optimizer = gradskip.SGD(model.named_parameters(), lr=0.05, momentum=0.9, settings=settings, model=model)
+    weight, last = model.conv.weight, model.fc.weight
+    quantizer = build_quantizer("q", settings_of(name))
+    quantizer.prepare(model, optimizer)
+    moved = []
+    for batch in batches():
+        before = weight.detach().clone(), last.detach().clone()
+        step(model, optimizer, batch)
+        moved.append((not torch.equal(weight, before[0]), not torch.equal(last, before[1])))
+    assert moved == [(True, True), (True, True), (False, True), (False, True)]
+    assert not weight.requires_grad
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 1, 1)
+        self.conv2 = nn.Conv2d(1, 1, 1)
+        self.relu = nn.ReLU()
+
+
+def make_branches() -> nn.Module:
+    return nn.ModuleDict(
+        {
+            "conv1": nn.Conv2d(1, 1, 1),
+            "layer1": Branch(),
+            "layer10": Branch(),
+            "fc": nn.Linear(2, 2),
+            "pool": nn.Flatten(),
+        }
+    )
+
+
+def planned(overrides: dict[str, Any], model: nn.Module | None = None) -> dict[str, Bits]:
+    model = model or make_branches()
+    settings = DorefaQuantizerConfig.model_validate({"bits_activations": 8, "bits_weights": 3, "overrides": overrides})
+    default = build_quantizer("q", settings).default
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = plan_bits(model, default, settings.overrides)
+    return {name: plan[module] for name, module in model.named_modules()}
+
+
+DEFAULT = {"weights": 3, "bias": None, "activations": 8}
+
+
+def test_what_no_pattern_matches_has_the_default() -> None:
+    plan = planned({"fc": {"bits_weights": 4}})
+    assert plan.pop("fc") == {"weights": 4, "bias": None, "activations": 8}
+    assert all(bits == DEFAULT for bits in plan.values())
+
+
+def test_an_absent_key_inherits_and_null_and_32_mean_not_quantized() -> None:
+    plan = planned({"conv1": {"bits_weights": None}, "fc": {"bits_activations": 32, "bits_bias": 16}})
+    assert plan["conv1"] == {"weights": None, "bias": None, "activations": 8}
+    assert plan["fc"] == {"weights": 3, "bias": 16, "activations": None}
+
+
+def test_the_first_pattern_that_matches_counts() -> None:
+    plan = planned(
+        {"layer1.conv1": {"bits_weights": 5}, "layer*conv?": {"bits_weights": 6}, "re:.*": {"bits_weights": 7}}
+    )
+    weights = {name: bits["weights"] for name, bits in plan.items()}
+    assert weights == {
+        "": 3, "conv1": 7, "layer1": 7, "layer1.conv1": 5, "layer1.conv2": 6, "layer1.relu": 7, "layer10": 7,
+        "layer10.conv1": 6, "layer10.conv2": 6, "layer10.relu": 7, "fc": 7, "pool": 7,
+    }  # fmt: skip
+    assert planned({"layer*conv?": {"bits_weights": 6}, "layer1.conv1": {}})["layer1.conv1"]["weights"] == 6
+
+
+def test_overrides_of_a_container_or_of_what_has_no_numbers_are_said_to_have_no_effect() -> None:
+    default: Bits = {"weights": 3, "bias": None, "activations": 8}
+    overrides = DorefaQuantizerConfig.model_validate({"overrides": {"layer1": {}, "pool": {}}}).overrides
+    with pytest.warns(UserWarning, match=r"overrides of") as caught:
+        plan_bits(make_branches(), default, overrides)
+    assert [str(w.message) for w in caught] == [
+        "overrides of 'layer1' have no effect: layer1 has neither a weight nor an activation of its own that is "
+        "quantized; layer1.* means what is in it",
+        "overrides of 'pool' have no effect: pool has neither a weight nor an activation of its own that is quantized",
+    ]
+
+
+def test_one_module_under_two_names_must_be_given_the_same_bits() -> None:
+    relu = nn.ReLU()
+    model = nn.ModuleDict({"first": relu, "second": relu})
+    with pytest.raises(UserError, match="first and second are one module and must have the same bits, got different"):
+        planned({"second": {"bits_activations": 4}}, model)
+    assert planned({"first|second": {"bits_activations": 4}}, model)["first"]["activations"] == 4
+    assert planned({}, model)["first"] == DEFAULT

@@ -13,6 +13,7 @@ from compression_schedules import EPOCHS, SCHEDULES, ranked, sections, span, tex
 from runs import NOT_THE_RUNS, finish, without
 from tiny_workload import STEPS_PER_EPOCH, Tiny, tiny  # noqa: F401 - a fixture
 
+from trainables.compression.pruners import CLASSES
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Timing
 from trainables.compression.trial.replay import interventions_of, looks_from
@@ -48,32 +49,10 @@ def assert_equals_alone(config: TrialConfig, sharing: Sharing) -> SharedRun:
 
 
 def test_only_rankings_by_what_is_seen_look_before_they_act() -> None:
-    """The classes whose pruners have an epoch before, found by building them."""
-    from torch import nn
-
-    from trainables.compression.pruners import build_pruner
-
-    model = nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(), nn.Linear(4, 4))
-    common: dict[str, Any] = {"weights": ["0.weight"], "group_type": "Filters"}
-    own: dict[str, dict[str, Any]] = {
-        "SensitivityPruner": {"sensitivities": {"0.weight": 0.5}},
-        "MagnitudeParameterPruner": {"thresholds": {"0.weight": 0.5}},
-        "SparsityLevelParameterPruner": {"levels": {"0.weight": 0.5}},
-        "AutomatedGradualPruner": {"weights": ["0.weight"]},
-        "SplicingPruner": {"sensitivities": {"0.weight": 0.5}, "low_thresh_mult": 0.5, "hi_thresh_mult": 0.6},
-        "BaiduRNNPruner": {"weights": ["0.weight"], "q": 0.1, "ramp_epoch": 1, "ramp_slope_mult": 2.0},
-        "StructureParameterPruner": {"reg_regims": {"0.weight": [0.1, "Filters"]}, "threshold_criteria": "Max"},
-        "RandomLevelStructureParameterPruner": {**common, "sparsity_range": [0.1, 0.5]},
-    }
-    for name, kind in PRUNERS.items():
-        given = own.get(name, common)
-        if name.endswith("_AGP") or name == "AutomatedGradualPruner":
-            given = {**given, "initial_sparsity": 0.1, "final_sparsity": 0.5}
-        elif name not in own:
-            given = {**given, "desired_sparsity": 0.5}
-        pruner = build_pruner("p", kind.model_validate(given), model, seed=0)
-        timing = Timing(starting_epoch=5, ending_epoch=9)
-        assert looks_from("pruner", name, timing) == 5 - pruner.epochs_before, name
+    timing = Timing(starting_epoch=5, ending_epoch=9)
+    for name in PRUNERS:
+        before = CLASSES[name.removesuffix("_AGP")].epochs_before
+        assert looks_from("pruner", name, timing) == 5 - before, name
         assert looks_from("pruner", name, Timing(starting_epoch=0, ending_epoch=2)) == 0
 
 
@@ -158,28 +137,6 @@ def test_trials_that_prune_from_an_epoch_on_share_the_epochs_before(epoch: int, 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-def test_schedules_that_differ_later_share_until_there_whatever_comes_then(tmp_path: Path) -> None:
-    """The one that trained first has other classes later than those that go on from its checkpoints."""
-    sharing = Sharing(tree=tmp_path / "tree", trials=OFTEN)
-    early = span("pruner", "s", 1, 2)
-    pruners = {"s": {"class": "SensitivityPruner", "sensitivities": {"*.weight": 0.4}}}
-    later: list[dict[str, Any]] = [
-        sections([early, span("pruner", "b", 3, 4)],
-                 pruners={**pruners, "b": ranked("BernoulliFilterPruner")}),
-        sections([early, span("quantizer", "q", 3, 4)], pruners=pruners,
-                 quantizers={"q": {"class": "PACTQuantizer", "bits_weights": 4, "bits_activations": 4}}),
-        sections([early, span("regularizer", "r", 3, 4)], pruners=pruners,
-                 regularizers={"r": {"class": "L1Regularizer", "reg_regims": {"0.weight": 0.1}}}),
-        sections([early, span("pruner", "s", 3, 4)], pruners=pruners),
-    ]  # fmt: skip
-    steps = [assert_equals_alone(config_of(schedule), sharing).trained_steps for schedule in later]
-    assert steps == [TOTAL, TOTAL - 24, TOTAL - 24, TOTAL - 24]
-    # And the one that does nothing later ends in a stage of its own, too.
-    assert assert_equals_alone(config_of(sections([early], pruners=pruners)), sharing).trained_steps == TOTAL - 24
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
 @pytest.mark.filterwarnings("ignore:thinning changed")
 def test_a_model_that_was_changed_is_gone_on_with(tmp_path: Path) -> None:
     """Forks behind a quantizer and behind a thinning: the checkpoint's model is another than the one as built."""
@@ -217,22 +174,6 @@ def test_what_never_acts_is_the_baselines_run(never: dict[str, Any], tmp_path: P
     with SharedRun(config, sharing) as trial:
         assert without(finish(trial), CLOCKS) == rows
     assert (trial.trained_steps, trial.row["stage"]) == (0, baseline.row["stage"])  # type: ignore[index]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
-def test_two_that_act_at_once_are_no_two_that_act_one_after_the_other(tmp_path: Path) -> None:
-    sharing = Sharing(tree=tmp_path / "tree", trials=OFTEN)
-    pruners = {"a": {"class": "SparsityLevelParameterPruner", "levels": {"0.weight": 0.5}},
-               "b": {"class": "SparsityLevelParameterPruner", "levels": {"3.weight": 0.5}}}  # fmt: skip
-    both = sections([span("pruner", "a", 1, 2), span("pruner", "b", 1, 2)], pruners=pruners)
-    first, last = (sections([span("pruner", name, 1, 2)], pruners={name: pruners[name]}) for name in "ab")
-    stages = set()
-    for schedule in (both, first, last):
-        trial = assert_equals_alone(config_of(schedule), sharing)
-        assert trial.row is not None
-        stages.add(trial.row["stage"])
-    assert len(stages) == 3
 
 
 @pytest.mark.slow

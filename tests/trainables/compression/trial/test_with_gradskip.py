@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from compression_schedules import EPOCHS, SCHEDULES, distilled, ranked, sections, span, text
+from compression_schedules import EPOCHS, SCHEDULES, ranked, sections, span, text
 from runs import NOT_THE_RUNS, Row, finish, without
 from tiny_workload import STEPS_PER_EPOCH, Tiny, tiny  # noqa: F401 - a fixture
 
-from trainables.compression.trial.with_gradskip_replay import start_replay
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.stage_tree.shared_run import SharedRun, Sharing
@@ -115,27 +114,6 @@ def test_acting_in_one_step_is_one_intervention_and_both_methods_see_the_weights
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["splicing", "forward only", "leader", "regularizers", "learning rates", "gradients"])
-def test_it_goes_on_bit_for_bit_from_any_step_and_shares(name: str, tmp_path: Path) -> None:
-    config = manual(SCHEDULES[name], (2, 5), (10, 21), CAC_BRAKING_DISTANCE=3)
-    rows, trained, states = alone(config, (9, 13, 16, 23))
-    assert stops(rows) == [10, 21]
-    for data in states.values():
-        torch.manual_seed(99)
-        with TrainingRun(config) as run:
-            run.load_state_dict(torch.load(io.BytesIO(data), weights_only=True))
-            rest = without(finish(run), NOT_THE_RUNS)
-            assert rest == rows[-len(rest) :]
-            assert all(torch.equal(value, trained[key]) for key, value in run.model.state_dict().items())
-    sharing = Sharing(tree=tmp_path / "tree", trials=OFTEN)
-    first = replace(config, method="compression", CAC_STOP_LAYER_NUM=None, CAC_STOP_LAYER_ITR=None)
-    rows_first, trained_first, _ = alone(first)
-    assert_shared_equals(first, sharing, rows_first, trained_first)
-    # It goes on from where compression alone was: equal up to the first brake.
-    assert assert_shared_equals(config, sharing, rows, trained).trained_steps < TOTAL
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["activations", "gradients"])
 def test_rankings_by_what_is_seen_go_on_where_a_layer_has_just_stopped(name: str) -> None:
     """A stop in the middle of an epoch that is looked at: what was found of the graph before it stays true."""
@@ -163,37 +141,6 @@ def test_a_stopped_layer_is_pruned_all_the_same() -> None:
     assert int((trained["0.weight"] == 0).sum()) == 18
     assert rows[-1]["compute_saved"] > 0  # by what was stopped
     assert rows[-1]["inference_saved"] > 0  # by what was pruned
-
-
-def test_a_teacher_beside_stopped_layers(tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    torch.save(Tiny().make_model().state_dict(), tmp_path / "teacher.pt")
-    config = manual(distilled(tmp_path / "teacher.pt"), (2, 5), (4, 13))
-    rows, trained, _ = alone(config)
-    sharing = Sharing(tree=tmp_path / "tree", trials=OFTEN)
-    assert_shared_equals(config, sharing, rows, trained)
-    plain, _, _ = alone(replace(config, method="gradskip", schedule=None))
-    # Two epochs with a teacher: as many forwards of its model more.
-    assert rows[-1]["forward_flops"] - plain[-1]["forward_flops"] == 2 * rows[0]["forward_flops"]
-
-
-@pytest.mark.slow
-def test_a_forward_cache_is_continued_only_from_before_it_began(tmp_path: Path) -> None:
-    """The cache's content is in no checkpoint; what it saves is counted alike with and without a tree."""
-    schedule = sections(
-        [span("regularizer", "r", 2, 3)],
-        regularizers={"r": {"class": "L1Regularizer", "reg_regims": {"classifier.weight": 1e-3}}},
-    )
-    config = TrialConfig(
-        epochs=3, method="gradskip+compression", schedule=text(schedule), CAC_STOP_LAYER_NUM=(5,),
-        CAC_STOP_LAYER_ITR=(4,), CAC_NORM_STATISTICS="hold", CAC_PREFIX_AUTOGRAD=False, forward_cache_mb=50,
-    )  # fmt: skip
-    sharing = Sharing(tree=tmp_path / "tree", trials=OFTEN, checkpoint_every_s=0)
-    other = replace(config, schedule=text({**schedule, "policies": [span("regularizer", "r", 1, 3)]}))
-    for given in (config, other):
-        rows, trained, _ = alone(given)
-        assert rows[-1]["forward_flops"] < rows[-1]["dense_flops"] / 3 * 0.95  # rows were read
-        assert_shared_equals(given, sharing, rows, trained)
 
 
 @pytest.mark.slow
@@ -240,40 +187,3 @@ def test_what_changes_the_numbered_layers_is_refused(schedule: dict[str, Any]) -
     config = manual(schedule, (2,), (4,))
     with pytest.raises(UserError, match="can't be combined with quantizers or extensions, which change the layers"):
         TrainingRun(config)
-
-
-# --- the replay ---------------------------------------------------------------------------------------------------
-
-
-def test_a_signal_that_is_missing_leaves_both_followers_where_they_were(tmp_path: Path) -> None:
-    from trainables.interventions import MissingSignal
-
-    config = auto(0.97, SCHEDULES["sensitivity"])
-    with TrainingRun(config) as run:
-        facts = run.method.model_metadata()
-    replay = start_replay(config, facts)
-
-    class Recorded:
-        def __init__(self, until: int) -> None:
-            self.until = until
-
-        def at(self, name: str, iteration: int) -> float:
-            if iteration >= self.until:
-                raise MissingSignal(name)
-            return 1.0 + iteration  # ever growing: nothing stops
-
-    for until in (5, 8):
-        with pytest.raises(MissingSignal):
-            replay.advance(Recorded(until), 20)
-        assert replay.iteration == replay.other.iteration == until
-    act = replay.advance(Recorded(30), 20)
-    assert act is not None
-    assert act.iteration == 8
-    assert set(json.loads(act.action)) == {"compression"}
-    assert replay.iteration == replay.other.iteration == 9
-    assert replay.advance(Recorded(30), 20) is None
-    assert replay.iteration == replay.other.iteration == 20
-    state = json.loads(json.dumps(replay.state_dict()))
-    again = start_replay(config, facts)
-    again.load_state_dict(state)
-    assert again.state_dict() == replay.state_dict()

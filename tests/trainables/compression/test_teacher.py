@@ -121,16 +121,11 @@ def test_a_function_can_bring_pretrained_weights(own_module: str, small: nn.Modu
 
 
 def test_an_untrained_teacher_is_warned_of_and_always_the_same(small: nn.Module) -> None:
-    message = (
-        "the teacher same has neither checkpoint nor pretrained weights: unless its function loads some, the student "
-        "learns from random scores"
-    )
     made = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        with pytest.warns(UserWarning, match="has neither checkpoint") as caught:
+        with pytest.warns(UserWarning, match="the teacher same has neither checkpoint nor pretrained weights: unless"):
             made.append(build_teacher(settings(teacher="same"), small, make_small))
-        assert [str(warning.message) for warning in caught] == [message]
     assert same(made[0], state(made[1]))
 
 
@@ -140,10 +135,9 @@ def refused(student: nn.Module, **arguments: Any) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["resnet20", "same"])
-def test_models_here_have_no_pretrained_weights(small: nn.Module, name: str) -> None:
-    assert refused(small, teacher=name, pretrained=True) == (
-        f"there are no pretrained weights for the teacher {name}: give a checkpoint, or package.module:function that "
+def test_models_here_have_no_pretrained_weights(small: nn.Module) -> None:
+    assert refused(small, teacher="same", pretrained=True) == (
+        "there are no pretrained weights for the teacher same: give a checkpoint, or package.module:function that "
         "loads some"
     )
 
@@ -171,18 +165,12 @@ def test_functions_that_make_no_model(own_module: str, small: nn.Module, name: s
     assert refused(small, teacher=f"{own_module}:{name}") == f"teacher {own_module}:{name} {message}"
 
 
-def test_pretrained_for_a_function_that_does_not_take_it(own_module: str, small: nn.Module) -> None:
-    message = refused(small, teacher=f"{own_module}:plain", pretrained=True)
-    assert message.startswith(f"teacher {own_module}:plain must be built by calling it, which raised TypeError: ")
-    assert "pretrained" in message
-
-
 def test_a_file_that_is_not_there(small: nn.Module, tmp_path: Path) -> None:
     for path in (tmp_path / "none.pt", tmp_path):
         assert refused(small, checkpoint=str(path)) == f"teacher checkpoint {path}: there is no such file"
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 nor a zip file"])
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint"])
 def test_a_file_that_is_no_checkpoint(small: nn.Module, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "text.pt"
     path.write_bytes(content)
@@ -191,14 +179,6 @@ def test_a_file_that_is_no_checkpoint(small: nn.Module, tmp_path: Path, content:
         f"teacher checkpoint {path} must hold tensors by name, as torch.save(model.state_dict(), file) writes them, "
         "but reading it raised "
     )
-    assert "\n" not in message
-
-
-def test_a_whole_model_is_not_unpickled(small: nn.Module, tmp_path: Path) -> None:
-    path = tmp_path / "whole.pt"
-    torch.save(small, path)
-    message = refused(small, checkpoint=str(path))
-    assert "but reading it raised UnpicklingError" in message
     assert "\n" not in message
 
 

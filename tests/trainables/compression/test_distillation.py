@@ -1,8 +1,10 @@
-"""The policy in training loops: what it runs, what it keeps, and the loss it gives."""
+"""Distillation: the loss against sums in Python floats, the policy in training loops, and the flags of a script."""
 
 from __future__ import annotations
 
+import argparse
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -13,10 +15,91 @@ from torch import Tensor, nn
 from trainables.compression.distillation import (
     DistillationLossWeights,
     KnowledgeDistillationPolicy,
+    add_distillation_args,
     distillation_loss,
 )
 from trainables.errors import UserError
 from trainables.runtime.isolation import generators_state
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def softmax(row: list[float], temperature: float) -> list[float]:
+    powers = [math.exp(value / temperature) for value in row]
+    return [power / sum(powers) for power in powers]
+
+
+def divergence_by_hand(student: Tensor, teacher: Tensor, temperature: float) -> float:
+    """T^2 times the mean over rows of the sum of p (log p - log q)."""
+    total, rows = 0.0, 0
+    for s, t in zip(student.flatten(0, -2).tolist(), teacher.flatten(0, -2).tolist(), strict=True):
+        q, p = softmax(s, temperature), softmax(t, temperature)
+        total += sum(a * (math.log(a) - math.log(b)) for a, b in zip(p, q, strict=True))
+        rows += 1
+    return temperature**2 * total / rows
+
+
+def ce_by_hand(logits: Tensor, labels: Tensor) -> float:
+    rows = zip(logits.flatten(0, -2).tolist(), labels.flatten().tolist(), strict=True)
+    return sum(-math.log(softmax(row, 1.0)[label]) for row, label in rows) / labels.numel()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("shape", [(7, 5), (2, 3, 5)])
+def test_the_weighted_sum(shape: tuple[int, ...], temperature: float) -> None:
+    student, teacher = draw(*shape, seed=1), draw(*shape, seed=2)
+    labels = torch.randint(5, shape[:-1], generator=torch.Generator().manual_seed(3))
+    loss = distillation_loss(
+        student,
+        teacher,
+        torch.tensor(1.25, dtype=torch.float64),
+        temperature=temperature,
+        distill_weight=0.7,
+        student_weight=0.2,
+        teacher_weight=0.4,
+        labels=labels,
+    )
+    expected = 0.2 * 1.25 + 0.7 * divergence_by_hand(student, teacher, temperature) + 0.4 * ce_by_hand(teacher, labels)
+    assert loss.shape == ()
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("shape", [(7, 5), (2, 3, 5)])
+def test_the_gradient_is_the_difference_of_the_shares(shape: tuple[int, ...], temperature: float) -> None:
+    student, teacher = draw(*shape, seed=1).requires_grad_(), draw(*shape, seed=2).requires_grad_()
+    zero = torch.zeros((), dtype=torch.float64)
+    distillation_loss(
+        student, teacher, zero, temperature=temperature, distill_weight=0.7, student_weight=0.2
+    ).backward()  # fmt: skip
+    q, p = (torch.softmax(x.detach() / temperature, -1) for x in (student, teacher))
+    rows = student.numel() // 5
+    assert student.grad is not None
+    assert torch.allclose(student.grad, 0.7 * temperature * (q - p) / rows, rtol=1e-12, atol=1e-15)
+    assert teacher.grad is None
+
+
+def test_half_precision_is_computed_in_single() -> None:
+    # The sum over the rows, 120,000, is above the greatest number of half precision.
+    student = torch.tensor([[0.0, -60.0]], dtype=torch.half).repeat(2000, 1)
+    teacher = torch.tensor([[-60.0, 0.0]], dtype=torch.half).repeat(2000, 1)
+    loss = distillation_loss(
+        student, teacher, torch.tensor(0.0), temperature=1.0, distill_weight=1.0, student_weight=0.0
+    )
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(60)
+
+
+def test_labels_of_another_shape() -> None:
+    logits = draw(2, 3, 6, seed=1)
+    with pytest.raises(UserError) as raised:
+        distillation_loss(
+            logits, logits, torch.tensor(1.0), temperature=1.0, distill_weight=1.0, student_weight=1.0,
+            teacher_weight=1.0, labels=torch.zeros(2, dtype=torch.int64),
+        )  # fmt: skip
+    assert str(raised.value) == "labels must have the logits' shape without the classes, [2, 3], got [2]"
 
 
 def network(seed: int, hidden: int = 6) -> nn.Sequential:
@@ -142,17 +225,6 @@ def test_attached_it_watches_training_alone() -> None:
     assert teacher.calls == 1
 
 
-def test_forward_of_an_attached_policy_runs_the_teacher_once() -> None:
-    student, teacher = network(1), Counted(network(2))
-    policy = KnowledgeDistillationPolicy(student, teacher)
-    policy.attach()
-    inputs, labels = batch()
-    for _ in range(3):
-        policy.before_backward(F.cross_entropy(policy.forward(inputs), labels))
-    assert teacher.calls == 3
-    assert teacher.recorded_calls == 0
-
-
 def test_forward_outside_of_its_time_is_the_students() -> None:
     """A scheduler attaches the policy when its epochs begin; a published loop calls forward in all of them."""
     student, teacher = network(1), Counted(network(2))
@@ -229,9 +301,7 @@ def test_a_loss_without_the_student() -> None:
     ("output", "got"),
     [
         ((torch.zeros(2, 3), torch.zeros(2)), "got tuple"),
-        ({"logits": torch.zeros(2, 3)}, "got dict"),
         (torch.zeros(2, 3, 4, 4), "got shape [2, 3, 4, 4] of torch.float32"),
-        (torch.zeros(2), "got shape [2] of torch.float32"),
         (torch.zeros(2, 3, dtype=torch.int64), "got shape [2, 3] of torch.int64"),
     ],
 )
@@ -246,14 +316,6 @@ def test_outputs_that_are_no_logits(output: Any, got: str) -> None:
     assert str(raised.value) == rule.format("teacher", got)
 
 
-def test_a_teacher_of_other_classes() -> None:
-    policy = KnowledgeDistillationPolicy(nn.Linear(4, 3), nn.Linear(4, 5))
-    loss = policy.forward(batch()[0]).sum()
-    with pytest.raises(UserError) as raised:
-        policy.before_backward(loss)
-    assert str(raised.value) == "student and teacher must give logits of one shape, got [8, 3] and [8, 5]"
-
-
 def test_a_teacher_that_is_the_student() -> None:
     student = network(1)
     with pytest.raises(UserError) as raised:
@@ -262,35 +324,58 @@ def test_a_teacher_that_is_the_student() -> None:
     assert student[0].weight.requires_grad  # nothing was frozen
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan")])
-def test_temperatures_out_of_range(temperature: float) -> None:
-    with pytest.raises(UserError) as raised:
-        KnowledgeDistillationPolicy(network(1), network(2), temperature)
-    assert str(raised.value) == f"temperature of distillation must be a number > 0, got {temperature}"
-
-
-def test_negative_weights() -> None:
-    with pytest.raises(UserError) as raised:
+def test_numbers_out_of_range() -> None:
+    for temperature in (0.0, float("inf"), float("nan")):
+        with pytest.raises(UserError, match=f"^temperature of distillation must be a number > 0, got {temperature}$"):
+            KnowledgeDistillationPolicy(network(1), network(2), temperature)
+    with pytest.raises(UserError, match=r"^loss weight student of distillation must be a number >= 0, got -0.5$"):
         KnowledgeDistillationPolicy(network(1), network(2), 1.0, DistillationLossWeights(0.5, -0.5))
-    assert str(raised.value) == "loss weight student of distillation must be a number >= 0, got -0.5"
 
 
-def test_a_student_learns_what_its_teacher_knows() -> None:
-    """No label is seen: on inputs it has not met, the student takes over the teacher's classes."""
-    torch.manual_seed(0)
-    teacher, student = nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
-    unseen = torch.randn(200, 4)
+DEFAULTS: dict[str, Any] = {
+    "kd_teacher": None, "kd_pretrained": False, "kd_resume": None, "kd_temp": 1.0, "kd_distill_wt": 0.5,
+    "kd_student_wt": 0.5, "kd_teacher_wt": 0.0, "kd_start_epoch": 0,
+}  # fmt: skip
 
-    def agreement() -> float:
-        return (student(unseen).argmax(1) == teacher(unseen).argmax(1)).double().mean().item()
 
-    before = agreement()
-    policy = KnowledgeDistillationPolicy(student, teacher, 2.0, DistillationLossWeights(1.0, 0.0))
-    optimizer = torch.optim.Adam(student.parameters(), lr=0.02)
-    for _ in range(150):
-        loss = policy.before_backward(policy.forward(torch.randn(32, 4)).sum())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert before < 0.7
-    assert agreement() > 0.95
+def parser(**more: Any) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="train", formatter_class=lambda prog: argparse.HelpFormatter(prog, width=100))
+    add_distillation_args(made, **more)
+    return made
+
+
+def test_the_published_defaults() -> None:
+    assert vars(parser().parse_args([])) == DEFAULTS
+
+
+def test_every_flag() -> None:
+    for flags, name, text, value in (
+        (("--kd-teacher",), "kd_teacher", "resnet56", "resnet56"),
+        (("--kd-resume",), "kd_resume", "best.pt", "best.pt"),
+        (("--kd-temperature", "--kd-temp"), "kd_temp", "4", 4.0),
+        (("--kd-distill-wt", "--kd-dw"), "kd_distill_wt", "0.7", 0.7),
+        (("--kd-student-wt", "--kd-sw"), "kd_student_wt", "0", 0.0),
+        (("--kd-teacher-wt", "--kd-tw"), "kd_teacher_wt", "1e-1", 0.1),
+        (("--kd-start-epoch",), "kd_start_epoch", "7", 7),
+    ):
+        for flag in flags:
+            assert vars(parser().parse_args([flag, text])) == {**DEFAULTS, name: value}
+    assert vars(parser().parse_args(["--kd-pretrained"])) == {**DEFAULTS, "kd_pretrained": True}
+    assert vars(parser(enable_pretrained=False).parse_args([])) == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--kd-temp", "0"], "argument --kd-temperature/--kd-temp: must be a number > 0, got '0'"),
+        (["--kd-temp", "hot"], "argument --kd-temperature/--kd-temp: must be a number > 0, got 'hot'"),
+        (["--kd-sw", "nan"], "argument --kd-student-wt/--kd-sw: must be a number >= 0, got 'nan'"),
+        (["--kd-start-epoch", "-2"], "argument --kd-start-epoch: must be a whole number >= 0, got '-2'"),
+        (["--kd-teacher", "resnet57"], "argument --kd-teacher: invalid choice: 'resnet57' "),
+        (["--kd-pretrained"], "unrecognized arguments: --kd-pretrained"),
+    ],
+)
+def test_values_that_are_refused(given: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser(arch_choices=["resnet20", "resnet56"], enable_pretrained=False).parse_args(given)
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"train: error: {message}")
