@@ -1,7 +1,6 @@
 """Checks and dtype conversion of a user's frame of trials: numbers as numbers, text as text, else a UserError.
 
-A frame that went through a CSV file, a spreadsheet or other code may lack columns, hold categories, or hold numbers as
-text. Every computation on a user's frame starts with these checks.
+A frame that went through a CSV file, a spreadsheet or other code may lack columns, hold categories, or numbers as text.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ def gradient_statistics(epochs: pd.DataFrame) -> pd.DataFrame:
         In the order of the rows: ``study`` (if the epochs have it), ``trial``, ``epoch``, ``step`` (iteration, from 0),
         ``estimator`` (``sgd`` or a method's name), ``layer`` (a parameter's name, empty for all together), the
         measurement's ``gradient_evaluations``, and the statistics of `trainables.gradients.moments.GradientMoments`;
-        ``mean``, ``bias`` and ``bias_noise`` are NaN for single layers. What cannot be read is left out. No rows for
-        trials without statistics.
+        ``mean``, ``bias`` and ``bias_noise`` are NaN for single layers. What cannot be read is left out.
 
     >>> text = '[{"step": 8, "estimator": "sgd", "total": {"snr": 0.5}, "layers": {"conv1": {"snr": 0.25}}}]'
     >>> found = gradient_statistics(pd.DataFrame({"trial": [3], "epoch": [1], "gradient_statistics": [text]}))

@@ -343,9 +343,6 @@ def time_beside(row: pd.Series) -> str:
 
     Empty, too, for a study that ranks by other compute than that of training, and where a time is not known.
 
-    Args:
-        row: a row of `analysis.rank`.
-
     >>> time_beside(pd.Series({"compute_saved": 0.26, "time_saved": -0.27}))
     'Its training took 27.0 % longer than that of the baseline (one measurement, beside other trials).'
     >>> time_beside(pd.Series({"compute_saved": 0.4, "time_saved": 0.12}))
