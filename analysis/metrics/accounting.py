@@ -43,8 +43,8 @@ def search_cost(trials: pd.DataFrame) -> SearchCost:
     """Return what a study's search executed.
 
     Args:
-        trials: one row per trial, as `analysis.load` gives it. Where `search_flops` is missing, a trial trained alone, so
-            its `executed_flops` count.
+        trials: one row per trial, as `analysis.load` gives it. Where `search_flops` is missing, a trial trained alone,
+            so its `executed_flops` count.
 
     >>> trials = pd.DataFrame({
     ...     "role": ["baseline", "search"], "status": "completed", "dense_flops": 1000,
