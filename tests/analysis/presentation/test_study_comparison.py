@@ -10,8 +10,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from studies import result_row, write_study
 
 from analysis.io.layout import Layout
@@ -87,46 +85,6 @@ def test_equal_outcomes_of_two_seeds_are_equal(tmp_path: Path) -> None:
     assert list(found.studies["share_of_joint_front"]) == [1.0, 1.0]
     assert found.studies["hypervolume"].nunique() == 1
     assert found.notes == ("Seeds differ (one: 0, other: 1): each accuracy loss is from the baseline of its own seed.",)
-
-
-outcome_lists = st.lists(st.tuples(st.integers(-4, 40), st.integers(-1, 8).map(lambda v: v / 10)), max_size=7)
-
-
-@pytest.mark.slow
-@settings(max_examples=10)
-@given(studies=st.lists(outcome_lists, min_size=2, max_size=3), allowed=st.integers(0, 12))
-def test_fronts_and_shares_agree_with_brute_force(
-    studies: list[Outcomes], allowed: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("studies")
-    paths = [study(folder / f"s{number}", outcomes) for number, outcomes in enumerate(studies)]
-    found = compare(paths, allowed_drop=allowed / 599)
-
-    def useful(outcomes: Outcomes) -> set[tuple[int, float]]:
-        return {(drop, saved) for drop, saved in outcomes if saved > 0 and drop / 599 < 0.05}
-
-    def front(outcomes: set[tuple[int, float]]) -> set[tuple[int, float]]:
-        return {
-            (d, s) for d, s in outcomes if not any((a <= d and b >= s and (a, b) != (d, s)) for a, b in outcomes)
-        }  # fmt: skip
-
-    joint = front(set().union(*map(useful, studies)))
-    for outcomes, row in zip(studies, found.studies.to_dict("records"), strict=True):
-        own = front(useful(outcomes))
-        assert row["front_size"] == len(own)
-        if joint:
-            assert row["share_of_joint_front"] == pytest.approx(len(own & joint) / len(joint))
-        else:
-            assert np.isnan(row["share_of_joint_front"])
-        within = [s for d, s in outcomes if d <= allowed and s > 0]
-        if within:
-            assert row["compute_saved"] == max(within)
-        else:
-            assert np.isnan(row["compute_saved"])
-        # The area under the best saving at each drop, cell by cell.
-        cells = [max([s for d, s in own if d <= place], default=0.0) for place in range(-4, 29)]
-        area = sum(cells) / 599 + max([s for _, s in own], default=0.0) * (0.05 - 29 / 599)
-        assert row["hypervolume"] == pytest.approx(area)
 
 
 def test_what_makes_studies_less_comparable_is_noted(tmp_path: Path) -> None:
