@@ -180,12 +180,9 @@ def layers(row: pd.Series) -> list[tuple[str, str]]:
     >>> layers(pd.Series({"layer_sparsity": '{"conv1.weight": 0.25, "fc.weight": 0}'}))
     [('conv1.weight', '25.0 %'), ('fc.weight', '0.0 %')]
     """
-    try:
-        found: Any = json.loads(row["layer_sparsity"])
-    except (KeyError, TypeError, ValueError):
-        return []
-    shares = found.items() if isinstance(found, dict) else ()
-    return [(name, percent(share)) for name, share in shares if isinstance(share, (int, float))]
+    text = row.get("layer_sparsity")
+    shares = json.loads(text) if isinstance(text, str) and text else {}
+    return [(name, percent(share)) for name, share in shares.items()]
 
 
 # --- Sentences on what a search cost ----------------------------------------------------------------------------------

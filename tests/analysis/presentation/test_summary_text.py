@@ -428,8 +428,8 @@ def test_sums_are_those_of_the_row() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "no JSON", None, pd.NA])
-def test_layers_that_cannot_be_read_are_none(text: object) -> None:
+@pytest.mark.parametrize("text", ["{}", "", None, pd.NA])
+def test_layers_that_were_not_measured_are_none(text: object) -> None:
     assert layers(pd.Series({"layer_sparsity": text})) == []
     assert layers(pd.Series({"trial": 1})) == []
 
