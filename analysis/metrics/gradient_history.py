@@ -76,11 +76,13 @@ def _entries(epochs: pd.DataFrame, column: str) -> Iterator[tuple[tuple[Any, ...
     if column not in epochs.columns:
         return
     names = [*(["study"] if "study" in epochs.columns else []), "trial", "epoch"]
-    some = epochs.loc[
-        ~epochs[column].fillna("").isin(["", "[]"]), [*names, column]
-    ]  # most rows of most studies have none
+    some = epochs.loc[~epochs[column].fillna("").isin(["", "[]"]), [*names, column]]
     for *place, text in some.itertuples(index=False, name=None):
-        yield tuple(place), json.loads(text)
+        try:
+            entries = [entry for entry in json.loads(text) if isinstance(entry, dict)]
+        except ValueError:  # a damaged text costs what it held
+            continue
+        yield tuple(place), entries
 
 
 def _tidy(epochs: pd.DataFrame, rows: list[tuple[Any, ...]], dtypes: dict[str, str]) -> pd.DataFrame:
