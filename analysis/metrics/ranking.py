@@ -301,7 +301,7 @@ def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]
     return found
 
 
-def difference_that_says_nothing(line: pd.DataFrame, accuracy: Any) -> NDArray[np.float64]:
+def insignificant_difference(line: pd.DataFrame, accuracy: Any) -> NDArray[np.float64]:
     """Return the difference up to which a setting and a cut dense run are about equal: a sample or the seed noise.
 
     Of other metrics than an accuracy neither is known: 0.
@@ -321,7 +321,7 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     """Return whether each trial is better in the metric than a cut dense run of the same compute, judged by one seed.
 
     Returns:
-        ``yes``, ``no`` or, within `difference_that_says_nothing`, ``about equal``, on the trials' index; NA beyond the
+        ``yes``, ``no`` or, within `insignificant_difference`, ``about equal``, on the trials' index; NA beyond the
         line's end, for its own points, for trials that save nothing or did not complete, and where the study ranks by
         other compute than that of training.
 
@@ -340,7 +340,7 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     judged = is_value(trials, "status", "completed") & (saved > ROUNDING) & ~np.isnan(reached)
     judged &= ~is_shorter(trials) & ranks_by_training(trials)
     more = quality.sign * (value - reached)
-    nothing = difference_that_says_nothing(line, (value + reached) / 2) + ROUNDING
+    nothing = insignificant_difference(line, (value + reached) / 2) + ROUNDING
     words = pd.Series(np.select([more > nothing, more < -nothing], [BEATS, LOSES], EQUAL), index=trials.index)
     return words.astype("string").mask(~judged.to_numpy())
 

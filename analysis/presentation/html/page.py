@@ -29,7 +29,7 @@ from analysis.formatting import (
 )
 from analysis.io.checked import array_of, number_of
 from analysis.metrics.accounting import search_cost, search_fraction
-from analysis.metrics.confirmation import compared, of_trial, saved_again
+from analysis.metrics.confirmation import compared, confirmation_of, retrained_saving
 from analysis.metrics.ranking import CONTROL_NAMES, baseline_of, beats_shorter, control_line
 from analysis.metrics.saving import saved_of_one
 from analysis.presentation.figures.figure import Figure, is_one_of, plain, saved, texts
@@ -167,10 +167,10 @@ def _tiles(data: ReportData) -> str:
     tiles: list[tuple[str, str, str]] = []
     best, quality, allowed = data.best, data.quality, allowed_text(data.allowed_drop, data.quality)
     if best is not None and saved_of_one(best) > 0:
-        again = of_trial(data.confirmation, best)
+        again = confirmation_of(data.confirmation, best)
         if again is not None and again["confirmed"]:
             over = f"over {plural(int(again['seeds']), 'fresh seed')}"
-            tiles.append((data.saved_words, percent(saved_again(again)), over))
+            tiles.append((data.saved_words, percent(retrained_saving(again)), over))
             beside = f"{compared(again).removesuffix(' accuracy')}, {over}; allowed {allowed}"
             tiles.append((drop_words(quality), _drop(again[quality.drop], quality), beside))
         else:
