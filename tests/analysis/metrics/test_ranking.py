@@ -94,16 +94,13 @@ def test_what_has_no_result_is_neither_ranked_nor_on_a_front() -> None:
     assert front_hypervolume(trials) == pytest.approx((0.9 - 0.45) * 0.9)
 
 
-def test_controls_are_left_out_unless_asked_for() -> None:
+def test_controls_are_left_out() -> None:
     trials = frame([(0.5, 0.3, "completed"), (0.5, 0.4, "completed")])
     trials["role"] = ["baseline", "search", "control"]
     assert analysis.rank(trials)["trial"].tolist() == [1, 0]
     assert analysis.rank(trials)["on_front"].tolist() == [True, False]
-    assert analysis.rank(trials, controls=True)["trial"].tolist() == [2, 1, 0]
     assert pareto_front(trials)["trial"].tolist() == [1]
-    assert pareto_front(trials, controls=True)["trial"].tolist() == [2]
     assert front_hypervolume(trials) == pytest.approx(0.05 * 0.3)
-    assert front_hypervolume(trials, controls=True) == pytest.approx(0.05 * 0.4)
 
 
 def test_the_hypervolume_is_the_area_above_the_reference() -> None:
