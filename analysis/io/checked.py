@@ -110,7 +110,7 @@ def group_codes(trials: pd.DataFrame, names: Sequence[str]) -> NDArray[np.int64]
     """Return a number for each combination of values in these columns; missing values are equal to each other."""
     if not names:
         return np.zeros(len(trials), dtype="int64")
-    return trials.groupby(list(names), dropna=False, sort=False, observed=True).ngroup().to_numpy(dtype="int64")
+    return np.asarray(trials.groupby(list(names), dropna=False, sort=False, observed=True).ngroup(), dtype=np.int64)
 
 
 def keys_of(trials: pd.DataFrame) -> list[str]:
