@@ -16,7 +16,7 @@ import pandas as pd
 
 from analysis.io.columns import IDENTITY, described, further_names, row_dtypes, side_by_side, trial_dtypes, typed
 from analysis.io.journal import LINE_BEGIN, JournalStudy, JournalTrial, read_study
-from analysis.io.layout import STUDY_NAME, Layout
+from analysis.io.layout import Layout
 from analysis.metrics.ranking import SHORTER, relative_names, relative_to_baseline
 from analysis.metrics.saving import quality_of
 from trainables.config import TrialConfig, field_names
@@ -186,10 +186,6 @@ def _continued(trials: list[RayTrial]) -> dict[int, dict[int, dict[str, Any]]]:
 #: Name of the folder of a trial that a search of `tune_cac` wrote.
 _OUR_NAME = re.compile(r"trial-(\d+)")
 _DTYPES = {metric.name: metric.dtype for metric in ROW}
-#: Columns that every row of `trainables.trial.Trial` has had in all versions.
-_SIGNATURE = frozenset({"epoch", "compute_saved", "executed_flops", "dense_flops"})
-#: Fields of every `TrialConfig.to_dict`.
-_OF_EVERY_TRIAL = frozenset({"workload", "epochs", "seed", "method"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +226,8 @@ def read_experiment(folder: Path) -> list[RayTrial]:
     numbered = len(ours) == len(folders)
     lines = [_read_lines(path / "result.json") for path in folders]
     params = [_params(path, rows) for path, rows in zip(folders, lines, strict=True)]
-    if not (_is_ours(params, lines) or (numbered and not any(params) and not any(lines))):
+    fields = set(field_names())
+    if any(given and not set(given.get("config", given)) <= fields for given in params):
         raise UserError(
             f"a Ray experiment must be of trainables.trial.Trial, the trials of {folder} are others: read them with "
             "ray.tune.ExperimentAnalysis"
@@ -253,20 +250,6 @@ def read_experiment(folder: Path) -> list[RayTrial]:
             )
         )
     return sorted(trials, key=lambda trial: trial.number)
-
-
-def _is_ours(params: list[dict[str, Any]], lines: list[list[dict[str, Any]]]) -> bool:
-    """Return whether the trials are `trainables.trial.Trial`, judged by their configs and, if there are any, rows."""
-    reported, fields = [rows[-1] for rows in lines if rows], set(field_names())
-    configs = [given["config"] for given in params if isinstance(given.get("config"), dict) and given["config"]]
-    if reported:  # a user may have run trainables.trial.Trial with a few fields only
-        return any(set(row) >= _SIGNATURE for row in reported) and any(set(config) <= fields for config in configs)
-    return any(map(_is_our_config, configs))
-
-
-def _is_our_config(found: Any) -> bool:
-    """Return whether this is a dict of fields of `TrialConfig` only, with those that every trial has."""
-    return isinstance(found, dict) and _OF_EVERY_TRIAL <= set(found) <= set(field_names())
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -387,7 +370,7 @@ def _load_one(source: Source) -> pd.DataFrame:
 def _of_journal(path: Path) -> pd.DataFrame:
     study = read_study(path)
     configs = [trial.user_attrs.get("config") for trial in study.trials if trial.values or trial.user_attrs]
-    if not any(map(_is_our_config, configs)) and (study.name != STUDY_NAME or None in configs):
+    if configs and not any(isinstance(config, dict) for config in configs):
         raise UserError(
             f"a journal must be of a search of tune_cac, the study {study.name} of {path} is of another program: read "
             "it with optuna.load_study"

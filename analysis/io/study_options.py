@@ -49,9 +49,9 @@ def option(
 
     Args:
         default: its default; None where that is found out later.
-        meaning: what it is, for the command line, Python and the docs.
+        meaning: its description for users.
         flag: its flag; empty for ``--name-of-the-field``.
-        metavar: name of the value in the help.
+        metavar: name of the value in the help; None for the flag's.
         at_least: smallest value of a number.
         at_most: largest value of a number.
         default_words: the default in words, where the value does not say it.
@@ -69,7 +69,7 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A declared option; see `option`."""
+    """A declared option; attributes without a text are the arguments of `option`."""
 
     name: str
     """Its name in Python."""
@@ -78,21 +78,14 @@ class Option:
     type: type
     """Type of a value: str, int, float, bool, or Sequence or Mapping for a flag that may be repeated."""
     default: Any
-    """Its default."""
     default_text: str
     """Its default in words; empty for none."""
     meaning: str
-    """Its description for users."""
     metavar: str | None
-    """Name of the value in the help; None for the flag's."""
     at_least: int | None
-    """Smallest value of a number."""
     at_most: int | None
-    """Largest value of a number."""
     on_resume: bool
-    """True if a resumed study takes it anew."""
     rare: bool
-    """True if ``--help`` leaves it to ``--help-all``."""
 
     @property
     def text(self) -> str:

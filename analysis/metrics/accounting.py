@@ -40,11 +40,11 @@ class SearchCost:
 
 
 def search_cost(trials: pd.DataFrame) -> SearchCost:
-    """Sum up what a study's search executed.
+    """Return what a study's search executed.
 
     Args:
         trials: one row per trial, as `analysis.load` gives it. Where `search_flops` is missing, a trial trained alone,
-            so its `executed_flops` count. A trial that executed 0 FLOPs adds 0.
+            so its `executed_flops` count.
 
     >>> trials = pd.DataFrame({
     ...     "role": ["baseline", "search"], "status": "completed", "dense_flops": 1000,

@@ -335,7 +335,7 @@ def read_confirmation(layout: Layout, ranking: pd.DataFrame, *, allowed_drop: fl
     return table if len(table) else None
 
 
-def of_trial(confirmation: pd.DataFrame | None, trial: pd.Series) -> pd.Series | None:
+def confirmation_of(confirmation: pd.DataFrame | None, trial: pd.Series) -> pd.Series | None:
     """Return the confirmation's row for the outcome of a ranked trial; None where that was not retrained."""
     if confirmation is None:
         return None
@@ -351,7 +351,7 @@ def compared(row: pd.Series) -> str:
     return str(row.get("compared", "test accuracy"))
 
 
-def saved_again(row: pd.Series) -> float:
+def retrained_saving(row: pd.Series) -> float:
     """Return what a candidate saves of the ranked compute on fresh seeds; in old tables, of the training compute."""
     return float(row.get("saved", row["compute_saved"]))
 

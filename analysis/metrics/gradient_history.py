@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,8 +18,6 @@ _CLUSTERS = {
     "trial": "int64", "epoch": "int64", "cluster": "int64", "size": "int64", "share": "float64", "spread": "float64",
     "examples": "object",
 }  # fmt: skip
-#: Larger numbers are no steps and no sizes, and int64 would not hold them.
-_MOST = 2**53
 
 
 def gradient_statistics(epochs: pd.DataFrame) -> pd.DataFrame:
@@ -34,28 +30,19 @@ def gradient_statistics(epochs: pd.DataFrame) -> pd.DataFrame:
         In the order of the rows: ``study`` (if the epochs have it), ``trial``, ``epoch``, ``step`` (iteration, from 0),
         ``estimator`` (``sgd`` or a method's name), ``layer`` (a parameter's name, empty for all together), the
         measurement's ``gradient_evaluations``, and the statistics of `trainables.gradients.moments.GradientMoments`;
-        ``mean``, ``bias`` and ``bias_noise`` are NaN for single layers. What cannot be read is left out. No rows for
-        trials without statistics.
+        ``mean``, ``bias`` and ``bias_noise`` are NaN for single layers.
 
     >>> text = '[{"step": 8, "estimator": "sgd", "total": {"snr": 0.5}, "layers": {"conv1": {"snr": 0.25}}}]'
     >>> found = gradient_statistics(pd.DataFrame({"trial": [3], "epoch": [1], "gradient_statistics": [text]}))
     >>> found[["trial", "step", "layer", "snr"]].values.tolist()
     [[3, 8, '', 0.5], [3, 8, 'conv1', 0.25]]
     """
-    rows = []
-    for place, entries in _entries(epochs, "gradient_statistics"):
-        for entry in entries:
-            step, estimator, total = _count(entry.get("step")), entry.get("estimator"), entry.get("total")
-            if step is None or not isinstance(estimator, str) or not isinstance(total, dict):
-                continue
-            named = entry.get("layers")
-            layers = {"": total} | (named if isinstance(named, dict) else {}) | {"": total}
-            cost = _number(entry.get("gradient_evaluations"))
-            rows += [
-                (*place, step, estimator, layer, cost, *(_number(found.get(name)) for name in _MOMENTS))
-                for layer, found in layers.items()
-                if isinstance(found, dict)
-            ]
+    rows = [
+        (*place, entry["step"], entry["estimator"], layer, entry.get("gradient_evaluations"), *map(found.get, _MOMENTS))
+        for place, entries in _entries(epochs, "gradient_statistics")
+        for entry in entries
+        for layer, found in {"": entry["total"], **entry.get("layers", {})}.items()
+    ]
     return _tidy(epochs, rows, _STATISTICS)
 
 
@@ -68,7 +55,7 @@ def gradient_clusters(epochs: pd.DataFrame) -> pd.DataFrame:
     Returns:
         One row per cluster: ``study`` (if the epochs have it), ``trial``, ``epoch``, ``cluster`` (from 0), ``size``
         (samples), ``share`` (of all clusters' samples), ``spread`` (mean squared distance of the gradients from the
-        centre), ``examples`` (a tuple: numbers of the samples nearest to it). What cannot be read is left out.
+        centre), ``examples`` (a tuple: numbers of the samples nearest to it).
 
     >>> text = '[{"size": 3, "spread": 0.5, "examples": [7, 1]}, {"size": 1, "spread": 0.0, "examples": [4]}]'
     >>> found = gradient_clusters(pd.DataFrame({"trial": [3], "epoch": [30], "gradient_clusters": [text]}))
@@ -77,52 +64,28 @@ def gradient_clusters(epochs: pd.DataFrame) -> pd.DataFrame:
     """
     rows: list[tuple[Any, ...]] = []
     for place, entries in _entries(epochs, "gradient_clusters"):
-        sizes = [_count(entry.get("size")) for entry in entries]
-        total = sum(size for size in sizes if size)
-        found = [(size, entry) for size, entry in zip(sizes, entries, strict=True) if size]
-        for number, (size, entry) in enumerate(sorted(found, key=lambda pair: -pair[0])):
-            named = entry.get("examples")
-            examples = [_count(sample) for sample in named] if isinstance(named, list) else []
-            kept = tuple(sample for sample in examples if sample is not None)
-            rows.append((*place, number, size, size / total, _number(entry.get("spread")), kept))
+        total = sum(entry["size"] for entry in entries)
+        for number, entry in enumerate(sorted(entries, key=lambda entry: -entry["size"])):
+            size, examples = entry["size"], tuple(entry["examples"])
+            rows.append((*place, number, size, size / total, entry["spread"], examples))
     return _tidy(epochs, rows, _CLUSTERS)
 
 
 def _entries(epochs: pd.DataFrame, column: str) -> Iterator[tuple[tuple[Any, ...], list[dict[str, Any]]]]:
-    """Yield study (if there), trial and epoch, and the entries of a column of JSON lists, where there are any.
-
-    Nearly all rows of most studies are empty, so these are left out before anything is looked at one by one.
-    """
+    """Yield study (if there), trial and epoch, and the entries of a column of JSON lists, where there are any."""
     if column not in epochs.columns:
         return
-    texts = epochs[column].astype("string")
-    some = epochs.loc[(texts.notna() & (texts != "[]")).to_numpy(dtype=bool), [*_names(epochs), column]]
+    names = [*(["study"] if "study" in epochs.columns else []), "trial", "epoch"]
+    some = epochs.loc[~epochs[column].fillna("").isin(["", "[]"]), [*names, column]]
     for *place, text in some.itertuples(index=False, name=None):
         try:
-            found = json.loads(text)
-        except (TypeError, ValueError, RecursionError):
+            entries = [entry for entry in json.loads(text) if isinstance(entry, dict)]
+        except ValueError:  # a damaged text costs what it held
             continue
-        entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
-        if entries and not any(pd.isna(name) for name in place):
-            yield tuple(place), entries
-
-
-def _names(epochs: pd.DataFrame) -> list[str]:
-    return [*(["study"] if "study" in epochs.columns else []), "trial", "epoch"]
+        yield tuple(place), entries
 
 
 def _tidy(epochs: pd.DataFrame, rows: list[tuple[Any, ...]], dtypes: dict[str, str]) -> pd.DataFrame:
     if "study" in epochs.columns:
         dtypes = {"study": "string", **dtypes}
     return pd.DataFrame(rows, columns=list(dtypes)).astype(dtypes)
-
-
-def _number(value: Any) -> float:
-    """Return a number of JSON; NaN for anything else, and for one that is not finite."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
-        return math.nan
-    return float(value)
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST else None

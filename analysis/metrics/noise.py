@@ -58,12 +58,11 @@ def is_constant(values: ArrayLike) -> bool:
 def seed_noise(accuracy: Any, resolution: float | None) -> NDArray[np.float64]:
     """Estimate the standard deviation of the accuracy difference of two trainings that differ only in their seeds.
 
-    Two networks trained with different seeds misclassify different samples. If all samples had the same probability of
-    error, the accuracy of one training would have the variance e (1 - e) / n, which is the upper bound. If ensembles
-    are calibrated (among samples for which a share p of the networks predicts a class, a share p has that class), as is
-    observed, it is e / 2n for two classes (Jordan 2023, "On the variance of neural network training with respect to
-    test sets and distributions", arXiv 2304.01910). The variance of a difference is twice the smaller of the two. On
-    digits that is .006; 12 seeds of five lengths gave .004 to .007.
+    If all samples had the same probability of error, the accuracy of one training would have the variance e (1 - e) /
+    n, which is the upper bound. If ensembles are calibrated (among samples for which a share p of the networks predicts
+    a class, a share p has that class), as is observed, it is e / 2n for two classes (Jordan 2023, "On the variance of
+    neural network training with respect to test sets and distributions", arXiv 2304.01910). The variance of a
+    difference is twice the smaller of the two. On digits that is .006; 12 seeds of five lengths gave .004 to .007.
 
     Args:
         accuracy: fractions, of any shape.

@@ -61,18 +61,14 @@ def _front_by_pairs(ordered: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def hypervolume(values: ArrayLike, reference: ArrayLike) -> float:
-    """Compute the exact volume that the rows dominate above a reference point.
+    """Compute the exact volume that the rows dominate above a reference point, in the product of the columns' units.
 
-    One and two columns take a sweep; more are cut along the last column, and from each slice the part that better rows
-    cover is subtracted (While, Bradstreet and Barone 2012, "A fast way of calculating exact hypervolumes"): about
-    n^(M - 1) steps for n rows on the front.
+    Two columns take a sweep; more are cut along the last column, and from each slice the part that better rows cover is
+    subtracted (While, Bradstreet and Barone 2012, "A fast way of calculating exact hypervolumes").
 
     Args:
         values: (N, M) finite numbers, M >= 1, in any order, with or without dominated rows.
         reference: (M,) finite numbers. A row that is not better than it in every column adds nothing.
-
-    Returns:
-        The volume in the product of the columns' units, 0 if no row is better than the reference.
 
     Raises:
         UserError: the shapes do not fit, or a number is not finite.
@@ -113,9 +109,9 @@ def _volume(above: NDArray[np.float64]) -> float:
 def knee(values: ArrayLike) -> int | None:
     """Return the number of the knee: the row of the front farthest above the line between its ends.
 
-    Each column is scaled to [0, 1] over the front. The knee is the row farthest above the hyperplane through the
-    scaled corners (1, 0, ...), (0, 1, ...), ..., that is, the one with the greatest sum; with two columns this is the
-    knee of Das 1999, "On characterizing the knee of the Pareto curve".
+    Each column is scaled to [0, 1] over the front. The knee is the row farthest above the hyperplane through the scaled
+    corners (1, 0, ...), (0, 1, ...), ..., that is, the one with the greatest sum; with two columns this is the knee of
+    Das 1999, "On characterizing the knee of the Pareto curve".
 
     Args:
         values: (N, M) finite numbers.

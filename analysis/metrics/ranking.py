@@ -11,7 +11,7 @@ Compute is that of training, that of inference or their mean, as the study speci
 | tie in the order | the higher accuracy first, then the earlier trial | |
 | equal in all objectives | see tie | on the front together, counted once in the volume |
 | duplicate of an earlier one (`analysis.metrics.duplicates`) | stays; `duplicate_of` is the earlier trial | stays |
-| role ``control`` | left out unless `controls=True` | left out unless `controls=True` |
+| role ``control`` | left out | left out |
 | role ``baseline`` | ranked like any other: it saves nothing at no loss | like any other |
 
 What is said of accuracy holds for a study's own metric, too: a higher accuracy is a better value of it. Among trials of
@@ -301,7 +301,7 @@ def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]
     return found
 
 
-def difference_that_says_nothing(line: pd.DataFrame, accuracy: Any) -> NDArray[np.float64]:
+def insignificant_difference(line: pd.DataFrame, accuracy: Any) -> NDArray[np.float64]:
     """Return the difference up to which a setting and a cut dense run are about equal: a sample or the seed noise.
 
     Of other metrics than an accuracy neither is known: 0.
@@ -321,7 +321,7 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     """Return whether each trial is better in the metric than a cut dense run of the same compute, judged by one seed.
 
     Returns:
-        ``yes``, ``no`` or, within `difference_that_says_nothing`, ``about equal``, on the trials' index; NA beyond the
+        ``yes``, ``no`` or, within `insignificant_difference`, ``about equal``, on the trials' index; NA beyond the
         line's end, for its own points, for trials that save nothing or did not complete, and where the study ranks by
         other compute than that of training.
 
@@ -340,7 +340,7 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     judged = is_value(trials, "status", "completed") & (saved > ROUNDING) & ~np.isnan(reached)
     judged &= ~is_shorter(trials) & ranks_by_training(trials)
     more = quality.sign * (value - reached)
-    nothing = difference_that_says_nothing(line, (value + reached) / 2) + ROUNDING
+    nothing = insignificant_difference(line, (value + reached) / 2) + ROUNDING
     words = pd.Series(np.select([more > nothing, more < -nothing], [BEATS, LOSES], EQUAL), index=trials.index)
     return words.astype("string").mask(~judged.to_numpy())
 
@@ -358,9 +358,7 @@ def price_unit(quality: Quality) -> str:
     return f"a {'point' if quality.is_fraction else 'unit'} of {quality.name}"
 
 
-def rank(
-    trials: pd.DataFrame, *, allowed_drop: float | str | None = None, price: float | None = None, controls: bool = False
-) -> pd.DataFrame:
+def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None, price: float | None = None) -> pd.DataFrame:
     """Return the completed trials, best first.
 
     Without a price: first trials within the allowed accuracy loss by `saved`, then the others by their loss (smallest
@@ -373,7 +371,6 @@ def rank(
             largest drop in its unit, >= 0; or text such as ``2%`` of the baseline's value. By default 0.005, and 1 % of
             a metric that is no fraction.
         price: price of a point (0.01) of accuracy, or of a unit of another metric, as a fraction of the compute, > 0.
-        controls: whether trials of role ``control`` are ranked, too.
 
     Returns:
         The trials with `rank` (from 1), `within_drop`, `on_front` (of accuracy and `saved`, among the ranked) and
@@ -408,7 +405,7 @@ def rank(
     trials = trials.reset_index(drop=True).copy()  # one block a type: pandas warns of frames in more than 100
     check_distinct_trials(trials)
     _add_drops(trials, quality)
-    done = trials[_has_result(trials, controls=controls)].copy(deep=False)
+    done = trials[_has_result(trials)].copy(deep=False)
     if len(done) and done[quality.name].isna().all():
         raise UserError(
             f"no completed trial has a value in the column '{quality.name}': give it a metric of your own, a fraction "
@@ -465,9 +462,7 @@ def best(ranking: pd.DataFrame, *, sure: float = 0.0) -> pd.Series | None:
     return within.iloc[0] if len(within) else None
 
 
-def pareto_front(
-    trials: pd.DataFrame, objectives: Sequence[str] | None = None, *, controls: bool = False
-) -> pd.DataFrame:
+def pareto_front(trials: pd.DataFrame, objectives: Sequence[str] | None = None) -> pd.DataFrame:
     """Return the trials on the Pareto front.
 
     A trial is on the front unless another is at least as good in every objective and better in one; trials with equal
@@ -478,7 +473,6 @@ def pareto_front(
         objectives: columns of `trainables.metrics.METRICS` that have a direction, at least one; by default accuracy
             (for several studies or seeds the accuracy loss against the baseline of each) and the compute saved that
             the study ranks by.
-        controls: whether trials of role ``control`` count, too.
 
     Returns:
         The front, best in the last objective first (by default: most saved), ties by the objective before it.
@@ -499,17 +493,13 @@ def pareto_front(
     >>> pareto_front(trials, ["compute_saved"])["trial"].tolist()
     [2]
     """
-    *_, values = _counting(trials, objectives, controls=controls)
+    *_, values = _counting(trials, objectives)
     front = values[non_dominated(values)]
     return trials.iloc[front.index[np.lexsort(-front.to_numpy().T)]]
 
 
 def front_hypervolume(
-    trials: pd.DataFrame,
-    objectives: Sequence[str] | None = None,
-    reference: Sequence[float] | None = None,
-    *,
-    controls: bool = False,
+    trials: pd.DataFrame, objectives: Sequence[str] | None = None, reference: Sequence[float] | None = None
 ) -> float:
     """Compute the volume of the objectives that the trials dominate above a reference, in the product of their units.
 
@@ -519,7 +509,6 @@ def front_hypervolume(
         reference: one number per objective, in its units; trials that are not better in every objective add nothing.
             By default the mean of the completed baselines, with accuracies less and accuracy losses more by
             `GIVEN_AWAY`. Volumes are comparable only with the same reference.
-        controls: as for `pareto_front`.
 
     Raises:
         UserError: as `pareto_front`; there is no baseline for a default reference; the reference has another length.
@@ -533,7 +522,7 @@ def front_hypervolume(
     >>> round(front_hypervolume(trials, reference=(0.95, 0.1)), 6)
     0.002
     """
-    done, objectives, quality, values = _counting(trials, objectives, controls=controls)
+    done, objectives, quality, values = _counting(trials, objectives)
     values = values.loc[np.isfinite(values.to_numpy()).all(axis=1)]
     if reference is not None:
         if len(reference) != len(objectives):
@@ -554,9 +543,7 @@ def front_hypervolume(
     return hypervolume(values, point - worse)
 
 
-def knee_trial(
-    trials: pd.DataFrame, objectives: Sequence[str] | None = None, *, controls: bool = False
-) -> pd.Series | None:
+def knee_trial(trials: pd.DataFrame, objectives: Sequence[str] | None = None) -> pd.Series | None:
     """Return the trial at the knee of the front (`pareto.knee`), None if the front has no knee.
 
     Args and errors are those of `pareto_front`; of trials with equal values it is the earlier row.
@@ -568,13 +555,13 @@ def knee_trial(
     >>> int(knee_trial(trials)["trial"])
     1
     """
-    *_, values = _counting(trials, objectives, controls=controls)
+    *_, values = _counting(trials, objectives)
     place = knee(values)
     return None if place is None else trials.iloc[values.index[place]]
 
 
 def _counting(
-    trials: pd.DataFrame, objectives: Sequence[str] | None, *, controls: bool
+    trials: pd.DataFrame, objectives: Sequence[str] | None
 ) -> tuple[pd.DataFrame, Sequence[str], Quality, pd.DataFrame]:
     """Return the trials that count, the objectives, the metric, and the known values to maximise.
 
@@ -583,7 +570,7 @@ def _counting(
     quality = quality_of(trials)
     drops = {quality.name: quality.drop, quality.test: quality.test_drop}
     table = plain(trials, needed=("status",)).reset_index(drop=True)
-    done = table[_has_result(table, controls=controls)]
+    done = table[_has_result(table)]
     several = _are_several(done)
     if objectives is None:
         saved = objectives_of(saving_of(done))[1] if len(savings_of(done)) < 2 else SAVED
@@ -633,9 +620,8 @@ def _warn_of_missing_baselines(done: pd.DataFrame, trials: pd.DataFrame) -> None
     )
 
 
-def _has_result(trials: pd.DataFrame, *, controls: bool) -> pd.Series[bool]:
-    done = is_value(trials, "status", "completed")
-    return done if controls else done & ~is_value(trials, "role", "control")
+def _has_result(trials: pd.DataFrame) -> pd.Series[bool]:
+    return is_value(trials, "status", "completed") & ~is_value(trials, "role", "control")
 
 
 def _signs(objectives: Sequence[str], quality: Quality) -> NDArray[np.float64]:

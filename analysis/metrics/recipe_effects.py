@@ -26,9 +26,9 @@ def recipe_effects(trials: pd.DataFrame) -> pd.DataFrame:
         trials: as `analysis.load` gives them. Completed trials count, the baseline among them.
 
     Returns:
-        ``field``, ``value`` (text), ``trials`` (that had it), ``time_saved`` and ``memory_saved`` (shares of training
-        time and peak memory, negative where it costs), ``quality_change`` (of the study's metric, in its unit). NaN
-        where the trials cannot tell choices apart, as where two were always tried together.
+        ``field``, ``value`` (text), ``trials`` (that had it), ``time_saved`` and ``memory_saved`` (shares, negative
+        where it costs), ``quality_change`` (in the metric's unit). NaN where the trials cannot tell choices apart, as
+        where two were always tried together.
 
     >>> trials = pd.DataFrame({
     ...     "status": "completed", "precision": [None, "bfloat16", None, "bfloat16"],

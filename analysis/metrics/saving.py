@@ -1,4 +1,4 @@
-"""The compute that trials of a study are ranked by (`trainables.savings`), read from their rows."""
+"""The metric and the compute that trials of a study are compared and ranked by, read from their rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from analysis.io.checked import number_of, numbers_of
 from trainables.errors import UserError
 from trainables.quality import ACCURACY, QUALITY_FIELDS, Quality, quality_in
 from trainables.savings import BOTH, INFERENCE, SAVED, TIME, TRAINING, ranked_saving
-
-# --- The metric by which trials of a study are compared (`trainables.quality`), read from their rows ------------------
 
 
 def quality_of(trials: pd.DataFrame | pd.Series | None) -> Quality:
@@ -44,18 +42,12 @@ def _text(value: Any) -> str | None:
     return None if value is None or pd.isna(value) or value == "" else str(value)
 
 
-# --- The compute that trials of a study are ranked by -----------------------------------------------------------------
-
-
 def saved_of(trials: pd.DataFrame) -> pd.Series[float]:
-    """Return what each trial saves of the compute that its study ranks by.
+    """Return what each trial saves of the compute that its study ranks by: fractions, NaN where not known.
 
     Args:
-        trials: one row per trial, with a column ``compute_saved``, which is returned where there is no column
-            ``saving`` or ``inference_saved``, as in a table of a few columns, and for rows without a ``saving``.
-
-    Returns:
-        Fractions, float64; NaN where not known.
+        trials: one row per trial, with a column ``compute_saved``, which counts where there is no column ``saving`` or
+            ``inference_saved`` and for rows without a ``saving``.
 
     >>> trials = pd.DataFrame({
     ...     "saving": [None, "training", "inference", "both"], "compute_saved": 0.2, "inference_saved": 0.6,
@@ -91,10 +83,7 @@ def _is(trials: pd.DataFrame, saving: str) -> pd.Series[bool]:
 
 
 def saving_of(trials: pd.DataFrame | pd.Series | None) -> str:
-    """Return what a study ranks by, from its first trial with a ``saving``: ``training``, ``inference`` or ``both``.
-
-    Args:
-        trials: rows of one study, or one row. Where there is no ``saving``, and for None: training.
+    """Return what a study ranks by, from its first trial with a ``saving``; training where none has one, and for None.
 
     >>> saving_of(pd.DataFrame({"saving": [None, "both"]})), saving_of(pd.Series({"trial": 1}))
     ('both', 'training')

@@ -43,13 +43,6 @@ _COLUMNS = {
     BOTH: ((f"{saved_words(BOTH)} (%)", SAVED), _TRAINING, *_INFERENCE),
     TIME: (("training time saved (%)", "time_saved"), ("peak memory saved (%)", "peak_memory_saved")),
 }
-_LATEX = str.maketrans(
-    {character: rf"\{character}" for character in "&%$#_{}"}
-    | {
-        "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-        "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
-    }
-)  # fmt: skip
 _MARKDOWN = str.maketrans({character: "\\" + character for character in "\\|*_`<>[]"})
 
 
@@ -179,21 +172,10 @@ def hidden_columns(trials: pd.DataFrame) -> list[str]:
     return [name for name in trials.columns if name.startswith("test_")]
 
 
-def latex_text(text: str) -> str:
-    r"""Escape text for LaTeX and put it on one line.
-
-    >>> print(latex_text("50 % of a_b & {c}"))
-    50 \% of a\_b \& \{c\}
-    """
-    return one_line(text).translate(_LATEX)
-
-
 def _latex(cells: list[list[str]]) -> str:
-    head, *rows = [" & ".join(map(latex_text, row)) + " \\\\\n" for row in cells]
-    return (
-        f"% Needs \\usepackage{{booktabs}}.\n\\begin{{tabular}}{{{'r' * (len(cells[0]) - 1)}l}}\n"
-        f"\\toprule\n{head}\\midrule\n{''.join(rows)}\\bottomrule\n\\end{{tabular}}\n"
-    )
+    table = pd.DataFrame(cells[1:], columns=cells[0]).map(one_line)
+    text = table.to_latex(index=False, escape=True, column_format="r" * (len(cells[0]) - 1) + "l")
+    return f"% Needs \\usepackage{{booktabs}}.\n{text}"
 
 
 def _markdown(cells: list[list[str]]) -> str:

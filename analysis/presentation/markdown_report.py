@@ -22,7 +22,7 @@ from analysis.formatting import (
 from analysis.io.checked import number_of
 from analysis.io.layout import StudyInfo
 from analysis.metrics.accounting import SearchCost, search_cost, search_fraction
-from analysis.metrics.confirmation import compared, saved_again
+from analysis.metrics.confirmation import compared, retrained_saving
 from analysis.metrics.ranking import RANDOM_STOPS, allowed_limit, baseline_of, beats_shorter, control_line
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.figures.figure import stop_events
@@ -136,7 +136,7 @@ def confirmation_table(confirmation: pd.DataFrame, saved: str, allowed: float, q
             drop_number(row[name], quality, allowed=allowed, sign="+")
             for name in (quality.drop, "drop_low", "drop_high")
         )
-        again = percent(saved_again(row)) if row["seeds"] > 0 else "-"
+        again = percent(retrained_saving(row)) if row["seeds"] > 0 else "-"
         interval = f"{low} to {high}" if row["seeds"] > 1 else "-"
         confidence = "" if pd.isna(row["confidence"]) else whole_percent(row["confidence"])
         found = [str(row["candidate"]), str(row["seeds"]), again, drop, interval, confidence]
@@ -180,12 +180,9 @@ def layers(row: pd.Series) -> list[tuple[str, str]]:
     >>> layers(pd.Series({"layer_sparsity": '{"conv1.weight": 0.25, "fc.weight": 0}'}))
     [('conv1.weight', '25.0 %'), ('fc.weight', '0.0 %')]
     """
-    try:
-        found: Any = json.loads(row["layer_sparsity"])
-    except (KeyError, TypeError, ValueError):
-        return []
-    shares = found.items() if isinstance(found, dict) else ()
-    return [(name, percent(share)) for name, share in shares if isinstance(share, (int, float))]
+    text = row.get("layer_sparsity")
+    shares = json.loads(text) if isinstance(text, str) and text else {}
+    return [(name, percent(share)) for name, share in shares.items()]
 
 
 # --- Sentences on what a search cost ----------------------------------------------------------------------------------

@@ -78,8 +78,8 @@ _CODE: Mapping[str, Mapping[Any, tuple[str, ...]]] = {
         )
     },
     "fused_optimizer": {
-        True: ("optimizer = torch.optim.{optimizer}(..., fused=True)",),
-        False: ("optimizer = torch.optim.{optimizer}(..., foreach=True)",),
+        True: ("optimizer = torch.optim.SGD(..., fused=True)",),
+        False: ("optimizer = torch.optim.SGD(..., foreach=True)",),
     },
     "activation_checkpointing": {
         "blocks": ("value = torch.utils.checkpoint.checkpoint(block, value, use_reentrant=False)  # for each block",),
@@ -109,12 +109,11 @@ RECIPE_NOTE = (
 )
 
 
-def recipe_lines(values: Mapping[str, Any], optimizer: str = "SGD") -> list[str]:
+def recipe_lines(values: Mapping[str, Any]) -> list[str]:
     """Return Python lines that give a script this recipe.
 
     Args:
         values: fields of `TrialConfig`; None: not set.
-        optimizer: class of torch.optim that the script uses.
 
     >>> recipe_lines({"loader_workers": 2, "clip_grad_norm": 0.5})
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -125,7 +124,7 @@ def recipe_lines(values: Mapping[str, Any], optimizer: str = "SGD") -> list[str]
     for name in RECIPE_FIELDS:
         if (value := values.get(name)) is not None:
             code = _CODE.get(name, {})
-            lines += [line.format(value=value, optimizer=optimizer) for line in code.get(value, code.get(None, ()))]
+            lines += [line.format(value=value) for line in code.get(value, code.get(None, ()))]
     return lines
 
 

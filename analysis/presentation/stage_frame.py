@@ -168,7 +168,7 @@ def stage_frame(path: str | Path) -> pd.DataFrame:
     tree, trials = Layout(Path(path)).shared_tree, load(path)
     saving, quality = saving_of(trials), quality_of(trials)
     done = trials[trials["status"] == "completed"]
-    last = {} if "stage" not in done else dict(zip(done["trial"].map(int), done["stage"].fillna(""), strict=True))
+    last = dict(zip(done["trial"].map(int), done["stage"].fillna(""), strict=True))
     checkpoints = Checkpoints(tree, budget_bytes=0)  # only reads
     stores = [StageStore(tree, root) for root in roots(tree)]
     known = [(store, facts) for store in stores if (facts := store.read("root.json")) is not None]

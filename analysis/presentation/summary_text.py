@@ -26,7 +26,7 @@ from analysis.formatting import (
 )
 from analysis.io.checked import number_of, numbers_of
 from analysis.io.layout import StudyInfo
-from analysis.metrics.confirmation import compared, of_trial, saved_again, without_refuted
+from analysis.metrics.confirmation import compared, confirmation_of, retrained_saving, without_refuted
 from analysis.metrics.duplicates import outcomes
 from analysis.metrics.noise import is_unsure
 from analysis.metrics.ranking import (
@@ -35,7 +35,7 @@ from analysis.metrics.ranking import (
     accuracy_when_shorter,
     baseline_of,
     beats_shorter,
-    difference_that_says_nothing,
+    insignificant_difference,
     price_unit,
     reference_values,
 )
@@ -223,7 +223,7 @@ def headline(
     if best is None or saved_of_one(best) <= 0:
         said = _nothing(ranking, allowed_drop, confirmation, sure)
         return f"{said} {why_little[0].upper()}{why_little[1:]}." if why_little else said
-    again, words = of_trial(confirmation, best), _DropWords(best, allowed_drop)
+    again, words = confirmation_of(confirmation, best), _DropWords(best, allowed_drop)
     share = share_words(saving_of(best))
     share += "," if "," in share else ""
     if length := cut_words(best):
@@ -235,7 +235,7 @@ def headline(
         unsure = _less_sure(without_refuted(ranking, confirmation), saved_of_one(best), sure)
     elif again["confirmed"]:
         text = (
-            f"You can skip {percent(saved_again(again))} of {share} {words.at(again[quality.drop])} in "
+            f"You can skip {percent(retrained_saving(again))} of {share} {words.at(again[quality.drop])} in "
             f"{compared(again)} (allowed: {words.allowed}); confirmed over {plural(again['seeds'], 'seed')}: "
             f"{words.at_most(again['drop_high'])} with {whole_percent(again['confidence'])} confidence."
         )
@@ -343,9 +343,6 @@ def time_beside(row: pd.Series) -> str:
 
     Empty, too, for a study that ranks by other compute than that of training, and where a time is not known.
 
-    Args:
-        row: a row of `analysis.rank`.
-
     >>> time_beside(pd.Series({"compute_saved": 0.26, "time_saved": -0.27}))
     'Its training took 27.0 % longer than that of the baseline (one measurement, beside other trials).'
     >>> time_beside(pd.Series({"compute_saved": 0.4, "time_saved": 0.12}))
@@ -368,7 +365,7 @@ def _again(again: pd.Series, words: _DropWords) -> str:
     if again["seeds"] == 0:
         return failed or "it was not retrained to the end"
     drop = f"{words.at(again[words.quality.drop])} in {compared(again)}"
-    found = f"over {plural(again['seeds'], 'fresh seed')} it skips {percent(saved_again(again))} {drop}"
+    found = f"over {plural(again['seeds'], 'fresh seed')} it skips {percent(retrained_saving(again))} {drop}"
     if again["seeds"] >= 2:
         found += f", and {words.at_most(again['drop_high'])}"
     return f"{found}; {failed}" if failed else found
@@ -407,7 +404,7 @@ def _against_shorter(best: pd.Series, line: pd.DataFrame | None, *, confirmed: b
         f"this setting {value_text(best[quality.name], quality)}"
     )
     if word == EQUAL and quality.is_accuracy:
-        nothing = float(difference_that_says_nothing(line, (best[quality.name] + reached) / 2))
+        nothing = float(insignificant_difference(line, (best[quality.name] + reached) / 2))
         said += f" (another seed alone makes about {nothing:.4f})"
     return f"{said}; no cut dense run was trained on fresh seeds." if confirmed else f"{said}."
 
@@ -498,7 +495,7 @@ def _about_answer(
         value = f"{metric_words(quality)} {value_text(reached, quality)}"
         lines.append(f"# Dense run cut to the same compute: {value} on that seed; beaten: {word}.")
     lines += comment_lines(same_run)
-    again = of_trial(confirmation, best)
+    again = confirmation_of(confirmation, best)
     if again is None:
         return [*lines, f"# {_one_seed(best)}"]
     if not again["confirmed"]:
@@ -506,7 +503,7 @@ def _about_answer(
     split = "" if pd.isna(best.get(quality.test)) else " and the test split"
     return [
         *lines,
-        f"# Confirmed on {plural(again['seeds'], 'fresh seed')}{split}: {saved} {percent(saved_again(again))},",
+        f"# Confirmed on {plural(again['seeds'], 'fresh seed')}{split}: {saved} {percent(retrained_saving(again))},",
         f"#   {drop_words(quality)} {drop_text(again[quality.drop], quality)}; {words.at_most(again['drop_high'])} "
         f"with {whole_percent(again['confidence'])} confidence.",
     ]

@@ -41,12 +41,8 @@ def is_one_of(frame: pd.DataFrame, name: str, *wanted: str) -> NDArray[np.bool_]
 
 
 def stop_events(value: Any) -> list[dict[str, Any]]:
-    """Return the stops of a trial (column ``stop_events``, JSON) by iteration; empty if they cannot be read."""
-    try:
-        found = json.loads(value) if isinstance(value, str) else []
-    except ValueError:
-        return []
-    events = [e for e in found if isinstance(e, dict) and "iteration" in e and "layer" in e]
+    """Return the stops of a trial (column ``stop_events``, JSON) by iteration; none for a missing value."""
+    events = json.loads(value) if isinstance(value, str) and value else []
     return sorted(events, key=lambda event: int(event["iteration"]))
 
 

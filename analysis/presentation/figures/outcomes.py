@@ -26,7 +26,7 @@ from analysis.formatting import (
     value_with_unit,
 )
 from analysis.io.checked import array_of, number_of
-from analysis.metrics.confirmation import compared, saved_again
+from analysis.metrics.confirmation import compared, retrained_saving
 from analysis.metrics.ranking import CONTROL_NAMES
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.figures.figure import (
@@ -230,7 +230,7 @@ def confirmation(data: ReportData) -> Figure | None:
         low, high = (drop_text(row[end], quality, allowed=data.allowed) for end in ("drop_low", "drop_high"))
         labels.append(
             f"{name}: {'confirmed' if row['confirmed'] else 'not confirmed'}\n"
-            f"{data.saved_words} {percent(saved_again(row))}\n"
+            f"{data.saved_words} {percent(retrained_saving(row))}\n"
             f"{words} {drop_text(row[quality.drop], quality, allowed=data.allowed)}, "
             f"{100 * row['confidence']:.0f} % interval {low} to {high}\n{plural(int(row['seeds']), 'seed')}"
         )

@@ -1,9 +1,8 @@
-"""Weight variance of one trial's layers over its peak, as the variance rule saw it. Pure: a trace in, frames out.
+"""The pictures of variances: of weights over their peak, as the variance rule saw it, and of gradients.
 
 The variance rule examines one layer at a time, at every n-th iteration, and measures the peak from the iteration at
-which the layer became its target. Therefore a layer has two lines. The first shows the ratio to the peak since the
-run's start, which the rule does not use. The second shows exactly the ratios that the rule compared with a threshold,
-the last of them below it.
+which the layer became its target. Therefore a layer has two lines: the ratio to the peak since the run's start, which
+the rule does not use, and the ratios that the rule compared with a threshold, the last of them below it.
 """
 
 from __future__ import annotations

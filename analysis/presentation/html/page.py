@@ -21,7 +21,6 @@ from analysis.formatting import (
     allowed_text,
     drop_text,
     drop_words,
-    metric_words,
     percent,
     plural,
     short_name,
@@ -30,7 +29,7 @@ from analysis.formatting import (
 )
 from analysis.io.checked import array_of, number_of
 from analysis.metrics.accounting import search_cost, search_fraction
-from analysis.metrics.confirmation import compared, of_trial, saved_again
+from analysis.metrics.confirmation import compared, confirmation_of, retrained_saving
 from analysis.metrics.ranking import CONTROL_NAMES, baseline_of, beats_shorter, control_line
 from analysis.metrics.saving import saved_of_one
 from analysis.presentation.figures.figure import Figure, is_one_of, plain, saved, texts
@@ -50,7 +49,8 @@ from analysis.presentation.settings_text import (
 from analysis.presentation.summary_text import TREE_CAPTION, compression_of, config_of, is_answer
 from trainables.config import field_kinds
 from trainables.errors import UserError
-from trainables.quality import ACCURACY, Quality
+from trainables.metrics import metrics_of
+from trainables.quality import ACCURACY, FRACTION, Quality
 from trainables.savings import BOTH, TIME, TRAINING
 
 #: Most rows that are listed of clusters and of failed trials.
@@ -167,10 +167,10 @@ def _tiles(data: ReportData) -> str:
     tiles: list[tuple[str, str, str]] = []
     best, quality, allowed = data.best, data.quality, allowed_text(data.allowed_drop, data.quality)
     if best is not None and saved_of_one(best) > 0:
-        again = of_trial(data.confirmation, best)
+        again = confirmation_of(data.confirmation, best)
         if again is not None and again["confirmed"]:
             over = f"over {plural(int(again['seeds']), 'fresh seed')}"
-            tiles.append((data.saved_words, percent(saved_again(again)), over))
+            tiles.append((data.saved_words, percent(retrained_saving(again)), over))
             beside = f"{compared(again).removesuffix(' accuracy')}, {over}; allowed {allowed}"
             tiles.append((drop_words(quality), _drop(again[quality.drop], quality), beside))
         else:
@@ -495,33 +495,16 @@ def _environment(data: ReportData) -> str:
 
 # --- The page's table of all trials -----------------------------------------------------------------------------------
 
-#: Result columns: name, heading, description, decimals (None: unrounded), factor.
-_Column = tuple[str, str, str, int | None, float]
-_SAVED: _Column = ("saved", "saved %", "{}, percent", 1, 100)
-#: Columns of savings by what the study ranks by.
-_OF_TRAINING: tuple[_Column, ...] = (
-    ("compute_saved", "saved %", "compute saved, percent of the full budget's FLOPs", 1, 100),
-)
-_OF_INFERENCE: tuple[_Column, ...] = (
-    _SAVED,
-    ("inference_saved", "inference %", "multiply-adds saved at inference, percent of the model's as it was built", 1,
-     100),
-    ("sparsity", "sparsity %", "zeros among the weights of convolutions and linear layers, percent", 1, 100),
-    ("structured_sparsity", "structured %", "of these weights in whole filters, rows or channels of zeros, percent", 1,
-     100),
-    ("compute_saved", "training %", "training compute saved, percent of the full budget's FLOPs", 1, 100),
-    ("latency_s", "latency ms",
-     "median time of a batch through the model from which structures were removed, milliseconds", 2, 1000),
-)  # fmt: skip
-_OTHERS: tuple[_Column, ...] = (
-    ("backward_saved", "backward %", "backward FLOPs saved, percent", 1, 100),
-    ("communication_saved", "commun. %", "gradient bytes saved, percent", 1, 100),
-    ("time_saved", "time %", "training time saved, percent; one measurement beside other trials", 1, 100),
-    ("peak_memory_saved", "memory %", "peak memory saved, percent", 1, 100),
-)
-_COST: _Column = (
-    "search_cost", "search cost", "compute that the search executed for it, in full trainings of the baseline", 2, 1,
-)  # fmt: skip
+#: Result columns beside the metric, with their headings; meanings are those of `trainables.metrics`.
+_OTHERS = {
+    "backward_saved": "backward", "communication_saved": "commun.", "time_saved": "time",
+    "peak_memory_saved": "memory",
+}  # fmt: skip
+#: Columns of savings for a study that ranks by inference compute or by both.
+_OF_INFERENCE = {
+    "saved": "saved", "inference_saved": "inference", "sparsity": "sparsity", "structured_sparsity": "structured",
+    "compute_saved": "training",
+}  # fmt: skip
 #: Hyperparameters that are shown elsewhere or are not part of a setting.
 _ELSEWHERE = ("workload", "unnamed", *WHOLE_FILES)
 
@@ -558,14 +541,27 @@ def trial_table(data: ReportData) -> dict[str, Any]:
         title = "trial of the same options that it is compared with"
         add("baseline", "baseline", title, of_ranking("baseline"))
     add("status", "status", "how it ended", texts(trials, "status"), "text")
-    results = trials.assign(saved=saved(trials), search_cost=search_fraction(trials))
-    savings = {TRAINING: _OF_TRAINING, TIME: (_SAVED,)}.get(data.saving, _OF_INFERENCE)
-    metric, tested = _metric_columns(quality)
-    for name, label, title, digits, factor in (*metric, *savings, *_OTHERS, tested, _COST):
-        found = array_of(results, name) * factor
+    savings = {TRAINING: {"compute_saved": "saved"}, TIME: {"saved": "saved"}}.get(data.saving, _OF_INFERENCE)
+    headings = {
+        quality.name: quality.name, quality.drop: drop_words(quality), **savings, **_OTHERS,
+        quality.test: "test" if quality.is_fraction else quality.test,
+    }  # fmt: skip
+    results, metrics = trials.assign(saved=saved(trials)), metrics_of(quality)
+    for name, heading in headings.items():
+        metric = metrics[name]
+        is_fraction, is_drop = metric.unit == FRACTION, name == quality.drop
+        found = array_of(results, name) * (100 if is_fraction else 1)
         if np.isfinite(found).any():
+            unit = ("points" if is_drop else "percent") if is_fraction else metric.unit
+            is_metric = name in (quality.name, quality.test, quality.drop)
+            digits = (2 if is_metric else 1) if is_fraction else None
             shown = [round(float(value), 6) + 0.0 for value in found]  # adding 0.0 turns -0.0 into 0.0
-            add(name, label, title.format(data.saved_words), shown, digits=digits)
+            label = f"{heading} %" if is_fraction and not is_drop else heading
+            add(name, label, f"{metric.meaning}{', ' if unit else ''}{unit}", shown, digits=digits)
+    cost = search_fraction(trials).to_numpy(dtype=float)
+    if np.isfinite(cost).any():
+        title = "compute that the search executed for it, in full trainings of the baseline"
+        add("search_cost", "search cost", title, cost.round(6).tolist(), digits=2)
     beats = [None if pd.isna(b) else str(b) for b in beats_shorter(trials, control_line(trials))]
     if any(beats):
         title = "whether it is better than a dense run cut to the same compute"
@@ -581,21 +577,6 @@ def trial_table(data: ReportData) -> dict[str, Any]:
     if any(errors):
         add("error", "error", "what went wrong", errors, "text")
     return {"columns": columns, "rows": plain([list(row) for row in zip(*values, strict=True)])}
-
-
-def _metric_columns(quality: Quality) -> tuple[tuple[_Column, _Column], _Column]:
-    """Return the columns of the metric and its drop, and that of the test split."""
-    name, tested, digits, factor, drop, unit = (
-        (f"{quality.name} %", "test %", 2, 100, "in points", ", percent")
-        if quality.is_fraction
-        else (quality.name, quality.test, None, 1, quality.unit, f", {quality.unit}" if quality.unit else "")
-    )
-    lost = f"how much worse than the baseline's{', ' if drop else ''}{drop}"
-    unread = f"{quality.name} on the test split{unit}; no choice was made by it"
-    return (
-        (quality.name, name, f"{metric_words(quality)} on the validation split{unit}", digits, factor),
-        (quality.drop, drop_words(quality), lost, digits, factor),
-    ), (quality.test, tested, unread, digits, factor)
 
 
 # --- The whole page ---------------------------------------------------------------------------------------------------

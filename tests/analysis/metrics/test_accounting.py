@@ -7,8 +7,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from studies import DENSE_FLOPS, result_row, write_study
 
 import analysis
@@ -16,8 +14,6 @@ from analysis.io.layout import Layout
 from analysis.metrics.accounting import SearchCost, search_cost
 from analysis.presentation.markdown_report import search_cost_line
 from trainables.config import TrialConfig
-
-flops = st.one_of(st.none(), st.integers(0, 10**15))
 
 
 def so_far(search_flops: int, **more: Any) -> dict[str, Any]:
@@ -99,19 +95,3 @@ def test_what_repeats_an_outcome_is_told_apart(study: Layout) -> None:
         "Search cost: 1.4 full trainings for 7 trials (4 distinct outcomes); trained alone, each from its start, "
         "they would have cost 3.9, the outcomes 3.1."
     )
-
-
-@pytest.mark.slow
-@given(st.lists(st.tuples(flops, flops, flops, st.sampled_from(["completed", "failed", "interrupted", "running"]))))
-def test_the_sums_are_those_of_plain_arithmetic(
-    rows: list[tuple[int | None, int | None, int | None, str]],
-) -> None:
-    trials = pd.DataFrame(rows, columns=["search_flops", "executed_flops", "dense_flops", "status"])
-    trials = trials.astype(dict.fromkeys(("search_flops", "executed_flops", "dense_flops"), "Int64"))
-    searched = [executed if search is None else search for search, executed, _, _ in rows]
-    cost = search_cost(trials)
-    assert cost.search_flops == sum(value for value in searched if value is not None)
-    wanted = sum(value / row[2] for value, row in zip(searched, rows, strict=True) if value is not None and row[2])
-    assert cost.dense_equivalents == pytest.approx(wanted)
-    assert cost.own_equivalents == pytest.approx(sum(row[1] / row[2] for row in rows if row[1] is not None and row[2]))
-    assert cost.trials == sum(row[3] in ("completed", "failed") for row in rows)

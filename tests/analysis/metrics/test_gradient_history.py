@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import pandas as pd
-import pytest
 
 import analysis
 
@@ -63,21 +62,3 @@ def test_without_statistics_there_are_columns_and_no_rows() -> None:
         assert len(found) == 0
         assert found.dtypes.to_dict() == full.dtypes.to_dict()
         assert len(analysis.gradient_clusters(frame)) == 0
-
-
-@pytest.mark.parametrize("column", ["gradient_statistics", "gradient_clusters"])
-@pytest.mark.parametrize(
-    "damaged",
-    ['[{"step":', "null", "7", '"text"', "{}", "[1, null, []]", "[" * 100_000, "[{}]", '[{"step": 1, "estimator": 3}]',
-     '[{"step": 1.5, "estimator": "sgd", "total": {}}]', '[{"step": true, "estimator": "sgd", "total": {}}]',
-     '[{"step": 1, "estimator": "sgd", "total": []}]', '[{"step": 1%s, "estimator": "sgd", "total": {}}]' % ("0" * 400),
-     '[{"size": 0}]', '[{"size": -1}]', '[{"size": "3"}]', '[{"size": 1%s}]' % ("0" * 400)],
-)  # fmt: skip
-def test_damaged_rows_are_left_out(column: str, damaged: str) -> None:
-    whole = {
-        "gradient_statistics": [measurement(3)],
-        "gradient_clusters": [{"size": 2, "spread": 1.0, "examples": [1]}],
-    }
-    frame = epochs(damaged, json.dumps(whole[column]), column=column)
-    found = {"gradient_statistics": analysis.gradient_statistics, "gradient_clusters": analysis.gradient_clusters}
-    assert set(found[column](frame)["epoch"]) == {2}

@@ -1,4 +1,4 @@
-"""Importance and interaction on studies whose answer is known in closed form."""
+"""Importance on studies whose answer is known in closed form."""
 
 from __future__ import annotations
 

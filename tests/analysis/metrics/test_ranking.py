@@ -60,25 +60,6 @@ def test_ranking_is_the_documented_order(rows: list[tuple[float, float, str]], a
     assert best["compute_saved"] == max(row[2] for row in feasible)
 
 
-@pytest.mark.slow
-@settings(max_examples=50)
-@given(outcomes, st.integers(1, 8).map(lambda v: v / 64), st.integers(0, 4).map(lambda v: v / 8))
-def test_with_a_price_the_order_is_by_worth(rows: list[tuple[float, float, str]], price: float, allowed: float) -> None:
-    ranking = analysis.rank(frame(rows), allowed_drop=allowed, price=price)
-    worth = {
-        r.trial: r.compute_saved - price * ((0.5 - r.accuracy) / 0.01)
-        for r in frame(rows).itertuples()
-        if r.status == "completed"
-    }
-    accuracy = ranking.set_index("trial")["accuracy"]
-    assert dict(zip(ranking["trial"], ranking["worth"], strict=True)) == pytest.approx(worth)
-    # Eighths and sixty-fourths: what is equal on paper differs by rounding at most, so ties are told by rounded worth.
-    expected = sorted(worth, key=lambda number: (-round(worth[number], 9), -accuracy[number], number))
-    assert list(ranking["trial"]) == expected
-    within = [number for number in expected if 0.5 - accuracy[number] <= allowed]
-    assert analysis.best(ranking)["trial"] == within[0]  # the allowed drop stays a limit
-
-
 def test_exactly_the_allowed_drop_is_within() -> None:
     # 583/599 - 580/599 is not 3/599 in binary.
     trials = frame([(580 / 599, 0.5, "completed")], baseline=583 / 599)
@@ -113,16 +94,13 @@ def test_what_has_no_result_is_neither_ranked_nor_on_a_front() -> None:
     assert front_hypervolume(trials) == pytest.approx((0.9 - 0.45) * 0.9)
 
 
-def test_controls_are_left_out_unless_asked_for() -> None:
+def test_controls_are_left_out() -> None:
     trials = frame([(0.5, 0.3, "completed"), (0.5, 0.4, "completed")])
     trials["role"] = ["baseline", "search", "control"]
     assert analysis.rank(trials)["trial"].tolist() == [1, 0]
     assert analysis.rank(trials)["on_front"].tolist() == [True, False]
-    assert analysis.rank(trials, controls=True)["trial"].tolist() == [2, 1, 0]
     assert pareto_front(trials)["trial"].tolist() == [1]
-    assert pareto_front(trials, controls=True)["trial"].tolist() == [2]
     assert front_hypervolume(trials) == pytest.approx(0.05 * 0.3)
-    assert front_hypervolume(trials, controls=True) == pytest.approx(0.05 * 0.4)
 
 
 def test_the_hypervolume_is_the_area_above_the_reference() -> None:

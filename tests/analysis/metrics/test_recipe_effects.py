@@ -65,10 +65,10 @@ def test_lines_to_paste_are_python() -> None:
         "pin_memory": True, "cudnn_benchmark": True, "deterministic": True,
     }  # fmt: skip
     for values in ({name: value} for name, value in every.items()):
-        lines = recipe_lines(values, optimizer="Adam")
+        lines = recipe_lines(values)
         assert lines, values
         for line in lines:
             compile(f"{line}\n    pass" if line.startswith("with") else line, "recipe", "exec")
-    assert "optimizer = torch.optim.Adam(..., fused=True)" in recipe_lines(every, "Adam")
+    assert "optimizer = torch.optim.SGD(..., fused=True)" in recipe_lines(every)
     assert recipe_text(every).startswith("precision=float16 batch_size=32 clip_grad_norm=1.5 ")
     assert recipe_lines({}) == []

@@ -13,13 +13,11 @@ import pandas as pd
 import pytest
 import yaml
 from compressed import pruned, write_compressed
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from studies import result_row, write_study
 
 import analysis
 from analysis.io.layout import Layout
-from analysis.presentation.export import export_table, export_trial, latex_text, paper_cells
+from analysis.presentation.export import export_table, export_trial, paper_cells
 from analysis.presentation.settings_text import EPOCHS_VARIABLE
 from analysis.presentation.summary_text import best_env
 from trainables.compression.schedule import read_schedule
@@ -175,23 +173,6 @@ def test_latex_is_one_balanced_table(study: Layout) -> None:
         assert len(re.findall(r"(?<!\\)&", row)) == 5
         assert not re.search(r"(?<!\\)[%#$_]", row)
     assert r"STOP\_LAYER\_NUM=2,10" in text
-
-
-#: What LaTeX makes of our escapes, written out anew.
-_SHOWN = {
-    r"\textbackslash{}": "\\", r"\textasciitilde{}": "~", r"\textasciicircum{}": "^", r"\textless{}": "<",
-    r"\textgreater{}": ">", r"\textbar{}": "|",
-}  # fmt: skip
-
-
-@settings(max_examples=200)
-@given(st.text(alphabet="\\&%$#_{}~^<>|\"ab '-", max_size=12))
-def test_every_character_survives_latex(text: str) -> None:
-    commands = "|".join(map(re.escape, _SHOWN))
-    tokens = re.findall(rf"{commands}|\\[&%$#_{{}}]|[^\\&%$#_{{}}~^<>|]", latex_text(text))
-    assert "".join(tokens) == latex_text(text)  # nothing special is left bare
-    shown = "".join(_SHOWN.get(token, token[-1]) for token in tokens)
-    assert shown == " ".join(text.split())
 
 
 def test_wrong_tables_are_refused(study: Layout) -> None:

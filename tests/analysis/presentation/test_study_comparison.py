@@ -10,8 +10,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from studies import result_row, write_study
 
 from analysis.io.layout import Layout
@@ -89,62 +87,20 @@ def test_equal_outcomes_of_two_seeds_are_equal(tmp_path: Path) -> None:
     assert found.notes == ("Seeds differ (one: 0, other: 1): each accuracy loss is from the baseline of its own seed.",)
 
 
-outcome_lists = st.lists(st.tuples(st.integers(-4, 40), st.integers(-1, 8).map(lambda v: v / 10)), max_size=7)
-
-
-@pytest.mark.slow
-@settings(max_examples=10)
-@given(studies=st.lists(outcome_lists, min_size=2, max_size=3), allowed=st.integers(0, 12))
-def test_fronts_and_shares_agree_with_brute_force(
-    studies: list[Outcomes], allowed: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("studies")
-    paths = [study(folder / f"s{number}", outcomes) for number, outcomes in enumerate(studies)]
-    found = compare(paths, allowed_drop=allowed / 599)
-
-    def useful(outcomes: Outcomes) -> set[tuple[int, float]]:
-        return {(drop, saved) for drop, saved in outcomes if saved > 0 and drop / 599 < 0.05}
-
-    def front(outcomes: set[tuple[int, float]]) -> set[tuple[int, float]]:
-        return {
-            (d, s) for d, s in outcomes if not any((a <= d and b >= s and (a, b) != (d, s)) for a, b in outcomes)
-        }  # fmt: skip
-
-    joint = front(set().union(*map(useful, studies)))
-    for outcomes, row in zip(studies, found.studies.to_dict("records"), strict=True):
-        own = front(useful(outcomes))
-        assert row["front_size"] == len(own)
-        if joint:
-            assert row["share_of_joint_front"] == pytest.approx(len(own & joint) / len(joint))
-        else:
-            assert np.isnan(row["share_of_joint_front"])
-        within = [s for d, s in outcomes if d <= allowed and s > 0]
-        if within:
-            assert row["compute_saved"] == max(within)
-        else:
-            assert np.isnan(row["compute_saved"])
-        # The area under the best saving at each drop, cell by cell.
-        cells = [max([s for d, s in own if d <= place], default=0.0) for place in range(-4, 29)]
-        area = sum(cells) / 599 + max([s for _, s in own], default=0.0) * (0.05 - 29 / 599)
-        assert row["hypervolume"] == pytest.approx(area)
-
-
 def test_what_makes_studies_less_comparable_is_noted(tmp_path: Path) -> None:
     plain = study(tmp_path / "plain", [(0, 0.2)], versions={"torch": "2.12", "ray": "2"})
     held = study(tmp_path / "held", [(0, 0.1)], versions={"torch": "2.13", "ray": "2"}, hold={"CAC_VAR_SAMPLES": 5})
-    better = write_study(tmp_path / "better", [{"row": result_row(0.99)}])
-    failed = write_study(tmp_path / "failed", [{"error": "it broke"}, {"row": result_row(0.9, 0.5)}])
     assert compare([plain, held]).notes == (
         "Fixed values differ (plain: none, held: CAC_VAR_SAMPLES=5).",
         "Versions of torch differ (plain: 2.12, held: 2.13).",
     )
-    found = compare([study(tmp_path / "s", [(0, 0.2)]), better.root, failed.root])
-    assert found.notes == (
+    better = write_study(tmp_path / "better", [{"row": result_row(0.99)}])
+    failed = write_study(tmp_path / "failed", [{"error": "it broke"}, {"row": result_row(0.9, 0.5)}])
+    assert compare([study(tmp_path / "s", [(0, 0.2)]), better.root, failed.root]).notes == (
         "better has no completed trial beside the baseline.",
         "failed has no completed baseline, so no accuracy loss can be stated and none of its trials is compared.",
         "Baselines of the same seed differ in accuracy (s: 0.9683, better: 0.9900): they were not trained alike.",
     )
-    assert list(found.studies["share_of_joint_front"]) == [1.0, 0.0, 0.0]
 
 
 def test_studies_without_anything_give_empty_tables(tmp_path: Path) -> None:
@@ -174,24 +130,19 @@ def test_the_sentence(tmp_path: Path) -> None:
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     one, two = study(tmp_path / "one", [(0, 0.2)]), study(tmp_path / "two", [(0, 0.2)])
-    with pytest.raises(UserError, match="a comparison needs two or more studies, got 1: name another"):
-        compare([one])
-    with pytest.raises(UserError, match=r"each study must be given once, got .*one twice"):
-        compare([one, two, one])
+    long, other = study(tmp_path / "long", [], epochs=60), study(tmp_path / "other", [], saving="both")
+    for paths, message in (
+        ([one], "a comparison needs two or more studies, got 1: name another"),
+        ([one, two, one], r"each study must be given once, got .*one twice"),
+        ([one, tmp_path / "nothing"], r"no study in .*nothing"),
+        ([one, Layout(two).journal], r"a comparison needs folders of studies, .*optuna.journal is none"),
+        ([one, long], r"if their epochs is the same, got 30 \(one\), 60 \(long\): leave out what diff"),
+        ([one, other], r"if their saving is the same, got training \(one\), both \(other\): leave out what differs"),
+    ):
+        with pytest.raises(UserError, match=message):
+            compare(paths)
     with pytest.raises(UserError, match=r"the allowed accuracy loss must be a fraction in \[0, 1\)"):
         compare([one, two], allowed_drop=2)
-    with pytest.raises(UserError, match=r"no study in .*nothing"):
-        compare([one, tmp_path / "nothing"])
-    with pytest.raises(UserError, match=r"a comparison needs folders of studies, .*optuna.journal is none"):
-        compare([one, Layout(two).journal])
-    long = study(tmp_path / "long", [], epochs=60)
-    with pytest.raises(
-        UserError, match=r"if their epochs is the same, got 30 \(one\), 60 \(long\): leave out what diff"
-    ):
-        compare([one, long])
-    other = study(tmp_path / "other", [], workload="tiny")
-    with pytest.raises(UserError, match=r"if their workload is the same, got digits \(one\), tiny \(other\): leave"):
-        compare([one, other])
 
 
 def test_the_picture_has_every_front_as_steps(tmp_path: Path) -> None:

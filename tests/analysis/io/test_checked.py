@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from studies import result_row, write_study
 
 import analysis
@@ -64,35 +62,6 @@ def test_each_trial_counts_by_its_own_baseline_in_ranks_and_fronts(both: pd.Data
     knee = knee_trial(both)
     assert knee is not None
     assert (knee["study"], knee["trial"]) == ("hard", 2)
-
-
-@pytest.mark.slow
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 6).map(lambda v: v / 8)),
-        min_size=1,
-        max_size=20,
-    )
-)
-def test_fronts_of_several_seeds_against_brute_force(rows: list[tuple[int, int, float]]) -> None:
-    # Counts over 599 samples, so that equal drops differ by rounding.
-    baselines = [583, 570, 591]
-    trials = pd.DataFrame(
-        [{"role": "baseline", "seed": seed, "accuracy": right / 599, "compute_saved": 0.0}
-         for seed, right in enumerate(baselines)]
-        + [{"role": "search", "seed": seed, "accuracy": (baselines[seed] - lost) / 599, "compute_saved": saved}
-           for seed, lost, saved in rows]
-    ).assign(status="completed")  # fmt: skip
-    trials.insert(0, "trial", np.arange(len(trials)))
-    found = [(0, 0.0)] * 3 + [(lost, saved) for _, lost, saved in rows]
-    expected = {
-        place
-        for place, (lost, saved) in enumerate(found)
-        if not any(o <= lost and s >= saved and (o < lost or s > saved) for o, s in found)
-    }
-    assert set(pareto_front(trials)["trial"]) == expected
-    ranking = analysis.rank(trials)
-    assert set(ranking.loc[ranking["on_front"], "trial"]) == expected
 
 
 def test_accuracy_itself_is_compared_among_several_with_a_warning(both: pd.DataFrame) -> None:
