@@ -99,14 +99,7 @@ def code_fingerprint() -> str:
     return digest.hexdigest()
 
 
-# --- Facts about a run that replay needs besides its signals: layers, batch shapes of an epoch, FLOPs of its steps
-# Files of a root (`store.StageStore.read`):
-#     root.json               {facts that the runs share, "layer_names": [...], "trains": one digit per parameter,
-#                             "weight_decays": those of weights, null where the optimizer has none}
-#     facts-<digest>.json     {"key": attachment.metadata_key, "facts": facts about the model that a method needs}
-#     shapes.json             run lengths over an epoch's steps: [[count, [[shape, dtype], ...]], ...]
-#     costs-<digest>.json     {"trains": one digit per parameter, "steps": [[count, forward_flops, backward_flops],
-#     ...]}
+# --- Facts about a run that replay needs besides its signals: layers, batch shapes of an epoch, FLOPs of its steps ----
 
 
 def facts_file(key: Hashable) -> str:
@@ -197,11 +190,10 @@ class TreeWriter:
 
     Args:
         root: the root's facts (`root.root_facts`).
-        tree: place of the study's tree; each warning is given once per tree.
     """
 
-    def __init__(self, store: StageStore, root: Mapping[str, Any], config: TrialConfig, tree: Path | str) -> None:
-        self._store, self._root, self._config, self._tree = store, root, config, str(tree)
+    def __init__(self, store: StageStore, root: Mapping[str, Any], config: TrialConfig) -> None:
+        self._store, self._root, self._config, self._tree = store, root, config, str(store.tree)
         self._described = False
 
     def method_metadata(self) -> Mapping[str, Any]:

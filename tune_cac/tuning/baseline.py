@@ -337,14 +337,11 @@ class WarmStart:
     """A search space with what the baseline's run shows about it."""
 
     space: Space
-    context: SpaceContext
-    """The run, with ranges in which thresholds make a difference on it, if these are known."""
+    context: SpaceContext  # the run, with ranges in which thresholds make a difference on it, if these are known
     base: TrialConfig
     hold: Mapping[str, Any]
-    trace: Any
-    """The recorded runs; None if there are none."""
-    weight_decays: Sequence[float] | None = None
-    """Weight decays of the run's weights; None if unknown."""
+    trace: Any  # the recorded runs; None if there are none
+    weight_decays: Sequence[float] | None = None  # weight decays of the run's weights; None if unknown
 
     @property
     def knows_what_acts(self) -> bool:

@@ -99,8 +99,7 @@ class Candidates:
     ) -> None:
         self._trials, self._base, self._config_of = trials, base, config_of
         self._sampler, self._fresh_sampler = sampler, fresh_sampler
-        self.ended = False
-        """True once no setting is left: none was found that the study lacks, and none runs that may fail."""
+        self.ended = False  # True once no setting is left: the study has all that are found, and none runs
         self._nothing_at: tuple[int, int] | None = None  # `StudyTrials.counts` when no setting was found
         self._impossible: list[str] = []  # reasons for which settings could not be
         self._refused: set[str] = set()  # the configurations of these

@@ -71,23 +71,15 @@ Stops = tuple[tuple[int, int], ...]
 class Outcome:
     """Effect of a group of settings on training."""
 
-    parameters: Mapping[str, Any]
-    """Optuna parameters of the setting nearest to the middle of the group."""
-    config: Mapping[str, Any]
-    """Fields of that setting's configuration."""
-    epochs: int
-    """Epochs of the run."""
-    share: float
-    """Its steps over those of the full run."""
-    saved: float
-    """Compute saved, a fraction of that of the full run."""
+    parameters: Mapping[str, Any]  # Optuna parameters of the setting nearest to the middle of the group
+    config: Mapping[str, Any]  # fields of that setting's configuration
+    epochs: int  # epochs of the run
+    share: float  # its steps over those of the full run
+    saved: float  # compute saved, a fraction of that of the full run
     stops: Stops
-    identity: str
-    """Text that is equal for settings that train alike in a run of this length: stops, braking, ..."""
-    known: bool
-    """True if the whole run was trained before."""
-    group: Sequence[Drawn]
-    """Settings that train alike by the dense run, this one among them; once others are recorded they may not."""
+    identity: str  # text that is equal for settings that train alike in a run of this length: stops, braking,
+    known: bool  # True if the whole run was trained before
+    group: Sequence[Drawn]  # settings that train alike by the dense run; once others are recorded they may not
 
 
 def distinct_outcomes(
@@ -314,16 +306,12 @@ _LEAST_COST = 0.05
 class Tried:
     """An outcome that was trained, is being trained, or failed."""
 
-    trial: int
-    """Number of its trial."""
+    trial: int  # number of its trial
     epochs: int
     stops: Stops
-    saved: float
-    """Compute saved, a fraction of that of the full run."""
-    loss: float | None
-    """Of quality against the baseline, infinite if it failed; None while it is being trained."""
-    identity: str = ""
-    """`Outcome.identity`, predicted until it is trained; empty for a dense run."""
+    saved: float  # compute saved, a fraction of that of the full run
+    loss: float | None  # of quality against the baseline, infinite if it failed; None while it is being trained
+    identity: str = ""  # `Outcome.identity`, predicted until it is trained; empty for a dense run
     config: Mapping[str, Any]
 
     @property
@@ -365,8 +353,7 @@ class OutcomeQueue:
         self._held: tuple[int, dict[int, float]] = 0, {}  # how many trials had ended, and probabilities of theirs
         self._promising = MOST_OUTCOMES  # outcomes that were worth their training when one was chosen last
         self._nothing_at: tuple[int, int] | None = None  # `StudyTrials.counts` when none was
-        self.ended = False
-        """True once no outcome is left that is worth its training."""
+        self.ended = False  # True once no outcome is left that is worth its training
 
     @property
     def predicts(self) -> bool:

@@ -45,48 +45,27 @@ class SearchPlan:
     """A study's search: what is searched, on which run, and within which limits."""
 
     space: Space
-    context: SpaceContext
-    """Facts on the run that the space is searched on."""
-    base: TrialConfig
-    """Config of the baseline; spaces override its fields."""
-    journal: Path
-    """The Optuna journal file."""
-    allowed_drop: float | str
-    """Drop of the metric that is allowed (`trainables.quality`)."""
-    sure: float = 0.0
-    """Probability of staying within it on another seed that the answer has; 0: its own seed is enough."""
-    seed: int
-    """Seed of the sampler."""
-    run_folder: str
-    """Folder of the Ray experiment, relative to the study, for the record."""
-    checkpoint_every_s: float
-    """Seconds between checkpoints of a trial."""
-    trial_timeout_s: float | None = None
-    """Seconds without a row after which a trial's process is ended; None for no limit."""
-    hold: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the config that have this value in every trial but the baseline, whatever the space returns."""
-    tree: Path | str
-    """The study's ``tree`` folder, or its URI where the study is in object storage."""
-    sharing: bool = True
-    """True if trials share training; signals of dense runs are recorded either way."""
-    budget_bytes: int
-    """Most bytes of checkpoints."""
-    trials: int
-    """Number of trials planned for the study."""
-    worker_resources: Mapping[str, float] | None = None
-    """Ray's resources of each worker of a trial; None for trials of one process."""
-    retries: int = 1
-    """Most restarts of a trial whose worker died, and of a failed baseline; >= 0."""
-    repeats: bool = True
-    """True if training repeats bit for bit, so that the baseline's run predicts other trials exactly."""
-    sampler: str = AUTO
-    """Name of the sampler (`candidates.make_sampler`); with ``auto`` outcomes are chosen where they are known."""
-    lengths: str = ""
-    """Dense runs that are cut and searched, too: ``auto`` or shares (`RunLengths`); empty for none."""
-    holds: Mapping[int, float] | None = None
-    """Probabilities that a search before wrote (`StudyInfo.holds`)."""
-    grid: GridPoints | None = None
-    """Points to train instead of sampled settings."""
+    context: SpaceContext  # facts on the run that the space is searched on
+    base: TrialConfig  # config of the baseline; spaces override its fields
+    journal: Path  # the Optuna journal file
+    allowed_drop: float | str  # drop of the metric that is allowed (`trainables.quality`)
+    sure: float = 0.0  # probability of staying within it on another seed that the answer has; 0: its own seed is enough
+    seed: int  # seed of the sampler
+    run_folder: str  # folder of the Ray experiment, relative to the study, for the record
+    checkpoint_every_s: float  # seconds between checkpoints of a trial
+    trial_timeout_s: float | None = None  # seconds without a row after which a trial's process is ended
+    hold: Mapping[str, Any] = field(default_factory=dict)  # fields fixed in every trial but the baseline
+    tree: Path | str  # the study's ``tree`` folder, or its URI where the study is in object storage
+    sharing: bool = True  # True if trials share training; signals of dense runs are recorded either way
+    budget_bytes: int  # most bytes of checkpoints
+    trials: int  # number of trials planned for the study
+    worker_resources: Mapping[str, float] | None = None  # Ray's, of each worker of a trial; None for one process
+    retries: int = 1  # most restarts of a trial whose worker died, and of a failed baseline; >= 0
+    repeats: bool = True  # True if training repeats bit for bit, so that the baseline's run predicts others exactly
+    sampler: str = AUTO  # of `candidates.make_sampler`; with ``auto`` outcomes are chosen where they are known
+    lengths: str = ""  # dense runs that are cut and searched, too: ``auto`` or shares (`RunLengths`); empty for none
+    holds: Mapping[int, float] | None = None  # probabilities that a search before wrote (`StudyInfo.holds`)
+    grid: GridPoints | None = None  # points to train instead of sampled settings
 
     @property
     def learns(self) -> bool:
@@ -167,36 +146,29 @@ class StudySearch(Searcher):
     The journal is the only state: Ray's own snapshots, which would lag behind it, hold nothing.
     """
 
-    judges = True
-    """True if trials are judged against a baseline."""
+    judges = True  # True if trials are judged against a baseline
 
     def __init__(self, plan: SearchPlan) -> None:
         super().__init__(metric=list(OBJECTIVES), mode=["max", "max"])  # Optuna's are the study's own
         base = plan.base
         self.plan = plan
-        self.unwritten: OSError | None = None
-        """The error of a journal that could not be written when a trial ended; Ray takes it for the trial's failure."""
-        self.study = open_study(plan.journal, make_sampler(plan.seed, plan.sampler), base.quality)
-        """The Optuna study."""
+        self.unwritten: OSError | None = None  # of the journal; Ray takes it for the failure of a trial
+        self.study = open_study(plan.journal, make_sampler(plan.seed, plan.sampler), base.quality)  # the Optuna study
         self.trials = StudyTrials(self.study, base, plan.allowed_drop, options=plan.space.options, judges=self.judges)
         self._place = parent(plan.tree)
         self.restarts = Restarts(self.trials, plan.journal.parent, self._place, plan.retries)
-        """Trials that are begun again."""
         self.candidates = Candidates(
             self.trials, base, sampler=make_sampler(plan.seed), config_of=self._config,
             fresh_sampler=lambda number: make_sampler(wrapped_seed(plan.seed + number), plan.sampler),
         )  # fmt: skip
-        """Draws settings where no outcomes are predicted."""
         self._search_space, self._context = plan.space, plan.context  # until the baseline's run is known
         is_published = plan.space.start_is_published and not plan.hold  # held: not as published
         self._start_role = "published" if is_published else "search"
         self._grid = None if plan.grid is None else GridWalk(self.trials, plan.grid, self._start_role)
         # Cut dense runs that the study has are known where no further ones are searched, too.
         self._cut_runs = RunLengths(self.trials, base, plan.lengths or "1.0", plan.allowed_drop, self._learned)
-        self.lengths: RunLengths | None = None
-        """Chooses the lengths of cut dense runs on which stops are searched, too."""
-        self.outcomes: OutcomeQueue | None = None
-        """Chooses settings in place of a sampler."""
+        self.lengths: RunLengths | None = None  # chooses the lengths of cut dense runs on which stops are searched, too
+        self.outcomes: OutcomeQueue | None = None  # chooses settings in place of a sampler
         if plan.learns and plan.repeats and plan.grid is None:
             self.outcomes = OutcomeQueue(
                 self.trials, lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots(), plan.tree,

@@ -41,10 +41,8 @@ _CHOSEN = (OUTCOME, UNPREDICTED, EPOCHS, OF_EPOCHS, PREDICTED)
 class PredefinedTrial:
     """A trial whose values are given instead of suggested: a baseline, a control, or a run of a confirmation."""
 
-    attrs: Mapping[str, Any]
-    """User attributes of its Optuna trial, the role among them."""
-    values: Mapping[str, Any]
-    """Fields of the config that differ from the baseline's, in plain types."""
+    attrs: Mapping[str, Any]  # user attributes of its Optuna trial, the role among them
+    values: Mapping[str, Any]  # fields of the config that differ from the baseline's, in plain types
 
     @property
     def key(self) -> str:
@@ -163,16 +161,11 @@ def open_study(journal: Path, sampler: optuna.samplers.BaseSampler, quality: Qua
 class BestSetting:
     """The setting that saves most."""
 
-    trial: int
-    """Number of its trial."""
-    saved: float
-    """Compute saved, a fraction of that of the baseline."""
-    lost: float
-    """Loss of the metric against the baseline."""
-    own_saved: float
-    """Compute saved, a fraction of that of a dense run of its own length."""
-    config: Mapping[str, Any]
-    """Fields of its configuration."""
+    trial: int  # number of its trial
+    saved: float  # compute saved, a fraction of that of the baseline
+    lost: float  # loss of the metric against the baseline
+    own_saved: float  # compute saved, a fraction of that of a dense run of its own length
+    config: Mapping[str, Any]  # fields of its configuration
 
 
 class StudyTrials:
@@ -196,8 +189,7 @@ class StudyTrials:
         judges: bool = True,
     ) -> None:
         self.study = study
-        self.baseline_again: dict[str, Any] | None = None
-        """Attributes of a baseline to train once more; None if there is none."""
+        self.baseline_again: dict[str, Any] | None = None  # attributes of a baseline to train once more
         self._quality, self._allowed_drop, self._judges = base.quality, allowed_drop, judges
         self._options = frozenset(options)
         self._first_options = list(base.options)
