@@ -289,7 +289,8 @@ def test_a_finished_trial_holds_nothing(tmp_path: Path) -> None:
 
 def test_the_same_errors_with_and_without_a_tree(tmp_path: Path) -> None:
     cached = replace(dense(), method="gradskip", forward_cache_mb=5)
-    wrong = [cached] if torch.cuda.is_available() else [cached, replace(dense(), device="cuda")]
+    wrong = [cached, replace(stops_at(3), CAC_STOP_LAYER_NUM=(99,))]
+    wrong += [] if torch.cuda.is_available() else [replace(dense(), device="cuda")]
     over(tmp_path / "tree", replace(cached, forward_cache_mb=0))
     for config in wrong:
         with pytest.raises(UserError) as alone:
