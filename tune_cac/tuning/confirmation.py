@@ -31,11 +31,12 @@ from tune_cac.study.object_storage import copied_to_storage
 from tune_cac.study.options import SearchOptions
 from tune_cac.study.script_files import check_unchanged
 from tune_cac.study.study_result import answer, write_answer
+from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.progress import SearchProgress
 from tune_cac.tuning.ray_run import train
 from tune_cac.tuning.run import plan_of
 from tune_cac.tuning.run_context import check_gpus, context_of
-from tune_cac.tuning.searcher import FINISHED, SearchPlan, StudySearch
+from tune_cac.tuning.searcher import FINISHED, StudySearch
 from tune_cac.tuning.trials import OF_EPOCHS, PredefinedTrial, as_key
 
 

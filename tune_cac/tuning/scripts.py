@@ -32,7 +32,8 @@ from trainables.workload_options import read_options
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import with_watch
 from tune_cac.tuning.baseline import WarmStart, typical_configs, warn_of_nothing_learned, with_learned_ranges
-from tune_cac.tuning.searcher import SearchPlan, StudySearch, config_of_trial
+from tune_cac.tuning.plan import SearchPlan
+from tune_cac.tuning.searcher import StudySearch, config_of_trial
 from tune_cac.tuning.trials import PredefinedTrial
 
 #: Placeholder until the baseline has reported its run; no space is evaluated with it.

@@ -42,8 +42,9 @@ from tune_cac.tuning.baseline import (
     never_acts,
     with_learned_ranges,
 )
+from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.run_context import run_context
-from tune_cac.tuning.searcher import SearchPlan, StudySearch
+from tune_cac.tuning.searcher import StudySearch
 
 BASE = TrialConfig(method="none", epochs=4)
 

@@ -24,7 +24,6 @@ from trainables.config import TrialConfig
 from tune_cac.study.fixed_params import grid_of
 from tune_cac.tuning.candidates import draft_of, make_sampler
 from tune_cac.tuning.searcher import FINISHED, StudySearch
-from tune_cac.tuning.trials import StudyTrials, open_study
 
 # --- samplers by name -------------------------------------------------------------------------------------------------
 
@@ -85,7 +84,7 @@ def test_a_draft_has_what_samplers_read_of_begun_trials(tmp_path: Path) -> None:
     def shown(trial: FrozenTrial) -> tuple[Any, ...]:
         return trial.state, trial.params, trial.values, trial.constraints
 
-    trials = StudyTrials(open_study(tmp_path / "optuna.journal", make_sampler(0)), TrialConfig(), 0.01)
+    trials = searcher(tmp_path, begin=False).trials
     study = trials.study
     study.enqueue_trial({"x": 0.5})  # what waits has no parameters yet
     running = [trials.start({"row": 1}, params={"x": n / 4, "y": 0.5}, distributions=ranges) for n in range(4)]

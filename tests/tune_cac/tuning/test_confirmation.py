@@ -27,8 +27,9 @@ from tune_cac.study.folder import is_locked, locked
 from tune_cac.study.study_result import answer, best_or_confirmed, write_answer
 from tune_cac.tuning import confirmation as confirming
 from tune_cac.tuning.confirmation import FixedListSearch, candidates_of, options_of, runs
+from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.progress import write_holds
-from tune_cac.tuning.searcher import FINISHED, SearchPlan
+from tune_cac.tuning.searcher import FINISHED
 from tune_cac.tuning.trials import PredefinedTrial
 
 
