@@ -6,8 +6,8 @@ import hashlib
 import json
 import platform
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -210,19 +210,10 @@ class TreeWriter:
 
         ``link`` are its parent and the intervention between them, None for the root stage.
         """
-        rows = chunk.rows
-        known = (
-            chunk.end <= stage.known_until
-            and all(step in stage.rows and DIVERGED not in stage.rows[step] for step in rows)
-            and all(stage.covers(name, chunk.begin, chunk.end) for name in chunk.names)
-            and all(stage.has(name, i) for name, pairs in chunk.sparse.items() for i, _ in pairs)
-        )
-        if known:
+        if stage.knows(chunk) and not any(DIVERGED in stage.rows[step] for step in chunk.rows):
             return
-        try:
+        with self._unless_unwritable():
             self._store.publish(stage, chunk, link)
-        except OSError as error:
-            self._warn_unwritten(error)
 
     def describe_root(self, run: TrainingRun | None, *, finished: bool) -> None:
         """Write missing files of the root, once per trial: after its first epoch, or at its end."""
@@ -251,17 +242,19 @@ class TreeWriter:
         )
 
     def _write(self, name: str, values: Any) -> None:
-        try:
+        with self._unless_unwritable():
             self._store.write(name, values)
-        except OSError as error:
-            self._warn_unwritten(error)
 
-    def _warn_unwritten(self, error: OSError) -> None:
-        self._warn_once(
-            "unwritten",
-            f"the stage tree cannot be written ({error.strerror or error}): trials train on without sharing what they "
-            "train now",
-        )
+    @contextmanager
+    def _unless_unwritable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._warn_once(
+                "unwritten",
+                f"the stage tree cannot be written ({error.strerror or error}): trials train on without sharing what "
+                "they train now",
+            )
 
     def _warn_once(self, what: str, message: str) -> None:
         if (self._tree, what) not in _WARNED:

@@ -181,9 +181,15 @@ class Stage:
             return False
         return True
 
-    def covers(self, name: str, begin: int, end: int) -> bool:
-        """Return whether a dense signal was recorded at every iteration in [``begin``, ``end``)."""
-        return _covered(begin, [span[:2] for span in self._dense.get(name, ())]) >= end
+    def knows(self, chunk: Chunk) -> bool:
+        """Return whether all of a chunk was recorded before."""
+        spans = {name: [span[:2] for span in self._dense.get(name, ())] for name in chunk.names}
+        return (
+            chunk.end <= self.known_until
+            and all(step in self.rows for step in chunk.rows)
+            and all(_covered(chunk.begin, spans[name]) >= chunk.end for name in chunk.names)
+            and all(self.has(name, i) for name, pairs in chunk.sparse.items() for i, _ in pairs)
+        )
 
     def dense(self, name: str) -> NDArray[np.float64]:
         """Return a dense signal over [start, known_until), NaN where it was not recorded."""
@@ -194,13 +200,6 @@ class Stage:
                 part = found[low - self.start : high - self.start]
                 np.copyto(part, values[low - begin : high - begin], where=np.isnan(part))
         return found
-
-    def sparse(self, begin: int, end: int) -> dict[str, tuple[tuple[int, float], ...]]:
-        """Return (iteration, value) pairs of the sparse signals in [``begin``, ``end``), by name."""
-        return {
-            name: tuple(sorted((i, value) for i, value in found.items() if begin <= i < end))
-            for name, found in self._sparse.items()
-        }
 
 
 def _names(files: Files, folder: str) -> list[str]:
