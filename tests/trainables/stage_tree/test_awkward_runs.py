@@ -213,7 +213,7 @@ def test_a_row_is_not_lost_to_a_trial_that_stops_at_the_epochs_end(tmp_path: Pat
             published(*args)
 
         done: list[int] = []
-        second.store.publish = late  # type: ignore[method-assign]
+        second.store.publish = late
         finish(second)
     assert done == [TOTAL]
     assert over(tmp_path / "tree", dense()) == 0
@@ -268,10 +268,10 @@ def test_method_and_record_that_disagree_are_told_before_anything_is_published(t
 
         def late(recorded: Any, until: int) -> Any:
             found = advance(recorded, until)
-            trial._replay.machine.stopped_through = min(trial._replay.machine.stopped_through, 1)  # type: ignore[attr-defined]
+            trial._replay.machine.stopped_through = min(trial._replay.machine.stopped_through, 1)
             return found
 
-        trial._replay.advance = late  # type: ignore[method-assign]
+        trial._replay.advance = late
         with pytest.raises(RuntimeError, match="internal error: at step 8"):
             finish(trial)
     assert over(tmp_path / "tree", dense()) == TOTAL

@@ -274,7 +274,6 @@ while True:
 def start_writer(root: Path, *, size: int, budget: int, seed: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-W", "error", "-c", WRITER, *map(str, (root, size, budget, seed))]
     writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert writer.stdout is not None
     assert writer.stdout.readline() == "ready\n"
     return writer
 
@@ -448,7 +447,7 @@ def test_a_module_and_its_optimizer_go_on_from_it() -> None:
     assert alike(found["model"], model.state_dict())
     assert alike(found["optimizer"], optimizer.state_dict())
     assert isinstance(found["model"], OrderedDict)
-    assert found["model"]._metadata == model.state_dict()._metadata  # type: ignore[attr-defined]
+    assert found["model"]._metadata == model.state_dict()._metadata
 
 
 def test_what_comes_back_shares_no_memory_and_nothing_was_changed() -> None:

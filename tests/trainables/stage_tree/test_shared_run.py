@@ -70,13 +70,13 @@ def test_what_is_known_is_answered_without_training(tmp_path: Path) -> None:
     config = auto("tiny", START_THR=0.97, SLOPE_THR=0.97, CAC_BRAKING_DISTANCE=3)
     first = assert_equals_alone(config, sharing)
     assert first.trained_steps == TOTAL
-    assert first.search_flops == first.row["executed_flops"]  # type: ignore[index]
+    assert first.search_flops == first.row["executed_flops"]
     # Other numbers, the same interventions: thresholds between the same two ratios.
     for threshold in (0.97, 0.9700001):
         again = assert_equals_alone(replace(config, CAC_VAR_START_THR=threshold), sharing)
         assert (again.trained_steps, again.search_flops, again.run) == (0, 0, None)
-        assert again.row["stage"] == first.row["stage"]  # type: ignore[index]
-    assert again.row["executed_flops"] == first.row["executed_flops"]  # type: ignore[index]
+        assert again.row["stage"] == first.row["stage"]
+    assert again.row["executed_flops"] == first.row["executed_flops"]
 
 
 @pytest.mark.usefixtures("tiny")

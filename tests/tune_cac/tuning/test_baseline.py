@@ -299,7 +299,7 @@ def test_a_search_begins_with_half_of_what_was_found(base: TrialConfig, tmp_path
 
     search = searcher()
     search.begin()
-    assert [search.suggest("baseline")["config"]["method"], search.suggest("early")] == ["none", None]  # type: ignore[index, call-overload]
+    assert [search.suggest("baseline")["config"]["method"], search.suggest("early")] == ["none", None]
     with SharedRun(base, Sharing(tree=tmp_path / "tree")) as run:
         last = finish(run)[-1]
     search.on_trial_complete("baseline", last)
@@ -308,7 +308,6 @@ def test_a_search_begins_with_half_of_what_was_found(base: TrialConfig, tmp_path
     found = baseline_sensitivities(tmp_path / "tree", last["stage"], base, NAMES, 0.02)
     for number in range(2):
         suggested = search.suggest(str(number))
-        assert isinstance(suggested, dict)
         values = dict(text.split("=") for text in suggested["config"]["pruning_sensitivities"])
         halves = {name: pytest.approx(0.5 * max(LEAST, bears), abs=0.02) for name, bears in found.items()}
         assert ({name: float(value) for name, value in values.items()} == halves) == (number == 0)
