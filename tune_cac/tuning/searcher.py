@@ -396,13 +396,11 @@ class StudySearch(Searcher):
         return found[0]
 
     def _learned(self, epochs: int, root: str | None) -> WarmStart:
-        plan, context = self.plan, self._context
-        if epochs != plan.base.epochs:
-            context = replace(context, epochs=epochs, total_steps=context.total_steps // plan.base.epochs * epochs)
-        return learn(
-            self._search_space, context, plan.tree, base=replace(plan.base, epochs=epochs), hold=plan.hold,
-            root=root, allowed_drop=plan.allowed_drop,
-        )  # fmt: skip
+        base, context = self.plan.base, self._context
+        if epochs != base.epochs:
+            steps = context.total_steps // base.epochs * epochs
+            base, context = replace(base, epochs=epochs), replace(context, epochs=epochs, total_steps=steps)
+        return learn(replace(self.plan, space=self._search_space, context=context, base=base), root)
 
     def _roots(self) -> dict[int, WarmStart]:
         """Return what the recorded dense runs show, by epochs, the full run first; it alone if it was not recorded."""
