@@ -91,22 +91,14 @@ class FixedListProgress(SearchProgress):
 class Confirmation:
     """Result of a confirmation."""
 
-    folder: Path
-    """The study's folder."""
-    table: pd.DataFrame | None
-    """One row per candidate (`analysis.confirm_table`); None if no run has begun."""
-    trials: pd.DataFrame
-    """The runs on fresh seeds (`analysis.load` of the study's confirmation)."""
-    headline: str
-    """The study's answer in one sentence, with the confirmation."""
-    allowed_drop: float | str
-    """Drop of the metric that is allowed (`trainables.quality`)."""
-    quality: Quality
-    """Metric by which the runs are compared."""
-    allowed: float
-    """The allowed drop in the metric's unit; a relative one is of the search's baseline."""
-    interrupted: bool
-    """True if it was interrupted before all runs ended."""
+    folder: Path  # the study's folder
+    table: pd.DataFrame | None  # one row per candidate (`analysis.confirm_table`); None if no run has begun
+    trials: pd.DataFrame  # the runs on fresh seeds (`analysis.load` of the study's confirmation)
+    headline: str  # the study's answer in one sentence, with the confirmation
+    allowed_drop: float | str  # drop of the metric that is allowed (`trainables.quality`)
+    quality: Quality  # metric by which the runs are compared
+    allowed: float  # the allowed drop in the metric's unit; a relative one is of the search's baseline
+    interrupted: bool  # True if it was interrupted before all runs ended
 
 
 @keeps_decoded_images

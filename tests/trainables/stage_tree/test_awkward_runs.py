@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lease_holders import holder_of
 from runs import facts, finish
 from thorough import rest_thorough
 from tiny_workload import STEPS_PER_EPOCH, Tiny, tiny  # noqa: F401 - a fixture
@@ -24,7 +23,6 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.registry import WORKLOADS, Entry
 from trainables.stage_tree import checkpoint_policy as keeping
-from trainables.stage_tree.leases import Leases
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
 
@@ -275,16 +273,6 @@ def test_method_and_record_that_disagree_are_told_before_anything_is_published(t
         with pytest.raises(RuntimeError, match="internal error: at step 8"):
             finish(trial)
     assert over(tmp_path / "tree", dense()) == TOTAL
-
-
-def test_a_finished_trial_holds_nothing(tmp_path: Path) -> None:
-    claims = Leases()
-    trial = SharedRun(dense(), Sharing(tree=tmp_path / "tree"), claims=claims, holder="first")
-    trial.train_epoch()
-    assert holder_of(claims, trial.store.root) == "first"
-    finish(trial)
-    assert holder_of(claims, trial.store.root) is None
-    trial.close()
 
 
 def test_the_same_errors_with_and_without_a_tree(tmp_path: Path) -> None:
