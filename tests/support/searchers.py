@@ -14,8 +14,9 @@ from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.metrics import ROW
 from trainables.stage_tree.shared_run import SharedRun, Sharing
+from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.run_context import run_context
-from tune_cac.tuning.searcher import SearchPlan, StudySearch
+from tune_cac.tuning.searcher import StudySearch
 
 CONTEXT = SpaceContext(total_steps=300)
 

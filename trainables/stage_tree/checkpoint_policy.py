@@ -132,18 +132,12 @@ class LiveRun:
 
     run: TrainingRun
     recorder: SignalRecorder
-    flops_at_load: int
-    """FLOPs executed before the loaded checkpoint."""
-    steps: int = 0
-    """Steps trained in this process."""
-    step_s: float = 0.0
-    """Moving average of the time of a step."""
-    slowest_s: float = 0.0
-    """Time of the slowest step in this process, except the first."""
-    evaluation_s: float = 0.0
-    """Time of the last evaluation."""
-    checkpointed: float = field(default_factory=time.monotonic)
-    """Monotonic time of the last checkpoint or of the start; a crash loses only later training."""
+    flops_at_load: int  # FLOPs executed before the loaded checkpoint
+    steps: int = 0  # steps trained in this process
+    step_s: float = 0.0  # moving average of the time of a step
+    slowest_s: float = 0.0  # time of the slowest step in this process, except the first
+    evaluation_s: float = 0.0  # time of the last evaluation
+    checkpointed: float = field(default_factory=time.monotonic)  # time of the last checkpoint, or of the start
 
     @property
     def executed_flops(self) -> int:
@@ -204,16 +198,11 @@ def resume_live(
 class Sharing:
     """Options of sharing training between the trials of a study."""
 
-    tree: Path | str
-    """The study's ``tree`` folder on a disk that all processes see, or its URI in object storage."""
-    budget_bytes: int = 20 * 10**9
-    """Most bytes of checkpoints."""
-    trials: int = 24
-    """Trials of the study; determines how many forks are expected."""
-    watches: tuple[tuple[str, ...], ...] = ()
-    """Values of ``CAC_WATCH`` in the study; their layers are recorded from the first trial on."""
-    checkpoint_every_s: float = 60.0
-    """Most seconds of training that a crash may lose; 0 for one epoch."""
+    tree: Path | str  # the study's ``tree`` folder on a disk that all processes see, or its URI in object storage
+    budget_bytes: int = 20 * 10**9  # most bytes of checkpoints
+    trials: int = 24  # trials of the study; determines how many forks are expected
+    watches: tuple[tuple[str, ...], ...] = ()  # values of ``CAC_WATCH``, whose layers are recorded from the start
+    checkpoint_every_s: float = 60.0  # most seconds of training that a crash may lose; 0 for one epoch
 
 
 class CheckpointPolicy:

@@ -27,14 +27,10 @@ from trainables.storage import FileState, files_of, is_uri, lacking_bytes
 class Entry:
     """One checkpoint of a stage."""
 
-    step: int
-    """The checkpoint is the complete state at the start of this iteration."""
-    kind: str
-    """Kind of the rule's own state inside; ``any`` if every rule can continue from it."""
-    bytes: int
-    """Size of its content."""
-    sha256: str
-    """Hash of its content, 64 hexadecimal digits."""
+    step: int  # the checkpoint is the complete state at the start of this iteration
+    kind: str  # kind of the rule's own state inside; ``any`` if every rule can continue from it
+    bytes: int  # size of its content
+    sha256: str  # hash of its content, 64 hexadecimal digits
 
 
 # --- Eviction of checkpoints when space runs out: first those whose loss costs least ----------------------------------
@@ -45,12 +41,9 @@ class Entry:
 class StageWeight:
     """Probability of a fork from a stage."""
 
-    start: int
-    """The stage's first step."""
-    end: int
-    """The step after its last one."""
-    visits: int
-    """The number of trials that passed through it; future forks are assumed proportional to this."""
+    start: int  # the stage's first step
+    end: int  # the step after its last one
+    visits: int  # the number of trials that passed through it; future forks are assumed proportional to this
 
 
 def expected_cost(step: int, *, previous: int, following: int, weight: StageWeight) -> float:

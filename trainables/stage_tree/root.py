@@ -6,8 +6,8 @@ import hashlib
 import json
 import platform
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -99,14 +99,7 @@ def code_fingerprint() -> str:
     return digest.hexdigest()
 
 
-# --- Facts about a run that replay needs besides its signals: layers, batch shapes of an epoch, FLOPs of its steps
-# Files of a root (`store.StageStore.read`):
-#     root.json               {facts that the runs share, "layer_names": [...], "trains": one digit per parameter,
-#                             "weight_decays": those of weights, null where the optimizer has none}
-#     facts-<digest>.json     {"key": attachment.metadata_key, "facts": facts about the model that a method needs}
-#     shapes.json             run lengths over an epoch's steps: [[count, [[shape, dtype], ...]], ...]
-#     costs-<digest>.json     {"trains": one digit per parameter, "steps": [[count, forward_flops, backward_flops],
-#     ...]}
+# --- Facts about a run that replay needs besides its signals: layers, batch shapes of an epoch, FLOPs of its steps ----
 
 
 def facts_file(key: Hashable) -> str:
@@ -197,11 +190,10 @@ class TreeWriter:
 
     Args:
         root: the root's facts (`root.root_facts`).
-        tree: place of the study's tree; each warning is given once per tree.
     """
 
-    def __init__(self, store: StageStore, root: Mapping[str, Any], config: TrialConfig, tree: Path | str) -> None:
-        self._store, self._root, self._config, self._tree = store, root, config, str(tree)
+    def __init__(self, store: StageStore, root: Mapping[str, Any], config: TrialConfig) -> None:
+        self._store, self._root, self._config, self._tree = store, root, config, str(store.tree)
         self._described = False
 
     def method_metadata(self) -> Mapping[str, Any]:
@@ -218,19 +210,10 @@ class TreeWriter:
 
         ``link`` are its parent and the intervention between them, None for the root stage.
         """
-        rows = chunk.rows
-        known = (
-            chunk.end <= stage.known_until
-            and all(step in stage.rows and DIVERGED not in stage.rows[step] for step in rows)
-            and all(stage.covers(name, chunk.begin, chunk.end) for name in chunk.names)
-            and all(stage.has(name, i) for name, pairs in chunk.sparse.items() for i, _ in pairs)
-        )
-        if known:
+        if stage.knows(chunk) and not any(DIVERGED in stage.rows[step] for step in chunk.rows):
             return
-        try:
+        with self._unless_unwritable():
             self._store.publish(stage, chunk, link)
-        except OSError as error:
-            self._warn_unwritten(error)
 
     def describe_root(self, run: TrainingRun | None, *, finished: bool) -> None:
         """Write missing files of the root, once per trial: after its first epoch, or at its end."""
@@ -259,17 +242,19 @@ class TreeWriter:
         )
 
     def _write(self, name: str, values: Any) -> None:
-        try:
+        with self._unless_unwritable():
             self._store.write(name, values)
-        except OSError as error:
-            self._warn_unwritten(error)
 
-    def _warn_unwritten(self, error: OSError) -> None:
-        self._warn_once(
-            "unwritten",
-            f"the stage tree cannot be written ({error.strerror or error}): trials train on without sharing what they "
-            "train now",
-        )
+    @contextmanager
+    def _unless_unwritable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._warn_once(
+                "unwritten",
+                f"the stage tree cannot be written ({error.strerror or error}): trials train on without sharing what "
+                "they train now",
+            )
 
     def _warn_once(self, what: str, message: str) -> None:
         if (self._tree, what) not in _WARNED:

@@ -42,8 +42,7 @@ class Visit:
 
     stage: Stage
     entered_by: Intervention | None
-    replay_state: dict[str, Any]
-    """State of the replay when it entered the stage."""
+    replay_state: dict[str, Any]  # state of the replay when it entered the stage
 
 
 class TrialPath:
@@ -143,7 +142,7 @@ class SharedRun:
         self._spent_before = 0
         self._lease = StageLease(Leases() if claims is None else claims, holder, self._slowest_step_s)
         self._unreadable: set[Entry] = set()
-        self._writer = TreeWriter(self.store, root, config, sharing.tree)
+        self._writer = TreeWriter(self.store, root, config)
         self._metadata = self._writer.method_metadata()
         self._replay = start_replay(config, self._metadata)
         self._checkpoint_policy = CheckpointPolicy(
@@ -152,10 +151,8 @@ class SharedRun:
         self.checkpoints = self._checkpoint_policy.checkpoints
         self.path = TrialPath(self.store, self._replay)
         self._reported = 0  # steps at the end of the last row
-        self.row: dict[str, Any] | None = None
-        """The last epoch's row; None before the first."""
-        self.trained_steps = 0
-        """Steps that this trial executed."""
+        self.row: dict[str, Any] | None = None  # the last epoch's row; None before the first
+        self.trained_steps = 0  # steps that this trial executed
         self._rows = self._next_rows()
 
     def __enter__(self) -> SharedRun:

@@ -2,10 +2,12 @@
 
 Layout under a study's ``tree`` folder; every file has a checksum and is written atomically:
 
-    <root id>/root.json                        facts that the runs share
-    <root id>/facts-<digest>.json              facts about the model that a method needs (a blueprint)
-    <root id>/shapes.json                      shapes of the batches of an epoch
-    <root id>/costs-<digest>.json              FLOPs of an epoch's steps with some parameters stopped
+    <root id>/root.json                        facts that the runs share, "layer_names", "trains": a digit a parameter,
+                                               "weight_decays": those of weights, null where there are none
+    <root id>/facts-<digest>.json              {"key": attachment.metadata_key, "facts": about the model, for a method}
+    <root id>/shapes.json                      run lengths of batch shapes: [[count, [[shape, dtype], ...]], ...]
+    <root id>/costs-<digest>.json              {"trains": a digit per parameter, of an epoch
+                                               "steps": [[count, forward_flops, backward_flops], ...]}
     <root id>/stages/<stage id>/stage.json     parent, intervention
     <root id>/stages/<stage id>/<from>-<to>-<digest>.chunk      signals and rows of steps from..to-1
 
@@ -65,18 +67,14 @@ def _header(payload: bytes) -> bytes:
 class Chunk:
     """Recorded steps of a part of a stage."""
 
-    begin: int
-    """First iteration."""
-    end: int
-    """Iteration after the last."""
-    names: tuple[str, ...]
-    """Names of the dense signals, recorded at every iteration."""
-    values: NDArray[np.float64]
-    """(end - begin, len(names))."""
+    begin: int  # first iteration
+    end: int  # iteration after the last
+    names: tuple[str, ...]  # names of the dense signals, recorded at every iteration
+    values: NDArray[np.float64]  # (end - begin, len(names))
+    # Signals measured at some iterations only: (iteration, value) pairs, by name.
     sparse: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    """Signals measured at some iterations only: (iteration, value) pairs, by name."""
+    # Rows of epochs by the number of steps at their end, without the method's own columns.
     rows: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """Rows of epochs by the number of steps at their end, without the method's own columns."""
 
     def to_bytes(self) -> bytes:
         """Return the chunk as one line of JSON followed by the values."""
@@ -123,12 +121,9 @@ class Stage:
 
     def __init__(self, files: Files | None, folder: str, stage: str, start: int) -> None:
         self.id = stage
-        self.start = start
-        """First iteration of the stage: 0 for the root, else the one after its intervention."""
-        self.known_until = start
-        """Every iteration in [`start`, `known_until`) was trained and recorded."""
-        self.rows: dict[int, Mapping[str, Any]] = {}
-        """Rows of epochs by the number of steps at their end."""
+        self.start = start  # first iteration of the stage: 0 for the root, else the one after its intervention
+        self.known_until = start  # every iteration in [`start`, `known_until`) was trained and recorded
+        self.rows: dict[int, Mapping[str, Any]] = {}  # rows of epochs by the number of steps at their end
         self._files, self._folder = files, folder
         self._seen: set[str] = set()
         self._spans: list[tuple[int, int]] = []
@@ -186,9 +181,15 @@ class Stage:
             return False
         return True
 
-    def covers(self, name: str, begin: int, end: int) -> bool:
-        """Return whether a dense signal was recorded at every iteration in [``begin``, ``end``)."""
-        return _covered(begin, [span[:2] for span in self._dense.get(name, ())]) >= end
+    def knows(self, chunk: Chunk) -> bool:
+        """Return whether all of a chunk was recorded before."""
+        spans = {name: [span[:2] for span in self._dense.get(name, ())] for name in chunk.names}
+        return (
+            chunk.end <= self.known_until
+            and all(step in self.rows for step in chunk.rows)
+            and all(_covered(chunk.begin, spans[name]) >= chunk.end for name in chunk.names)
+            and all(self.has(name, i) for name, pairs in chunk.sparse.items() for i, _ in pairs)
+        )
 
     def dense(self, name: str) -> NDArray[np.float64]:
         """Return a dense signal over [start, known_until), NaN where it was not recorded."""
@@ -199,13 +200,6 @@ class Stage:
                 part = found[low - self.start : high - self.start]
                 np.copyto(part, values[low - begin : high - begin], where=np.isnan(part))
         return found
-
-    def sparse(self, begin: int, end: int) -> dict[str, tuple[tuple[int, float], ...]]:
-        """Return (iteration, value) pairs of the sparse signals in [``begin``, ``end``), by name."""
-        return {
-            name: tuple(sorted((i, value) for i, value in found.items() if begin <= i < end))
-            for name, found in self._sparse.items()
-        }
 
 
 def _names(files: Files, folder: str) -> list[str]:

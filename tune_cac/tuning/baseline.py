@@ -35,6 +35,7 @@ from trainables.quality import allowed_amount
 from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.root import ensure_costs, method_facts
 from trainables.stage_tree.store import StageStore
+from tune_cac.tuning.plan import SearchPlan
 
 # --- Ranges in which thresholds make a difference ---------------------------------------------------------------------
 # A threshold below every ratio that a layer's variance ever reaches is never met, and a search that samples there
@@ -337,14 +338,11 @@ class WarmStart:
     """A search space with what the baseline's run shows about it."""
 
     space: Space
-    context: SpaceContext
-    """The run, with ranges in which thresholds make a difference on it, if these are known."""
+    context: SpaceContext  # the run, with ranges in which thresholds make a difference on it, if these are known
     base: TrialConfig
     hold: Mapping[str, Any]
-    trace: Any
-    """The recorded runs; None if there are none."""
-    weight_decays: Sequence[float] | None = None
-    """Weight decays of the run's weights; None if unknown."""
+    trace: Any  # the recorded runs; None if there are none
+    weight_decays: Sequence[float] | None = None  # weight decays of the run's weights; None if unknown
 
     @property
     def knows_what_acts(self) -> bool:
@@ -411,34 +409,23 @@ class WarmStart:
         )
 
 
-def learn(
-    space: Space,
-    context: SpaceContext,
-    tree: Path | str,
-    *,
-    base: TrialConfig,
-    hold: Mapping[str, Any],
-    root: str | None,
-    allowed_drop: float | str = 0.005,
-) -> WarmStart:
-    """Learn from a recorded dense run.
-
-    Nothing is known without its ``root`` in the stage tree.
-    """
+def learn(plan: SearchPlan, root: str | None) -> WarmStart:
+    """Learn from a recorded dense run of the plan's base; nothing is known without its root in the stage tree."""
+    space, context, base, hold = plan.space, plan.context, plan.base, plan.hold
     nothing = WarmStart(space=space, context=context, base=base, hold=hold, trace=None)
     if root is None:
         return nothing
     try:
         if asks_for_sensitivities(space, context):
-            found = baseline_sensitivities(tree, root, base, context.weight_names, allowed_drop)
+            found = baseline_sensitivities(plan.tree, root, base, context.weight_names, plan.allowed_drop)
             context = replace(context, sensitivities=found)
             nothing = replace(nothing, context=context)
         # Only Gradient-Skip's part can be replayed.
         typical = typical_configs(space, context, base, hold)
         configs = [replace(config, method="gradskip") for config in typical if config.skips_gradients]
-        store = StageStore(tree, root)
+        store = StageStore(plan.tree, root)
         write_facts(store, configs)
-        trace = complete(read_trace(store), tree)
+        trace = complete(read_trace(store), plan.tree)
     except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
         # The folder may also have been emptied, or the disk be full; the search continues without a warm start.
         warn_of_nothing_learned(error)
@@ -495,7 +482,7 @@ def completed(store: StageStore, trace: RunTrace, settings: Any) -> RunTrace:
 def write_facts(store: StageStore, configs: list[TrialConfig]) -> None:
     """Write the layer plans and step costs that replay needs beside the recorded signals."""
     described = store.read("root.json")
-    if described is None:
+    if described is None or described.get(OF_SCRIPT):  # which leaves them itself
         return
     trains = described["trains"]
     for given in configs:

@@ -19,8 +19,9 @@ from search_spaces.grid import GridPoints
 from trainables.compression.schedule import ModelFacts, read_schedule, resolve
 from trainables.compression.scheduler import facts_of_run
 from trainables.compression.trial.from_config import schedule_of
-from trainables.config import TrialConfig
+from trainables.config import TrialConfig, wrapped_seed
 from trainables.errors import UserError
+from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.trials import StudyTrials, as_key, queued_parameters
 
 #: Most settings drawn in a row that the study has: by the sampler, which may stay where it was best, and then at
@@ -83,24 +84,15 @@ class Candidates:
     Settings are drawn in a copy of the study, so that the study itself holds only trials that are trained.
 
     Args:
-        sampler: of the settings, without the study's own state.
-        fresh_sampler: returns a plain sampler for a draw, by its number: one that remembers no other study.
         config_of: returns the full config of an Optuna trial; suggests its parameters.
     """
 
     def __init__(
-        self,
-        trials: StudyTrials,
-        base: TrialConfig,
-        *,
-        sampler: BaseSampler,
-        fresh_sampler: Callable[[int], BaseSampler],
-        config_of: Callable[[optuna.Trial], Mapping[str, Any]],
+        self, trials: StudyTrials, plan: SearchPlan, config_of: Callable[[optuna.Trial], Mapping[str, Any]]
     ) -> None:
-        self._trials, self._base, self._config_of = trials, base, config_of
-        self._sampler, self._fresh_sampler = sampler, fresh_sampler
-        self.ended = False
-        """True once no setting is left: none was found that the study lacks, and none runs that may fail."""
+        self._trials, self._plan, self._config_of = trials, plan, config_of
+        self._sampler = make_sampler(plan.seed)  # remembers no study's state
+        self.ended = False  # True once no setting is left: the study has all that are found, and none runs
         self._nothing_at: tuple[int, int] | None = None  # `StudyTrials.counts` when no setting was found
         self._impossible: list[str] = []  # reasons for which settings could not be
         self._refused: set[str] = set()  # the configurations of these
@@ -141,7 +133,7 @@ class Candidates:
 
     @cached_property
     def _random(self) -> BaseSampler:
-        return RandomSampler(seed=self._base.seed)
+        return RandomSampler(seed=self._plan.base.seed)
 
     def _known(self) -> set[str]:
         """Return the configurations that need no training: trained, in training, failed in this search, refused."""
@@ -159,7 +151,9 @@ class Candidates:
         Optuna's GP and NSGA-II model the parameters that all trials have, and would draw at random beside a trial
         without any: the copy has neither baseline nor controls.
         """
-        draft = draft_of(self._trials, self._fresh_sampler(len(self._trials.all())), with_parameters=True)
+        plan, number = self._plan, len(self._trials.all())
+        sampler = make_sampler(wrapped_seed(plan.seed + number), plan.sampler)  # one that remembers no other study
+        draft = draft_of(self._trials, sampler, with_parameters=True)
         self._config_of(draft.ask())
         drawn = draft.get_trials(deepcopy=False)[-1]
         return self._trials.start(
@@ -203,7 +197,7 @@ class Candidates:
                 warnings.simplefilter("ignore")  # the trial itself will warn
                 read = read_schedule(schedule_of(config), compatible=compatible)
                 if config.options not in self._model_facts:
-                    same = replace(self._base, workload_options=config.options)
+                    same = replace(self._plan.base, workload_options=config.options)
                     self._model_facts[config.options] = facts_of_run(same)
                 resolve(read, self._model_facts[config.options], compatible=compatible)
         except UserError as error:

@@ -31,11 +31,12 @@ from tune_cac.study.object_storage import copied_to_storage
 from tune_cac.study.options import SearchOptions
 from tune_cac.study.script_files import check_unchanged
 from tune_cac.study.study_result import answer, write_answer
+from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.progress import SearchProgress
 from tune_cac.tuning.ray_run import train
 from tune_cac.tuning.run import plan_of
 from tune_cac.tuning.run_context import check_gpus, context_of
-from tune_cac.tuning.searcher import FINISHED, SearchPlan, StudySearch
+from tune_cac.tuning.searcher import FINISHED, StudySearch
 from tune_cac.tuning.trials import OF_EPOCHS, PredefinedTrial, as_key
 
 
@@ -90,22 +91,14 @@ class FixedListProgress(SearchProgress):
 class Confirmation:
     """Result of a confirmation."""
 
-    folder: Path
-    """The study's folder."""
-    table: pd.DataFrame | None
-    """One row per candidate (`analysis.confirm_table`); None if no run has begun."""
-    trials: pd.DataFrame
-    """The runs on fresh seeds (`analysis.load` of the study's confirmation)."""
-    headline: str
-    """The study's answer in one sentence, with the confirmation."""
-    allowed_drop: float | str
-    """Drop of the metric that is allowed (`trainables.quality`)."""
-    quality: Quality
-    """Metric by which the runs are compared."""
-    allowed: float
-    """The allowed drop in the metric's unit; a relative one is of the search's baseline."""
-    interrupted: bool
-    """True if it was interrupted before all runs ended."""
+    folder: Path  # the study's folder
+    table: pd.DataFrame | None  # one row per candidate (`analysis.confirm_table`); None if no run has begun
+    trials: pd.DataFrame  # the runs on fresh seeds (`analysis.load` of the study's confirmation)
+    headline: str  # the study's answer in one sentence, with the confirmation
+    allowed_drop: float | str  # drop of the metric that is allowed (`trainables.quality`)
+    quality: Quality  # metric by which the runs are compared
+    allowed: float  # the allowed drop in the metric's unit; a relative one is of the search's baseline
+    interrupted: bool  # True if it was interrupted before all runs ended
 
 
 @keeps_decoded_images

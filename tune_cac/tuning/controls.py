@@ -12,7 +12,6 @@ import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from trainables.savings import INFERENCE, TIME
 from trainables.stage_tree.store import StageStore
 from tune_cac.study.options import AUTO_LENGTHS, read_lengths
 from tune_cac.tuning.baseline import WarmStart, completed
+from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.trials import EPOCHS, OF_EPOCHS, BestSetting, PredefinedTrial, StudyTrials, missing_objectives
 
 # --- Cut dense runs ---------------------------------------------------------------------------------------------------
@@ -63,22 +63,15 @@ class RunLengths:
     """Choose the cut dense runs on which stops are searched.
 
     Args:
-        lengths: ``auto``, or shares of the full run such as ``1.0,0.6``.
         learn: returns what a recorded dense run shows, by its epochs and its root in the stage tree.
     """
 
-    def __init__(
-        self,
-        trials: StudyTrials,
-        base: TrialConfig,
-        lengths: str,
-        allowed_drop: float | str,
-        learn: Callable[[int, str], WarmStart],
-    ) -> None:
-        self._trials, self._base, self._learn, self._allowed_drop = trials, base, learn, allowed_drop
+    def __init__(self, trials: StudyTrials, plan: SearchPlan, learn: Callable[[int, str], WarmStart]) -> None:
+        self._trials, self._base, self._learn, self._allowed_drop = trials, plan.base, learn, plan.allowed_drop
         self._learned: dict[int, WarmStart] = {}
-        self._chooses = lengths == AUTO_LENGTHS
-        self._wanted = in_epochs((SHORTEST,) if self._chooses else read_lengths(lengths), base.epochs)
+        self._chooses = plan.lengths == AUTO_LENGTHS
+        shares = (SHORTEST,) if self._chooses else read_lengths(plan.lengths or "1.0")
+        self._wanted = in_epochs(shares, plan.base.epochs)
 
     def planned(self) -> list[int]:
         """Return the epochs of the cut dense runs that are trained first, or may be."""
@@ -154,8 +147,8 @@ _TRIED, _POWER = 64, 64.0
 class RandomStops:
     """Find random stops that save what a setting saves; they are kept, as the best setting is asked for often."""
 
-    def __init__(self, base: TrialConfig, tree: Path | str) -> None:
-        self._base, self._tree = base, tree
+    def __init__(self, plan: SearchPlan) -> None:
+        self._base, self._tree = plan.base, plan.tree
         self._found: dict[tuple[float, int], list[PredefinedTrial]] = {}
 
     def of(self, best: BestSetting, trace: RunTrace | None, ends: Sequence[int]) -> list[PredefinedTrial]:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import isclose
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from trainables.config import TrialConfig
 from trainables.gradskip.variables import BY_NAME
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.baseline import WarmStart, completed, outcome, predictions
+from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.quality_model import (
     WORTHWHILE,
     WORTHWHILE_AREA,
@@ -71,23 +71,15 @@ Stops = tuple[tuple[int, int], ...]
 class Outcome:
     """Effect of a group of settings on training."""
 
-    parameters: Mapping[str, Any]
-    """Optuna parameters of the setting nearest to the middle of the group."""
-    config: Mapping[str, Any]
-    """Fields of that setting's configuration."""
-    epochs: int
-    """Epochs of the run."""
-    share: float
-    """Its steps over those of the full run."""
-    saved: float
-    """Compute saved, a fraction of that of the full run."""
+    parameters: Mapping[str, Any]  # Optuna parameters of the setting nearest to the middle of the group
+    config: Mapping[str, Any]  # fields of that setting's configuration
+    epochs: int  # epochs of the run
+    share: float  # its steps over those of the full run
+    saved: float  # compute saved, a fraction of that of the full run
     stops: Stops
-    identity: str
-    """Text that is equal for settings that train alike in a run of this length: stops, braking, ..."""
-    known: bool
-    """True if the whole run was trained before."""
-    group: Sequence[Drawn]
-    """Settings that train alike by the dense run, this one among them; once others are recorded they may not."""
+    identity: str  # text that is equal for settings that train alike in a run of this length: stops, braking,
+    known: bool  # True if the whole run was trained before
+    group: Sequence[Drawn]  # settings that train alike by the dense run; once others are recorded they may not
 
 
 def distinct_outcomes(
@@ -314,16 +306,12 @@ _LEAST_COST = 0.05
 class Tried:
     """An outcome that was trained, is being trained, or failed."""
 
-    trial: int
-    """Number of its trial."""
+    trial: int  # number of its trial
     epochs: int
     stops: Stops
-    saved: float
-    """Compute saved, a fraction of that of the full run."""
-    loss: float | None
-    """Of quality against the baseline, infinite if it failed; None while it is being trained."""
-    identity: str = ""
-    """`Outcome.identity`, predicted until it is trained; empty for a dense run."""
+    saved: float  # compute saved, a fraction of that of the full run
+    loss: float | None  # of quality against the baseline, infinite if it failed; None while it is being trained
+    identity: str = ""  # `Outcome.identity`, predicted until it is trained; empty for a dense run
     config: Mapping[str, Any]
 
     @property
@@ -338,35 +326,18 @@ class OutcomeQueue:
 
     Args:
         roots: returns what was learned from the recorded dense runs, by their epochs, the full one first.
-        base: config of the baseline; its seed draws the settings.
-        sure: probability of staying within it on another seed that the answer has.
-        holds: what `holds` returned when the study was searched before, for where outcomes are known no longer.
     """
 
-    def __init__(
-        self,
-        trials: StudyTrials,
-        roots: Callable[[], Mapping[int, WarmStart]],
-        tree: Path | str,
-        base: TrialConfig,
-        allowed_drop: float | str,
-        *,
-        sure: float,
-        sharing: bool = True,
-        holds: Mapping[int, float] | None = None,
-    ) -> None:
-        self._trials, self._roots, self._tree, self._allowed_drop = trials, roots, tree, allowed_drop
-        self._sure, self._sharing = sure, sharing
-        self._quality, self._seed, self._epochs = base.quality, base.seed, base.epochs
+    def __init__(self, trials: StudyTrials, plan: SearchPlan, roots: Callable[[], Mapping[int, WarmStart]]) -> None:
+        self._trials, self._plan, self._roots = trials, plan, roots
+        self._quality, self._seed, self._epochs = plan.base.quality, plan.base.seed, plan.base.epochs
         self._outcomes: dict[int, list[Outcome]] = {}  # by epochs
         self._unpredicted: list[Drawn] = []  # of the full length
         self._depths: Depths | None = None
-        self._held_before = dict(holds or {})
         self._held: tuple[int, dict[int, float]] = 0, {}  # how many trials had ended, and probabilities of theirs
         self._promising = MOST_OUTCOMES  # outcomes that were worth their training when one was chosen last
         self._nothing_at: tuple[int, int] | None = None  # `StudyTrials.counts` when none was
-        self.ended = False
-        """True once no outcome is left that is worth its training."""
+        self.ended = False  # True once no outcome is left that is worth its training
 
     @property
     def predicts(self) -> bool:
@@ -381,14 +352,15 @@ class OutcomeQueue:
         return self._outcomes[epochs]
 
     def _distinct(self, known: WarmStart) -> list[Outcome]:
-        drawn, is_full = known.drawn(self._seed, SETTINGS), known.base.epochs == self._epochs
+        drawn, base = known.drawn(self._seed, SETTINGS), known.base.to_dict()
+        is_full = known.base.epochs == self._epochs
         if not is_full and known.choices(self._seed) != self._roots()[self._epochs].choices(self._seed):
             warnings.warn("no stops on cut runs: choices of the space depend on the run's length", stacklevel=2)
             return []
-        if known.space.options or not all(is_predicted(values, known.base.to_dict()) for _, values in drawn):
+        if known.space.options or not all(is_predicted(values, base) for _, values in drawn):
             return []
         try:  # what each draw's stops save, which the dense run may not have needed
-            store = StageStore(self._tree, known.trace.root)
+            store = StageStore(self._plan.tree, known.trace.root)
             known = replace(known, trace=completed(store, known.trace, [values for _, values in drawn]))
         except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
             warnings.warn(f"not every outcome can be predicted: {error}", stacklevel=2)
@@ -455,7 +427,7 @@ class OutcomeQueue:
     def _traces(self) -> dict[int, RunTrace]:
         """Return what is recorded by now, by the epochs of the lengths that have outcomes."""
         return {
-            epochs: read_trace(StageStore(self._tree, known.trace.root))
+            epochs: read_trace(StageStore(self._plan.tree, known.trace.root))
             for epochs, known in self._roots().items()
             if self._drawn(epochs, known)
         }
@@ -511,7 +483,7 @@ class OutcomeQueue:
         """Return probabilities that trained outcomes stay within the allowed loss on another seed, by their trials."""
         baseline = self._trials.baseline_row()
         if baseline is None or not self.predicts:
-            return self._held_before
+            return dict(self._plan.holds or {})  # where outcomes are known no longer
         _, finished = self._trials.counts()
         if self._held[0] != finished:  # asked for often, and each time a fit
             found: dict[int, float] = {}
@@ -524,12 +496,12 @@ class OutcomeQueue:
 
     def unsure(self) -> list[int]:
         """Return trials whose outcomes are less sure to hold on another seed than the answer is to be."""
-        return [trial for trial, share in self.holds().items() if is_less(share, self._sure)]
+        return [trial for trial, share in self.holds().items() if is_less(share, self._plan.sure)]
 
     def _scale(self, baseline: Mapping[str, Any]) -> LossScale:
         rows = [trial.user_attrs.get("row", {}).get("quality") for trial in self._trials.all()]
         values = [float(value) for value in rows if value is not None]
-        return loss_scale(baseline["quality"], values, self._quality, self._allowed_drop)
+        return loss_scale(baseline["quality"], values, self._quality, self._plan.allowed_drop)
 
     def _chosen(self, left: Sequence[Outcome], tried: Sequence[Tried], baseline: Mapping[str, Any]) -> Outcome | None:
         """Return the outcome that promises most for its cost; None if none is worth its training."""
@@ -544,7 +516,7 @@ class OutcomeQueue:
         answers = [one.saved for one in tried if one.lost <= scale.allowed + 1e-9 and one.trial not in unsure]
         found = self._expected(left, tried, scale)
         saved, best = np.array([one.saved for one in left]), max(answers, default=0.0)
-        likely = ~is_less(found.other_share_within(scale.other_limit), self._sure)
+        likely = ~is_less(found.other_share_within(scale.other_limit), self._plan.sure)
         answer = np.where(likely, found.share_within(scale.limit), 0.0) * np.maximum(saved - best, 0.0)
         front, worst = [(0.0, 0.0), *points], 2 * scale.unit
         area = found.area_gained(saved, front, worst) / worst
@@ -564,7 +536,7 @@ class OutcomeQueue:
         unsure = self.unsure()
         if running:
             found = self._expected(running, ended, scale)
-            less = is_less(found.other_share_within(scale.other_limit), self._sure)
+            less = is_less(found.other_share_within(scale.other_limit), self._plan.sure)
             unsure += [one.trial for one, yes in zip(running, less, strict=True) if yes]
             ended += [replace(one, loss=mean) for one, mean in zip(running, found.mean.tolist(), strict=True)]
         return ended, unsure
@@ -585,7 +557,7 @@ class OutcomeQueue:
     def _features(self, runs: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
         if self._depths is None:  # of stops on a run whose outcomes are known, as they were counted on it
             run = next(known for epochs, known in self._roots().items() if self._drawn(epochs, known))
-            self._depths = Depths(read_trace(StageStore(self._tree, run.trace.root)))
+            self._depths = Depths(read_trace(StageStore(self._plan.tree, run.trace.root)))
         depths, total = self._depths, self._total_steps
         rows = [
             features_of(
@@ -603,7 +575,7 @@ class OutcomeQueue:
 
         After an outcome's first stop its steps save equal shares, which is exact for one stop.
         """
-        if not self._sharing:
+        if not self._plan.sharing:
             return np.array([max(_LEAST_COST, 1 - one.saved) for one in left])
         found = []
         for one in left:

@@ -40,8 +40,7 @@ class SearchProgress(tune.Callback):
         self._best_is_known = False
         self._baselines: dict[str, Mapping[str, Any]] = {}  # their rows, by the options of the workload if searched
         self._dense_flops = 0  # of the largest baseline
-        self.counts_shares = False
-        """True once `trainings` is known from ``compute_saved`` alone."""
+        self.counts_shares = False  # True once `trainings` is known from ``compute_saved`` alone
         for baseline in searcher.trials.baselines():
             if "row" in baseline.user_attrs:
                 self._know_baseline(baseline.user_attrs["row"], baseline.user_attrs.get("options", ""))
@@ -51,10 +50,8 @@ class SearchProgress(tune.Callback):
         self._spent_flops, self._spent_trainings = 0, 0.0
         shared = _SHARED_COST if searcher.plan.sharing else _OWN_COST
         self._costs = {"trial": [shared] * _USUAL_COUNT, "control": [_CONTROL_COST] * _USUAL_COUNT}
-        self.ended = 0
-        """Trials that ended; controls do not count."""
-        self.controls = 0
-        """Controls that ended."""
+        self.ended = 0  # trials that ended; controls do not count
+        self.controls = 0  # controls that ended
         self.failures: list[tuple[int, str]] = []
         self._started_s: float | None = None  # when the first trial began
         self._console = Console(stderr=True)

@@ -60,8 +60,7 @@ class Depths:
                 found[unit.number] = found[blueprint.plan.order[unit.end]] = float(share_saved(left, whole))
         self._known = found
         self._plans = [blueprint.plan for blueprint in trace.facts.values()]
-        self.levels = sorted(set(found.values()))
-        """Depths of the layers, ascending."""
+        self.levels = sorted(set(found.values()))  # depths of the layers, ascending
 
     def of(self, number: int) -> float:
         """Return the depth of a stop through a parameter; that of the last layer that stops with it if it is none."""
@@ -125,14 +124,10 @@ _SHARE_OF_NOISE, _SHARE_OF_VALUE, _LEAST = 0.5, 0.001, 1e-12
 class LossScale:
     """Losses on one split against one baseline, in the metric's unit."""
 
-    allowed: float
-    """Loss that is allowed."""
-    limit: float
-    """Smooth loss up to which a run on the study's own seed counts as within it (`limit_between_counts`)."""
-    seed_noise: float
-    """Standard deviation of a run's quality over seeds; `unit` where that is not known."""
-    unit: float
-    """Usual loss, which the model of the quality counts in: the allowed one, unless that is too small; > 0."""
+    allowed: float  # loss that is allowed
+    limit: float  # smooth loss up to which a run on the study's own seed counts as within it (`limit_between_counts`)
+    seed_noise: float  # standard deviation of a run's quality over seeds; `unit` where that is not known
+    unit: float  # usual loss, which the model of the quality counts in: the allowed one, unless that is too small; > 0
 
     @property
     def other_limit(self) -> float:
@@ -190,14 +185,10 @@ _PARTING = 1.5
 class Posterior:
     """Losses of quality of m candidates, normal, in the unit of the observed ones."""
 
-    mean: Array
-    """(m,) expected loss on the study's own seed."""
-    deviation: Array
-    """(m,) its standard deviation without a run's noise, with which each further training would be a lottery ticket."""
-    other_mean: Array
-    """(m,) expected loss on another seed."""
-    other_deviation: Array
-    """(m,) its standard deviation."""
+    mean: Array  # (m,) expected loss on the study's own seed
+    deviation: Array  # (m,) its standard deviation, without a run's noise: else each training were a lottery ticket
+    other_mean: Array  # (m,) expected loss on another seed
+    other_deviation: Array  # (m,) its standard deviation
 
     def share_within(self, limit: float) -> Array:
         """Return (m,) probabilities that a loss on the study's own seed is at most the limit."""

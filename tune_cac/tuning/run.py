@@ -27,6 +27,7 @@ from tune_cac.study.object_storage import copied_to_storage, fetch_study
 from tune_cac.study.options import AUTO_LENGTHS, SearchOptions, with_options
 from tune_cac.study.script_files import check_unchanged, script_identity
 from tune_cac.study.study_result import SearchResult, answer, write_answer
+from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.ray_run import ray_needs, train
 from tune_cac.tuning.run_context import (
     baseline_config,
@@ -44,7 +45,7 @@ from tune_cac.tuning.run_context import (
 
 if TYPE_CHECKING:
     from trainables.training.device_choice import DeviceChoice
-    from tune_cac.tuning.searcher import SearchPlan, StudySearch
+    from tune_cac.tuning.searcher import StudySearch
 
 
 @keeps_decoded_images
@@ -251,8 +252,6 @@ def plan_of(
 ) -> tuple[SearchPlan, str]:
     """Return the plan of a study's search, and the name of its Ray experiment."""
     import optuna
-
-    from tune_cac.tuning.searcher import SearchPlan
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     run_name = f"run-{len(list(layout.ray.glob('run-*'))):03d}"

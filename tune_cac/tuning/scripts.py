@@ -17,7 +17,7 @@ import optuna
 from optuna.trial import FixedTrial
 
 from analysis.metrics.ranking import CUT
-from analysis.trace_replay.traces import OF_SCRIPT, RunTrace, complete, read_trace
+from analysis.trace_replay.traces import OF_SCRIPT
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
@@ -31,8 +31,9 @@ from trainables.storage import files_of
 from trainables.workload_options import read_options
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import with_watch
-from tune_cac.tuning.baseline import WarmStart, typical_configs, warn_of_nothing_learned, with_learned_ranges
-from tune_cac.tuning.searcher import SearchPlan, StudySearch, config_of_trial
+from tune_cac.tuning.baseline import WarmStart, learn, warn_of_nothing_learned
+from tune_cac.tuning.plan import SearchPlan
+from tune_cac.tuning.searcher import StudySearch, config_of_trial
 from tune_cac.tuning.trials import PredefinedTrial
 
 #: Placeholder until the baseline has reported its run; no space is evaluated with it.
@@ -169,23 +170,8 @@ class ScriptSearch(StudySearch):
         )
 
     def _known(self, base: TrialConfig, facts: Mapping[str, Any], root: str | None) -> WarmStart:
-        trace, context, hold = self._trace(root), self._context_told(facts), self.plan.hold
-        if trace is not None:
-            typical = typical_configs(self._search_space, context, base, hold)
-            context = with_learned_ranges(context, trace, [one for one in typical if one.method == "gradskip"])
-        return WarmStart(
-            space=self._search_space, context=context, base=base, hold=hold, trace=trace,
-            weight_decays=facts.get("weight_decays"),
-        )  # fmt: skip
-
-    def _trace(self, root: str | None) -> RunTrace | None:
-        if root is None:
-            return None
-        try:
-            return complete(read_trace(StageStore(self.plan.tree, root)), self.plan.tree)
-        except (UserError, OSError) as error:
-            warn_of_nothing_learned(error)
-            return None
+        plan = replace(self.plan, space=self._search_space, context=self._context_told(facts), base=base)
+        return replace(learn(plan, root), weight_decays=facts.get("weight_decays"))
 
     def _enqueue_first(self) -> None:
         if self.study.user_attrs.get("spread"):

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,80 +18,25 @@ from ray.tune.search import Searcher
 from analysis.formatting import plural
 from analysis.metrics.ranking import CUT
 from search_spaces import Space, SpaceContext
-from search_spaces.grid import GridPoints
-from trainables.config import TrialConfig, wrapped_seed
+from trainables.config import TrialConfig
 from trainables.metrics import OBJECTIVES, ROW_KEYS
 from trainables.stage_tree.coordinator import RayLeases, start_coordinator
 from trainables.storage import is_uri, joined, parent
 from trainables.workload_options import CACHE_VARIABLE
 from tune_cac.messages import say
 from tune_cac.ray_backend.worker_leases import CoordinatorLeases
-from tune_cac.study.fixed_params import AUTO
 from tune_cac.study.folder import SPENT, trial_folder_name
 from tune_cac.tuning.baseline import WarmStart, asks_for_sensitivities, learn
 from tune_cac.tuning.candidates import Candidates, GridWalk, make_sampler
 from tune_cac.tuning.controls import RANDOM_RUNS, RandomStops, RunLengths, shorter_trainings
 from tune_cac.tuning.outcomes import OutcomeQueue
+from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.trials import EPOCHS, BestSetting, PredefinedTrial, Restarts, StudyTrials, open_study
 
 #: Ray's value for a search that suggests no more.
 FINISHED: str = Searcher.FINISHED
 #: Attribute of a study: the starting point waits for the baseline.
 _WAITS = "start_waits"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchPlan:
-    """A study's search: what is searched, on which run, and within which limits."""
-
-    space: Space
-    context: SpaceContext
-    """Facts on the run that the space is searched on."""
-    base: TrialConfig
-    """Config of the baseline; spaces override its fields."""
-    journal: Path
-    """The Optuna journal file."""
-    allowed_drop: float | str
-    """Drop of the metric that is allowed (`trainables.quality`)."""
-    sure: float = 0.0
-    """Probability of staying within it on another seed that the answer has; 0: its own seed is enough."""
-    seed: int
-    """Seed of the sampler."""
-    run_folder: str
-    """Folder of the Ray experiment, relative to the study, for the record."""
-    checkpoint_every_s: float
-    """Seconds between checkpoints of a trial."""
-    trial_timeout_s: float | None = None
-    """Seconds without a row after which a trial's process is ended; None for no limit."""
-    hold: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the config that have this value in every trial but the baseline, whatever the space returns."""
-    tree: Path | str
-    """The study's ``tree`` folder, or its URI where the study is in object storage."""
-    sharing: bool = True
-    """True if trials share training; signals of dense runs are recorded either way."""
-    budget_bytes: int
-    """Most bytes of checkpoints."""
-    trials: int
-    """Number of trials planned for the study."""
-    worker_resources: Mapping[str, float] | None = None
-    """Ray's resources of each worker of a trial; None for trials of one process."""
-    retries: int = 1
-    """Most restarts of a trial whose worker died, and of a failed baseline; >= 0."""
-    repeats: bool = True
-    """True if training repeats bit for bit, so that the baseline's run predicts other trials exactly."""
-    sampler: str = AUTO
-    """Name of the sampler (`candidates.make_sampler`); with ``auto`` outcomes are chosen where they are known."""
-    lengths: str = ""
-    """Dense runs that are cut and searched, too: ``auto`` or shares (`RunLengths`); empty for none."""
-    holds: Mapping[int, float] | None = None
-    """Probabilities that a search before wrote (`StudyInfo.holds`)."""
-    grid: GridPoints | None = None
-    """Points to train instead of sampled settings."""
-
-    @property
-    def learns(self) -> bool:
-        """Return whether the search uses what the baseline's run shows."""
-        return self.sampler == AUTO
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,44 +112,33 @@ class StudySearch(Searcher):
     The journal is the only state: Ray's own snapshots, which would lag behind it, hold nothing.
     """
 
-    judges = True
-    """True if trials are judged against a baseline."""
+    judges = True  # True if trials are judged against a baseline
 
     def __init__(self, plan: SearchPlan) -> None:
         super().__init__(metric=list(OBJECTIVES), mode=["max", "max"])  # Optuna's are the study's own
         base = plan.base
         self.plan = plan
-        self.unwritten: OSError | None = None
-        """The error of a journal that could not be written when a trial ended; Ray takes it for the trial's failure."""
-        self.study = open_study(plan.journal, make_sampler(plan.seed, plan.sampler), base.quality)
-        """The Optuna study."""
-        self.trials = StudyTrials(self.study, base, plan.allowed_drop, options=plan.space.options, judges=self.judges)
+        self.unwritten: OSError | None = None  # of the journal; Ray takes it for the failure of a trial
+        self.study = open_study(plan.journal, make_sampler(plan.seed, plan.sampler), base.quality)  # the Optuna study
+        self.trials = StudyTrials(self.study, plan, judges=self.judges)
         self._place = parent(plan.tree)
-        self.restarts = Restarts(self.trials, plan.journal.parent, self._place, plan.retries)
-        """Trials that are begun again."""
-        self.candidates = Candidates(
-            self.trials, base, sampler=make_sampler(plan.seed), config_of=self._config,
-            fresh_sampler=lambda number: make_sampler(wrapped_seed(plan.seed + number), plan.sampler),
-        )  # fmt: skip
-        """Draws settings where no outcomes are predicted."""
+        self.restarts = Restarts(self.trials, plan)
+        self.candidates = Candidates(self.trials, plan, self._config)
         self._search_space, self._context = plan.space, plan.context  # until the baseline's run is known
         is_published = plan.space.start_is_published and not plan.hold  # held: not as published
         self._start_role = "published" if is_published else "search"
         self._grid = None if plan.grid is None else GridWalk(self.trials, plan.grid, self._start_role)
         # Cut dense runs that the study has are known where no further ones are searched, too.
-        self._cut_runs = RunLengths(self.trials, base, plan.lengths or "1.0", plan.allowed_drop, self._learned)
-        self.lengths: RunLengths | None = None
-        """Chooses the lengths of cut dense runs on which stops are searched, too."""
-        self.outcomes: OutcomeQueue | None = None
-        """Chooses settings in place of a sampler."""
+        self._cut_runs = RunLengths(self.trials, plan, self._learned)
+        self.lengths: RunLengths | None = None  # chooses the lengths of cut dense runs on which stops are searched, too
+        self.outcomes: OutcomeQueue | None = None  # chooses settings in place of a sampler
         if plan.learns and plan.repeats and plan.grid is None:
             self.outcomes = OutcomeQueue(
-                self.trials, lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots(), plan.tree,
-                base, plan.allowed_drop, sure=plan.sure, sharing=plan.sharing, holds=plan.holds,
-            )  # fmt: skip
+                self.trials, plan, lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots()
+            )
             if plan.lengths and plan.space.method == "gradskip" and not plan.space.options and base.saving is None:
                 self.lengths = self._cut_runs
-        self._random_stops = RandomStops(base, plan.tree)
+        self._random_stops = RandomStops(plan)
         self._concurrency = MemoryConcurrency()
         self._warm_start: WarmStart | None = None
         self._watch = plan.hold.get("CAC_WATCH")  # as long as the run is not known: signals of all trials are the same
@@ -462,13 +396,11 @@ class StudySearch(Searcher):
         return found[0]
 
     def _learned(self, epochs: int, root: str | None) -> WarmStart:
-        plan, context = self.plan, self._context
-        if epochs != plan.base.epochs:
-            context = replace(context, epochs=epochs, total_steps=context.total_steps // plan.base.epochs * epochs)
-        return learn(
-            self._search_space, context, plan.tree, base=replace(plan.base, epochs=epochs), hold=plan.hold,
-            root=root, allowed_drop=plan.allowed_drop,
-        )  # fmt: skip
+        base, context = self.plan.base, self._context
+        if epochs != base.epochs:
+            steps = context.total_steps // base.epochs * epochs
+            base, context = replace(base, epochs=epochs), replace(context, epochs=epochs, total_steps=steps)
+        return learn(replace(self.plan, space=self._search_space, context=context, base=base), root)
 
     def _roots(self) -> dict[int, WarmStart]:
         """Return what the recorded dense runs show, by epochs, the full run first; it alone if it was not recorded."""

@@ -17,14 +17,14 @@ from optuna.trial import FrozenTrial, TrialState
 from analysis.formatting import ROUNDING
 from analysis.io.layout import STUDY_NAME
 from analysis.metrics.ranking import CUT
-from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.metrics import OBJECTIVES
 from trainables.quality import ACCURACY, Quality, allowed_amount
 from trainables.savings import TIME, ranked_saving, share_saved
-from trainables.storage import is_uri, joined
+from trainables.storage import is_uri, joined, parent
 from tune_cac.messages import say
 from tune_cac.study.folder import is_trial_folder, last_checkpoint, last_row
+from tune_cac.tuning.plan import SearchPlan
 
 # --- Attributes of an Optuna trial that tell which outcome it trains; a trial that is begun again keeps them ----------
 
@@ -41,10 +41,8 @@ _CHOSEN = (OUTCOME, UNPREDICTED, EPOCHS, OF_EPOCHS, PREDICTED)
 class PredefinedTrial:
     """A trial whose values are given instead of suggested: a baseline, a control, or a run of a confirmation."""
 
-    attrs: Mapping[str, Any]
-    """User attributes of its Optuna trial, the role among them."""
-    values: Mapping[str, Any]
-    """Fields of the config that differ from the baseline's, in plain types."""
+    attrs: Mapping[str, Any]  # user attributes of its Optuna trial, the role among them
+    values: Mapping[str, Any]  # fields of the config that differ from the baseline's, in plain types
 
     @property
     def key(self) -> str:
@@ -163,16 +161,11 @@ def open_study(journal: Path, sampler: optuna.samplers.BaseSampler, quality: Qua
 class BestSetting:
     """The setting that saves most."""
 
-    trial: int
-    """Number of its trial."""
-    saved: float
-    """Compute saved, a fraction of that of the baseline."""
-    lost: float
-    """Loss of the metric against the baseline."""
-    own_saved: float
-    """Compute saved, a fraction of that of a dense run of its own length."""
-    config: Mapping[str, Any]
-    """Fields of its configuration."""
+    trial: int  # number of its trial
+    saved: float  # compute saved, a fraction of that of the baseline
+    lost: float  # loss of the metric against the baseline
+    own_saved: float  # compute saved, a fraction of that of a dense run of its own length
+    config: Mapping[str, Any]  # fields of its configuration
 
 
 class StudyTrials:
@@ -181,26 +174,14 @@ class StudyTrials:
     A trial is judged against the baseline, and so reported after it. If the space varies options of the workload, each
     combination of their values has a baseline of its own: it is trained once, beside the first trial of its
     combination, and does not count among the trials that were asked for.
-
-    Args:
-        options: names of the workload's options that the space varies.
     """
 
-    def __init__(
-        self,
-        study: optuna.Study,
-        base: TrialConfig,
-        allowed_drop: float | str,
-        *,
-        options: Collection[str] = (),
-        judges: bool = True,
-    ) -> None:
+    def __init__(self, study: optuna.Study, plan: SearchPlan, *, judges: bool = True) -> None:
         self.study = study
-        self.baseline_again: dict[str, Any] | None = None
-        """Attributes of a baseline to train once more; None if there is none."""
-        self._quality, self._allowed_drop, self._judges = base.quality, allowed_drop, judges
-        self._options = frozenset(options)
-        self._first_options = list(base.options)
+        self.baseline_again: dict[str, Any] | None = None  # attributes of a baseline to train once more
+        self._quality, self._allowed_drop, self._judges = plan.base.quality, plan.allowed_drop, judges
+        self._options = frozenset(plan.space.options)
+        self._first_options = list(plan.base.options)
         self._first = self.combination({_OPTIONS: self._first_options})
         self._waiting: list[tuple[optuna.Trial, dict[str, Any]]] = []  # ended before their baselines, with their rows
 
@@ -408,15 +389,12 @@ _CONTINUED_BY = "a later trial with the same parameters"
 
 
 class Restarts:
-    """Begin trials again from their last checkpoint.
+    """Begin trials again from their last checkpoint."""
 
-    Args:
-        place: where its trials keep their checkpoints: its folder, or its URI.
-        retries: most restarts of a trial whose worker died, and of a failed baseline; >= 0.
-    """
-
-    def __init__(self, trials: StudyTrials, root: Path, place: Path | str, retries: int) -> None:
-        self._trials, self._root, self._place, self._retries = trials, root, place, retries
+    def __init__(self, trials: StudyTrials, plan: SearchPlan) -> None:
+        self._trials, self._retries = trials, plan.retries
+        # The study's folder, and where its trials keep their checkpoints: there, or at its URI.
+        self._root, self._place = plan.journal.parent, parent(plan.tree)
         self._retried: dict[str, int] = {}  # restarts of predefined trials, by their values
         self._checkpoints: dict[str, str] = {}  # of interrupted predefined trials, by their values
 

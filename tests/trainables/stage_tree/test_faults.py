@@ -30,19 +30,19 @@ Spec = dict[str, Any]
 DENSE: Spec = {"workload": "tiny", "epochs": EPOCHS, "method": "none"}
 STOPS: list[Spec] = [
     {
-        "workload": "tiny",
-        "epochs": EPOCHS,
+        **DENSE,
+        "method": "gradskip",
         "CAC_STOP_LAYER_NUM": [2, 5],
-        "CAC_STOP_LAYER_ITR": list(stops),
+        "CAC_STOP_LAYER_ITR": stops,
         "CAC_BRAKING_DISTANCE": braking,
     }
-    for stops, braking in (((6, 20), 0), ((6, 25), 0), ((6, 20), 3), ((13, 22), 2))
+    for stops, braking in (([6, 20], 0), ([6, 25], 0), ([6, 20], 3), ([13, 22], 2))
 ]
 
 
 def as_told(rows: list[Row]) -> list[Row]:
     """As the worker's rows come."""
-    return json.loads(json.dumps(facts(rows)))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(facts(rows)))
 
 
 def alone(config: Spec) -> list[dict[str, Any]]:
@@ -113,15 +113,6 @@ def test_damaged_files_are_never_served(damage: Callable[[Path], None], what: st
     assert [over(tree, config) for config in (DENSE, *STOPS)] == [0] * 5
 
 
-def test_every_file_damaged_is_a_tree_begun_anew(tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
-    over(tree, DENSE)
-    for path in [path for path in tree.rglob("*") if path.is_file()]:
-        empty(path)
-    assert over(tree, STOPS[0]) == TOTAL
-    assert over(tree, STOPS[0]) == 0
-
-
 @pytest.mark.parametrize(
     "accident",
     [
@@ -183,15 +174,3 @@ def test_two_processes_without_a_word_between_them(tmp_path: Path) -> None:
     assert [facts(line["rows"]) for line in lines(first)] == expected
     assert [facts(line["rows"]) for line in lines(second)] == expected[::-1]
     assert [over(tree, config) for config in configs] == [0] * 5
-
-
-@pytest.mark.thorough
-def test_what_two_processes_trained_twice_is_equal(tmp_path: Path) -> None:
-    trees = [tmp_path / "a", tmp_path / "b"]
-    for process in [start(tree, "none", DENSE, *STOPS[:2]) for tree in trees]:
-        lines(process)
-    chunks = [{p.relative_to(tree): p for p in tree.rglob("*.chunk")} for tree in trees]
-    assert chunks[0].keys() == chunks[1].keys()
-    for name, path in chunks[0].items():
-        heads = [p.read_bytes().split(b"\n", 2) for p in (path, chunks[1][name])]
-        assert heads[0][2] == heads[1][2]  # every recorded signal, bit for bit

@@ -184,23 +184,6 @@ def test_one_of_two_processes_gets_a_stage(name: str) -> None:
 
 
 @of_ray
-def test_the_calls_are_those_of_claims(name: str) -> None:
-    claims = RayLeases(name)
-    assert claims.claim("stage", "first", LONG_S)
-    assert claims.claim("stage", "first", LONG_S)
-    assert not claims.claim("stage", "second", LONG_S)
-    claims.release("stage", "second")
-    assert not claims.claim("stage", "second", LONG_S)
-    claims.renew("first", 0.0)  # until now
-    claims.renew("first", LONG_S)  # nobody has taken it meanwhile
-    assert not claims.claim("stage", "second", LONG_S)
-    claims.renew("first", 0.0)
-    assert claims.claim("stage", "second", LONG_S)
-    claims.release("stage", "second")
-    assert claims.claim("stage", "first", LONG_S)
-
-
-@of_ray
 def test_starting_it_twice_is_one_coordinator(name: str) -> None:
     RayLeases(name).claim("stage", "first", LONG_S)
     again = start_coordinator(name)

@@ -11,30 +11,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 import torch
 from lease_holders import holder_of
 from runs import facts, finish
 from tiny_workload import STEPS_PER_EPOCH, tiny  # noqa: F401 - a fixture
 
-import search_spaces
 import trainables.stage_tree.checkpoint_policy as keeping_module
-from search_spaces import SpaceContext
 from trainables.config import TrialConfig
-from trainables.errors import TrainingDiverged, UserError
-from trainables.gradskip.layers import unit_ends
+from trainables.errors import TrainingDiverged
 from trainables.metrics import ROW
 from trainables.stage_tree.leases import Leases
 from trainables.stage_tree.shared_run import SharedRun, Sharing
-from trainables.stage_tree.store import roots
 from trainables.training.run import TrainingRun
 
 EPOCHS = 4
 TOTAL = EPOCHS * STEPS_PER_EPOCH
 AUTO: dict[str, Any] = {"CAC_VAR_START_ITR": 2, "CAC_VAR_SAMPLES": 1}
-#: The published thresholds stop nothing on these small runs.
-HELD: dict[str, dict[str, Any]] = {"braking_distance": {f"CAC_VAR_{n}_THR": 0.995 for n in ("START", "MT", "SLOPE")}}
 
 Outcome = tuple[list[dict[str, Any]], dict[str, torch.Tensor]]
 
@@ -71,47 +64,19 @@ def auto(workload: str, **values: Any) -> TrialConfig:
     return TrialConfig(workload=workload, epochs=EPOCHS, **{**AUTO, **named})
 
 
-def context_of(workload: str) -> SpaceContext:
-    with TrainingRun(TrialConfig(workload=workload, epochs=EPOCHS, method="none")) as run:
-        names = tuple(name for name, _ in run.model.named_parameters())
-        return SpaceContext(total_steps=run.total_steps, layer_names=names, unit_ends=unit_ends(run.model))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("workload", ["tiny_adam", pytest.param("tiny", marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("space", [n for n in search_spaces.SPACES if search_spaces.load(n).method == "gradskip"])
-def test_every_trial_of_every_space_equals_the_trial_alone(space: str, workload: str, tmp_path: Path) -> None:
-    found = search_spaces.load(space)
-    context = context_of(workload)
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
-    sharing = Sharing(tree=tmp_path / "tree", trials=40)
-    executed, full, forked = 0, 0, 0
-    dense = shared(TrialConfig(workload=workload, epochs=EPOCHS, method="none"), sharing)[1]
-    assert dense.trained_steps == TOTAL
-    for _ in range(9):
-        values = {**found.suggest(study.ask(), context), **HELD.get(space, {})}
-        trial = assert_equals_alone(TrialConfig(workload=workload, epochs=EPOCHS, **values), sharing)
-        executed += trial.trained_steps
-        full += TOTAL
-        forked += 0 < trial.trained_steps < TOTAL
-    assert executed < full
-    assert forked
-
-
 @pytest.mark.usefixtures("tiny")
 def test_what_is_known_is_answered_without_training(tmp_path: Path) -> None:
     sharing = Sharing(tree=tmp_path / "tree")
     config = auto("tiny", START_THR=0.97, SLOPE_THR=0.97, CAC_BRAKING_DISTANCE=3)
     first = assert_equals_alone(config, sharing)
     assert first.trained_steps == TOTAL
-    assert first.search_flops == first.row["executed_flops"]  # type: ignore[index]
+    assert first.search_flops == first.row["executed_flops"]
     # Other numbers, the same interventions: thresholds between the same two ratios.
     for threshold in (0.97, 0.9700001):
         again = assert_equals_alone(replace(config, CAC_VAR_START_THR=threshold), sharing)
         assert (again.trained_steps, again.search_flops, again.run) == (0, 0, None)
-        assert again.row["stage"] == first.row["stage"]  # type: ignore[index]
-    assert again.row["executed_flops"] == first.row["executed_flops"]  # type: ignore[index]
+        assert again.row["stage"] == first.row["stage"]
+    assert again.row["executed_flops"] == first.row["executed_flops"]
 
 
 @pytest.mark.usefixtures("tiny")
@@ -165,20 +130,6 @@ def test_rules_that_measure_something_else_share_what_was_measured(rule: str, tm
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize(
-    "how", [{"CAC_NORM_STATISTICS": "hold"}, {"CAC_PREFIX_AUTOGRAD": False}, {"CAC_WATCH": ("linear",)}]
-)
-def test_how_layers_stop_is_part_of_what_they_did(how: dict[str, Any], tmp_path: Path) -> None:
-    sharing = Sharing(tree=tmp_path / "tree", trials=50)
-    plain = auto("tiny", START_THR=0.97, SLOPE_THR=0.97, MT_THR=0.97)
-    assert_equals_alone(plain, sharing)
-    assert_equals_alone(replace(plain, **how), sharing)
-    assert assert_equals_alone(replace(plain, **how), sharing).trained_steps == 0
-    assert assert_equals_alone(replace(plain, CAC_BRAKING_DISTANCE=2, **how), sharing).trained_steps < TOTAL
-
-
-@pytest.mark.slow
 def test_a_forward_cache_is_continued_only_from_before_it_began(tmp_path: Path) -> None:
     sharing = Sharing(tree=tmp_path / "tree", trials=50)
     config = TrialConfig(
@@ -189,27 +140,6 @@ def test_a_forward_cache_is_continued_only_from_before_it_began(tmp_path: Path) 
     more = replace(config, CAC_STOP_LAYER_NUM=(5, 8), CAC_STOP_LAYER_ITR=(8, 20))
     trial = assert_equals_alone(more, sharing)
     assert 30 - 8 <= trial.trained_steps < 30
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
-def test_roots_apart_share_nothing(tmp_path: Path) -> None:
-    sharing = Sharing(tree=tmp_path / "tree")
-    config = TrialConfig(workload="tiny", epochs=2, method="none")
-    for other in (config, replace(config, seed=1), replace(config, epochs=3), replace(config, workload="tiny_adam")):
-        assert assert_equals_alone(other, sharing).trained_steps == other.epochs * STEPS_PER_EPOCH
-    assert len(roots(sharing.tree)) == 4
-
-
-@pytest.mark.usefixtures("tiny")
-def test_a_wrong_layer_is_the_same_error_with_and_without_a_tree(tmp_path: Path) -> None:
-    sharing = Sharing(tree=tmp_path / "tree")
-    wrong = TrialConfig(workload="tiny", epochs=2, CAC_STOP_LAYER_NUM=(99,), CAC_STOP_LAYER_ITR=(3,))
-    message = r"CAC_STOP_LAYER_NUM must be at most 13 \(this model has 14 parameters, numbered from 0\), got 99"
-    for _ in range(2):
-        with pytest.raises(UserError, match=message):
-            SharedRun(wrong, sharing)
-        assert_equals_alone(replace(wrong, CAC_STOP_LAYER_NUM=(2,)), sharing)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -255,6 +185,7 @@ def test_one_trains_and_the_other_waits(tmp_path: Path) -> None:
     assert holder_of(claims, first.store.root) is None
     rows_of_second = finish(second)  # the first has given up, so the second goes on itself
     assert facts(rows_of_second) == alone(config)[0][2:]
+    assert holder_of(claims, first.store.root) is None  # it may exist for long
     second.close()
     # Every epoch begins with a checkpoint: the second goes on from the one before the last epoch of the first.
     assert 2 * STEPS_PER_EPOCH <= second.trained_steps <= 3 * STEPS_PER_EPOCH

@@ -42,8 +42,9 @@ from tune_cac.tuning.baseline import (
     never_acts,
     with_learned_ranges,
 )
+from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.run_context import run_context
-from tune_cac.tuning.searcher import SearchPlan, StudySearch
+from tune_cac.tuning.searcher import StudySearch
 
 BASE = TrialConfig(method="none", epochs=4)
 
@@ -271,6 +272,14 @@ def test_deep_models_are_tried_at_fewer_levels_and_the_deepest_not_at_all(
     assert all(len(LEVELS[place]) * count <= MOST_EVALUATIONS for place, count in ((0, 31), (1, 62)))
 
 
+def plan_of(folder: Path, base: TrialConfig) -> SearchPlan:
+    return SearchPlan(
+        space=load("pruning_sensitivities"), context=run_context(base), base=base, journal=folder / "optuna.journal",
+        allowed_drop=0.02, seed=0, run_folder="ray/run-000", checkpoint_every_s=60, tree=folder / "tree",
+        budget_bytes=10**9, trials=4,
+    )  # fmt: skip
+
+
 @pytest.mark.filterwarnings("ignore:nothing was learned from the baseline")
 def test_only_spaces_whose_ranges_depend_on_it_ask(base: TrialConfig, tmp_path: Path) -> None:
     context = SpaceContext(total_steps=EPOCHS * STEPS_PER_EPOCH, epochs=EPOCHS, weight_names=NAMES)
@@ -279,10 +288,11 @@ def test_only_spaces_whose_ranges_depend_on_it_ask(base: TrialConfig, tmp_path: 
     root = baseline(base, tmp_path / "tree")
     for name in ("pruning_sensitivities", "auto_thresholds+pruning_sensitivities_by_block"):
         assert asks_for_sensitivities(load(name), context)
-        learned = learn(load(name), context, tmp_path / "tree", base=base, hold={}, root=root, allowed_drop=0.02)
+        plan = replace(plan_of(tmp_path, base), space=load(name), context=context)
+        learned = learn(plan, root)
         found = baseline_sensitivities(tmp_path / "tree", root, base, NAMES, 0.02)
         assert dict(learned.context.sensitivities) == found
-    assert learn(load(name), context, tmp_path / "tree", base=base, hold={}, root=None).context == context
+    assert learn(plan, None).context == context
 
 
 @pytest.mark.filterwarnings("ignore:nothing was learned from the baseline")
@@ -290,15 +300,11 @@ def test_a_search_begins_with_half_of_what_was_found(base: TrialConfig, tmp_path
     """The starting point waits for the baseline, also in a search that goes on, and is queued once."""
 
     def searcher() -> StudySearch:
-        return StudySearch(SearchPlan(
-            space=load("pruning_sensitivities"), context=run_context(base), base=base,
-            journal=tmp_path / "optuna.journal", allowed_drop=0.02, seed=0, run_folder="ray/run-000",
-            checkpoint_every_s=60, tree=tmp_path / "tree", budget_bytes=10**9, trials=4,
-        ))  # fmt: skip
+        return StudySearch(plan_of(tmp_path, base))
 
     search = searcher()
     search.begin()
-    assert [search.suggest("baseline")["config"]["method"], search.suggest("early")] == ["none", None]  # type: ignore[index, call-overload]
+    assert [search.suggest("baseline")["config"]["method"], search.suggest("early")] == ["none", None]
     with SharedRun(base, Sharing(tree=tmp_path / "tree")) as run:
         last = finish(run)[-1]
     search.on_trial_complete("baseline", last)
@@ -307,7 +313,6 @@ def test_a_search_begins_with_half_of_what_was_found(base: TrialConfig, tmp_path
     found = baseline_sensitivities(tmp_path / "tree", last["stage"], base, NAMES, 0.02)
     for number in range(2):
         suggested = search.suggest(str(number))
-        assert isinstance(suggested, dict)
         values = dict(text.split("=") for text in suggested["config"]["pruning_sensitivities"])
         halves = {name: pytest.approx(0.5 * max(LEAST, bears), abs=0.02) for name, bears in found.items()}
         assert ({name: float(value) for name, value in values.items()} == halves) == (number == 0)

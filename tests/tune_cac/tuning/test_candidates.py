@@ -24,7 +24,6 @@ from trainables.config import TrialConfig
 from tune_cac.study.fixed_params import grid_of
 from tune_cac.tuning.candidates import draft_of, make_sampler
 from tune_cac.tuning.searcher import FINISHED, StudySearch
-from tune_cac.tuning.trials import StudyTrials, open_study
 
 # --- samplers by name -------------------------------------------------------------------------------------------------
 
@@ -85,7 +84,7 @@ def test_a_draft_has_what_samplers_read_of_begun_trials(tmp_path: Path) -> None:
     def shown(trial: FrozenTrial) -> tuple[Any, ...]:
         return trial.state, trial.params, trial.values, trial.constraints
 
-    trials = StudyTrials(open_study(tmp_path / "optuna.journal", make_sampler(0)), TrialConfig(), 0.01)
+    trials = searcher(tmp_path, begin=False).trials
     study = trials.study
     study.enqueue_trial({"x": 0.5})  # what waits has no parameters yet
     running = [trials.start({"row": 1}, params={"x": n / 4, "y": 0.5}, distributions=ranges) for n in range(4)]
@@ -119,7 +118,6 @@ def trained(made: StudySearch, failing: Collection[int] = ()) -> list[str]:
     while (suggested := made.suggest(number := str(len(found)))) != FINISHED:
         if suggested is None:  # Ray asks again
             continue
-        assert isinstance(suggested, dict)
         found.append(json.dumps(suggested["config"], sort_keys=True))
         if int(number) in failing:
             made.tell_failure(number, "no memory")
@@ -170,8 +168,6 @@ def test_the_search_goes_on_while_one_runs_that_may_begin_again(tmp_path: Path) 
     assert made.suggest("6") is None
     assert made.tell_failure("5", "its worker died", died=True)
     again = made.suggest("6")
-    assert isinstance(again, dict)
-    assert isinstance(running[5], dict)
     assert again["config"] == running[5]["config"]
     made.on_trial_complete("6", row(0.9, 0.1))
     assert trained(made) == []
@@ -181,7 +177,7 @@ def test_the_search_goes_on_while_one_runs_that_may_begin_again(tmp_path: Path) 
 def test_what_cannot_be_is_drawn_once(tmp_path: Path) -> None:
     made = searcher(tmp_path, own=SPACE)
     made.ask_for(30)
-    made.trials.why_useless = lambda config: "no" if config["zero_unbiased"] else ""  # type: ignore[method-assign]
+    made.trials.why_useless = lambda config: "no" if config["zero_unbiased"] else ""
     assert len(trained(made)) == 3
     assert made.gave_up == ""  # what could be was trained
     assert made.nothing_left
@@ -233,7 +229,7 @@ def test_combinations_that_only_the_model_refuses_are_pruned_too(tmp_path: Path)
 def test_combinations_of_marks_that_cannot_be_are_pruned_and_others_asked_for(tmp_path: Path) -> None:
     search = compressing(tmp_path, MARKED % 2)
     search.ask_for(12)
-    configs = [search.suggest(str(n))["config"] for n in range(12)]  # type: ignore[index]
+    configs = [search.suggest(str(n))["config"] for n in range(12)]
     for config in configs:
         assert schedule_of(TrialConfig.from_mapping(config))["policies"]
     states = [trial.state.name for trial in told(tmp_path)]
@@ -263,7 +259,7 @@ GRID = grid_of(
         "CAC_VAR_MT_COUNT_THR": [0, 2]}}}]}, "exclude": "CAC_BRAKING_DISTANCE"}
 )  # fmt: skip
 GRID_SPACE: Space = search_spaces.load("grid", grid=GRID)
-POINTS = [dict(point) for point in GRID["settings"]]  # type: ignore[index]
+POINTS = [dict(point) for point in GRID["settings"]]
 
 
 def walk(folder: Path, *, begin: bool = True) -> StudySearch:
@@ -283,8 +279,8 @@ def test_the_points_are_trained_in_the_order_of_the_file_and_then_the_search_end
     made = walk(tmp_path)
     for number, point in enumerate(POINTS):
         suggested = made.suggest(str(number))
-        assert settings_of(suggested["config"]) == point  # type: ignore[index]
-        assert suggested["config"]["unnamed"] == ["CAC_BRAKING_DISTANCE"]  # type: ignore[index]
+        assert settings_of(suggested["config"]) == point
+        assert suggested["config"]["unnamed"] == ["CAC_BRAKING_DISTANCE"]
         if number != 1:
             made.on_trial_complete(str(number), row(0.9, 0.1 * number))
         else:

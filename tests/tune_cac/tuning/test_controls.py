@@ -91,9 +91,9 @@ def test_a_control_is_told_against_the_baselines_budget_and_not_counted(tmp_path
     search.suggest("a")
     complete(search, "a")
     control = search.suggest("b")
-    assert control["config"]["epochs"] == 27  # type: ignore[index]
+    assert control["config"]["epochs"] == 27
     complete(search, "b", dense_flops=900, executed_flops=900)
-    assert told(tmp_path)[control["trial"]].values == pytest.approx([0.9, 0.1])  # type: ignore[index]
+    assert told(tmp_path)[control["trial"]].values == pytest.approx([0.9, 0.1])
     assert search.trials.finished_count() == 1
 
 
@@ -102,7 +102,7 @@ def test_an_interrupted_control_is_begun_again_where_it_was(tmp_path: Path) -> N
     first.ask_for(1, controls=True)
     first.suggest("a")
     complete(first, "a")
-    number = first.suggest("b")["trial"]  # type: ignore[index]
+    number = first.suggest("b")["trial"]
     checkpoint = tmp_path / f"ray/run-000/trial-{number:05d}/checkpoint_000003"
     checkpoint.mkdir(parents=True)
     (checkpoint / "run.pt").touch()
@@ -113,11 +113,11 @@ def test_an_interrupted_control_is_begun_again_where_it_was(tmp_path: Path) -> N
     assert not second.trials.runs_on()
     second.ask_for(2, controls=True)
     for name in "cd":
-        assert second.suggest(name)["role"] != "control"  # type: ignore[index]
+        assert second.suggest(name)["role"] != "control"
         complete(second, name)
     again = [second.suggest(str(n)) for n in range(6)]
-    assert [a["config"]["epochs"] for a in again[:5]] == [27, 24, 21, 18, 15]  # type: ignore[index]
-    assert [a["resume_from"] for a in again[:5]] == [str(checkpoint), *[None] * 4]  # type: ignore[index]
+    assert [a["config"]["epochs"] for a in again[:5]] == [27, 24, 21, 18, 15]
+    assert [a["resume_from"] for a in again[:5]] == [str(checkpoint), *[None] * 4]
     assert again[5] is None
     for place in range(5):
         complete(second, str(place))
@@ -129,12 +129,12 @@ def test_an_interrupted_control_is_begun_again_where_it_was(tmp_path: Path) -> N
 def test_shorter_runs_fill_the_time_in_which_others_wait_for_the_baseline(tmp_path: Path) -> None:
     search = searcher(tmp_path, baseline=False)
     search.ask_for(2, controls=True)
-    roles = [search.suggest(name)["role"] for name in "abc"]  # type: ignore[index]
+    roles = [search.suggest(name)["role"] for name in "abc"]
     assert roles == ["baseline", "control", "control"]
     complete(search, "a")
-    assert search.suggest("d")["role"] == "published"  # type: ignore[index]
+    assert search.suggest("d")["role"] == "published"
     complete(search, "d")
-    assert [search.suggest(name)["config"]["epochs"] for name in "efg"] == [21, 18, 15]  # type: ignore[index]
+    assert [search.suggest(name)["config"]["epochs"] for name in "efg"] == [21, 18, 15]
 
 
 @pytest.mark.slow
@@ -149,12 +149,12 @@ def test_a_sampler_learns_from_settings_as_if_there_were_no_controls(tmp_path: P
         search.suggest("baseline")
         complete(search, "baseline")
         for number in range(5 if controls else 0):
-            assert search.suggest(f"c{number}")["role"] == "control"  # type: ignore[index]
+            assert search.suggest(f"c{number}")["role"] == "control"
             # Better than every setting in both.
             complete(search, f"c{number}", accuracy=0.99, dense_flops=500, executed_flops=100)
         search.ask_for(60)
         for number in range(60):
-            suggested = search.suggest(str(number))["config"]["CAC_VAR_START_THR"]  # type: ignore[index]
+            suggested = search.suggest(str(number))["config"]["CAC_VAR_START_THR"]
             complete(search, str(number), compute_saved=1 - 9 * (1 - suggested))
             found.setdefault(controls, []).append(suggested)
     late = {controls: sum(values[20:]) / 40 for controls, values in found.items()}
@@ -183,7 +183,6 @@ def test_controls_are_trained_once_a_study(tmp_path: Path) -> None:
 def train_cut(search: StudySearch, folder: Path) -> dict[str, Any]:
     """Train the cut dense run that the search asks for; its last row."""
     cut = search.suggest("cut")
-    assert isinstance(cut, dict)
     with SharedRun(TrialConfig(**cut["config"]), Sharing(tree=folder / "tree", budget_bytes=0)) as run:
         last = finish(run)[-1]
     search.on_trial_complete("cut", last)
@@ -222,9 +221,7 @@ def test_a_run_as_cheap_as_the_answer_is_none_itself_below_the_chosen_lengths(
     tmp_path: Path, lengths: str, saved: float, epochs: int, role: str
 ) -> None:
     chosen = searcher(tmp_path, lengths=lengths).lengths
-    assert chosen is not None
     run = chosen.beside(best(saved))
-    assert run is not None
     assert (run.values["epochs"], run.attrs["role"], run.attrs["control"]) == (epochs, role, SHORTER)
 
 
@@ -232,12 +229,9 @@ def test_a_cut_run_that_failed_is_no_run_of_equal_compute(tmp_path: Path) -> Non
     made = searcher(tmp_path, lengths="auto")
     for number, epochs in enumerate((15, 24)):
         cut = made.suggest(str(number))
-        assert isinstance(cut, dict)
         assert cut["config"]["epochs"] == epochs
         made.on_trial_complete(str(number), row(math.nan if epochs == 15 else 0.9, 0.0))
-    assert made.lengths is not None
     run = made.lengths.beside(best(0.45))  # 24 epochs save 20 %
-    assert run is not None
     assert run.values["epochs"] == 16
 
 
@@ -262,7 +256,6 @@ def test_stops_are_searched_on_cut_runs_and_are_those_of_runs_trained_alone(tmp_
         suggested = search.suggest(str(number)) or search.suggest(str(number))
         if suggested == FINISHED:
             break
-        assert isinstance(suggested, dict)
         with SharedRun(TrialConfig(**suggested["config"]), Sharing(tree=tmp_path / "tree", budget_bytes=10**9)) as run:
             while not run.finished:
                 rows.append(run.train_epoch())
@@ -272,7 +265,6 @@ def test_stops_are_searched_on_cut_runs_and_are_those_of_runs_trained_alone(tmp_
     (cut,) = [t for t in trials if t.user_attrs["role"] == CUT]
     assert (cut.user_attrs["control"], cut.user_attrs["of_epochs"]) == (SHORTER, 4)
     assert cut.user_attrs["config"]["epochs"] == 2
-    assert cut.values is not None
     assert cut.values[1] == 0.5  # of the full run's budget
     assert search.trials.finished_count() == len(trials) - 1  # it is none of those that were asked for
     shorter = [t for t in trials if t.user_attrs.get("of_epochs") and t.user_attrs["role"] != CUT]
@@ -282,7 +274,6 @@ def test_stops_are_searched_on_cut_runs_and_are_those_of_runs_trained_alone(tmp_
         assert (config.epochs, trial.params["epochs"]) == (2, 2)
         assert config.CAC_VAR_START_ITR <= 16
         assert facts([trial.user_attrs["row"]]) == rows_alone(config)[-1:]
-        assert trial.values is not None
         assert trial.values[1] > 0.5
     # Each of them began with the cut run's training.
     spent = {suggested["trial"]: row["search_flops"] for suggested, row in suggested_once}
@@ -328,12 +319,11 @@ def test_a_setting_of_a_cut_run_goes_on_where_lengths_are_searched_no_more(tmp_p
     search.suggest("published")
     search.study.enqueue_trial({"epochs": 2}, user_attrs={"role": "search", "epochs": 2, "of_epochs": 4})
     suggested = search.suggest("killed")
-    assert isinstance(suggested, dict)
     assert suggested["config"]["epochs"] == 2
     for more in ({"lengths": ""}, {"lengths": "", "repeats": False}):
         again = learning(tmp_path, begin=False, **more)
         again.adopt_unfinished()
-        configs = [again.suggest(f"again{number}")["config"] for number in range(5)]  # type: ignore[index, call-overload]
+        configs = [again.suggest(f"again{number}")["config"] for number in range(5)]
         assert suggested["config"] in configs
 
 

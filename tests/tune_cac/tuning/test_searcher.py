@@ -245,7 +245,6 @@ def test_unfinished_trials_are_queued_again_and_finished_ones_told(tmp_path: Pat
 def test_ranges_are_those_of_the_run(tmp_path: Path) -> None:
     search = learning(tmp_path)
     context = search.learn().context
-    assert context.first_thresholds is not None
     lowest = context.first_thresholds[0]
     assert 0 < lowest < 1
     for n in range(14):

@@ -70,12 +70,9 @@ def test_the_best_setting_saves_most_within_the_drop_and_may_be_the_answer(tmp_p
         search.suggest(str(number))
         search.on_trial_complete(str(number), {**one, "inference_saved": 0.9 if number == 0 else 0.0})
     best = search.trials.best()
-    assert best is not None
     assert (best.trial, best.saved, best.lost) == (4, 0.5, 0.0)  # of equal savings the one that loses least
     assert best.config == told(tmp_path)[4].user_attrs["config"]
     second, inference = search.trials.best([2, 4]), search.trials.best(saving="inference")
-    assert second is not None
-    assert inference is not None
     assert (second.trial, inference.trial, inference.saved) == (1, 1, 0.9)
 
 
@@ -129,7 +126,6 @@ def test_each_combination_is_judged_against_its_own_baseline(tmp_path: Path) -> 
     assert told(tmp_path)[trial["trial"]].state == TrialState.RUNNING  # waits for its baseline
     search.on_trial_complete("b", row(0.75, 0.0))
     best = search.best()
-    assert best is not None
     assert best.trial != trial["trial"]  # it loses too much against its own baseline
     trials = told(tmp_path)
     assert trials[trial["trial"]].constraints["accuracy_drop"] == pytest.approx(0.75 - 0.7 - 0.01)
