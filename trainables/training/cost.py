@@ -175,7 +175,6 @@ class CostTable:
         return self._copy
 
     def _rehearsed(self, model: nn.Module, batch: Batch) -> nn.Module:
-        """Return the model after a dense step."""
         model.zero_grad(set_to_none=True)
         for parameter, trainable in zip(model.parameters(), self._dense, strict=True):
             parameter.requires_grad_(trainable)
@@ -362,8 +361,6 @@ def layer_costs(workload: Workload, model: nn.Module, batch: Batch) -> list[Laye
 
 
 class _LayerCounter(FlopCounter):
-    """Counter of FLOPs by layer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.by_layer: Counter[str] = Counter()

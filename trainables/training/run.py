@@ -329,7 +329,6 @@ class TrainingRun:
         return self._train_time_before_s + (0.0 if since_s is None else self._training_clock_s() - since_s)
 
     def _resources(self) -> dict[str, Any]:
-        """Return the result columns of time and memory."""
         return {
             "train_time_s": self.train_time_s,
             "wall_time_s": self.wall_time_s,
@@ -462,7 +461,6 @@ class TrainingRun:
         return loss.detach()
 
     def _loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss of a batch."""
         return self.workload.loss(self.model, batch)
 
     def _weighted(self, loss: Tensor) -> Tensor:
@@ -516,7 +514,6 @@ class TrainingRun:
             return self.workload.metrics_on(self.model, split, self.device, self.quality.name)
 
     def _picture(self) -> str:
-        """Return a picture of what the evaluated model makes."""
         with self._evaluating():
             return self.workload.picture(self.model, self.device)
 
@@ -569,8 +566,8 @@ class TrainingRun:
         if state["method"]:
             self.method.resume(**state["method"])
         if self.statistics is not None:
-            self.statistics.load_state_dict(state.get("statistics", {}))
-        self.recipe.precision.load_state_dict(state.get("precision", {}))
+            self.statistics.load_state_dict(state["statistics"])
+        self.recipe.precision.load_state_dict(state["precision"])
         set_generators(state["generators"], self.device)
 
     def save(self, folder: str | Path) -> None:

@@ -262,7 +262,6 @@ class FactoryWorkload(Workload):
         return F.cross_entropy(outputs, targets)
 
     def _check_labels(self, targets: Tensor, classes: int) -> None:
-        """Raise UserError for a class number for which the model has no output."""
         if targets.dtype == torch.int64 and targets.numel():
             low, high = int(targets.min()), int(targets.max())
             wrong = low if low < 0 and low != -100 else high  # cross entropy ignores -100
@@ -337,7 +336,6 @@ class FactoryWorkload(Workload):
         return hashlib.sha256(f"{code} {self._data}".encode()).hexdigest()
 
     def _data_digest(self) -> str:
-        """Return a digest of the first batches and of the numbers of batches."""
         digest = hashlib.sha256(str(self.steps_per_epoch).encode())
         for batches in (self._epoch_of(0, 0), self._made.validation):
             for tensor in flatten(next(seeded_epoch(batches, 0, 0), torch.empty(0))):

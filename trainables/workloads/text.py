@@ -228,5 +228,4 @@ def evaluation_windows(split: str) -> Tensor:
 
 
 def _inputs_and_targets(windows: Tensor) -> Batch:
-    """Split windows (B, T + 1) into inputs and targets (B, T)."""
     return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()

@@ -169,7 +169,6 @@ def waiting_share(loader: Iterable[Any], run: Callable[[Any], Any], device: torc
 
 @contextmanager
 def _state_kept(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Give model and optimizers their state back at the block's end."""
     gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
     modes = {module: module.training for module in model.modules()}
     weights, states = copy.deepcopy(model.state_dict()), [copy.deepcopy(one.state_dict()) for one in optimizers]

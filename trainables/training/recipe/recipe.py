@@ -105,7 +105,6 @@ class MixedPrecision:
             optimizer.step()
 
     def _scales(self, optimizer: Optimizer) -> bool:
-        """Return whether there are gradients, and scaled ones."""
         groups = optimizer.param_groups
         return self._scaler.is_enabled() and any(p.grad is not None for group in groups for p in group["params"])
 
@@ -185,8 +184,6 @@ AHEAD = 2
 
 
 class _Batches(Dataset[Batch]):
-    """Batches by (epoch, step)."""
-
     def __init__(self, workload: Workload, seed: int) -> None:
         self._workload, self._seed = workload, seed
 
@@ -211,7 +208,6 @@ class BatchLoader:
     def __init__(self, workload: Workload, seed: int, *, workers: int | None = None, pin_memory: bool = False) -> None:
         self._workload, self._seed, self._pin = workload, seed, pin_memory
         self.workers = usable_workers(workload, workers)
-        """Processes that prepare batches."""
         self._order: list[tuple[int, int]] = []  # epoch and step of each batch to come
         self._loader: DataLoader[Batch] | None = None
         # A fork shares data that lies in memory or is mapped.
@@ -442,7 +438,6 @@ class Recipe:
         self.precision = MixedPrecision(config.precision or FLOAT32, device)
         """Autocast and gradient scaling."""
         self.compiled = False
-        """True if the model is compiled."""
 
     def set_process(self) -> None:
         """Set what holds for the process; `ProcessState` restores it after the run."""

@@ -82,7 +82,6 @@ class Source:
     """Files that hold images and labels."""
 
     root: Path
-    """The path given by the user."""
     files: dict[str, list[Path]]
     """Files by split, in the order of their images."""
     open: Callable[[], dict[str, ImageSplit]]

@@ -341,8 +341,6 @@ class Images(Workload):
 
 
 class _ImageSamples(Samples):
-    """Training images by row."""
-
     def __init__(self, images: Images) -> None:
         self._images = images
         self.count = len(images._parts["train"])
