@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ import torch
 from image_files import noise, write_folder, write_parquet
 from torch import Tensor, nn
 
-from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.registry import WORKLOADS, Entry
-from trainables.training.run import TrainingRun
 from trainables.workloads import build
 from trainables.workloads.base import Batch
 from trainables.workloads.images.dataset import hold_out
@@ -258,37 +255,3 @@ def test_a_model_learns_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     model.eval()
     with torch.no_grad():
         assert images.evaluate(model, "validation", "cpu") > 0.9
-
-
-@pytest.mark.slow
-def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_is_the_same_run(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = f"{Images.__module__}:{Images.__qualname__}"
-    monkeypatch.setitem(WORKLOADS, "images", Entry(home=home, default_epochs=2, description="", needs=("data",)))
-    config = TrialConfig(
-        workload="images",
-        workload_options=(f"data={data}", f"cache={tmp_path / 'cache'}", "batch_size=16"),
-        epochs=2,
-    )
-
-    def trained(run: TrainingRun) -> tuple[list[Tensor], float]:
-        while not run.finished:
-            row = run.train_epoch()
-        assert row["test_quality"] is not None
-        return list(run.model.state_dict().values()), row["train_loss"]
-
-    with TrainingRun(config) as run:
-        whole, loss = trained(run)
-    with TrainingRun(config) as run:
-        run.train_epoch()
-        run.begin_epoch()
-        run.train_step()
-        (tmp_path / "checkpoint").mkdir()
-        run.save(tmp_path / "checkpoint")
-    with TrainingRun(config) as run:
-        run.load(tmp_path / "checkpoint")
-        resumed, loss_again = trained(run)
-    assert loss_again == loss
-    assert all(map(torch.equal, resumed, whole))
-    assert not multiprocessing.active_children()  # a run's end is that of the processes that prepared its batches
