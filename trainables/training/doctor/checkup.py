@@ -30,13 +30,7 @@ from trainables.training.doctor.checks import (
     report_text,
     without_biases,
 )
-from trainables.training.doctor.observation import (
-    ModelCall,
-    NetworkCalls,
-    StepWatch,
-    call_from_batch,
-    zeroed_gradients,
-)
+from trainables.training.doctor.observation import ModelCall, NetworkCalls, StepWatch, call_from_batch, zeroed_gradients
 
 #: Batches that are timed, after one that is not.
 BATCHES = 8

@@ -22,13 +22,7 @@ from torch.utils.data import DataLoader
 
 from trainables.runtime.isolation import kept_generators
 from trainables.training.doctor.checks import Observed, examine, report_text
-from trainables.training.doctor.observation import (
-    NetworkCalls,
-    StepWatch,
-    parameters_of,
-    replaced,
-    zeroed_gradients,
-)
+from trainables.training.doctor.observation import NetworkCalls, StepWatch, parameters_of, replaced, zeroed_gradients
 
 #: Steps that are run before the timed ones, the timed ones, and those whose operations are looked at.
 FIRST, TIMED, WATCHED = 3, 8, 2

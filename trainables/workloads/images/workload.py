@@ -207,10 +207,7 @@ class Images(Workload):
                 raise UserError(f"{option} of workload images must be {rule}, got {getattr(self, option)!r}")
         cache = Path(self.cache).expanduser() if self.cache else default_cache()
         self._data = open_images(
-            str(self.data),
-            cache=cache,
-            cache_limit_bytes=self.cache_limit_gb * 1e9,
-            image_size=self.image_size,
+            str(self.data), cache=cache, cache_limit_bytes=self.cache_limit_gb * 1e9, image_size=self.image_size
         )
         # Taking kept arrays is faster than sending batches between processes; decoding is not (docs/recipe.md).
         self.loader_workers = 0 if self._data.moments is not None else 1
