@@ -374,12 +374,15 @@ class TrainingRun:
         """Execute one optimizer step."""
         batch, indices = next(self._epoch_batches)
         self._shapes.see(batch, self._in_epoch)
-        samples = len(batch[0])
+        samples = self._samples_of(batch)
         if self.statistics is not None:
             self.cost.add_measured(self.statistics.before_step(self.step, self.method.gradient_method()))
         self._loss_sum += samples * self._step(self.recipe.on_device(batch), indices)
         self._samples += samples
         self._in_epoch += 1
+
+    def _samples_of(self, batch: Batch) -> int:
+        return len(batch[0])
 
     def pause(self) -> None:
         """Pause the training time until `begin_epoch`."""
