@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from itertools import islice
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from trainables.errors import UserError, unknown_name
 from trainables.quality import ACCURACY, quality_named
@@ -240,13 +241,9 @@ class FactoryWorkload(Workload):
             raise UserError(f"train of workload {self.name} gave {seen} batches in epoch {epoch}, not {wanted}")
 
     def samples(self) -> Samples | None:
-        train = self._made.train
-        if not isinstance(train, DataLoader) or isinstance(train.dataset, IterableDataset):
-            return None
-        try:
-            return samples_of(train)
-        except UserError:  # a data set without a length
-            return None
+        with suppress(UserError):  # a stream, or a data set without a length
+            return samples_of(self._made.train) if isinstance(self._made.train, DataLoader) else None
+        return None
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         if self._made.loss is not None:

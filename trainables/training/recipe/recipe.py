@@ -166,15 +166,11 @@ def _with_forward(base: type[nn.Module], forward: Callable[..., Any], **more: An
 def why_not(device_type: str) -> str:
     """Return why torch.compile does not work in this process, tried on an addition; empty where it does."""
     try:
-        torch.compile(_successor)(torch.ones(2, device=device_type))
+        torch.compile(lambda value: value + 1)(torch.ones(2, device=device_type))
     except Exception as error:  # noqa: BLE001  # of the compiler, its C++ compiler or its loader
         lines = str(error).strip().splitlines()
         return lines[0] if lines else type(error).__name__
     return ""
-
-
-def _successor(value: torch.Tensor) -> torch.Tensor:
-    return value + 1
 
 
 # --- Loader of a run's batches: prepared by worker processes where asked for, in page-locked memory where that helps --
@@ -183,16 +179,7 @@ def _successor(value: torch.Tensor) -> torch.Tensor:
 AHEAD = 2
 
 
-class _Batches(Dataset[Batch]):
-    def __init__(self, workload: Workload, seed: int) -> None:
-        self._workload, self._seed = workload, seed
-
-    def __getitem__(self, index: tuple[int, int]) -> Batch:
-        epoch, step = index
-        return self._workload.batch_at(epoch, self._seed, step)
-
-
-class BatchLoader:
+class BatchLoader(Dataset[Batch]):
     """Batches of a run, which depend on seed, epoch and step alone, whoever prepares them.
 
     Args:
@@ -216,7 +203,7 @@ class BatchLoader:
         }  # fmt: skip
         if self.workers or (pin_memory and workload.by_step):
             self._loader = DataLoader(
-                _Batches(workload, seed),
+                self,
                 batch_size=None,
                 sampler=self._order,
                 num_workers=self.workers,
@@ -224,6 +211,10 @@ class BatchLoader:
                 generator=torch.Generator(),  # else the run's would be drawn from
                 **(processes if self.workers else {}),
             )
+
+    def __getitem__(self, index: tuple[int, int]) -> Batch:
+        epoch, step = index
+        return self._workload.batch_at(epoch, self._seed, step)
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """Return the batches of an epoch from a step on."""
