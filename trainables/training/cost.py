@@ -50,7 +50,6 @@ class StepCost:
 
     @property
     def flops(self) -> int:
-        """Return the forward and backward FLOPs."""
         return self.forward_flops + self.backward_flops
 
 
@@ -221,7 +220,6 @@ class RunCost:
 
     @property
     def executed_flops(self) -> int:
-        """Return the forward and backward FLOPs of the executed steps."""
         return self.counts["forward_flops"] + self.counts["backward_flops"]
 
     @property
@@ -269,7 +267,6 @@ class RunCost:
         self.add_measured(estimated)
 
     def add_measured(self, executed: EstimateFlops | None) -> None:
-        """Add what measurements executed beside the steps."""
         if executed is not None:
             self.counts["forward_flops"] += executed.forward_flops
             self.counts["backward_flops"] += executed.backward_flops

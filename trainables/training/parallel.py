@@ -37,7 +37,6 @@ class _Loss(nn.Module):
         self._workload = workload
 
     def forward(self, *batch: Tensor) -> Tensor:
-        """Return the mean loss of a batch."""
         return self._workload.loss(self.model, batch)
 
 

@@ -136,7 +136,6 @@ class RunStatistics:
         return json.dumps(self._of_epoch(epoch - 1), separators=(",", ":"))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state in plain types."""
         return {"rows": json.dumps(self._rows)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -291,17 +290,14 @@ class TrainingRun:
 
     @property
     def finished(self) -> bool:
-        """Return whether all epochs are trained."""
         return self.epoch >= self.config.epochs
 
     @property
     def step(self) -> int:
-        """Return the optimizer steps executed since the run's start."""
         return self.cost.counts["step"]
 
     @property
     def executed_flops(self) -> int:
-        """Return the FLOPs of the executed steps."""
         return self.cost.executed_flops
 
     @property
@@ -316,7 +312,6 @@ class TrainingRun:
 
     @property
     def peak_bytes(self) -> int:
-        """Return the peak memory so far."""
         return max(self._peak_before, peak_bytes(self.device))
 
     def _training_clock_s(self) -> float:
@@ -367,11 +362,9 @@ class TrainingRun:
 
     @property
     def epoch_is_trained(self) -> bool:
-        """Return whether the epoch's last step is done."""
         return self._in_epoch == self.workload.steps_per_epoch
 
     def train_step(self) -> None:
-        """Execute one optimizer step."""
         batch, indices = next(self._epoch_batches)
         self._shapes.see(batch, self._in_epoch)
         samples = self._samples_of(batch)
@@ -574,7 +567,6 @@ class TrainingRun:
         set_generators(state["generators"], self.device)
 
     def save(self, folder: str | Path) -> None:
-        """Write a checkpoint."""
         torch.save(self.state_dict(), Path(folder) / CHECKPOINT_FILE)
 
     def load(self, folder: str | Path) -> None:

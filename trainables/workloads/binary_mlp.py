@@ -116,7 +116,6 @@ class BinaryMLP(Workload):
         yield from _split(split)
 
     def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
-        """Return the mean squared error."""
         error = self.mean_loss(model, split, device)
         assert error is not None
         return error

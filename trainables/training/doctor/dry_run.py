@@ -52,7 +52,6 @@ class ParameterFacts:
 
     @property
     def elements(self) -> int:
-        """Return its number of elements."""
         return math.prod(self.shape)
 
 
@@ -86,7 +85,6 @@ class DryRun:
 
     @property
     def total_steps(self) -> int:
-        """Return the optimizer steps of a run."""
         return self.epochs * self.steps_per_epoch
 
     @property
@@ -103,7 +101,6 @@ class DryRun:
 
     @property
     def step_time_s(self) -> float:
-        """Return the median step time."""
         return median(self.step_times_s)
 
     @property

@@ -99,7 +99,6 @@ class Probe:
         os._exit(status)  # the script must not train on, whatever it catches
 
     def report(self) -> str:
-        """Return the report on what was seen."""
         if not self._optimizers:
             return "recipe: no step of a torch optimizer was seen: the script must train in its own process"
         device = self._device()

@@ -71,7 +71,6 @@ class MixedPrecision:
         self._stepped = False
 
     def forward_pass(self) -> AbstractContextManager[Any]:
-        """Return the block in which the forward pass runs."""
         return nullcontext() if self._dtype is None else torch.autocast(self._device.type, dtype=self._dtype)
 
     def scaled(self, loss: Tensor) -> Tensor:
@@ -113,7 +112,6 @@ class MixedPrecision:
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state of `state_dict`."""
         if state:
             self._scaler.load_state_dict(state)
 
@@ -487,7 +485,6 @@ class Recipe:
         return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
 
     def loader(self, workload: Workload) -> BatchLoader:
-        """Return the loader of the run's batches."""
         config, on_gpu = self._config, self._device.type == "cuda"
         if config.pin_memory and not on_gpu:
             warnings.warn("pin_memory=True has no effect on the CPU: nothing is transferred", stacklevel=2)
