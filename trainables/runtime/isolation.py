@@ -143,7 +143,6 @@ class ProcessState:
         torch.set_grad_enabled(True)
 
     def restore(self) -> None:
-        """Restore everything that was saved."""
         os.environ.clear()
         os.environ.update(self._environment)
         set_cpu_generators(self._generators)

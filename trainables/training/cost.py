@@ -50,7 +50,6 @@ class StepCost:
 
     @property
     def flops(self) -> int:
-        """Return the forward and backward FLOPs."""
         return self.forward_flops + self.backward_flops
 
 
@@ -175,7 +174,6 @@ class CostTable:
         return self._copy
 
     def _rehearsed(self, model: nn.Module, batch: Batch) -> nn.Module:
-        """Return the model after a dense step."""
         model.zero_grad(set_to_none=True)
         for parameter, trainable in zip(model.parameters(), self._dense, strict=True):
             parameter.requires_grad_(trainable)
@@ -222,7 +220,6 @@ class RunCost:
 
     @property
     def executed_flops(self) -> int:
-        """Return the forward and backward FLOPs of the executed steps."""
         return self.counts["forward_flops"] + self.counts["backward_flops"]
 
     @property
@@ -270,7 +267,6 @@ class RunCost:
         self.add_measured(estimated)
 
     def add_measured(self, executed: EstimateFlops | None) -> None:
-        """Add what measurements executed beside the steps."""
         if executed is not None:
             self.counts["forward_flops"] += executed.forward_flops
             self.counts["backward_flops"] += executed.backward_flops
@@ -362,8 +358,6 @@ def layer_costs(workload: Workload, model: nn.Module, batch: Batch) -> list[Laye
 
 
 class _LayerCounter(FlopCounter):
-    """Counter of FLOPs by layer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.by_layer: Counter[str] = Counter()

@@ -23,11 +23,8 @@ class DeviceChoice:
     """A device, and why it was chosen."""
 
     device: str
-    """cpu or cuda."""
     why: str
-    """In words."""
     gpus_per_trial: float = 0.0
-    """GPUs of each trial."""
 
     def __str__(self) -> str:
         return f"on {'the CPU' if self.device == 'cpu' else 'the GPU'} ({self.why})"

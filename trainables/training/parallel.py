@@ -37,7 +37,6 @@ class _Loss(nn.Module):
         self._workload = workload
 
     def forward(self, *batch: Tensor) -> Tensor:
-        """Return the mean loss of a batch."""
         return self._workload.loss(self.model, batch)
 
 
@@ -103,16 +102,8 @@ class ParallelRun(TrainingRun):
         super().begin_epoch()
         self._parallel.train()
 
-    def train_step(self) -> None:
-        before = self._samples
-        super().train_step()
-        if self._weight == 0.0:  # the row was another process's
-            self._samples = before
-            self._loss_sum -= self._last_loss
-
-    def _step(self, batch: Batch, indices: Tensor | None = None) -> Tensor:
-        self._last_loss = super()._step(batch, indices)
-        return self._last_loss
+    def _samples_of(self, batch: Batch) -> int:
+        return len(batch[0]) if self._weight else 0  # the row was another process's
 
     def end_epoch(self) -> dict[str, Any]:
         """Evaluate and return the epoch's row, with the counts of all processes."""

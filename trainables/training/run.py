@@ -136,7 +136,6 @@ class RunStatistics:
         return json.dumps(self._of_epoch(epoch - 1), separators=(",", ":"))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state in plain types."""
         return {"rows": json.dumps(self._rows)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -291,17 +290,14 @@ class TrainingRun:
 
     @property
     def finished(self) -> bool:
-        """Return whether all epochs are trained."""
         return self.epoch >= self.config.epochs
 
     @property
     def step(self) -> int:
-        """Return the optimizer steps executed since the run's start."""
         return self.cost.counts["step"]
 
     @property
     def executed_flops(self) -> int:
-        """Return the FLOPs of the executed steps."""
         return self.cost.executed_flops
 
     @property
@@ -316,7 +312,6 @@ class TrainingRun:
 
     @property
     def peak_bytes(self) -> int:
-        """Return the peak memory so far."""
         return max(self._peak_before, peak_bytes(self.device))
 
     def _training_clock_s(self) -> float:
@@ -329,7 +324,6 @@ class TrainingRun:
         return self._train_time_before_s + (0.0 if since_s is None else self._training_clock_s() - since_s)
 
     def _resources(self) -> dict[str, Any]:
-        """Return the result columns of time and memory."""
         return {
             "train_time_s": self.train_time_s,
             "wall_time_s": self.wall_time_s,
@@ -368,19 +362,20 @@ class TrainingRun:
 
     @property
     def epoch_is_trained(self) -> bool:
-        """Return whether the epoch's last step is done."""
         return self._in_epoch == self.workload.steps_per_epoch
 
     def train_step(self) -> None:
-        """Execute one optimizer step."""
         batch, indices = next(self._epoch_batches)
         self._shapes.see(batch, self._in_epoch)
-        samples = len(batch[0])
+        samples = self._samples_of(batch)
         if self.statistics is not None:
             self.cost.add_measured(self.statistics.before_step(self.step, self.method.gradient_method()))
         self._loss_sum += samples * self._step(self.recipe.on_device(batch), indices)
         self._samples += samples
         self._in_epoch += 1
+
+    def _samples_of(self, batch: Batch) -> int:
+        return len(batch[0])
 
     def pause(self) -> None:
         """Pause the training time until `begin_epoch`."""
@@ -462,7 +457,6 @@ class TrainingRun:
         return loss.detach()
 
     def _loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss of a batch."""
         return self.workload.loss(self.model, batch)
 
     def _weighted(self, loss: Tensor) -> Tensor:
@@ -516,7 +510,6 @@ class TrainingRun:
             return self.workload.metrics_on(self.model, split, self.device, self.quality.name)
 
     def _picture(self) -> str:
-        """Return a picture of what the evaluated model makes."""
         with self._evaluating():
             return self.workload.picture(self.model, self.device)
 
@@ -569,12 +562,11 @@ class TrainingRun:
         if state["method"]:
             self.method.resume(**state["method"])
         if self.statistics is not None:
-            self.statistics.load_state_dict(state.get("statistics", {}))
-        self.recipe.precision.load_state_dict(state.get("precision", {}))
+            self.statistics.load_state_dict(state["statistics"])
+        self.recipe.precision.load_state_dict(state["precision"])
         set_generators(state["generators"], self.device)
 
     def save(self, folder: str | Path) -> None:
-        """Write a checkpoint."""
         torch.save(self.state_dict(), Path(folder) / CHECKPOINT_FILE)
 
     def load(self, folder: str | Path) -> None:

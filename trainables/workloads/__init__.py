@@ -70,7 +70,6 @@ def check_call(name: str, options: Iterable[str]) -> None:
 
 
 def _home(name: str) -> Callable[..., Any]:
-    """Return the class or function that makes a workload."""
     if is_factory(name):
         from trainables.workloads.user_code import import_function
 

@@ -31,9 +31,8 @@ EVALUATION_BATCHES, EVALUATION_BATCH_SIZE = 4, 1024
 #: none that a run would have: a student of the same seed would begin as the teacher itself.
 TEACHER_SEED, PRETRAINING_SEED = 2_718_281_828, 1
 SPLIT_SEEDS = {"validation": 2, "test": 3}
-#: Pretrained models that a process keeps, by their initial weights: a stage tree builds the same one again and again.
-_KEPT = 8
-_pretrained: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
+#: Pretrained models of this process, by their initial weights: a stage tree builds the same one again and again.
+_pretrained: dict[str, dict[str, Tensor]] = {}
 
 
 def network() -> nn.Sequential:
@@ -117,7 +116,6 @@ class BinaryMLP(Workload):
         yield from _split(split)
 
     def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
-        """Return the mean squared error."""
         error = self.mean_loss(model, split, device)
         assert error is not None
         return error
@@ -145,6 +143,4 @@ def pretrain(model: nn.Module, steps: int | None = None) -> None:
                 schedule.step()
         model.zero_grad()
         _pretrained[key] = {name: value.clone() for name, value in model.state_dict().items()}
-        if len(_pretrained) > _KEPT:
-            _pretrained.popitem(last=False)
     model.load_state_dict(_pretrained[key])

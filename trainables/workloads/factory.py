@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from itertools import islice
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from trainables.errors import UserError, unknown_name
 from trainables.quality import ACCURACY, quality_named
@@ -240,13 +241,9 @@ class FactoryWorkload(Workload):
             raise UserError(f"train of workload {self.name} gave {seen} batches in epoch {epoch}, not {wanted}")
 
     def samples(self) -> Samples | None:
-        train = self._made.train
-        if not isinstance(train, DataLoader) or isinstance(train.dataset, IterableDataset):
-            return None
-        try:
-            return samples_of(train)
-        except UserError:  # a data set without a length
-            return None
+        with suppress(UserError):  # a stream, or a data set without a length
+            return samples_of(self._made.train) if isinstance(self._made.train, DataLoader) else None
+        return None
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         if self._made.loss is not None:
@@ -262,7 +259,6 @@ class FactoryWorkload(Workload):
         return F.cross_entropy(outputs, targets)
 
     def _check_labels(self, targets: Tensor, classes: int) -> None:
-        """Raise UserError for a class number for which the model has no output."""
         if targets.dtype == torch.int64 and targets.numel():
             low, high = int(targets.min()), int(targets.max())
             wrong = low if low < 0 and low != -100 else high  # cross entropy ignores -100
@@ -337,7 +333,6 @@ class FactoryWorkload(Workload):
         return hashlib.sha256(f"{code} {self._data}".encode()).hexdigest()
 
     def _data_digest(self) -> str:
-        """Return a digest of the first batches and of the numbers of batches."""
         digest = hashlib.sha256(str(self.steps_per_epoch).encode())
         for batches in (self._epoch_of(0, 0), self._made.validation):
             for tensor in flatten(next(seeded_epoch(batches, 0, 0), torch.empty(0))):

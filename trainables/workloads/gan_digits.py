@@ -70,7 +70,6 @@ class UpBlock(nn.Module):
         self.shortcut = nn.Identity() if channels == out else GeneratorConv2d(channels, out, 1, bias=False)
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Return the sum of residual and shortcut."""
         value = self.upsample(F.relu(self.norm1(logits)))
         shortcut = self.shortcut(value)
         value = F.relu(self.norm2(self.conv1(value)))
@@ -88,7 +87,6 @@ class DownBlock(nn.Module):
         self.shortcut = spectral_norm(DiscriminatorConv2d(channels, out, 1))
 
     def forward(self, value: Tensor) -> Tensor:
-        """Return the sum of residual and shortcut, at half the resolution."""
         residual = self.conv2(F.relu(self.conv1(F.relu(value))))
         found: Tensor = F.avg_pool2d(residual + self.shortcut(value), 2)
         return found
@@ -105,7 +103,6 @@ class Generator(nn.Module):
         self.conv = GeneratorConv2d(width // 2, 1, 3, padding=1)
 
     def forward(self, noise: Tensor) -> Tensor:
-        """Return images."""
         logits = self.blocks(self.linear(noise).view(len(noise), -1, 4, 4))
         return self.conv(F.relu(self.norm(logits))).sigmoid()
 
@@ -119,7 +116,6 @@ class Discriminator(nn.Module):
         self.linear = spectral_norm(nn.Linear(width, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return scores."""
         found: Tensor = self.linear(F.relu(self.blocks(images)).sum((2, 3))).squeeze(1)
         return found
 

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -71,16 +70,6 @@ def words(paragraph: str) -> str:
     return " ".join(re.sub(r"[-=*^~]{3,}", " ", paragraph).split())
 
 
-def _encoded(text: str, known: str) -> Tensor:
-    """Return characters as numbers (N,) int64: the index in ``known``, or ``len(known)`` for any other."""
-    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    numbers = np.full(int(codes.max()) + 1, len(known), dtype=np.int64)
-    for number, character in enumerate(known):
-        if ord(character) < len(numbers):
-            numbers[ord(character)] = number
-    return torch.from_numpy(numbers[codes])
-
-
 @lru_cache(maxsize=1)
 def _splits() -> dict[str, Tensor]:
     """Return 80, 10 and 10 % of the text, in order, as numbers; cached, so the tensors must not be modified."""
@@ -88,9 +77,10 @@ def _splits() -> dict[str, Tensor]:
     trained = int(len(text) * TRAINING_SHARE)
     middle = (trained + len(text)) // 2
     counts = Counter(text[:trained])
-    known = "".join(sorted(sorted(counts), key=lambda character: -counts[character])[:CHARACTERS])
-    parts = {"train": text[:trained], "validation": text[trained:middle], "test": text[middle:]}
-    return {name: _encoded(part, known) for name, part in parts.items()}
+    known = sorted(sorted(counts), key=lambda character: -counts[character])[:CHARACTERS]
+    number_of = {character: number for number, character in enumerate(known)}
+    numbers = torch.tensor([number_of.get(character, CHARACTERS) for character in text])
+    return {"train": numbers[:trained], "validation": numbers[trained:middle], "test": numbers[middle:]}
 
 
 class Embedding(nn.Module):
@@ -228,5 +218,4 @@ def evaluation_windows(split: str) -> Tensor:
 
 
 def _inputs_and_targets(windows: Tensor) -> Batch:
-    """Split windows (B, T + 1) into inputs and targets (B, T)."""
     return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()

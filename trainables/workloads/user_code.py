@@ -138,7 +138,6 @@ def _is_installed(path: Path) -> bool:
 
 
 def _root_of(top: str) -> Path | None:
-    """Return the folder from which a top-level module is imported."""
     spec = importlib.util.find_spec(top)
     if spec is None:
         return None

@@ -21,6 +21,7 @@ from tune_cac.cli.arguments import config_from_arguments, run_arguments
 from tune_cac.study.options import SearchOptions
 from tune_cac.tuning.run_context import settle_device
 
+pytestmark = pytest.mark.usefixtures("tiny")
 GIBIBYTE = 2**30
 
 
@@ -57,7 +58,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list
     return trained
 
 
-@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("gpu", [{"cpu": 0.4, "cuda": 0.1}], indirect=True)
 def test_the_faster_device_is_taken_and_said(gpu: list[str]) -> None:
     found = choose_device(config(), at_a_time=2)
@@ -66,7 +66,6 @@ def test_the_faster_device_is_taken_and_said(gpu: list[str]) -> None:
     assert gpu.count("cuda") == gpu.count("cpu") == 20 + 3
 
 
-@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("gpu", [{"cpu": 0.4, "cuda": 0.1}], indirect=True)
 def test_a_gpu_that_is_slower_than_the_processors_together_is_left_alone(gpu: list[str]) -> None:
     found = choose_device(config(), at_a_time=16)
@@ -74,7 +73,6 @@ def test_a_gpu_that_is_slower_than_the_processors_together_is_left_alone(gpu: li
     assert "400 ms on a processor, of which 16 train at a time" in found.why
 
 
-@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("gpu", [{"cpu": 9.0, "cuda": 0.1}], indirect=True)
 def test_trials_share_a_gpu_by_the_memory_that_the_run_used_and_slow_steps_are_not_all_timed(gpu: list[str]) -> None:
     """1 GiB and 600 MiB for CUDA: 4 fit in 90 % of 8 GiB, of 16 at a time on two GPUs."""
@@ -84,13 +82,11 @@ def test_trials_share_a_gpu_by_the_memory_that_the_run_used_and_slow_steps_are_n
     assert choose_device(replace(config(), workers=3)).device == "cpu"  # of two GPUs
 
 
-@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("gpu", [{"cpu": 9.0, "cuda": 0.0}], indirect=True)
 def test_what_fails_on_the_gpu_trains_on_the_cpu(gpu: list[str]) -> None:
     assert choose_device(config()) == DeviceChoice("cpu", "training fails on the GPU: no kernel image is available")
 
 
-@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("gpu", [{"cpu": 9.0, "cuda": 0.1}], indirect=True)
 def test_a_search_takes_it_and_a_study_keeps_it(gpu: list[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     options, why = settle_device(SearchOptions(workload="tiny", epochs=8, cpus_per_trial=1))
@@ -126,7 +122,6 @@ def test_a_script_has_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) 
     assert (found.device, found.gpus_per_trial) == ("cuda", 1.0)
 
 
-@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("gpu", [{"cpu": 0.4, "cuda": 0.1}], indirect=True)
 def test_a_trial_takes_it_too(gpu: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()

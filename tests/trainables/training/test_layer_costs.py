@@ -6,6 +6,7 @@ Shapes: images (B, C, H, W); sequences (B, T, E).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +17,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainables.training.cost import (
-    OUTSIDE,
-    CostTable,
-    LayerCost,
-    layer_costs,
-    saved_shares,
-)
+from trainables.training.cost import OUTSIDE, CostTable, LayerCost, layer_costs, saved_shares
 from trainables.workloads.base import Batch
 from trainables.workloads.digits import Digits
 
@@ -40,82 +35,80 @@ class SquaredOutput(Tiny):
         return (output["out"] if isinstance(output, dict) else output).square().mean()
 
 
-class Residual(nn.Module):
+class Net(nn.Module):
+    """Layers by name, in the order of their registration, and a forward pass of (net, inputs)."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Any], **layers: nn.Module) -> None:
+        super().__init__()
+        self._run = run
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x: Tensor) -> Any:
+        return self._run(self, x)
+
+
+def residual() -> Net:
     """Residual connections, ReLUs in place, and a shortcut that is registered before what runs before it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.shortcut = nn.Conv2d(6, 10, 1, stride=2)
-        self.stem = nn.Conv2d(3, 6, 3, padding=1)
-        self.norm = nn.BatchNorm2d(6)
-        self.conv1 = nn.Conv2d(6, 6, 3, padding=1)
-        self.conv2 = nn.Conv2d(6, 10, 3, stride=2, padding=1, bias=False)
-        self.relu = nn.ReLU(inplace=True)
-        self.head = nn.Linear(10, 5)
+    def run(m: Any, x: Tensor) -> Tensor:
+        x = m.relu(m.norm(m.stem(x)))
+        x = m.relu(m.conv1(x) + x)
+        x = F.relu_(m.conv2(x) + m.shortcut(x))
+        found: Tensor = m.head(x.mean((2, 3)))
+        return found
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu(self.norm(self.stem(x)))
-        x = self.relu(self.conv1(x) + x)
-        x = F.relu_(self.conv2(x) + self.shortcut(x))
-        return self.head(x.mean((2, 3)))
+    return Net(
+        run, shortcut=nn.Conv2d(6, 10, 1, stride=2), stem=nn.Conv2d(3, 6, 3, padding=1), norm=nn.BatchNorm2d(6),
+        conv1=nn.Conv2d(6, 6, 3, padding=1), conv2=nn.Conv2d(6, 10, 3, stride=2, padding=1, bias=False),
+        relu=nn.ReLU(inplace=True), head=nn.Linear(10, 5),
+    )  # fmt: skip
 
 
-class CalledTwice(nn.Module):
+def called_twice() -> Net:
     """One linear layer at two places."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(7, 6)
-        self.again = nn.Linear(6, 6)
-        self.last = nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.again(F.relu_(self.again(self.first(x)))))
+    layers = {"first": nn.Linear(7, 6), "again": nn.Linear(6, 6), "last": nn.Linear(6, 2)}
+    return Net(lambda m, x: m.last(m.again(F.relu_(m.again(m.first(x))))), **layers)
 
 
-class Functional(nn.Module):
+def functional() -> Net:
     """The model itself uses a layer's weight without calling it, and multiplies on its own."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 6)
-        self.second = nn.Linear(6, 6)
+    def run(m: Any, x: Tensor) -> dict[str, Tensor]:
+        x = m.first(x)
+        x = F.linear(x @ x.transpose(1, 2) @ x, m.first.weight)
+        return {"out": m.second(x)}
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        x = self.first(x)
-        scores = x @ x.transpose(1, 2)
-        x = F.linear(scores @ x, self.first.weight)
-        return {"out": self.second(x)}
+    return Net(run, first=nn.Linear(6, 6), second=nn.Linear(6, 6))
 
 
-class Tied(nn.Module):
+def tied() -> Net:
     """The output layer has the embedding's weight."""
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    model = Net(
+        lambda m, x: m.output(m.encoder(m.embedding(x))),
+        embedding=nn.Embedding(11, 8), encoder=encoder, output=nn.Linear(8, 11),
+    )  # fmt: skip
+    model.output.weight = model.embedding.weight  # type: ignore[union-attr]
+    return model
+
+
+def recomputed(reentrant: bool) -> Net:
+    """Activation checkpointing: the backward pass runs the middle once more."""
+    return Net(
+        lambda m, x: m.last(checkpoint(m.middle, m.first(x), use_reentrant=reentrant)),
+        first=nn.Linear(6, 6), middle=nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 6)), last=nn.Linear(6, 6),
+    )  # fmt: skip
+
+
+class LastState(nn.GRU):
+    """A recurrent layer that returns its outputs alone."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(11, 8)
-        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-        self.output = nn.Linear(8, 11)
-        self.output.weight = self.embedding.weight
+        super().__init__(4, 3, batch_first=True)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.output(self.encoder(self.embedding(tokens)))
-
-
-class Recomputed(nn.Module):
-    """Activation checkpointing: the backward pass runs the middle once more."""
-
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 6)
-        self.middle = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 6))
-        self.last = nn.Linear(6, 6)
-        self.reentrant = reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        x = checkpoint(self.middle, x, use_reentrant=self.reentrant)
-        return self.last(x)
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)[0]
 
 
 def images() -> Batch:
@@ -127,28 +120,18 @@ def sequences(width: int) -> Batch:
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
-    "residual": (Residual, images()),
-    "called twice": (CalledTwice, sequences(7)),
-    "functional": (Functional, sequences(6)),
-    "tied": (Tied, (torch.zeros(B, 5, dtype=torch.int64),)),
-    "recomputed": (lambda: Recomputed(False), sequences(6)),
-    "recomputed, reentrant": (lambda: Recomputed(True), sequences(6)),
+    "residual": (residual, images()),
+    "called twice": (called_twice, sequences(7)),
+    "functional": (functional, sequences(6)),
+    "tied": (tied, (torch.zeros(B, 5, dtype=torch.int64),)),
+    "recomputed": (lambda: recomputed(False), sequences(6)),
+    "recomputed, reentrant": (lambda: recomputed(True), sequences(6)),
     "parametrised": (
         lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(6, 6)), nn.Linear(6, 2)), sequences(6)
     ),
     "recurrent": (lambda: nn.Sequential(nn.Linear(6, 4), LastState()), sequences(6)),
     "without weights": (lambda: nn.Sequential(nn.PReLU()), sequences(6)),
 }  # fmt: skip
-
-
-class LastState(nn.GRU):
-    """A recurrent layer that returns its outputs alone."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 3, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x)[0]
 
 
 def costs_of(name: str) -> tuple[dict[str, LayerCost], nn.Module, Batch]:
@@ -199,7 +182,7 @@ def test_convolutions_have_the_closed_form() -> None:
 
 
 def test_a_frozen_front_costs_nothing_backward() -> None:
-    model = Residual()
+    model = residual()
     for module in (model.stem, model.norm):
         module.requires_grad_(False)
     costs = {cost.name: cost for cost in layer_costs(SquaredOutput("frozen"), model, images())}
@@ -273,7 +256,7 @@ def test_digits_and_its_untouched_model() -> None:
 
 def test_what_is_saved_is_what_the_model_itself_no_longer_computes() -> None:
     """The shortcut is registered first and runs late: stopping it alone ends no backward pass."""
-    model = Residual()
+    model = residual()
     model.norm.bias.requires_grad_(False)
     forward, dense = counted_here(model, images())
     expected = {}

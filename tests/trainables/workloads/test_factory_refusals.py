@@ -13,22 +13,35 @@ from trainables.registry import is_factory
 from trainables.training.doctor.determinism import why_not_repeatable
 from trainables.workloads import build
 
+#: Counts in one of many places, and returns what depends on the count where that is asked for.
+COUNTING = """
+import itertools, numpy as np
+CALLS = 0
+class Counting(nn.Sequential):
+    seen = []
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.calls, self._whole, self._each = 0, np.int64(0), itertools.count()
+        self.kept = torch.zeros(1)
+    def forward(self, x):
+        global CALLS
+        {}
+        return super().forward(x) * ({})
+def make():
+    return {{**parts(), "model": lambda: Counting(nn.Linear(4, 3))}}
+"""
+KEEPS = r"the model keeps {} outside of its state_dict\(\)"
+
 
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (
-            """
-class Counting(nn.Sequential):
-    calls = 0
-    def forward(self, x):
-        self.calls += 1
-        return super().forward(x) * min(1.0, self.calls / 1000)
-def make():
-    return {**parts(), "model": lambda: Counting(nn.Linear(4, 3))}
-""",
-            r"the model keeps calls outside of its state_dict\(\)",
-        ),
+        (COUNTING.format("self.calls += 1", "min(1.0, self.calls / 1000)"), KEEPS.format("calls")),
+        (COUNTING.format("self._whole += 1", 1), KEEPS.format("_whole")),
+        (COUNTING.format("next(self._each)", 1), KEEPS.format("_each")),
+        (COUNTING.format("self.kept = self.kept + 1", 1), KEEPS.format("kept")),
+        (COUNTING.format("self.seen.append(0)", 1), KEEPS.format(r"Counting\.seen")),
+        (COUNTING.format("CALLS += 1", 1), KEEPS.format(r"\w+\.CALLS")),
         (
             """
 import numpy as np
@@ -61,35 +74,6 @@ def make():
             "",  # on a generator that every run seeds: the same in each
         ),
         ("def make(): return parts()", ""),
-        *(
-            (
-                f"""
-import itertools, numpy as np
-CALLS = 0
-class Counting(nn.Sequential):
-    seen = []
-    def __init__(self, *layers):
-        super().__init__(*layers)
-        self._calls, self._whole, self._each = 0, np.int64(0), itertools.count()
-        self.kept = torch.zeros(1)
-    def forward(self, x):
-        global CALLS
-        {line}
-        return super().forward(x)
-def make():
-    return {{**parts(), "model": lambda: Counting(nn.Linear(4, 3))}}
-""",
-                rf"the model keeps {name} outside of its state_dict\(\)",
-            )
-            for line, name in (
-                ("self._calls += 1", "_calls"),
-                ("self._whole += 1", "_whole"),
-                ("next(self._each)", "_each"),
-                ("self.kept = self.kept + 1", "kept"),
-                ("self.seen.append(0)", r"Counting\.seen"),
-                ("CALLS += 1", r"\w+\.CALLS"),
-            )
-        ),
         (
             """
 import uuid, time

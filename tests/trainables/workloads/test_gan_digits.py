@@ -16,9 +16,7 @@ from scipy.linalg import sqrtm
 from torch import Tensor, nn
 
 from trainables.config import TrialConfig
-from trainables.errors import UserError
 from trainables.training.run import TrainingRun
-from trainables.workloads import build
 from trainables.workloads.digits import digit_splits
 from trainables.workloads.gan_digits import GAN, GanDigits, _components, frechet_distance
 
@@ -149,10 +147,3 @@ def test_a_discriminator_that_collapses_is_said() -> None:
 def test_a_discriminator_without_a_loss_is_said_too() -> None:
     found = {"discriminator_collapsed": 1.0, "score_deviation": 5.0, "discriminator_loss": 0.0}
     assert "without loss" in GanDigits().trouble(found)
-
-
-def test_wrong_options_are_refused() -> None:
-    with pytest.raises(UserError, match="unknown first network of workload gan_digits 'both'"):
-        build("gan_digits", ("first=both",))
-    with pytest.raises(UserError, match="width of workload gan_digits must be an even number >= 2, got 5"):
-        build("gan_digits", ("width=5",))

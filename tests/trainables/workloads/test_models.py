@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.errors import UserError
 from trainables.workloads.models import MODELS, build_model
-from trainables.workloads.models.resnet import BasicBlock, Bottleneck, PaddedShortcut
+from trainables.workloads.models.resnet import BasicBlock, PaddedShortcut
 
 #: Classes, side in pixels, parameters, multiply-adds in billions: as published (He et al. 2016; torchvision's tables).
 PUBLISHED = {
@@ -58,47 +56,6 @@ def test_resnet20_multiply_adds_by_hand() -> None:
 
 def test_alexnet_weights_without_biases_are_the_published_count() -> None:
     assert sum(p.numel() for p in on_meta("alexnet", 1000).parameters() if p.dim() > 1) == 61_090_496
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("build", "channels"),
-    [
-        (lambda: BasicBlock(3, 6, 2, PaddedShortcut), 3),
-        (lambda: BasicBlock(3, 4, stride=2), 3),
-        (lambda: BasicBlock(4, 4, stride=1), 4),
-        (lambda: Bottleneck(3, 2, stride=2), 3),
-        (lambda: Bottleneck(8, 2, stride=1), 8),
-        (lambda: build_model("resnet20", 3), 3),
-        (lambda: features("alexnet"), 3),
-        (lambda: features("vgg16"), 3),
-    ],
-)
-def test_activations_in_place_change_no_gradient(build: Callable[[], nn.Module], channels: int) -> None:
-    torch.manual_seed(0)
-    model = build()
-    plain = copy.deepcopy(model)
-    activations = [module for module in plain.modules() if isinstance(module, nn.ReLU)]
-    assert all(module.inplace for module in activations)
-    for module in activations:
-        module.inplace = False
-    x = torch.randn(2, channels, 64, 64)
-    inputs = [x.clone().requires_grad_() for _ in range(2)]
-    for each, given in zip((model, plain), inputs, strict=True):
-        each(given).square().sum().backward()
-    assert torch.equal(inputs[0].grad, inputs[1].grad)
-    for (path, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
-        assert torch.equal(ours.grad, theirs.grad), path
-        assert bool(ours.grad.any()), path
-
-
-def features(name: str) -> nn.Module:
-    """A model's convolutions: the 10^8 weights of its classifier have no activation of another kind."""
-    convolutions = on_meta(name, 3).features.to_empty(device="cpu")
-    for module in convolutions.modules():
-        if isinstance(module, nn.Conv2d):
-            module.reset_parameters()
-    return convolutions
 
 
 #: First digits of the SHA-256 of the lines "name [shape]" of torchvision's state_dict, 0.29.2, with 1000 classes.

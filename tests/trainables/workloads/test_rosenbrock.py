@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from trainables.config import TrialConfig
-from trainables.errors import UserError
 from trainables.gradients import autograd_gradient, central_difference
 from trainables.training.run import TrainingRun
-from trainables.workloads import build
 from trainables.workloads.rosenbrock import Pairs, Rosenbrock
 
 A, B, EPSILON = 1.0, 100.0, 1e-2
@@ -103,8 +101,3 @@ def test_two_forward_passes_a_number_are_counted() -> None:
     assert row["backward_flops"] == 0
     assert row["dense_flops"] == 5 * 3 * loss
     assert row["compute_saved"] == 1 - 10 / 3
-
-
-def test_bad_options_are_one_line() -> None:
-    with pytest.raises(UserError, match="pairs of workload rosenbrock must be at least 1, got 0"):
-        build("rosenbrock", ["pairs=0"])

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainables.errors import UserError
 from trainables.gradskip.layers import make_plan
 from trainables.workloads import text
 from trainables.workloads.text import (
@@ -56,24 +55,6 @@ def test_splits_are_the_text_in_order_and_share_no_paragraph() -> None:
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert inner[one]
         assert not inner[one] & inner[other]
-
-
-def test_batches_are_a_function_of_epoch_and_seed_and_resume_anywhere() -> None:
-    def batches(epoch: int, seed: int, start: int = 0) -> list[Tensor]:
-        return [torch.stack(batch) for batch in Text().train_batches_from(epoch, seed, start)]
-
-    whole = batches(2, 1)
-    assert len(whole) == Text().steps_per_epoch == STEPS_PER_EPOCH
-    torch.manual_seed(7)
-    drawn = torch.get_rng_state()
-    again = [torch.stack(batch) for batch in Text().train_batches(2, 1)]
-    assert torch.equal(torch.get_rng_state(), drawn)
-    assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
-    resumed = batches(2, 1, start=11)
-    assert all(torch.equal(a, b) for a, b in zip(whole[11:], resumed, strict=True))
-    assert not torch.equal(whole[0], batches(2, 2)[0])
-    assert not torch.equal(whole[0], batches(3, 1)[0])
-    assert not torch.equal(whole[0], whole[1])
 
 
 @pytest.mark.usefixtures("counting")
@@ -190,17 +171,3 @@ def test_a_short_training_beats_the_most_frequent_character_clearly() -> None:
     most_frequent = int(torch.bincount(targets).max()) / len(targets)
     with torch.no_grad():
         assert workload.evaluate(network.eval(), "validation", "cpu") > most_frequent + 0.05
-
-
-def test_an_epoch_may_be_shorter_and_its_batches_smaller() -> None:
-    workload = Text(batch_size=3, steps_per_epoch=5)
-    batches = list(workload.train_batches(0, 0))
-    assert len(batches) == workload.steps_per_epoch == 5
-    assert all(part.shape == (3, CONTEXT) for batch in batches for part in batch)
-    assert workload.fingerprint() != Text().fingerprint()
-
-
-@pytest.mark.parametrize("option", ["batch_size", "steps_per_epoch"])
-def test_options_below_one_are_refused(option: str) -> None:
-    with pytest.raises(UserError, match=f"^{option} of workload text must be at least 1, got 0$"):
-        Text(**{option: 0})

@@ -92,7 +92,6 @@ class Finding:
     what: str
     """The fault in words, and why it costs time or memory."""
     cost: str
-    """Its cost here, as measured."""
     mend: tuple[str, ...]
     """Lines of code or words that mend it."""
 
@@ -317,17 +316,13 @@ class Observed:
     """What is known of a training."""
 
     device: torch.device
-    """Its device."""
     networks: Mapping[nn.Module, ModelCall | None]
     """Networks that are trained together, each with the arguments of a forward pass where they are known."""
     optimizers: Iterable[Optimizer] = ()
-    """All of them."""
     loader: Iterable[Any] | None = None
-    """Its loader."""
     loader_share: float | None = None
     """Share of a step that waits for its batch, in [0, 1]; None where it was not measured."""
     watch: StepWatch | None = None
-    """Steps that were watched."""
     zeroed: Mapping[str, int] = field(default_factory=dict)
     """Lines that set gradients to zero."""
 

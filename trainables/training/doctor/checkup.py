@@ -30,13 +30,7 @@ from trainables.training.doctor.checks import (
     report_text,
     without_biases,
 )
-from trainables.training.doctor.observation import (
-    ModelCall,
-    NetworkCalls,
-    StepWatch,
-    call_from_batch,
-    zeroed_gradients,
-)
+from trainables.training.doctor.observation import ModelCall, NetworkCalls, StepWatch, call_from_batch, zeroed_gradients
 
 #: Batches that are timed, after one that is not.
 BATCHES = 8
@@ -169,7 +163,6 @@ def waiting_share(loader: Iterable[Any], run: Callable[[Any], Any], device: torc
 
 @contextmanager
 def _state_kept(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Give model and optimizers their state back at the block's end."""
     gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
     modes = {module: module.training for module in model.modules()}
     weights, states = copy.deepcopy(model.state_dict()), [copy.deepcopy(one.state_dict()) for one in optimizers]

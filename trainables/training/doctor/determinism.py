@@ -82,7 +82,6 @@ def _train(run: TrainingRun, steps: int) -> None:
 
 
 def _state(run: TrainingRun) -> dict[str, Any]:
-    """Return weights, buffers and any extra state of modules."""
     return {
         name: value.detach().cpu().clone() if isinstance(value, Tensor) else repr(value)
         for name, value in run.model.state_dict().items()

@@ -38,9 +38,7 @@ class ParameterFacts:
     number: int
     """Its layer number, as used in ``CAC_STOP_LAYER_NUM``."""
     name: str
-    """Its name in the model."""
     shape: tuple[int, ...]
-    """Its shape."""
     watched: bool
     """True if the rule watches it by default (``CAC_WATCH=conv``)."""
     forward_flops: int | None
@@ -54,7 +52,6 @@ class ParameterFacts:
 
     @property
     def elements(self) -> int:
-        """Return its number of elements."""
         return math.prod(self.shape)
 
 
@@ -63,9 +60,7 @@ class DryRun:
     """Costs, memory and times of a training run."""
 
     epochs: int
-    """Epochs of a run."""
     steps_per_epoch: int
-    """Optimizer steps per epoch."""
     train_samples: int | None
     """Samples of the training set, if the workload reports them."""
     batch_shapes: tuple[tuple[tuple[int, ...], str], ...]
@@ -73,11 +68,9 @@ class DryRun:
     parameters: tuple[ParameterFacts, ...]
     """All parameters, by number."""
     outside: LayerCost
-    """FLOPs outside modules with parameters."""
     step_cost: StepCost
     """Cost of a step on the first batch with nothing stopped."""
     parameter_bytes: int
-    """Memory of all parameters."""
     gradient_bytes: int
     """Memory of all gradients after a few steps."""
     optimizer_bytes: int
@@ -89,11 +82,9 @@ class DryRun:
     loader_times_s: tuple[float, ...]
     """Part of each step spent waiting for the batch."""
     evaluation_time_s: float
-    """One evaluation of the validation split."""
 
     @property
     def total_steps(self) -> int:
-        """Return the optimizer steps of a run."""
         return self.epochs * self.steps_per_epoch
 
     @property
@@ -110,7 +101,6 @@ class DryRun:
 
     @property
     def step_time_s(self) -> float:
-        """Return the median step time."""
         return median(self.step_times_s)
 
     @property
@@ -229,7 +219,6 @@ class _TimedRun(TrainingRun):
         return found
 
     def _now(self) -> float:
-        """Return the clock's time after the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()

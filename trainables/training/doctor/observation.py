@@ -97,7 +97,6 @@ class NetworkCalls:
 
     @contextmanager
     def recorded(self) -> Iterator[NetworkCalls]:
-        """Record the calls inside the context."""
         with ExitStack() as hooks:
             hooks.callback(register_module_forward_pre_hook(self._enter).remove)
             hooks.callback(register_module_forward_hook(self._leave, with_kwargs=True, always_call=True).remove)

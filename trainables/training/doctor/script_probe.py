@@ -22,13 +22,7 @@ from torch.utils.data import DataLoader
 
 from trainables.runtime.isolation import kept_generators
 from trainables.training.doctor.checks import Observed, examine, report_text
-from trainables.training.doctor.observation import (
-    NetworkCalls,
-    StepWatch,
-    parameters_of,
-    replaced,
-    zeroed_gradients,
-)
+from trainables.training.doctor.observation import NetworkCalls, StepWatch, parameters_of, replaced, zeroed_gradients
 
 #: Steps that are run before the timed ones, the timed ones, and those whose operations are looked at.
 FIRST, TIMED, WATCHED = 3, 8, 2
@@ -105,7 +99,6 @@ class Probe:
         os._exit(status)  # the script must not train on, whatever it catches
 
     def report(self) -> str:
-        """Return the report on what was seen."""
         if not self._optimizers:
             return "recipe: no step of a torch optimizer was seen: the script must train in its own process"
         device = self._device()

@@ -91,25 +91,20 @@ def check_recipe(config: Any, estimator: str | None) -> None:
     given = recipe_of(config)
     if not given:
         return
-    for name, valid in (
-        ("precision", PRECISIONS), ("activation_checkpointing", CHECKPOINTING), ("compile_mode", COMPILE_MODES)
-    ):  # fmt: skip
-        if name in given and given[name] not in valid:
-            raise unknown_name(name, str(given[name]), valid)
-    for name, low in (("batch_size", 1), ("loader_workers", 0)):
-        value = given.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < low):
-            raise UserError(f"{name} must be an integer >= {low}, got {value!r}")
-    for name in ("channels_last", "fused_optimizer", "pin_memory", "cudnn_benchmark", "deterministic"):
-        if name in given and not isinstance(given[name], bool):
-            raise UserError(f"{name} must be True or False, got {given[name]!r}")
-    norm = given.get("clip_grad_norm")
-    if norm is not None and not (is_number(norm) and norm > 0):
-        raise UserError(f"clip_grad_norm must be a number above 0, got {norm!r}: leave it out for no clipping")
-    _check_together(config, given, estimator)
-
-
-def _check_together(config: Any, given: dict[str, Any], estimator: str | None) -> None:
+    choices = {"precision": PRECISIONS, "activation_checkpointing": CHECKPOINTING, "compile_mode": COMPILE_MODES}
+    lowest = {"batch_size": 1, "loader_workers": 0}
+    for name, value in given.items():
+        if name in choices:
+            if value not in choices[name]:
+                raise unknown_name(name, str(value), choices[name])
+        elif name in lowest:
+            if not isinstance(value, int) or isinstance(value, bool) or value < lowest[name]:
+                raise UserError(f"{name} must be an integer >= {lowest[name]}, got {value!r}")
+        elif name == "clip_grad_norm":
+            if not (is_number(value) and value > 0):
+                raise UserError(f"{name} must be a number above 0, got {value!r}: leave it out for no clipping")
+        elif not isinstance(value, bool):
+            raise UserError(f"{name} must be True or False, got {value!r}")
     if config.cudnn_benchmark and config.deterministic:
         raise UserError(
             "cudnn_benchmark must be False with deterministic=True, got True: the fastest algorithm is measured anew "

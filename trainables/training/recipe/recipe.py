@@ -71,7 +71,6 @@ class MixedPrecision:
         self._stepped = False
 
     def forward_pass(self) -> AbstractContextManager[Any]:
-        """Return the block in which the forward pass runs."""
         return nullcontext() if self._dtype is None else torch.autocast(self._device.type, dtype=self._dtype)
 
     def scaled(self, loss: Tensor) -> Tensor:
@@ -105,7 +104,6 @@ class MixedPrecision:
             optimizer.step()
 
     def _scales(self, optimizer: Optimizer) -> bool:
-        """Return whether there are gradients, and scaled ones."""
         groups = optimizer.param_groups
         return self._scaler.is_enabled() and any(p.grad is not None for group in groups for p in group["params"])
 
@@ -114,7 +112,6 @@ class MixedPrecision:
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state of `state_dict`."""
         if state:
             self._scaler.load_state_dict(state)
 
@@ -167,15 +164,11 @@ def _with_forward(base: type[nn.Module], forward: Callable[..., Any], **more: An
 def why_not(device_type: str) -> str:
     """Return why torch.compile does not work in this process, tried on an addition; empty where it does."""
     try:
-        torch.compile(_successor)(torch.ones(2, device=device_type))
+        torch.compile(lambda value: value + 1)(torch.ones(2, device=device_type))
     except Exception as error:  # noqa: BLE001  # of the compiler, its C++ compiler or its loader
         lines = str(error).strip().splitlines()
         return lines[0] if lines else type(error).__name__
     return ""
-
-
-def _successor(value: torch.Tensor) -> torch.Tensor:
-    return value + 1
 
 
 # --- Loader of a run's batches: prepared by worker processes where asked for, in page-locked memory where that helps --
@@ -184,18 +177,7 @@ def _successor(value: torch.Tensor) -> torch.Tensor:
 AHEAD = 2
 
 
-class _Batches(Dataset[Batch]):
-    """Batches by (epoch, step)."""
-
-    def __init__(self, workload: Workload, seed: int) -> None:
-        self._workload, self._seed = workload, seed
-
-    def __getitem__(self, index: tuple[int, int]) -> Batch:
-        epoch, step = index
-        return self._workload.batch_at(epoch, self._seed, step)
-
-
-class BatchLoader:
+class BatchLoader(Dataset[Batch]):
     """Batches of a run, which depend on seed, epoch and step alone, whoever prepares them.
 
     Args:
@@ -211,7 +193,6 @@ class BatchLoader:
     def __init__(self, workload: Workload, seed: int, *, workers: int | None = None, pin_memory: bool = False) -> None:
         self._workload, self._seed, self._pin = workload, seed, pin_memory
         self.workers = usable_workers(workload, workers)
-        """Processes that prepare batches."""
         self._order: list[tuple[int, int]] = []  # epoch and step of each batch to come
         self._loader: DataLoader[Batch] | None = None
         # A fork shares data that lies in memory or is mapped.
@@ -220,7 +201,7 @@ class BatchLoader:
         }  # fmt: skip
         if self.workers or (pin_memory and workload.by_step):
             self._loader = DataLoader(
-                _Batches(workload, seed),
+                self,
                 batch_size=None,
                 sampler=self._order,
                 num_workers=self.workers,
@@ -228,6 +209,10 @@ class BatchLoader:
                 generator=torch.Generator(),  # else the run's would be drawn from
                 **(processes if self.workers else {}),
             )
+
+    def __getitem__(self, index: tuple[int, int]) -> Batch:
+        epoch, step = index
+        return self._workload.batch_at(epoch, self._seed, step)
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """Return the batches of an epoch from a step on."""
@@ -442,7 +427,6 @@ class Recipe:
         self.precision = MixedPrecision(config.precision or FLOAT32, device)
         """Autocast and gradient scaling."""
         self.compiled = False
-        """True if the model is compiled."""
 
     def set_process(self) -> None:
         """Set what holds for the process; `ProcessState` restores it after the run."""
@@ -501,7 +485,6 @@ class Recipe:
         return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
 
     def loader(self, workload: Workload) -> BatchLoader:
-        """Return the loader of the run's batches."""
         config, on_gpu = self._config, self._device.type == "cuda"
         if config.pin_memory and not on_gpu:
             warnings.warn("pin_memory=True has no effect on the CPU: nothing is transferred", stacklevel=2)

@@ -61,7 +61,6 @@ class ImageData:
     """A data set, ready to draw batches from."""
 
     source: Source
-    """Its files."""
     digest: str
     """The `content_digest` of these files."""
     layout: Layout
@@ -122,39 +121,28 @@ def open_images(data: str, *, cache: Path, cache_limit_bytes: float, image_size:
         raise UserError(f"the image data in {source.root} cannot be read: {error}") from error
     key = hashlib.sha256(repr((FORMAT, digest, image_size)).encode()).hexdigest()[:32]
     folder = cache / key
-    made = partial(ImageData, source=source, digest=digest, memory=folder)
     store = read_store(folder)
     if store is None:
         with _cache_errors(cache), locked(cache / f"{key}.lock"):
             store = read_store(folder)  # another process may have written it meanwhile
             if store is None:
                 splits, layout = _read_splits(source, folder, image_size)
-                if not _fits(cache, 3 * layout.stored_size**2 * sum(map(len, splits.values())), cache_limit_bytes):
-                    _warn(layout)
-                    return made(
-                        layout=layout,
-                        class_names=source.class_names(),
-                        pixels={name: partial(_decoded, split, layout) for name, split in splits.items()},
-                        labels={name: split.labels for name, split in splits.items()},
-                        moments=None,
-                    )
-                write_store(folder, splits, layout, source.class_names())
-                store = read_store(folder)
+                if _fits(cache, 3 * layout.stored_size**2 * sum(map(len, splits.values())), cache_limit_bytes):
+                    write_store(folder, splits, layout, source.class_names())
+                    store = read_store(folder)
+                else:
+                    store = {
+                        "layout": layout,
+                        "class_names": source.class_names(),
+                        "pixels": {name: partial(_decoded, split, layout) for name, split in splits.items()},
+                        "labels": {name: split.labels for name, split in splits.items()},
+                        "moments": None,
+                    }
                 if store is None:
                     raise UserError(f"the image cache in {folder} was written and cannot be read: use another folder")
-    _warn(store.layout)
-    return made(
-        layout=store.layout,
-        class_names=store.class_names,
-        pixels={name: partial(np.take, array, axis=0) for name, array in store.pixels.items()},
-        labels=store.labels,
-        moments=store.moments,
-    )
-
-
-def _warn(layout: Layout) -> None:
-    if layout.note:
-        warnings.warn(layout.note, stacklevel=3)
+    if store["layout"].note:
+        warnings.warn(store["layout"].note, stacklevel=2)
+    return ImageData(source=source, digest=digest, memory=folder, **store)
 
 
 def _decoded(split: ImageSplit, layout: Layout, indices: NDArray[np.int64]) -> NDArray[np.uint8]:

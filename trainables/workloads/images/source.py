@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import threading
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -55,26 +54,33 @@ END_BYTES = 10**6
 Encoded = bytes | Path
 
 
-class ImageSplit(ABC):
-    """One split's images, still encoded, in a fixed order."""
+class ImageSplit:
+    """One split's images, still encoded, in a fixed order: files, unless a subclass says otherwise.
 
-    labels: NDArray[np.int64]
-    """(N,) class numbers, not yet compared with the number of classes."""
+    Args:
+        files: of the images.
+        labels: (N,) class numbers, not yet compared with the number of classes.
+    """
+
+    def __init__(self, files: Sequence[Path], labels: Sequence[int]) -> None:
+        self._files = files
+        self.labels = np.array(labels, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    @abstractmethod
     def place(self, index: int) -> str:
         """Return the location of an image for messages: the file, and its row there."""
+        return str(self._files[index])
 
-    @abstractmethod
     def encoded(self, indices: Sequence[int]) -> list[Encoded]:
         """Return the images with these numbers; UserError where there is no image in a row."""
+        return [self._files[index] for index in indices]
 
-    @abstractmethod
     def chunks(self, size: int) -> Iterator[tuple[int, list[Encoded]]]:
         """Yield all images in order, at most ``size`` at a time, with the first one's number; errors as `encoded`."""
+        for first in range(0, len(self._files), size):
+            yield first, list(self._files[first : first + size])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +88,6 @@ class Source:
     """Files that hold images and labels."""
 
     root: Path
-    """The path given by the user."""
     files: dict[str, list[Path]]
     """Files by split, in the order of their images."""
     open: Callable[[], dict[str, ImageSplit]]
@@ -162,14 +167,14 @@ class ParquetSplit(ImageSplit):
 
     def __init__(self, paths: Sequence[Path], image_column: str, label_column: str) -> None:
         self._image_column = image_column
-        self._files: list[tuple[int, Path]] = []  # with the number of its first row in the split
+        self._starts: list[tuple[int, Path]] = []  # number of its first row, file
         self._groups: list[tuple[int, Path, int]] = []  # number of its first row, file, number in the file
         self._kept: OrderedDict[int, list[Encoded | None]] = OrderedDict()
         self._lock = threading.Lock()
         labels, first = [np.empty(0, dtype=np.int64)], 0
         for path in paths:
             _columns(path, (image_column,), (label_column,))
-            self._files.append((first, path))
+            self._starts.append((first, path))
             with _opened(path) as file:
                 kind = file.schema_arrow.field(image_column).type
                 fields = {kind.field(i).name for i in range(kind.num_fields)} if pa.types.is_struct(kind) else set()
@@ -184,11 +189,11 @@ class ParquetSplit(ImageSplit):
         self.labels = np.concatenate(labels)
 
     def place(self, index: int) -> str:
-        first, path = self._files[bisect_right(self._files, index, key=lambda file: file[0]) - 1]
+        first, path = self._starts[bisect_right(self._starts, index, key=lambda start: start[0]) - 1]
         return f"{path}, row {index - first} (from 0)"
 
     def chunks(self, size: int) -> Iterator[tuple[int, list[Encoded]]]:
-        for first, path in self._files:
+        for first, path in self._starts:
             with _opened(path) as file:
                 for batch in file.iter_batches(batch_size=size, columns=[self._image_column]):
                     images = _encoded_images(path, batch.column(0))
@@ -284,24 +289,6 @@ def _read_labels(path: Path, file: Any, column: str) -> NDArray[np.int64]:
 # --- Folders of images by class ---------------------------------------------------------------------------------------
 
 
-class FolderSplit(ImageSplit):
-    """Image files, class by class."""
-
-    def __init__(self, files: Sequence[Path], labels: Sequence[int]) -> None:
-        self._files = files
-        self.labels = np.array(labels, dtype=np.int64)
-
-    def place(self, index: int) -> str:
-        return str(self._files[index])
-
-    def encoded(self, indices: Sequence[int]) -> list[Encoded]:
-        return [self._files[index] for index in indices]
-
-    def chunks(self, size: int) -> Iterator[tuple[int, list[Encoded]]]:
-        for first in range(0, len(self._files), size):
-            yield first, list(self._files[first : first + size])
-
-
 def _find_folders(root: Path) -> Source | None:
     folders = {
         split: next(root / name for name in names if (root / name).is_dir())
@@ -326,7 +313,7 @@ def _find_folders(root: Path) -> Source | None:
                 raise UserError(f"{folder / name} must hold images, for each folder there is a class: it has none")
             files[split] += images
             labels[split] += [classes.index(name)] * len(images)
-    splits: dict[str, ImageSplit] = {split: FolderSplit(files[split], labels[split]) for split in folders}
+    splits = {split: ImageSplit(files[split], labels[split]) for split in folders}
     return Source(root=root, files=files, open=lambda: splits, class_names=lambda: classes)
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -217,22 +218,6 @@ def mean_and_deviation(moments: NDArray[np.int64], image_pixels: int) -> tuple[l
 # --- The folder -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Store:
-    """A data set's decoded images."""
-
-    layout: Layout
-    """S and T."""
-    class_names: list[str] | None
-    """Names by class number, if the source has them."""
-    pixels: dict[str, NDArray[np.uint8]]
-    """Pixels (N, 3, T, T) by split, memory-mapped."""
-    labels: dict[str, NDArray[np.int64]]
-    """Labels (N,) by split."""
-    moments: NDArray[np.int64]
-    """Moments (N, 2, 3) of the training images."""
-
-
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock at this path; other processes and threads wait for it.
@@ -250,8 +235,8 @@ def locked(path: Path) -> Iterator[None]:
         yield  # closing the file releases the lock, and so does the end of the process
 
 
-def read_store(folder: Path) -> Store | None:
-    """Return the store in a folder; None if there is no complete one."""
+def read_store(folder: Path) -> dict[str, Any] | None:
+    """Return what is stored in a folder, fields of `dataset.ImageData`; None if there is no complete store."""
     try:
         meta: dict[str, Any] = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
         counts, names = meta.pop("images"), meta.pop("class_names")
@@ -268,7 +253,8 @@ def read_store(folder: Path) -> Store | None:
         return None
     if not all(shapes) or any(array.dtype != np.uint8 for array in pixels.values()):
         return None
-    return Store(layout=layout, class_names=names, pixels=pixels, labels=labels, moments=moments)
+    taken = {split: partial(np.take, array, axis=0) for split, array in pixels.items()}
+    return {"layout": layout, "class_names": names, "pixels": taken, "labels": labels, "moments": moments}
 
 
 def write_store(folder: Path, splits: Mapping[str, ImageSplit], layout: Layout, class_names: list[str] | None) -> None:

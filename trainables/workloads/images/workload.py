@@ -207,10 +207,7 @@ class Images(Workload):
                 raise UserError(f"{option} of workload images must be {rule}, got {getattr(self, option)!r}")
         cache = Path(self.cache).expanduser() if self.cache else default_cache()
         self._data = open_images(
-            str(self.data),
-            cache=cache,
-            cache_limit_bytes=self.cache_limit_gb * 1e9,
-            image_size=self.image_size,
+            str(self.data), cache=cache, cache_limit_bytes=self.cache_limit_gb * 1e9, image_size=self.image_size
         )
         # Taking kept arrays is faster than sending batches between processes; decoding is not (docs/recipe.md).
         self.loader_workers = 0 if self._data.moments is not None else 1
@@ -341,8 +338,6 @@ class Images(Workload):
 
 
 class _ImageSamples(Samples):
-    """Training images by row."""
-
     def __init__(self, images: Images) -> None:
         self._images = images
         self.count = len(images._parts["train"])

@@ -27,7 +27,6 @@ class Entry(NamedTuple):
     least_image_size: int
     """Smallest width and height that leave at least one pixel for its last layer, in pixels."""
     description: str
-    """Description in one line."""
 
 
 MODELS: dict[str, Entry] = {

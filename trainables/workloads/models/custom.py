@@ -84,18 +84,10 @@ def _check_scores(name: str, model: nn.Module, classes: int, shape: tuple[int, .
 
 
 def _tried(model: nn.Module, shape: tuple[int, ...]) -> Any:
-    """Return the model's output in its current mode; weights, buffers and random generators stay unchanged.
-
-    Runs on the meta device, which computes nothing, or with real values where the model cannot run there.
-    """
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    """Return the model's output in its current mode; weights, buffers and random generators stay unchanged."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.no_grad(), kept_generators([]):
-        try:
-            without_values = {name: value.to("meta") for name, value in state.items()}
-            return torch.func.functional_call(model, without_values, (torch.empty(shape, device="meta"),))
-        except Exception:  # noqa: BLE001  # it needs real values, or is wrong: the real pass shows which
-            state |= {name: buffer.clone() for name, buffer in model.named_buffers()}
-            return torch.func.functional_call(model, state, (torch.zeros(shape),))
+        return torch.func.functional_call(model, buffers, (torch.zeros(shape),))
 
 
 def _in_one_line(error: Exception) -> str:

@@ -150,7 +150,6 @@ def _resnet(
     stem: nn.Conv2d, block: Block, widths: Sequence[int], depths: Sequence[int], classes: int, shortcut: Shortcut,
     **pool: nn.Module,
 ) -> nn.Sequential:  # fmt: skip
-    """Build a residual network that maps (N, channels, S, S) to (N, classes)."""
     channels_in = stem.out_channels
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=stem, bn1=nn.BatchNorm2d(channels_in), relu=nn.ReLU(inplace=True), **pool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,113 +16,91 @@ from trainables.training.doctor.checks import biases_before_norms, renumbered, w
 from trainables.training.doctor.observation import ModelCall
 
 
-class Residual(nn.Module):
+class Net(nn.Module):
+    """Layers by name, and a forward pass of (net, inputs)."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Tensor], **layers: nn.Module) -> None:
+        super().__init__()
+        self._run = run
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self._run(self, inputs)
+
+
+class AlwaysEvaluating(nn.BatchNorm2d):
+    """A norm that stays in evaluation mode, as in detection: the bias counts then."""
+
+    def train(self, mode: bool = True) -> AlwaysEvaluating:
+        return super().train(False)
+
+
+def residual(m: Any, images: Tensor) -> Tensor:
     """The first layer's output goes to the norm alone, the second's to the norm and around it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.first_norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.second, self.second_norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
-
-    def forward(self, images: Tensor) -> Tensor:
-        value = F.relu(self.first_norm(self.first(images)))
-        around = self.second(value)
-        found: Tensor = around + self.second_norm(around)
-        return found
+    around = m.second(F.relu(m.first_norm(m.first(images))))
+    found: Tensor = around + m.second_norm(around)
+    return found
 
 
-class Untraceable(nn.Module):
-    """Its control flow depends on values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
-        self.outside, self.norm = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
-
-    def forward(self, images: Tensor) -> Tensor:
-        value = self.body(images)
-        if value.sum() > 0:
-            value = value + 1
-        return self.norm(self.outside(value)) + self.outside.bias.sum()  # type: ignore[union-attr]
+def untraceable(m: Any, images: Tensor) -> Tensor:
+    value = m.body(images)
+    if value.sum() > 0:
+        value = value + 1
+    found: Tensor = m.norm(m.outside(value)) + m.outside.bias.sum()
+    return found
 
 
-class Twice(nn.Module):
-    """One layer in two places: behind one of them is no norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
-
-    def forward(self, images: Tensor) -> Tensor:
-        found: Tensor = self.layer(self.norm(self.layer(images)))
-        return found
-
-
-class ReadsBias(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
-
-    def forward(self, images: Tensor) -> Tensor:
-        assert self.layer.bias is not None
-        found: Tensor = self.norm(self.layer(images)) + self.layer.bias.view(1, -1, 1, 1)
-        return found
-
-
-class FrozenNorm(nn.Module):
-    """The norm stays in evaluation mode, as in detection: the bias counts then."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
-
-    def train(self, mode: bool = True) -> FrozenNorm:
-        super().train(mode)
-        self.norm.eval()
-        return self
-
-    def forward(self, images: Tensor) -> Tensor:
-        found: Tensor = self.norm(self.layer(images))
-        return found
-
-
-class SharedBias(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.norm, self.other = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)
-        self.other.bias = self.layer.bias
-
-    def forward(self, images: Tensor) -> Tensor:
-        found: Tensor = self.other(self.norm(self.layer(images)))
-        return found
+def sharing() -> nn.Module:
+    model = Net(lambda m, x: m.other(m.norm(m.layer(x))), layer=conv(), norm=norm(), other=conv())
+    model.other.bias = model.layer.bias  # type: ignore[union-attr]
+    return model
 
 
 def hooked() -> nn.Module:
-    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
+    model = nn.Sequential(conv(), norm())
     model[0].register_forward_hook(lambda _, __, output: output)
     return model
 
 
+def conv(inputs: int = 3, outputs: int = 3, **more: Any) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 1, **more)
+
+
+def norm(channels: int = 3, **more: Any) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, **more)
+
+
 IMAGES = (4, 3, 6, 6)
 CASES: list[tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, str]]] = [
-    (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), IMAGES, {"0": "1"}),
-    (lambda: nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)), IMAGES, {}),
-    (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.BatchNorm2d(4)), IMAGES, {}),
-    (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)), IMAGES, {}),
-    (lambda: nn.Sequential(nn.ConvTranspose2d(3, 4, 3), nn.BatchNorm2d(4)), IMAGES, {"0": "1"}),
+    (lambda: nn.Sequential(conv(3, 4), norm(4)), IMAGES, {"0": "1"}),
+    (lambda: nn.Sequential(conv(bias=False), norm()), IMAGES, {}),
+    (lambda: nn.Sequential(conv(), nn.ReLU(), norm()), IMAGES, {}),
+    (lambda: nn.Sequential(conv(3, 4), nn.GroupNorm(2, 4)), IMAGES, {}),
+    (lambda: nn.Sequential(nn.ConvTranspose2d(3, 4, 3), norm(4)), IMAGES, {"0": "1"}),
     (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4)), (4, 3, 6), {"0": "1"}),
     (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), (5, 3), {"0": "1"}),
     # The norm's channels are the second dimension, the linear layer's the last.
     (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), (5, 4, 3), {}),
-    (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)), IMAGES, {"0": "1"}),
-    (Residual, IMAGES, {"first": "first_norm"}),
-    (Untraceable, IMAGES, {"body.0": "body.1"}),
-    (Twice, IMAGES, {}),
-    (ReadsBias, IMAGES, {}),
-    (FrozenNorm, IMAGES, {}),
-    (SharedBias, IMAGES, {}),
+    (lambda: nn.Sequential(conv(), norm(track_running_stats=False)), IMAGES, {"0": "1"}),
+    (
+        lambda: Net(residual, first=conv(), first_norm=norm(), second=conv(), second_norm=norm()),
+        IMAGES, {"first": "first_norm"},
+    ),
+    (
+        lambda: Net(untraceable, body=nn.Sequential(conv(), norm(), nn.ReLU()), outside=conv(), norm=norm()),
+        IMAGES, {"body.0": "body.1"},
+    ),
+    # One layer in two places, behind one of which is no norm; a bias that is read; one that is two layers'.
+    (lambda: Net(lambda m, x: m.layer(m.norm(m.layer(x))), layer=conv(), norm=norm()), IMAGES, {}),
+    (
+        lambda: Net(lambda m, x: m.norm(m.layer(x)) + m.layer.bias.view(1, -1, 1, 1), layer=conv(), norm=norm()),
+        IMAGES, {},
+    ),
+    (sharing, IMAGES, {}),
+    (lambda: nn.Sequential(conv(), AlwaysEvaluating(3)), IMAGES, {}),
     (hooked, IMAGES, {}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "shape", "expected"), CASES)

@@ -223,11 +223,7 @@ def test_a_loader_that_holds_the_step_back_is_measured() -> None:
 
 @pytest.mark.parametrize(
     ("capability", "precision", "expected"),
-    [
-        ((8, 0), "highest", ["float32-without-tensor-cores"]),
-        ((9, 0), "high", []),
-        ((7, 5), "highest", []),
-    ],
+    [((8, 0), "highest", ["float32-without-tensor-cores"]), ((9, 0), "high", []), ((7, 5), "highest", [])],
 )
 def test_float32_without_tensor_cores(
     capability: tuple[int, int], precision: str, expected: list[str], monkeypatch: pytest.MonkeyPatch

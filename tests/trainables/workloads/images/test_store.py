@@ -166,29 +166,22 @@ def test_of_large_files_the_ends_and_the_time_tell(
 ) -> None:
     monkeypatch.setattr(digest_module, "WHOLE_BYTES", 0)
     monkeypatch.setattr(digest_module, "END_BYTES", 50)
-
-    def digests() -> list[str]:
-        found = []
-        for at, time_s in ((0, 1), (-1, 1), (200, 1), (200, 2)):
-            content = bytearray(path.read_bytes())
-            content[at] ^= 1
-            (tmp_path / "other" / "train.parquet").write_bytes(content)
-            os.utime(tmp_path / "other" / "train.parquet", (time_s, time_s))
-            # A cache of its own: what is known of these times of writing is not asked.
-            found.append(digest_module.content_digest(parquet_source(), tmp_path / f"cache{at}-{time_s}"))
-        return found
-
-    def parquet_source() -> digest_module.Source:
-        return find_source(str(tmp_path / "other"))
-
-    path = small / "train-0.parquet"
     (tmp_path / "other").mkdir()
-    start, end, middle, later = digests()
-    assert len({start, end, middle, later}) == 4
-    os.utime(tmp_path / "other" / "train.parquet", (1, 1))
-    (tmp_path / "other" / "train.parquet").write_bytes(path.read_bytes())
-    os.utime(tmp_path / "other" / "train.parquet", (1, 1))
-    assert digest_module.content_digest(parquet_source(), tmp_path / "cache-last") == middle  # only the middle differs
+    path = tmp_path / "other" / "train.parquet"
+
+    def digest(changed_at: int | None, time_s: int) -> str:
+        content = bytearray((small / "train-0.parquet").read_bytes())
+        if changed_at is not None:
+            content[changed_at] ^= 1
+        path.write_bytes(content)
+        os.utime(path, (time_s, time_s))
+        # A cache of its own: what is known of these times of writing is not asked.
+        cache = tmp_path / f"cache{changed_at}-{time_s}"
+        return digest_module.content_digest(find_source(str(path.parent)), cache)
+
+    unchanged = digest(None, 1)
+    assert digest(200, 1) == unchanged  # only the middle differs
+    assert len({unchanged, digest(0, 1), digest(-1, 1), digest(None, 2)}) == 4
 
 
 def test_what_is_half_written_is_written_anew(small: Path, tmp_path: Path) -> None:
