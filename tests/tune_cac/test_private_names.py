@@ -25,10 +25,7 @@ from tune_cac.tuning.study_trials import live_trial, queued_parameters
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")
 #: All that is used, by file.
-ALLOWED = {
-    ("tune_cac/tuning/study_trials.py", "_trial_id"),
-    ("tune_cac/ray_backend/session.py", "_private"),
-}
+ALLOWED = {("tune_cac/tuning/study_trials.py", "_trial_id"), ("tune_cac/ray_backend/session.py", "_private")}
 
 
 def users_of_either() -> list[Path]:
