@@ -96,13 +96,13 @@ class _RayThread(threading.Thread):
         how: keywords of `ray.init`.
     """
 
-    #: The last one, whose end the next session waits for: where it was interrupted, Ray may still start.
+    #: The last one. If it is ending, the next session waits for it: where it was interrupted, Ray may still start.
     last: _RayThread | None = None
 
     def __init__(self, variables: Mapping[str, str], patched: AbstractContextManager[None], **how: Any) -> None:
         super().__init__(name="Ray's parent", daemon=True)
         self._variables, self._patched, self._how = variables, patched, how
-        self._up, self._done = threading.Event(), threading.Event()
+        self._up, self.ending = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         _RayThread.last = self
 
@@ -115,7 +115,7 @@ class _RayThread(threading.Thread):
             except BaseException as error:  # noqa: BLE001 - raised by `started`
                 self._error = error
             self._up.set()
-            self._done.wait()
+            self.ending.wait()
             ray.shutdown()
 
     @contextmanager
@@ -144,7 +144,7 @@ class _RayThread(threading.Thread):
                 raise self._error
             yield
         finally:
-            self._done.set()
+            self.ending.set()
             if self._up.is_set():
                 self.join()
             else:  # it shuts Ray down when it is up, or the kernel ends Ray with this process
@@ -166,7 +166,7 @@ def ray_session(
         address: of a cluster that runs already; None for that in ``RAY_ADDRESS``, or one on this machine alone.
         meanwhile: modules that this process needs later, imported while Ray's processes start here.
     """
-    if _RayThread.last is not None:
+    if _RayThread.last is not None and _RayThread.last.ending.is_set():
         _RayThread.last.join(_START_S)
     address = address or os.environ.get("RAY_ADDRESS")
     logger = logging.getLogger("ray")
