@@ -27,7 +27,8 @@ PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")
 #: All that is used, by file.
 ALLOWED = {
     ("tune_cac/tuning/study_trials.py", "_trial_id"),
-    ("tune_cac/ray_backend/session.py", "_private")("tune_cac/ray_backend/session.py", "_exit"),  # of Python's os
+    ("tune_cac/ray_backend/session.py", "_private"),
+    ("tune_cac/ray_backend/session.py", "_exit"),  # of Python's os
 }
 
 
