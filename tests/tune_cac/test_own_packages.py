@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,6 @@ import pytest
 
 import analysis
 import search_spaces
-import tune_cac
 from trainables import compression, gradskip
 from trainables.workloads.user_code import OWN_PACKAGES
 from tune_cac.own_packages import NAMES
@@ -59,38 +59,33 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [["spaces", "auto_thresholds"], ["trial", "--epochs", "1"], ["doctor"]],
-    ids=lambda command: " ".join(command),
-)
-def test_commands_work_there(folder: Path, command: list[str]) -> None:
-    done = python(folder, "-m", "tune_cac", *command)
+@pytest.mark.parametrize("command", ["spaces auto_thresholds", "trial --epochs 1", "doctor"])
+def test_commands_work_there(folder: Path, command: str) -> None:
+    done = python(folder, "-m", "tune_cac", *command.split())
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [["--epochs", "2"], ["--workload", "train:make"]], ids=" ".join)
-def test_a_search_works_there_with_its_workers(folder: Path, what: list[str]) -> None:
+@pytest.mark.parametrize("what", ["--epochs 2", "--workload train:make", f"--script '{sys.executable} script.py'"])
+def test_a_search_works_there_with_its_workers(folder: Path, what: str) -> None:
     (folder / "train.py").write_text(TRAIN)
-    done = python(
-        folder, "-m", "tune_cac", "search", "--trials", "2", "--name", "s", "--no-controls", "--concurrency", "1", *what
+    (folder / "script.py").write_text(
+        "import analysis\nimport tune_cac as cac\nassert analysis.mine\n"
+        "cac.report(accuracy=0.5, step=1, compute_saved=0.0)\n"
     )
+    command = f"-m tune_cac search --trials 2 --name s --no-controls --concurrency 1 {what}"
+    done = python(folder, *shlex.split(command))
     assert done.returncode == 0, done.stderr
     assert set(analysis.load(folder / "results" / "s")["status"]) == {"completed"}
     assert python(folder, "-m", "tune_cac", "report", "s").returncode == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "imports",
-    ["import analysis\nimport tune_cac as cac", "import tune_cac as cac\nimport analysis"],
-    ids=["theirs first", "ours first"],
-)
+@pytest.mark.parametrize("imports", ["analysis, tune_cac as cac", "tune_cac as cac, analysis"])
 def test_a_script_keeps_its_own_module(folder: Path, imports: str) -> None:
     (folder / "train.py").write_text(
-        f"{imports}\nimport trainables.gradskip\nfrom torch import nn\nassert analysis.mine\n"
+        f"import {imports}, trainables.gradskip\nfrom torch import nn\nassert analysis.mine\n"
         "cac.gradskip.SGD(nn.Conv2d(1, 1, 3).parameters(), lr=0.1, weight_decay=0.1)\n"
         "cac.report(accuracy=0.5, step=1)\n"
     )
@@ -122,21 +117,6 @@ def test_ours_through_a_link_is_ours(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_the_command_of_a_script_search_keeps_its_own_module(folder: Path) -> None:
-    (folder / "train.py").write_text(
-        "import analysis\nimport tune_cac as cac\nassert analysis.mine\n"
-        "cac.report(accuracy=0.5, step=1, compute_saved=0.0)\n"
-    )
-    done = python(
-        folder, "-m", "tune_cac", "search", "--script", f"{sys.executable} train.py", "--trials", "1",
-        "--name", "s",
-    )  # fmt: skip
-    trials = analysis.load(folder / "results" / "s")
-    assert trials["status"].tolist() == ["completed"], done.stderr
-
-
 def test_what_needs_our_package_under_a_name_that_is_taken_says_so(folder: Path) -> None:
     (folder / "train.py").write_text("import analysis\nimport tune_cac\ntune_cac.search()\n")
     done = python(folder, "train.py")
@@ -164,19 +144,14 @@ def test_both_lists_of_the_names_agree() -> None:
 
 
 def test_one_import_is_enough() -> None:
-    assert tune_cac.analysis is analysis
-    assert tune_cac.search_spaces is search_spaces
-    assert tune_cac.compression is compression
-    assert tune_cac.gradskip is gradskip
-    assert all(getattr(tune_cac.compression, name) is not None for name in compression.__all__)
-    assert set(tune_cac.__all__) <= set(dir(tune_cac))
-
-
-def test_aliases_can_be_imported_from() -> None:
     import tune_cac.analysis.io.layout
     from tune_cac.analysis import rank
     from tune_cac.gradskip import Settings
 
+    for name, package in (("analysis", analysis), ("search_spaces", search_spaces), ("gradskip", gradskip)):
+        assert getattr(tune_cac, name) is package
+    assert all(getattr(tune_cac.compression, name) is not None for name in compression.__all__)
+    assert set(tune_cac.__all__) <= set(dir(tune_cac))
     assert rank is analysis.rank
     assert Settings is gradskip.Settings
     assert tune_cac.analysis.io.layout is sys.modules["analysis.io.layout"]

@@ -35,6 +35,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from analysis.io.layout import Layout
 from trainables.errors import UserError
 from trainables.runtime.processors import processors
+from trainables.storage import files_of, is_uri
 from tune_cac.interrupts import sigterm_is_an_interrupt
 from tune_cac.messages import say
 
@@ -95,13 +96,13 @@ class _RayThread(threading.Thread):
         how: keywords of `ray.init`.
     """
 
-    #: The last one, whose end the next session waits for: where it was interrupted, Ray may still start.
+    #: The last one. If it is ending, the next session waits for it: where it was interrupted, Ray may still start.
     last: _RayThread | None = None
 
     def __init__(self, variables: Mapping[str, str], patched: AbstractContextManager[None], **how: Any) -> None:
         super().__init__(name="Ray's parent", daemon=True)
         self._variables, self._patched, self._how = variables, patched, how
-        self._up, self._done = threading.Event(), threading.Event()
+        self._up, self.ending = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         _RayThread.last = self
 
@@ -114,7 +115,7 @@ class _RayThread(threading.Thread):
             except BaseException as error:  # noqa: BLE001 - raised by `started`
                 self._error = error
             self._up.set()
-            self._done.wait()
+            self.ending.wait()
             ray.shutdown()
 
     @contextmanager
@@ -143,7 +144,7 @@ class _RayThread(threading.Thread):
                 raise self._error
             yield
         finally:
-            self._done.set()
+            self.ending.set()
             if self._up.is_set():
                 self.join()
             else:  # it shuts Ray down when it is up, or the kernel ends Ray with this process
@@ -165,7 +166,7 @@ def ray_session(
         address: of a cluster that runs already; None for that in ``RAY_ADDRESS``, or one on this machine alone.
         meanwhile: modules that this process needs later, imported while Ray's processes start here.
     """
-    if _RayThread.last is not None:
+    if _RayThread.last is not None and _RayThread.last.ending.is_set():
         _RayThread.last.join(_START_S)
     address = address or os.environ.get("RAY_ADDRESS")
     logger = logging.getLogger("ray")
@@ -248,24 +249,19 @@ def starting_alone(*, most_s: float = 120.0) -> Iterator[None]:
         most_s: seconds after which this process starts anyway, because another one may hang in its start.
     """
     path = Path(tempfile.gettempdir()) / f"tune_cac-{os.getuid()}-ray.lock"
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError:  # another user's file, or no space: a collision of ports is unlikely
+    ends = time.monotonic() + most_s
+    with ExitStack() as stack:
+        # Another user's file, no space, a file system without locks: a collision of ports is unlikely.
+        with suppress(OSError):
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            stack.callback(os.close, file)
+            while time.monotonic() < ends:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.1)
         yield
-        return
-    try:
-        ends = time.monotonic() + most_s
-        while time.monotonic() < ends:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.1)
-            except OSError:  # a file system without locks
-                break
-        yield
-    finally:
-        os.close(file)
 
 
 @contextmanager
@@ -317,25 +313,21 @@ def _runtime_environment(modules: Sequence[Path]) -> dict[str, Any] | None:
     if JOB_VARIABLE in os.environ:
         return None
     variables = {name: os.environ[name] for name in _SENT if name in os.environ}
-    sent: dict[str, Any] = {"env_vars": variables} if variables else {}
-    return {**sent, **({"py_modules": [str(path) for path in modules]} if modules else {})} or None
+    sent = {"env_vars": variables, "py_modules": [str(path) for path in modules]}
+    return {name: given for name, given in sent.items() if given} or None
 
 
 @contextmanager
 def _no_standard_error() -> Iterator[None]:
-    """Discard everything that this process writes to file descriptor 2."""
-    try:
-        kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    except OSError:  # closed by the parent process
+    """Discard everything that this process writes to file descriptor 2, unless it is closed."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            kept = os.dup(2)
+            stack.callback(os.close, kept)
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), 2)
+            stack.callback(os.dup2, kept, 2)
         yield
-        return
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def _check_answers(address: str) -> None:
@@ -433,24 +425,18 @@ def check_seen_by_all(layout: Layout) -> None:
 def seen_from(nodes: list[Mapping[str, Any]], place: str) -> list[tuple[str, str]]:
     """Return the addresses of nodes that do not see a file or a URI, each with the reason."""
     look = ray.remote(num_cpus=0)(_why_unseen)
-    asked = [
-        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(place)
-        for node in nodes
-    ]
-    said: list[str] = ray.get(asked, timeout=_LOOK_S)
+    there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    said: list[str] = ray.get([look.options(scheduling_strategy=one).remote(place) for one in there], timeout=_LOOK_S)
     return [(node["NodeManagerAddress"], why) for node, why in zip(nodes, said, strict=True) if why]
 
 
 def _why_unseen(place: str) -> str:
-    from trainables.storage import files_of, is_uri
-
     if not is_uri(place):
         return "" if Path(place).exists() else "no such file"
     probe = f".seen-{secrets.token_hex(4)}"
     try:
-        files = files_of(place)
-        files.write(probe, (b"",))
-        files.remove(probe)
+        files_of(place).write(probe, (b"",))
+        files_of(place).remove(probe)
     except (OSError, UserError) as error:
         return str(error).splitlines()[0][:300]
     return ""

@@ -194,9 +194,7 @@ class SearchOptions(StudyOptions):
     )
     compatible: bool = option(False, "warn of what Distiller silently accepted in a schedule instead of refusing it")
     name: str | None = option(
-        None,
-        "name of the study; an existing one gets more trials",
-        default_words="from workload, space and time",
+        None, "name of the study; an existing one gets more trials", default_words="from workload, space and time"
     )
     results: str | Path = option(
         RESULTS,

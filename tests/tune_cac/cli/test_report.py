@@ -70,12 +70,6 @@ def test_a_study_without_a_result_says_so(
     assert "No trial has completed" in (folder / "report.html").read_text()
 
 
-@pytest.mark.slow
-def test_a_page_that_cannot_be_written(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(study), "--output", str(study / "no" / "page.html")]) == 2
-    assert "cannot write the page to " in capsys.readouterr().err
-
-
 def test_words_and_page_of_a_study_of_inference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_compressed(tmp_path / "c", [pruned(0.968, 0.5, 0.1), pruned(0.95, 0.9)]).root
     assert main(["report", str(study)]) == 0

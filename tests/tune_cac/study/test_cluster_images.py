@@ -54,7 +54,6 @@ def test_other_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = found(torch.full((1, 1, 4, 4), 7.0), torch.tensor([2]))[0]
     assert (pixels(flat.png) == 0).all()
     assert list(found(torch.zeros(2, 1, 4, 4), numbers=(1, 2, 99))) == [1]
-    assert found(torch.zeros(1, 1, 4, 4), numbers=(1,)) == {}
     for tensor in (torch.zeros(1, 4), torch.zeros(1, 2, 4, 4), torch.zeros(1, 4, 4)):
         assert found(tensor) == {}
 
@@ -64,16 +63,10 @@ def test_what_cannot_be_had_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.syspath_prepend(tmp_path)
     for workload, options in (
         ("users_own:factory", ()), ("script", ("command=touch made",)), ("rosenbrock", ()), ("text", ()),
-        ("images", (f"data={tmp_path}", "model=users_own:net")), ("images", (f"data={tmp_path / 'gone'}",)),
-        ("images", ()), ("digits", ("activations=none",)),
+        ("images", (f"data={tmp_path}", "model=users_own:net")), ("images", ()), ("digits", ("activations=none",)),
     ):  # fmt: skip
         assert cluster_images(workload, options, [0]) == {}, workload
     assert "users_own" not in sys.modules
     assert not Path("made").exists()
-    assert cluster_images("digits", [], []) == {}
-
-    def fails(self: Digits) -> Samples:
-        raise MemoryError
-
-    monkeypatch.setattr(Digits, "samples", fails)
+    monkeypatch.setattr(Digits, "samples", lambda self: 1 / 0)
     assert cluster_images("digits", [], [0]) == {}

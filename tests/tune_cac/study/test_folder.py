@@ -1,7 +1,8 @@
-"""A study's folder: Optuna's lock of a journal, left by a process that was killed; threads of a study."""
+"""A study's folder: Optuna's lock, left by a process that was killed; threads; what an interrupted trial leaves."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -12,9 +13,10 @@ from optuna.storages.journal import JournalFileBackend
 from studies import result_row, write_study
 
 from trainables.config import TrialConfig
+from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
 from trainables.runtime.processors import processors
 from tune_cac.study import folder as study
-from tune_cac.study.folder import threads_in
+from tune_cac.study.folder import last_checkpoint, last_row, threads_in, trial_folder_name
 from tune_cac.tuning import run
 
 
@@ -45,3 +47,30 @@ def test_a_resumed_study_keeps_the_threads_of_its_trials(tmp_path: Path, monkeyp
     assert found == [threads, 1]
     layout.journal.unlink()
     assert threads_in(layout.journal) == {}
+
+
+def test_names_sort_as_numbers() -> None:
+    assert [trial_folder_name(n) for n in (0, 7, 12345)] == ["trial-00000", "trial-00007", "trial-12345"]
+    assert sorted(map(trial_folder_name, range(120))) == list(map(trial_folder_name, range(120)))
+
+
+def test_the_last_checkpoint_is_the_newest_one_that_is_whole(tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path / "missing") is None
+    assert last_checkpoint(tmp_path) is None
+    for number, whole in ((0, True), (9, True), (10, False)):
+        folder = tmp_path / f"checkpoint_{number:06d}"
+        folder.mkdir()
+        if whole:
+            (folder / CHECKPOINT_FILE).touch()
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint_000009"
+
+
+def test_the_last_row_is_the_last_that_was_written_whole(tmp_path: Path) -> None:
+    assert last_row(tmp_path) == {}
+    file, row = tmp_path / "result.json", {"search_flops": 20, "dense_flops": 100}
+    for torn in (b"", b'{"search_flops": 4', b"null\n", b"[1]\n", b"\x00\x00"):
+        file.write_bytes(b'{"search_flops": 10}\n' + json.dumps({"epoch": 2, **row}).encode() + b"\n" + torn)
+        assert last_row(tmp_path) == row
+    for none in (b"", b'{"epoch": 1}\n', b"\xff\xfe\n"):
+        file.write_bytes(none)
+        assert last_row(tmp_path) == {}
