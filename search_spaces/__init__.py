@@ -47,11 +47,7 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 
 def read_files(name: str, known: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts of the YAML files among the spaces of a name, by the file as given.
-
-    Args:
-        name: of the spaces.
-        known: texts that are not read again.
+    """Return the texts of the YAML files among the spaces of a name, by the file as given; known ones are not read.
 
     Raises:
         UserError: a file cannot be read.
@@ -102,12 +98,7 @@ def _together(spaces: list[Space]) -> Space:
 
 
 def first_options(space: Space, given: Iterable[str]) -> tuple[str, ...]:
-    """Return the options of the workload at the space's starting point.
-
-    Args:
-        space: what is searched.
-        given: options that are the same in all trials, as NAME=VALUE texts.
-    """
+    """Return the options of the workload at the space's starting point, beside those given for all trials."""
     if not space.options:
         return tuple(given)
     from search_spaces.own_space import options_at_start

@@ -215,10 +215,6 @@ def usual_cluster_interval(batches: int, iterations: int) -> int:
 
     Such a batch costs 1.13 plain steps (`benchmarks/variance_study.py --times`), so updates cost less than plain steps.
 
-    Args:
-        batches: of a pass over the data.
-        iterations: passes of an update.
-
     >>> usual_cluster_interval(10, 3), usual_cluster_interval(782, 3)
     (100, 3128)
     """

@@ -161,6 +161,7 @@ class GradientMethod:
             draw: the samples.
             at: parameters by name in place of the model's own.
         """
+        places: dict[str, Tensor]
         if at is None:
             places = {name: p for name, p in self.parameters.items() if p.requires_grad}  # others have stopped
         else:
