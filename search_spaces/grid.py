@@ -19,10 +19,6 @@ def grid_points(space: Space, context: SpaceContext) -> GridPoints:
 
     Points with equal settings count once.
 
-    Args:
-        space: with finite choices.
-        context: of the run.
-
     Raises:
         UserError: a parameter is continuous, or there are more than `MOST_POINTS` points.
     """

@@ -171,11 +171,7 @@ def our_space(name: str, file: Path) -> Space:
 
 @cache
 def file_space(file: str, text: str) -> Space:
-    """Return the space of a user's YAML file.
-
-    Args:
-        file: its name, for messages.
-        text: its contents.
+    """Return the space of a user's YAML file, given its name and its contents.
 
     Raises:
         UserError: it is not YAML, or a key or value is not valid.

@@ -124,10 +124,7 @@ def discrete_gradient(
 def discrete_gradient_of(function: Callable[[Tensor], Tensor], x: Tensor, **settings: Any) -> DiscreteGradient:
     """Return the discrete gradient of a function of a tensor; its only parameter is named ``x``.
 
-    Args:
-        function: of a tensor like ``x``, returns a scalar tensor.
-        x: where it is searched; not changed.
-        settings: as for `discrete_gradient`.
+    The tensor is not changed; settings are those of `discrete_gradient`.
     """
     point = nn.ParameterDict({"x": x.detach().clone()})
     return discrete_gradient(lambda _: function(point["x"]), point, **settings)

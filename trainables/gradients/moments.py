@@ -67,11 +67,9 @@ class RunningMoments:
 
 
 def moments_of(estimator: RunningMoments, reference: RunningMoments | None = None) -> dict[str, GradientMoments]:
-    """Return the statistics by parameter, and of all together under the name ``""``.
+    """Return the statistics of T >= 2 gradients by parameter, and of all together under the name ``""``.
 
-    Args:
-        estimator: T >= 2 gradients.
-        reference: whose mean the bias is relative to, of equal parameters; one gradient counts as exact. None: itself.
+    The bias is relative to the reference's mean, its own if there is none; a reference of one gradient is exact.
     """
     count = estimator.count
     reference = estimator if reference is None else reference

@@ -90,14 +90,12 @@ class StraightThroughSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Direction:
-    """A direction and what it cost."""
+    """A direction, and the passes that it cost."""
 
     gradient: Gradient
     """Estimate by parameter name; parameters that the loss does not use, or that are not trained, are left out."""
     forward_passes: int
-    """Forward passes executed."""
     backward_passes: int
-    """Backward passes executed."""
 
 
 def straight_through_direction(loss: Loss, model: nn.Module, settings: StraightThroughSettings, seed: int) -> Direction:

@@ -24,13 +24,8 @@ def kept_weights(norms: Tensor, threshold: float, chances: Tensor | None = None)
     """Return the weight of each sample's gradient: 0 where it is left out.
 
     Without chances, samples with n_i < threshold are left out, and the gradient is biased by what they would have
-    added: at most threshold in the norm of each output's gradient. With chances, such a sample is kept with
-    probability n_i / threshold and then weighs threshold / n_i, which is unbiased.
-
-    Args:
-        norms: (B,), >= 0.
-        threshold: > 0.
-        chances: (B,) uniform in [0, 1).
+    added: at most threshold in the norm of each output's gradient. With chances, (B,) uniform in [0, 1), such a sample
+    is kept with probability n_i / threshold and then weighs threshold / n_i, which is unbiased.
 
     >>> kept_weights(torch.tensor([0.5, 0.01]), 0.1).tolist()
     [1.0, 0.0]
@@ -44,12 +39,7 @@ def kept_weights(norms: Tensor, threshold: float, chances: Tensor | None = None)
 class SkippingRows(OutputRows):
     """Leave samples out of the backward pass of the forward pass inside the block.
 
-    Args:
-        model: whose output is meant.
-        samples: B.
-        threshold: see `kept_weights`.
-        seed: of the chances of the unbiased form; None: the biased one.
-        layers: what is known of the rows of the model's layers.
+    The threshold is that of `kept_weights`, the seed that of the chances of the unbiased form; None: the biased one.
     """
 
     def __init__(

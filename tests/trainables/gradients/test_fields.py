@@ -11,7 +11,7 @@ from trainables.errors import UserError
 from trainables.gradients.fields import (
     STE_ESTIMATORS,
 )
-from trainables.gradients.replay import start_replay, switched_on
+from trainables.gradients.replay import switched_on
 
 
 @pytest.mark.parametrize(
@@ -78,20 +78,3 @@ def test_the_intervention_is_the_estimator_with_all_it_depends_on() -> None:
     texts = {switched_on(TrialConfig(method="straight_through", ste_estimator=name)).action for name in STE_ESTIMATORS
              if name != "proposal"}  # fmt: skip
     assert len(texts) == 4
-
-
-def test_replay_acts_once_and_goes_on_from_its_state() -> None:
-    class Nothing:
-        def at(self, name: str, iteration: int) -> float:
-            raise AssertionError("an estimator reads no signal")
-
-    replay = start_replay(TrialConfig(method="central_difference", gradient_start_itr=5), {})
-    assert replay.advance(Nothing(), 5) is None
-    assert (replay.iteration, replay.is_quiet()) == (5, False)
-    state = replay.state_dict()
-    act = replay.advance(Nothing(), 9)
-    assert act is not None
-    assert (act.iteration, replay.iteration) == (5, 6)
-    assert replay.advance(Nothing(), 40) is None
-    replay.load_state_dict(state)
-    assert replay.advance(Nothing(), 9) == act
