@@ -35,6 +35,9 @@ SPACES: dict[str, str] = {
     "schedule": "a compression schedule of yours: its values marked !search",
 }
 
+#: Spaces in YAML that begin with published defaults.
+PUBLISHED_STARTS = ("distillation",)
+
 __all__ = ["SPACES", "Space", "SpaceContext", "first_options", "load", "parts_of", "read_files"]
 
 #: Endings of a space's file.
@@ -121,6 +124,7 @@ def _load(name: str, files: Mapping[str, str]) -> Space:
     if file.is_file():
         from search_spaces.yaml_space import our_space
 
-        return replace(our_space(name, file), description=SPACES[name])
+        published = name in PUBLISHED_STARTS
+        return replace(our_space(name, file), description=SPACES[name], start_is_published=published)
     space: Space = importlib.import_module(f"search_spaces.{name}").SPACE
     return replace(space, description=SPACES[name])

@@ -1,6 +1,6 @@
 """Spaces in YAML files, ours and the user's: a map of variables, fields and options of the workload to their values.
 
-    # Rule and learning rate: the first line is the description
+    # Rule and learning rate: the first line is the description, further ones are notes
     CAC_RULE: {choices: [variance, linear]}
     CAC_RULE_END_ITR: {low: 0.5 steps, high: 1 steps, step: 0.1 steps, when: {CAC_RULE: linear}}
     lr: {low: 0.01, high: 1.0, log: true}
@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,7 +41,7 @@ from trainables.gradskip.variables import BY_NAME, is_number
 KEYS = ("low", "high", "step", "log", "at_most", "choices", "value", "start", "when", "meaning")
 #: Lengths of a run of which numbers may be shares: ``0.9 steps``.
 LENGTHS = ("steps", "epochs")
-_SHARE = re.compile(rf"\s*([0-9.e+-]+)\s+({'|'.join(LENGTHS)})\s*")
+_SHARE = re.compile(rf"(\d+\.?\d*|\.\d+)\s+({'|'.join(LENGTHS)})")
 #: Largest accepted file, in bytes.
 _MOST_BYTES = 1_000_000
 #: Decimals of a value on a grid.
@@ -151,6 +152,14 @@ class _Start:
         }
 
 
+@dataclass(frozen=True)
+class _Notes:
+    lines: tuple[str, ...]
+
+    def __call__(self, context: SpaceContext) -> Sequence[str]:
+        return self.lines
+
+
 def text_of(file: str) -> str:
     """Return the text of a space's file; UserError if it cannot be read."""
     try:
@@ -182,7 +191,8 @@ def file_space(file: str, text: str) -> Space:
 def _space(name: str, text: str) -> Space:
     reader = _Reader(name)
     entries = reader.entries(text)
-    first = text.lstrip().splitlines()[0]
+    lines = takewhile(lambda line: line.startswith("#"), text.strip().splitlines())
+    description, *notes = [line.lstrip("# ") for line in lines] or ["a file of yours"]
     return checked(
         Space(
             name=name,
@@ -191,7 +201,8 @@ def _space(name: str, text: str) -> Space:
             start=_Start(entries),
             start_is_published=False,
             meanings={entry.field: entry.meaning for entry in entries if entry.meaning},
-            description=first.lstrip("# ") if first.startswith("#") else "a file of yours",
+            notes=_Notes(tuple(notes)),
+            description=description,
         )
     )
 
@@ -273,7 +284,7 @@ class _Reader:
         kind = _kind(name)
         if kind not in (None, int, float):
             self._refuse(name, "is no number: give choices instead of low and high")
-        numbers = {key: _number(given[key]) for key in ("low", "high", "step", "start") if given.get(key) is not None}
+        numbers = {key: _bound(given[key]) for key in ("low", "high", "step", "start") if given.get(key) is not None}
         for key, number in numbers.items():
             if not is_number(number) and not isinstance(number, _Share):
                 self._refuse(name, f"needs a number for {key}, got {given[key]!r}")
@@ -360,11 +371,14 @@ def _value_of_field(field: str, value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return a share of the run, or a number for text such as ``1e-3``, which YAML 1.1 reads as text."""
-    if not isinstance(value, str):
-        return value
-    share = _SHARE.fullmatch(value)
+    """Return a number for text such as ``1e-3``, which YAML 1.1 reads as text; other values as they are."""
     try:
-        return float(value) if share is None else _Share(float(share[1]), share[2])
+        return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
+
+
+def _bound(value: Any) -> Any:
+    """Return a share of the run, or a number."""
+    share = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    return _number(value) if share is None else _Share(float(share[1]), share[2])
