@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sampled_nets import cross_entropy as loss
+from sampled_nets import each_gradient
 from torch import Tensor, nn
 
 from trainables.errors import UserError
@@ -47,12 +48,8 @@ def digits_net() -> nn.Module:
 
 def sample_gradients(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     """Weights' gradients of each sample's own loss, one backward pass each: (B, P)."""
-    weights = [p for name, p in model.named_parameters() if name.endswith("weight") and p.dim() > 1]
-    rows = []
-    for i in range(len(batch[0])):
-        found = torch.autograd.grad(loss(model, tuple(t[i : i + 1] for t in batch)), weights)
-        rows.append(torch.cat([g.flatten() for g in found]))
-    return torch.stack(rows)
+    each = each_gradient(model, batch)
+    return torch.stack([torch.cat([g.flatten() for n, g in one.items() if n.endswith("weight")]) for one in each])
 
 
 def sketches(model: nn.Module, batch: tuple[Tensor, ...], side: int, seed: int = 0) -> Tensor:
@@ -162,10 +159,7 @@ def test_sgd_itself_has_the_variance_of_drawing_without_replacement() -> None:
     x, y = images(20)
     model = small().double()
     batch = (x.double(), y)
-    rows = []
-    for i in range(20):
-        found = torch.autograd.grad(loss(model, tuple(t[i : i + 1] for t in batch)), list(model.parameters()))
-        rows.append(torch.cat([g.flatten() for g in found]))
+    rows = [torch.cat([g.flatten() for g in one.values()]) for one in each_gradient(model, batch)]
     each = torch.stack(rows).var(0).sum()
     found, _ = variance(GradientMethod(model, loss, batch, batch_size=5), 1500)
     assert found == pytest.approx(float(each) / 5 * (1 - 5 / 20), rel=0.06)
