@@ -208,8 +208,6 @@ class Space:
     """Options of the workload that vary between its trials; `suggest` returns them in `workload_options`."""
     methods_of_points: tuple[str, ...] = ()
     """Methods of the points of a grid that has several; `suggest` returns each point's, and `method` names all."""
-    parts: tuple[Space, ...] = ()
-    """The spaces that it joins."""
 
     @property
     def methods(self) -> tuple[str, ...]:

@@ -148,8 +148,6 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 #: Methods that take other gradients than backpropagation's of the loop's batches.
 ESTIMATORS = tuple(DEFAULTS)
-#: Those of them that change a gradient's variance.
-VARIANCE_METHODS = ESTIMATORS[3:]
 #: Beginnings of the names of fields that one method alone has, by method.
 PREFIXES: Mapping[str, str] = {
     "discrete_gradient": "discrete_",
