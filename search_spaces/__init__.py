@@ -35,6 +35,9 @@ SPACES: dict[str, str] = {
     "schedule": "a compression schedule of yours: its values marked !search",
 }
 
+#: Spaces in YAML that begin with published defaults.
+PUBLISHED_STARTS = ("distillation",)
+
 __all__ = ["SPACES", "Space", "SpaceContext", "first_options", "load", "parts_of", "read_files"]
 
 #: Endings of a space's file.
@@ -47,11 +50,7 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 
 def read_files(name: str, known: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts of the YAML files among the spaces of a name, by the file as given.
-
-    Args:
-        name: of the spaces.
-        known: texts that are not read again.
+    """Return the texts of the YAML files among the spaces of a name, by the file as given; known ones are not read.
 
     Raises:
         UserError: a file cannot be read.
@@ -102,12 +101,7 @@ def _together(spaces: list[Space]) -> Space:
 
 
 def first_options(space: Space, given: Iterable[str]) -> tuple[str, ...]:
-    """Return the options of the workload at the space's starting point.
-
-    Args:
-        space: what is searched.
-        given: options that are the same in all trials, as NAME=VALUE texts.
-    """
+    """Return the options of the workload at the space's starting point, beside those given for all trials."""
     if not space.options:
         return tuple(given)
     from search_spaces.own_space import options_at_start
@@ -130,6 +124,7 @@ def _load(name: str, files: Mapping[str, str]) -> Space:
     if file.is_file():
         from search_spaces.yaml_space import our_space
 
-        return replace(our_space(name, file), description=SPACES[name])
+        published = name in PUBLISHED_STARTS
+        return replace(our_space(name, file), description=SPACES[name], start_is_published=published)
     space: Space = importlib.import_module(f"search_spaces.{name}").SPACE
     return replace(space, description=SPACES[name])

@@ -19,20 +19,19 @@ def grid_points(space: Space, context: SpaceContext) -> GridPoints:
 
     Points with equal settings count once.
 
-    Args:
-        space: with finite choices.
-        context: of the run.
-
     Raises:
         UserError: a parameter is continuous, or there are more than `MOST_POINTS` points.
     """
     for asked in describe(space, context):  # in all branches, before many points of the first are counted
         _check_finite(space.name, asked)
-    found: dict[str, Mapping[str, Any]] = {}
-    begin = _Visit(space.name, given=space.start(context))
-    found[key_of(space.suggest(begin, context))] = begin.parameters
-    for settings, parameters in _all_points(space, context):
-        found.setdefault(settings, parameters)
+    begin = _Visit(space.name, space.start(context))
+    found = {key_of(space.suggest(begin, context)): begin.parameters}
+    if isinstance(space.suggest, GridSuggest):
+        points = iter(space.suggest.parameters())  # in the order of the file
+    else:
+        points = _combinations(space, context, {})
+    for parameters in points:
+        found.setdefault(key_of(space.suggest(_Visit(space.name, parameters), context)), parameters)
         if len(found) > MOST_POINTS:
             raise UserError(
                 f"a grid must have at most {MOST_POINTS} points, space {space.name} has more: search it with another "
@@ -41,17 +40,16 @@ def grid_points(space: Space, context: SpaceContext) -> GridPoints:
     return tuple(found.values())
 
 
-def _all_points(space: Space, context: SpaceContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the settings, as `key_of` shows them, and the parameters of all points."""
-    if isinstance(space.suggest, GridSuggest):
-        for parameters in space.suggest.parameters():  # in the order of the file
-            yield key_of(space.suggest(_Visit(space.name, given=parameters), context)), parameters
+def _combinations(space: Space, context: SpaceContext, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the parameters of all points that have the given ones."""
+    visit = _Visit(space.name, given)
+    space.suggest(visit, context)
+    if visit.open is None:
+        yield visit.parameters
         return
-    path: list[int] | None = []
-    while path is not None:
-        visit = _Visit(space.name, path=path)
-        yield key_of(space.suggest(visit, context)), visit.parameters
-        path = visit.next_path()
+    name, values = visit.open
+    for value in values:
+        yield from _combinations(space, context, {**given, name: value})
 
 
 def _check_finite(space: str, asked: Range) -> None:
@@ -64,30 +62,22 @@ def _check_finite(space: str, asked: Range) -> None:
 
 
 class _Visit(Answers):
-    """Takes given values, else those at a path of choices, else the first ones."""
+    """Takes given values, else the first ones."""
 
-    def __init__(self, space: str, *, given: Mapping[str, Any] | None = None, path: Sequence[int] = ()) -> None:
-        self._space, self._given = space, given or {}
-        self._path = list(path)
-        self._sizes: list[int] = []
+    def __init__(self, space: str, given: Mapping[str, Any]) -> None:
+        self._space, self._given = space, given
         self.parameters: dict[str, Any] = {}
-
-    def next_path(self) -> list[int] | None:
-        """Return the path of the next visit; None after the last."""
-        taken = [*self._path, *[0] * (len(self._sizes) - len(self._path))]
-        for place in range(len(taken) - 1, -1, -1):
-            if taken[place] + 1 < self._sizes[place]:
-                return [*taken[:place], taken[place] + 1]
-        return None
+        self.open: tuple[str, Sequence[Any]] | None = None
+        """The first parameter that was not given, and its values."""
 
     def answer(self, asked: Range) -> Any:
         if asked.name not in self.parameters:  # asked for again, it keeps its value
             if asked.name in self._given:
                 self.parameters[asked.name] = self._given[asked.name]
             else:
-                values, place = self._values(asked), len(self._sizes)
-                self._sizes.append(len(values))
-                self.parameters[asked.name] = values[self._path[place] if place < len(self._path) else 0]
+                values = self._values(asked)
+                self.open = self.open or (asked.name, values)
+                self.parameters[asked.name] = values[0]
         return self.parameters[asked.name]
 
     def _values(self, asked: Range) -> Sequence[Any]:

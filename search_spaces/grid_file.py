@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, NoReturn
 
-from search_spaces.space import Space, SpaceContext, Suggests, branch_name
+from search_spaces.space import Space, SpaceContext, Suggests, branch_name, saving_of
 from trainables.compression.schedule.document import Document, NotYaml, compose
 from trainables.compression.schedule.policy_configs import Path, dotted, line_at, nearest, shown
 from trainables.config import method_of
@@ -218,7 +218,6 @@ def grid_space(grid: Mapping[str, Any]) -> Space:
     settings = tuple(grid["settings"])
     variables = tuple(dict.fromkeys(name for point in settings for name in point))
     method, methods = _methods(settings, variables)
-    prunes = any(name.startswith(("pruning_", "agp_")) for name in variables)
     root = _tree(settings, range(len(settings)), variables, {})
     suggest = GridSuggest(settings, tuple(grid.get("unnamed", ())), root, methods)
     return Space(
@@ -227,7 +226,7 @@ def grid_space(grid: Mapping[str, Any]) -> Space:
         suggest=suggest,
         start=suggest.start,
         start_is_published=False,
-        saving="training" if not prunes else "both" if "gradskip" in method else "inference",
+        saving=saving_of(method, variables) or "training",
         methods_of_points=tuple(dict.fromkeys(methods)),
     )
 

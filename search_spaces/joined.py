@@ -97,5 +97,4 @@ def joined(spaces: Sequence[Space]) -> Space:
         notes=together.notes,
         saving="both" if len(savings) > 1 else savings.pop(),
         description="; ".join(space.description for space in spaces),
-        parts=tuple(spaces),
     )

@@ -24,6 +24,7 @@ from search_spaces.space import (
     TooManyVisits,
     corners,
     describe,
+    saving_of,
 )
 from trainables.config import TrialConfig, field_names, method_of
 from trainables.errors import UserError, unknown_name
@@ -156,6 +157,12 @@ class _CheckedSuggest:
                 raise UserError(f"space {self.space}: {name} must be a number or a text, got {value!r}")
         return dict(values)
 
+    def start(self, context: SpaceContext) -> Mapping[str, Any]:
+        """Return the middle of each range and the first of the choices."""
+        trial = _Middles()
+        self(trial, context)
+        return trial.params
+
 
 class _Middles(Answers):
     """Takes given values, else the middle of a range and the first of the choices."""
@@ -178,16 +185,6 @@ def middle(low: Any, high: Any, step: Any, log: bool) -> Any:
     return min(max(low, float(f"{found:.6g}")), high) if isinstance(found, float) else found
 
 
-@dataclass(frozen=True)
-class _StartInTheMiddle:
-    suggest: Callable[[Suggests, SpaceContext], dict[str, Any]]
-
-    def __call__(self, context: SpaceContext) -> Mapping[str, Any]:
-        trial = _Middles()
-        self.suggest(trial, context)
-        return trial.params
-
-
 @cache
 def function_space(reference: str) -> Space:
     """Return the space of ``package.module:function``, or the `Space` of that name.
@@ -207,7 +204,7 @@ def function_space(reference: str) -> Space:
             name=reference,
             method="none",
             suggest=suggest,
-            start=_StartInTheMiddle(suggest),
+            start=suggest.start,
             start_is_published=False,
             description=lines[0] if lines else "a function of yours",
         )
@@ -253,48 +250,35 @@ def checked(space: Space) -> Space:
     for corner in values:
         try:
             method = method_of(fields)
-            TrialConfig(
-                method=method,
-                **{name: value for name, value in corner.items() if not is_option(name)},
-            )
+            TrialConfig(method=method, **{name: value for name, value in corner.items() if not is_option(name)})
         except (UserError, TypeError) as error:
             raise UserError(f"space {space.name}: {error}") from None
-    prunes = any(name.startswith(("pruning", "agp")) for name in fields)
     meanings = {name: OPTION_MEANING for corner in values for name in corner if is_option(name)}
-    return replace(
-        space,
-        method=method,
-        saving=("both" if "gradskip" in method else "inference") if prunes else space.saving,
-        meanings={**meanings, **space.meanings},
-    )
+    saving = saving_of(method, fields) or space.saving
+    return replace(space, method=method, saving=saving, meanings={**meanings, **space.meanings})
 
 
 # --- options of the workload ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _IntoOptions:
+class _WithOptions:
     """Put what is no field of a trial into its `workload_options`, beside the given ones."""
 
-    suggest: Callable[[Suggests, SpaceContext], dict[str, Any]]
+    space: Space
+    names: tuple[str, ...]
 
-    def __call__(self, trial: Suggests, context: SpaceContext) -> dict[str, Any]:
-        values = self.suggest(trial, context)
+    def suggest(self, trial: Suggests, context: SpaceContext) -> dict[str, Any]:
+        values = self.space.suggest(trial, context)
         own = {name: option_text(value) for name, value in values.items() if is_option(name)}
         fields = {name: value for name, value in values.items() if name not in own}
         if not own:
             return fields
         return {**fields, "workload_options": canonical({**read_options(context.workload_options), **own})}
 
-
-@dataclass(frozen=True)
-class _OptionNotes:
-    names: tuple[str, ...]
-    notes: Callable[[SpaceContext], Any]
-
-    def __call__(self, context: SpaceContext) -> list[str]:
+    def notes(self, context: SpaceContext) -> list[str]:
         return [
-            *self.notes(context),
+            *self.space.notes(context),
             f"options of the workload: {', '.join(self.names)}; each combination of their values is also trained once "
             "without the method, as the baseline of its trials",
         ]
@@ -305,7 +289,8 @@ def with_options(space: Space) -> Space:
     names = tuple(dict.fromkeys(name for corner in corners(space, ANY_RUN) for name in corner if is_option(name)))
     if not names:
         return space
-    return replace(space, suggest=_IntoOptions(space.suggest), options=names, notes=_OptionNotes(names, space.notes))
+    made = _WithOptions(space, names)
+    return replace(space, suggest=made.suggest, options=names, notes=made.notes)
 
 
 def options_at_start(space: Space, given: Iterable[str]) -> tuple[str, ...]:

@@ -37,13 +37,9 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
 
 
 def ask(trial: Suggests, context: SpaceContext, groups: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Ask for a sensitivity per group of layers; return texts NAME=s, s proportional to what the layer tolerates.
+    """Ask for a sensitivity per group of weights; return texts NAME=s, s proportional to what the layer tolerates.
 
-    Args:
-        trial: suggests the values.
-        context: of the run.
-        groups: weights that share one value; the value is that of the group's most robust layer, the others' are in
-            proportion.
+    The value that a group shares is that of its most robust layer.
     """
     found = []
     for group in groups:

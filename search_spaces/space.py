@@ -208,8 +208,6 @@ class Space:
     """Options of the workload that vary between its trials; `suggest` returns them in `workload_options`."""
     methods_of_points: tuple[str, ...] = ()
     """Methods of the points of a grid that has several; `suggest` returns each point's, and `method` names all."""
-    parts: tuple[Space, ...] = ()
-    """The spaces that it joins."""
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -299,3 +297,10 @@ def searched_fields(space: Space, context: SpaceContext) -> set[str]:
 def corners(space: Space, context: SpaceContext) -> list[dict[str, Any]]:
     """Return the space's values at all lower and at all upper bounds, in each branch."""
     return [visit.values for upper in (False, True) for visit in _visits(space, context, upper=upper)]
+
+
+def saving_of(method: str, names: Iterable[str]) -> str | None:
+    """Return the compute that trials which set these fields save, where they prune; None where they do not."""
+    if not any(name.startswith(("pruning_", "agp_")) for name in names):
+        return None
+    return "both" if "gradskip" in method else "inference"

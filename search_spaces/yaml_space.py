@@ -1,6 +1,6 @@
 """Spaces in YAML files, ours and the user's: a map of variables, fields and options of the workload to their values.
 
-    # Rule and learning rate: the first line is the description
+    # Rule and learning rate: the first line is the description, further ones are notes
     CAC_RULE: {choices: [variance, linear]}
     CAC_RULE_END_ITR: {low: 0.5 steps, high: 1 steps, step: 0.1 steps, when: {CAC_RULE: linear}}
     lr: {low: 0.01, high: 1.0, log: true}
@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,7 +41,7 @@ from trainables.gradskip.variables import BY_NAME, is_number
 KEYS = ("low", "high", "step", "log", "at_most", "choices", "value", "start", "when", "meaning")
 #: Lengths of a run of which numbers may be shares: ``0.9 steps``.
 LENGTHS = ("steps", "epochs")
-_SHARE = re.compile(rf"\s*([0-9.e+-]+)\s+({'|'.join(LENGTHS)})\s*")
+_SHARE = re.compile(rf"(\d+\.?\d*|\.\d+)\s+({'|'.join(LENGTHS)})")
 #: Largest accepted file, in bytes.
 _MOST_BYTES = 1_000_000
 #: Decimals of a value on a grid.
@@ -68,20 +69,12 @@ class Entry:
 
     name: str
     """Variable, field or option of the workload, with its branch."""
-    low: Any = None
-    """Least value, which may be a share of the run; None for choices and fixed values."""
-    high: Any = None
-    """Greatest value."""
-    step: Any = None
-    """Distance between values; None: all values."""
-    log: bool = False
-    """True for a logarithmic scale."""
+    asked: Range | None = None
+    """Its values, whose ends and step may be shares of the run; None for a fixed one."""
     at_most: str | None = None
     """Length of the run at which the range is cut."""
-    choices: tuple[Any, ...] | None = None
-    """Values to choose from; None for ranges and fixed values."""
     value: Any = None
-    """The fixed value; None for ranges and choices."""
+    """The fixed value."""
     start: Any = None
     """The value that a search begins with; None: the middle of the range."""
     when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
@@ -100,33 +93,35 @@ class Entry:
 
     def range(self, context: SpaceContext) -> Range:
         """Return what is asked for on a run."""
-        if self.choices is not None:
-            return Range(name=self.name, choices=self.choices)
-        low, high, step = (v.of(context) if isinstance(v, _Share) else v for v in (self.low, self.high, self.step))
+        asked = self.asked
+        assert asked is not None
+        if asked.choices is not None:
+            return asked
+        low, high, step = (v.of(context) if isinstance(v, _Share) else v for v in (asked.low, asked.high, asked.step))
         if self.at_most is not None:
             low, high = (min(end, _length(self.at_most, context)) for end in (low, high))
         if step is not None:
-            step = max(1, step) if isinstance(self.step, _Share) else step
+            step = max(1, step) if isinstance(asked.step, _Share) else step
             high = low + math.floor((high - low) / step + 1e-9) * step
             high = round(high, _DECIMALS) if isinstance(high, float) else high
-        return Range(name=self.name, low=low, high=high, step=step, log=self.log, integer=isinstance(low, int))
+        return replace(asked, low=low, high=high, step=step, integer=isinstance(low, int))
 
     def begin(self, context: SpaceContext) -> Any:
         """Return the value that a search begins with on a run."""
-        if self.value is not None:
+        if self.asked is None:
             return self.value
-        asked = self.range(context)
         if self.start is None:
-            return middle(asked.low, asked.high, asked.step, self.log)
+            asked = self.range(context)
+            return middle(asked.low, asked.high, asked.step, asked.log)
         start = self.start.of(context) if isinstance(self.start, _Share) else self.start
         return start if self.at_most is None else min(start, _length(self.at_most, context))
 
     def ask(self, trial: Suggests, context: SpaceContext) -> Any:
         """Return a suggested value, or the fixed one."""
-        if self.value is not None:
+        if self.asked is None:
             return self.value
         value = self.range(context).ask(trial)
-        return round(value, _DECIMALS) if self.step is not None and isinstance(value, float) else value
+        return round(value, _DECIMALS) if self.asked.step is not None and isinstance(value, float) else value
 
 
 @dataclass(frozen=True)
@@ -157,6 +152,14 @@ class _Start:
         }
 
 
+@dataclass(frozen=True)
+class _Notes:
+    lines: tuple[str, ...]
+
+    def __call__(self, context: SpaceContext) -> Sequence[str]:
+        return self.lines
+
+
 def text_of(file: str) -> str:
     """Return the text of a space's file; UserError if it cannot be read."""
     try:
@@ -177,11 +180,7 @@ def our_space(name: str, file: Path) -> Space:
 
 @cache
 def file_space(file: str, text: str) -> Space:
-    """Return the space of a user's YAML file.
-
-    Args:
-        file: its name, for messages.
-        text: its contents.
+    """Return the space of a user's YAML file, given its name and its contents.
 
     Raises:
         UserError: it is not YAML, or a key or value is not valid.
@@ -192,7 +191,8 @@ def file_space(file: str, text: str) -> Space:
 def _space(name: str, text: str) -> Space:
     reader = _Reader(name)
     entries = reader.entries(text)
-    first = text.lstrip().splitlines()[0]
+    lines = takewhile(lambda line: line.startswith("#"), text.strip().splitlines())
+    description, *notes = [line.lstrip("# ") for line in lines] or ["a file of yours"]
     return checked(
         Space(
             name=name,
@@ -201,7 +201,8 @@ def _space(name: str, text: str) -> Space:
             start=_Start(entries),
             start_is_published=False,
             meanings={entry.field: entry.meaning for entry in entries if entry.meaning},
-            description=first.lstrip("# ") if first.startswith("#") else "a file of yours",
+            notes=_Notes(tuple(notes)),
+            description=description,
         )
     )
 
@@ -274,7 +275,7 @@ class _Reader:
         start = self._checked(name, given["start"]) if "start" in given else choices[0]
         if start not in choices:
             self._refuse(name, f"needs a start among its choices, got {given['start']!r}")
-        return Entry(**common, choices=choices, start=start)
+        return Entry(**common, asked=Range(name=name, choices=choices), start=start)
 
     def _range(self, name: str, given: Mapping[str, Any], common: Mapping[str, Any]) -> Entry:
         for key in ("low", "high"):
@@ -283,7 +284,7 @@ class _Reader:
         kind = _kind(name)
         if kind not in (None, int, float):
             self._refuse(name, "is no number: give choices instead of low and high")
-        numbers = {key: _number(given[key]) for key in ("low", "high", "step", "start") if given.get(key) is not None}
+        numbers = {key: _bound(given[key]) for key in ("low", "high", "step", "start") if given.get(key) is not None}
         for key, number in numbers.items():
             if not is_number(number) and not isinstance(number, _Share):
                 self._refuse(name, f"needs a number for {key}, got {given[key]!r}")
@@ -294,7 +295,8 @@ class _Reader:
             self._refuse(name, f"needs {' or '.join(LENGTHS)} for at_most, got {at_most!r}")
         if kind is float or any(isinstance(numbers.get(key), float) for key in ("low", "high", "step")):
             numbers = {key: n if isinstance(n, _Share) else float(n) for key, n in numbers.items()}
-        entry = Entry(**common, **numbers, log=log, at_most=at_most)
+        start = numbers.pop("start", None)
+        entry = Entry(**common, asked=Range(name=name, log=log, **numbers), at_most=at_most, start=start)
         ends = {key: n.of(ANY_RUN) if isinstance(n, _Share) else n for key, n in numbers.items()}
         check_range(self._file, name, ends["low"], ends["high"], ends.get("step"), log)
         for end in ("low", "high"):
@@ -316,7 +318,8 @@ class _Reader:
         for other, wanted in given.items():
             if other not in self._above:
                 self._refuse(where, f"needs keys above it, got {other!r}: {', '.join(self._above) or 'there is none'}")
-            choices = self._above[other].choices
+            asked = self._above[other].asked
+            choices = None if asked is None else asked.choices
             if choices is None:
                 self._refuse(where, f"needs a key with choices, {other} has none")
             values = tuple(self._checked(other, value) for value in (wanted if isinstance(wanted, list) else [wanted]))
@@ -368,11 +371,14 @@ def _value_of_field(field: str, value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return a share of the run, or a number for text such as ``1e-3``, which YAML 1.1 reads as text."""
-    if not isinstance(value, str):
-        return value
-    share = _SHARE.fullmatch(value)
+    """Return a number for text such as ``1e-3``, which YAML 1.1 reads as text; other values as they are."""
     try:
-        return float(value) if share is None else _Share(float(share[1]), share[2])
+        return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
+
+
+def _bound(value: Any) -> Any:
+    """Return a share of the run, or a number."""
+    share = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    return _number(value) if share is None else _Share(float(share[1]), share[2])

@@ -29,7 +29,7 @@ def gradient_statistics(epochs: pd.DataFrame) -> pd.DataFrame:
     Returns:
         In the order of the rows: ``study`` (if the epochs have it), ``trial``, ``epoch``, ``step`` (iteration, from 0),
         ``estimator`` (``sgd`` or a method's name), ``layer`` (a parameter's name, empty for all together), the
-        measurement's ``gradient_evaluations``, and the statistics of `trainables.gradients.moments.GradientMoments`;
+        measurement's ``gradient_evaluations``, and the statistics of `trainables.gradients.GradientMoments`;
         ``mean``, ``bias`` and ``bias_noise`` are NaN for single layers.
 
     >>> text = '[{"step": 8, "estimator": "sgd", "total": {"snr": 0.5}, "layers": {"conv1": {"snr": 0.25}}}]'

@@ -27,53 +27,38 @@ def points(text: str) -> list[dict[str, Any]]:
     return list(read_grid(text, "g.yaml", as_given)["settings"])
 
 
-def test_all_is_the_product_whose_last_variable_varies_fastest() -> None:
-    assert points("all: {a: [1, 2], b: x, c: [true, 0.5]}") == [
-        {"a": 1, "b": "x", "c": True},
-        {"a": 1, "b": "x", "c": 0.5},
-        {"a": 2, "b": "x", "c": True},
-        {"a": 2, "b": "x", "c": 0.5},
-    ]
-
-
-def test_any_has_the_points_of_its_grids_one_after_the_other_and_equal_ones_once() -> None:
-    text = """
-    any:
-    - all: {a: [1, 2]}
-    - all: {b: 3}
-    - all: {a: 2}
-    """
-    assert points(text) == [{"a": 1}, {"a": 2}, {"b": 3}]
-
-
-def test_join_has_every_point_of_a_grid_with_every_one_of_the_next() -> None:
-    text = """
-    join:
-    - all: {a: [1, 2]}
-    - any: [all: {b: 3}, all: {c: [4, 5]}]
-    """
-    assert points(text) == [
-        {"a": 1, "b": 3}, {"a": 1, "c": 4}, {"a": 1, "c": 5},
-        {"a": 2, "b": 3}, {"a": 2, "c": 4}, {"a": 2, "c": 5},
-    ]  # fmt: skip
-
-
-def test_a_value_with_then_and_null_and_a_list_as_a_value() -> None:
-    text = """
-    all:
-      rule: [plain, {value: linear, then: {all: {depth: [1, 2]}}}, null]
-      layers: [[3, 9], [5]]
-    """
-    assert points(text) == [
-        {"rule": "plain", "layers": [3, 9]},
-        {"rule": "plain", "layers": [5]},
-        {"rule": "linear", "depth": 1, "layers": [3, 9]},
-        {"rule": "linear", "depth": 1, "layers": [5]},
-        {"rule": "linear", "depth": 2, "layers": [3, 9]},
-        {"rule": "linear", "depth": 2, "layers": [5]},
-        {"layers": [3, 9]},
-        {"layers": [5]},
-    ]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "all: {a: [1, 2], b: x, c: [true, 0.5]}",
+            [
+                {"a": 1, "b": "x", "c": True}, {"a": 1, "b": "x", "c": 0.5},
+                {"a": 2, "b": "x", "c": True}, {"a": 2, "b": "x", "c": 0.5},
+            ],
+        ),
+        ("any: [all: {a: [1, 2]}, all: {b: 3}, all: {a: 2}]", [{"a": 1}, {"a": 2}, {"b": 3}]),
+        (
+            "join: [all: {a: [1, 2]}, any: [all: {b: 3}, all: {c: [4, 5]}]]",
+            [
+                {"a": 1, "b": 3}, {"a": 1, "c": 4}, {"a": 1, "c": 5},
+                {"a": 2, "b": 3}, {"a": 2, "c": 4}, {"a": 2, "c": 5},
+            ],
+        ),
+        (
+            "all: {rule: [plain, {value: linear, then: {all: {depth: [1, 2]}}}, null], layers: [[3, 9], [5]]}",
+            [
+                {"rule": "plain", "layers": [3, 9]}, {"rule": "plain", "layers": [5]},
+                {"rule": "linear", "depth": 1, "layers": [3, 9]}, {"rule": "linear", "depth": 1, "layers": [5]},
+                {"rule": "linear", "depth": 2, "layers": [3, 9]}, {"rule": "linear", "depth": 2, "layers": [5]},
+                {"layers": [3, 9]}, {"layers": [5]},
+            ],
+        ),
+    ],
+    ids=["product, the last varies fastest", "alternatives, equal ones once", "joined", "then, null and lists"],
+)  # fmt: skip
+def test_points_are_those_written_by_hand(text: str, expected: list[dict[str, Any]]) -> None:
+    assert points(text) == expected
 
 
 def test_excluded_variables_leave_the_name_and_not_the_trial() -> None:

@@ -17,6 +17,7 @@ from trainables.errors import UserError
 
 FILE = """\
 # Thresholds, and what decides
+# for networks of ours
 CAC_VAR_START_THR: {low: 0.9, high: 1, step: 0.03, start: 0.93}
 CAC_VAR_START_ITR: {low: 0, high: 50}
 CAC_RULE: {choices: [variance, linear, freezeout]}
@@ -34,6 +35,7 @@ deep: {choices: [true, false], when: {width: 32}}
 def test_each_form_of_a_key() -> None:
     space = file_space("my.yaml", FILE)
     assert (space.name, space.method, space.description) == ("my.yaml", "gradskip", "Thresholds, and what decides")
+    assert list(space.notes(ANY_RUN)) == ["for networks of ours"]
     found = {f.name: (f.low, f.high, f.step, f.log, f.choices, f.condition) for f in describe(space, ANY_RUN)}
     assert found == {
         "CAC_VAR_START_THR": (0.9, 0.99, 0.03, False, None, ""),  # 1 is not on the grid
@@ -83,6 +85,7 @@ def test_numbers_may_be_shares_of_the_run_and_ranges_end_with_it() -> None:
     svrg_snapshot_every: {low: 5, high: 2000, log: true, at_most: steps, start: 100}
     warm: {low: 1, high: 0.5 epochs}
     """
+    assert file_space("s.yaml", "ends: {choices: [5 epochs, 9 steps]}").start(ANY_RUN) == {"ends": "5 epochs"}
     space = file_space("s.yaml", text)
     for steps, epochs, ends, start in (
         (300, 30, [(0, 270, 30), (5, 300, 1), (1, 15, 1)], [150, 100, 8]),

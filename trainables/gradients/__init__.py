@@ -28,10 +28,9 @@ if TYPE_CHECKING:
         reservoir,
     )
     from trainables.gradients.gradient_method import GradientMethod
-    from trainables.gradients.gradient_statistics import GradientMeasurement, GradientStatistics
+    from trainables.gradients.gradient_statistics import GradientMeasurement, GradientMoments, GradientStatistics
     from trainables.gradients.importance_sampling import ImportanceSampling
     from trainables.gradients.kfac import KFAC
-    from trainables.gradients.moments import GradientMoments
     from trainables.gradients.normalised_sgd import NormalisedSGD
     from trainables.gradients.straight_through import (
         BinaryActivation,
@@ -73,7 +72,6 @@ __getattr__, __dir__ = lazy_names(
         ),
         "importance_sampling": ("ImportanceSampling",),
         "zero_gradients": ("ZeroGradients",),
-        "gradient_statistics": ("GradientStatistics", "GradientMeasurement"),
-        "moments": ("GradientMoments",),
+        "gradient_statistics": ("GradientStatistics", "GradientMeasurement", "GradientMoments"),
     },
 )  # fmt: skip

@@ -76,14 +76,7 @@ def central_difference(
 def estimate(
     losses: Perturbations, names: Iterable[str], epsilon: float, *, progress: bool = False
 ) -> dict[str, Tensor]:
-    """Return the central difference gradient from an engine; the inputs are not checked.
-
-    Args:
-        losses: the loss at changed weights.
-        names: of parameters.
-        epsilon: half the distance of the two evaluations.
-        progress: whether to show how far it is.
-    """
+    """Return the central difference gradient from an engine; the inputs are not checked."""
     parameters = {name: losses.model.get_parameter(name) for name in names}
     found = {}
     total = 2 * sum(parameter.numel() for parameter in parameters.values())
@@ -155,10 +148,6 @@ def autograd_gradient(loss: Loss, model: nn.Module, names: str | Iterable[str] |
 
 def relative_error(estimated: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
     """Return |estimate - reference| / |reference|, norms over all parameters of the estimate together.
-
-    Args:
-        estimated: of `central_difference`.
-        reference: of `autograd_gradient`; may have more parameters.
 
     Raises:
         UserError: the reference lacks a parameter, or is zero everywhere.

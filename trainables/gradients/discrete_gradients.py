@@ -124,10 +124,7 @@ def discrete_gradient(
 def discrete_gradient_of(function: Callable[[Tensor], Tensor], x: Tensor, **settings: Any) -> DiscreteGradient:
     """Return the discrete gradient of a function of a tensor; its only parameter is named ``x``.
 
-    Args:
-        function: of a tensor like ``x``, returns a scalar tensor.
-        x: where it is searched; not changed.
-        settings: as for `discrete_gradient`.
+    The tensor is not changed; settings are those of `discrete_gradient`.
     """
     point = nn.ParameterDict({"x": x.detach().clone()})
     return discrete_gradient(lambda _: function(point["x"]), point, **settings)
@@ -143,17 +140,7 @@ def search(
     guarantee: bool = True,
     progress: bool = False,
 ) -> DiscreteGradient:
-    """Return the discrete gradient from an engine; the inputs are not checked.
-
-    Args:
-        losses: the loss at changed weights.
-        names: of parameters.
-        epsilon: as for `discrete_gradient`.
-        stride: as for `discrete_gradient`.
-        objective: as for `discrete_gradient`.
-        guarantee: as for `discrete_gradient`.
-        progress: whether to show how far it is.
-    """
+    """Return the discrete gradient from an engine, arguments as for `discrete_gradient`; they are not checked."""
     parameters = {name: losses.model.get_parameter(name) for name in names}
     sizes = [parameter.numel() for parameter in parameters.values()]
     most = math.floor(epsilon / stride * (1 + 1e-9))
@@ -236,13 +223,7 @@ def taken_first(
 
     The sum of their delta^2 stays below epsilon^2, in exact integers of strides. An element whose change alone has the
     length epsilon is left out.
-
-    Args:
-        multiples: (D,) of all elements, 0 where none was found.
-        decreases: (D,).
-        epsilon: bound on the length.
-        stride: of the multiples.
-        objective: one of `OBJECTIVES`; ties are in the order of the elements.
+    Ties are in the order of the elements. Multiples, 0 where none was found, and decreases are (D,), of all elements.
     """
     budget = (epsilon / stride) ** 2 * (1 - 1e-12)
     having = torch.nonzero((multiples != 0) & (multiples.double().square() < budget)).flatten()

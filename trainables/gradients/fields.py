@@ -148,8 +148,6 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 #: Methods that take other gradients than backpropagation's of the loop's batches.
 ESTIMATORS = tuple(DEFAULTS)
-#: Those of them that change a gradient's variance.
-VARIANCE_METHODS = ESTIMATORS[3:]
 #: Beginnings of the names of fields that one method alone has, by method.
 PREFIXES: Mapping[str, str] = {
     "discrete_gradient": "discrete_",
@@ -214,10 +212,6 @@ def usual_cluster_interval(batches: int, iterations: int) -> int:
     """Return the steps from one full update to the next unless specified, 4/3 for each batch of each pass.
 
     Such a batch costs 1.13 plain steps (`benchmarks/variance_study.py --times`), so updates cost less than plain steps.
-
-    Args:
-        batches: of a pass over the data.
-        iterations: passes of an update.
 
     >>> usual_cluster_interval(10, 3), usual_cluster_interval(782, 3)
     (100, 3128)

@@ -51,11 +51,7 @@ class GradientSketch:
     gradients have equal sketches. It is computed as sum_t (P^T d_t) (Q^T a_t)^T: no per-sample gradient is ever built.
     A side of a layer of at most p numbers is taken as it is. Biases are left out.
 
-    Args:
-        layers: of `layer_signals.treatable_layers`.
-        device: of the model.
-        seed: of the projections.
-        side: p, >= 1.
+    Layers are those of `layer_signals.treatable_layers`.
     """
 
     def __init__(self, layers: Mapping[str, nn.Module], device: torch.device, seed: int, side: int = SIDE) -> None:
@@ -78,10 +74,7 @@ class GradientSketch:
     def of(self, recorded: LayerSignals, samples: int, scale: Tensor | float) -> tuple[Tensor, int]:
         """Return the sketches of a batch's gradients (B, S), and the FLOPs that they took.
 
-        Args:
-            recorded: the layers in one backward pass.
-            samples: B.
-            scale: factor that makes a row's gradient that of the sample's own loss; a number or (B,).
+        The scale, a number or (B,), makes a row's gradient that of the sample's own loss.
 
         Raises:
             UserError: a layer whose first dimension is not the samples'.
@@ -146,12 +139,10 @@ def squared_distances(points: Tensor, centres: Tensor) -> Tensor:
 
 
 def assign(found: NDArray[np.float64], counts: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """Return the cluster of each point: (B,).
+    """Return the cluster of each point (B,), given its squared distances (B, K).
 
-    Args:
-        found: squared distances (B, K).
-        counts: N_k so far in this pass, (K,), updated here: point i goes to the least (N_k + 1) |C_k - x_i|^2, one
-            after the other, since the variance of stratified sampling is N^-2 sum_k N_k^2 V_k. None: to the nearest.
+    With N_k so far in this pass, (K,), which are updated, point i goes to the least (N_k + 1) |C_k - x_i|^2, one after
+    the other, since the variance of stratified sampling is N^-2 sum_k N_k^2 V_k; without, to the nearest centre.
     """
     if counts is None:
         return found.argmin(1)

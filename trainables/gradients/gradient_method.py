@@ -155,12 +155,8 @@ class GradientMethod:
         return self.adjust(self.plain_gradient(draw), draw)
 
     def plain_gradient(self, draw: Draw, at: Mapping[str, Tensor] | None = None) -> Gradients:
-        """Return the mean of the samples' weighted gradients, without side effects.
-
-        Args:
-            draw: the samples.
-            at: parameters by name in place of the model's own.
-        """
+        """Return the mean of the samples' weighted gradients, at other parameters if given, without side effects."""
+        places: dict[str, Tensor]
         if at is None:
             places = {name: p for name, p in self.parameters.items() if p.requires_grad}  # others have stopped
         else:
@@ -218,8 +214,7 @@ class GradientMethod:
     def grad(self, generator: torch.Generator | None = None) -> Gradients:
         """Return the direction of a step, without side effects: parameters change by -lr times it.
 
-        Args:
-            generator: source of the samples; None: those of the next `step`.
+        Without a generator, the samples are those of the next `step`.
         """
         draw = self.draw(self.generator() if generator is None else generator)
         gradients = self.gradient(draw)
@@ -242,12 +237,7 @@ class GradientMethod:
         """Do what is due before this iteration at the cost of a pass over the data."""
 
     def observe(self, draw: Draw, rows: Any) -> None:
-        """Do what is due in this iteration at the cost of a gradient.
-
-        Args:
-            draw: the step's samples.
-            rows: what the block of `rows` was entered as.
-        """
+        """Do what is due in this iteration at the cost of a gradient; ``rows`` is what the block was entered as."""
 
     def step(self) -> Tensor:
         """Execute one training step and return its loss on the drawn samples, detached.
@@ -316,15 +306,11 @@ def step_direction(
     """Return the direction d of the step that the optimizer would take with these gradients: p becomes p - lr d.
 
     It is that of the optimizer's own `step`, executed on copies in double precision with a learning rate of 1: with
-    momentum the buffer after the step, with Adam the quotient of its moments, weight decay included.
-
-    Args:
-        optimizer: any torch optimizer whose steps are proportional to the learning rate; nothing of it is changed.
-        parameters: by name, in the optimizer's groups.
-        gradients: by name.
+    momentum the buffer after the step, with Adam the quotient of its moments, weight decay included. Nothing of the
+    optimizer is changed.
 
     Raises:
-        UserError: the optimizer has no such direction.
+        UserError: its steps are not proportional to the learning rate.
     """
     if isinstance(optimizer, _WITHOUT_DIRECTION):
         raise UserError(
@@ -388,11 +374,9 @@ Loss = Callable[[nn.Module], Tensor]
 
 
 def matching_names(model: nn.Module, names: str | Iterable[str] | None) -> list[str]:
-    """Return the names of a model's parameters that are meant, in the model's order.
+    """Return the names of a model's parameters that are meant, in the model's order, each by its first name.
 
-    Args:
-        model: whose parameters; one that has several names has its first.
-        names: names or patterns (``conv*``, ``*.weight``); None: all parameters that require a gradient.
+    Names may be patterns (``conv*``, ``*.weight``); None stands for all parameters that require a gradient.
 
     Raises:
         UserError: a name matches nothing, or a parameter without floating-point numbers.
@@ -462,12 +446,9 @@ class ModelLoss:
         return functional_call(self._called, {**buffers, **parameters}, (), tie_weights=False)
 
     def at_each(self, name: str, indices: Tensor, amounts: Tensor) -> Iterator[Tensor]:
-        """Yield the loss with one element of a parameter changed at a time, as a plain loop over the model would.
+        """Yield the loss with one element of a contiguous parameter changed at a time, as a plain loop would.
 
-        Args:
-            name: of a contiguous parameter, which is as before after each evaluation.
-            indices: (n,) int64, flat.
-            amounts: (n,) what is added there.
+        Flat indices and what is added there are (n,). The parameter is as before after each evaluation.
         """
         flat = self._parameters[name].detach().view(-1)
         draws = True

@@ -23,13 +23,7 @@ PROVE_EVERY = 1000
 
 
 class WatchedRows(OutputRows):
-    """Weigh a draw's rows, and record layers in the same pass; what the model returned is kept.
-
-    Args:
-        model: whose output is meant.
-        draw: the samples, with their weights.
-        layers: of `layer_signals.treatable_layers`; may be none.
-    """
+    """Weigh a draw's rows, and record layers in the same pass; what the model returned is kept."""
 
     def __init__(self, model: nn.Module, draw: Draw, layers: Mapping[str, nn.Module]) -> None:
         super().__init__(model, draw.size, lambda gradient: draw.weights, keeps_whole=True)

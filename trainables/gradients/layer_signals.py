@@ -32,9 +32,7 @@ def chunks(count: int, numbers_each: int) -> Iterator[slice]:
 def squared_norms(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, int]:
     """Return the squared norm of each sample's part of a weight's gradient (B,), and the FLOPs of the products.
 
-    Args:
-        inputs: (B, T, I).
-        gradients: (B, T, O), of the outputs; the memory is B T (T + I + O).
+    Inputs are (B, T, I), gradients of the outputs (B, T, O); the memory is B T (T + I + O).
     """
     count, places, width = inputs.shape
     outputs = gradients.shape[2]
@@ -56,12 +54,8 @@ def treatable_layers(model: nn.Module, needed_by: str | None = None) -> dict[str
     A layer whose weight or bias another module holds, too (tied embeddings), is none of them, nor is one that takes its
     weight from a parametrization.
 
-    Args:
-        model: with the layers.
-        needed_by: name of a method that needs one at least.
-
     Raises:
-        UserError: there is none.
+        UserError: there is none, and a method is named that needs one.
     """
     owners = Counter(id(own) for module in model.modules() for own in module._parameters.values() if own is not None)
     found = {
@@ -95,11 +89,7 @@ def untreated_parameters(model: nn.Module, layers: Mapping[str, nn.Module]) -> l
 
 
 class LayerSignals:
-    """Record layers in the forward and backward passes inside the block; recording does not change them.
-
-    Args:
-        layers: of `treatable_layers`, by name.
-    """
+    """Record `treatable_layers` in the forward and backward passes inside the block; this does not change them."""
 
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         self._layers = layers
@@ -143,11 +133,8 @@ class LayerSignals:
         So patches stay within `CHUNK_NUMBERS`. A layer that was called several times has its places one after the
         other.
 
-        Args:
-            samples: B, which the first dimension of every layer's input must be; None: it is not checked.
-
         Raises:
-            UserError: it is not.
+            UserError: the first dimension of a layer's input is not B, if that is given.
         """
         for name, layer in self._layers.items():
             # Autocast gives gradients in another type than inputs.

@@ -32,7 +32,7 @@ from trainables.gradients.zero_gradients import ZeroGradients
 from trainables.gradskip import controller as gradskip
 from trainables.gradskip.controller import WEIGHT_RULES, GradskipBeside
 from trainables.runtime.flops import flop_counter
-from trainables.runtime.isolation import captured_generators, kept_generators
+from trainables.runtime.isolation import captured_generators
 from trainables.workloads.base import Batch, Samples, Workload
 from trainables.workloads.batch_shapes import shapes_of
 from trainables.workloads.sample_access import TensorSamples, reservoir
@@ -154,12 +154,11 @@ class AttachedStraightThrough(AttachedEstimator):
     def direction(self, loss: Loss, shapes: Hashable) -> EstimateFlops:
         self._require_gradients(True)
         try:
-            with ModelLoss(loss, self._run.model).evaluating(), torch.enable_grad():
-                if shapes not in self._passes:
-                    self._passes[shapes] = self._count(loss)
-                # One seed a step, so that a run goes on anywhere.
-                seed = epoch_seed(self._iteration, self._seed)
-                found = straight_through_direction(loss, self._run.model, self._estimator, seed)
+            if shapes not in self._passes:
+                self._passes[shapes] = self._count(loss)
+            # One seed a step, so that a run goes on anywhere.
+            seed = epoch_seed(self._iteration, self._seed)
+            found = straight_through_direction(loss, self._run.model, self._estimator, seed)
         finally:
             self._require_gradients(False)
         for name, parameter in self._parameters.items():
@@ -173,9 +172,10 @@ class AttachedStraightThrough(AttachedEstimator):
         """Return the FLOPs of a forward and of a backward pass."""
         forward, backward = flop_counter(), flop_counter()
         trained = [parameter for parameter in self._run.model.parameters() if parameter.requires_grad]
-        with kept_generators([trained[0].device]):
+        function = ModelLoss(loss, self._run.model)
+        with function.evaluating(), torch.enable_grad():
             with forward:
-                value = loss(self._run.model)
+                value = function.at({})
             with backward:
                 torch.autograd.grad(value, trained, allow_unused=True)
         return int(forward.get_total_flops()), int(backward.get_total_flops())

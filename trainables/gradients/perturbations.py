@@ -105,11 +105,7 @@ class Perturbations:
     ) -> Tensor:
         """Return the losses with ``amounts[k]`` added to element ``indices[k]`` of a parameter, (K,).
 
-        Args:
-            name: of the parameter.
-            indices: (K,) int64.
-            amounts: (K,).
-            advance: is told how many were evaluated, after each chunk.
+        After each chunk, ``advance`` is told how many were evaluated.
         """
         indices, amounts = indices.to(self._loss.device), amounts.to(self._loss.device)
         found = torch.empty(len(indices), dtype=self.dtype, device=self._loss.device)
@@ -499,10 +495,6 @@ def layered_parameters(call: Callable[[], Tensor], parameters: Mapping[str, Tens
 
     The outputs of these layers can be changed instead. A weight that is also in a regularization term, tied to another
     layer or computed with otherwise is not among them.
-
-    Args:
-        call: runs the loss.
-        parameters: the tensors that it uses, by name.
     """
     with _Uses(parameters) as uses:
         found = call()

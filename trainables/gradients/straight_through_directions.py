@@ -15,23 +15,20 @@ same random numbers.
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import DEFAULTS, STE_ESTIMATORS, STE_WEIGHTINGS
+from trainables.gradients.gradient_method import Loss, ModelLoss
 from trainables.gradients.straight_through import activation_mode
 from trainables.gradskip.variables import is_number
-from trainables.runtime.isolation import kept_generators
+from trainables.runtime.isolation import seed_generators
 
-#: Loss of a model, a scalar that depends on its parameters.
-Loss = Callable[[nn.Module], Tensor]
 #: A direction by parameter name; positive along the gradient, so a step goes against it.
 Gradient = dict[str, Tensor]
 
@@ -93,14 +90,12 @@ class StraightThroughSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Direction:
-    """A direction and what it cost."""
+    """A direction, and the passes that it cost."""
 
     gradient: Gradient
     """Estimate by parameter name; parameters that the loss does not use, or that are not trained, are left out."""
     forward_passes: int
-    """Forward passes executed."""
     backward_passes: int
-    """Backward passes executed."""
 
 
 def straight_through_direction(loss: Loss, model: nn.Module, settings: StraightThroughSettings, seed: int) -> Direction:
@@ -116,7 +111,7 @@ def straight_through_direction(loss: Loss, model: nn.Module, settings: StraightT
         UserError: no binary activations, nothing to train, or a loss that is not a scalar.
     """
     search = _Search(loss, model, settings, seed)
-    with _untouched(model), kept_generators(_devices(model)):
+    with search.loss.evaluating():
         gradient = search.nes() if settings.estimator == "nes" else search.straight_through()
     if settings.normalise:
         length = norm(gradient)
@@ -129,7 +124,8 @@ class _Search:
 
     def __init__(self, loss: Loss, model: nn.Module, settings: StraightThroughSettings, seed: int) -> None:
         self.forward_passes = self.backward_passes = 0
-        self._loss, self._model, self._settings, self._seed = loss, model, settings, seed
+        self.loss = ModelLoss(loss, model)
+        self._model, self._settings, self._seed = model, settings, seed
         self._mode = STE_ESTIMATORS[settings.estimator]
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
@@ -138,7 +134,7 @@ class _Search:
     def straight_through(self) -> Gradient:
         """Return the direction of all estimators but nes."""
         settings = self._settings
-        _seed(self._seed, self._model)
+        seed_generators(self._seed, self.loss.device)
         samples = [self._sample() for _ in range(settings.samples)]
         if settings.estimator == "proposal":
             samples = self._proposed(samples)
@@ -175,7 +171,7 @@ class _Search:
         """Return one gradient in the estimator's mode."""
         assert self._mode is not None
         with activation_mode(self._model, self._mode), torch.enable_grad():
-            value = self._value()
+            value = self._value({})
             if not value.requires_grad:
                 raise UserError("the loss must depend on the model's parameters: return it as a tensor, not detached")
             found = torch.autograd.grad(value, list(self._parameters.values()), allow_unused=True)
@@ -195,22 +191,14 @@ class _Search:
 
     def _plain_loss(self, direction: Gradient, step: float) -> float:
         """Return L(w + step * direction), always with the same random numbers."""
-        plain = nullcontext() if self._mode is None else activation_mode(self._model, "sign")
-        before = {name: self._parameters[name].detach().clone() for name in direction}
-        _seed(self._seed, self._model)
-        try:
-            # .data: a graph of the caller's whose backward pass is still to come stays valid
-            for name, part in direction.items():
-                self._parameters[name].data.add_(part, alpha=step)
-            with plain, torch.no_grad():
-                return float(self._value())
-        finally:
-            for name, values in before.items():
-                self._parameters[name].data.copy_(values)
+        moved = {name: torch.add(self._parameters[name], part, alpha=step) for name, part in direction.items()}
+        seed_generators(self._seed, self.loss.device)
+        with nullcontext() if self._mode is None else activation_mode(self._model, "sign"):
+            return float(self._value(moved))
 
-    def _value(self) -> Tensor:
+    def _value(self, changed: Gradient) -> Tensor:
         self.forward_passes += 1
-        value = self._loss(self._model)
+        value = self.loss.at(changed)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise UserError(f"loss(model) must be a scalar tensor, got {got}: return the mean over the batch")
@@ -229,35 +217,3 @@ def combined(parts: Sequence[Gradient], weights: Sequence[float]) -> Gradient:
 def norm(gradient: Gradient) -> float:
     """Return the Euclidean norm over all parameters."""
     return math.sqrt(sum(float(part.double().pow(2).sum()) for part in gradient.values()))
-
-
-def _devices(model: nn.Module) -> set[torch.device]:
-    return {parameter.device for parameter in model.parameters()}
-
-
-def _seed(seed: int, model: nn.Module) -> None:
-    """Seed what a forward pass may draw from; other GPUs than the model's are left alone."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)
-    for device in _devices(model):
-        if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            torch.cuda.default_generators[index].manual_seed(seed)
-
-
-@contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
-    """Restore the buffers after the block: batch norm's statistics follow every forward pass in train mode."""
-    saved = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    try:
-        yield
-    finally:
-        for module, name, buffer, values in saved:
-            buffer.data.copy_(values)
-            module._buffers[name] = buffer

@@ -3,34 +3,246 @@
 Every sample runs forward, which the loss needs; a sample whose loss hardly depends on its output any more is left out
 of the products of the backward pass. What that spares is counted as saved.
 
-Shapes: B samples of a batch; norms, weights (B,).
+Rows of a gradient that are zero stay zero through layers, activations, pooling, and norms of single samples, so the
+products of the other rows give the whole gradient. A batch norm in train mode spreads every row's gradient over all
+rows, through the batch's statistics. Here it takes the kept rows for its whole batch, as in a training on these samples
+alone that is normalised by the whole batch's statistics: gradients stay orthogonal to shift and scale. (Dropping what
+would reach the left-out rows breaks that: digits then learned little in the first third of a run.)
+
+That a layer's rows are those of the samples is proven, not taken for granted: the gradient that reaches the layer must
+be zero in the rows that are left out. A layer of other rows (time first with as many steps as samples, rows that were
+sorted or mixed) fails, and its backward pass runs whole, from the first time on.
+
+Shapes: B samples; K of them kept; inputs and outputs (B, ...); norms, weights (B,).
 Symbols: n_i norm of the gradient of sample i's loss with respect to the model's output (cross entropy: the distance
 between probabilities and label, in [0, sqrt(2)]).
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from trainables.gradients.gradient_method import Draw, GradientMethod, check_option
+from trainables.gradients.layer_signals import rows_of_others
 from trainables.gradients.output_rows import OutputRows, row_norms
-from trainables.gradients.sliced_backward import SlicedBackward, SlicedLayers
+from trainables.gradients.perturbations import CONVOLUTION_ARGUMENTS, CONVOLUTIONS
+
+#: Passes of a layer with a proof at first, since one may succeed by chance, and from one to the next after them: it
+#: reads the gradient, and the device is waited for.
+FIRST_PROOFS, PROOF_EVERY = 8, 16
+
+_aten = torch.ops.aten
+#: Whether saved tensors go through hooks, as where activations are computed again in the backward pass.
+_saved_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+class SlicedLayers:
+    """Layers of a model, and those that failed the proof that their rows are those of the samples.
+
+    Args:
+        model: names its layers; None for none.
+    """
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self._names: dict[int, str] = {}
+        if model is not None:
+            tensors = (*model.named_parameters(), *model.named_buffers())
+            self._names = {id(tensor): name.rpartition(".")[0] or "the model" for name, tensor in tensors}
+        self.whole: dict[str, bool] = {}
+        """Layers that run whole, and whether a warning has said so."""
+        self.passes: dict[str, int] = {}
+        """Backward passes so far that left out rows, by layer."""
+
+    def name_of(self, *tensors: Tensor | None) -> str:
+        """Return the name of the layer that has one of these tensors, or words for it."""
+        found = (self._names[id(tensor)] for tensor in tensors if id(tensor) in self._names)
+        shape = next(tuple(tensor.shape) for tensor in tensors if tensor is not None)
+        return next(found, f"a layer with weights {shape}")
+
+    def warn(self) -> None:
+        """Name the layers that have failed since the last call."""
+        new = [name for name, said in self.whole.items() if not said]
+        self.whole.update(dict.fromkeys(new, True))
+        if new:
+            warnings.warn(
+                f"{rows_of_others(new)}, so the backward pass leaves nothing out there and saves nothing: put the "
+                "samples' dimension first (batch_first=True) where it is another",
+                stacklevel=4,
+            )
+
+
+class SlicedBackward(TorchFunctionMode):
+    """Forward passes inside the block are as always; their backward passes go through the rows `keep` alone.
+
+    Layers whose input has not B rows, and operations other than `F.linear`, `F.batch_norm` and convolutions with
+    padding in numbers, are as always; so are those inside attention, recurrent layers, and gradient checkpoints, whose
+    second forward pass torch runs outside of the block.
+
+    Args:
+        samples: B.
+        layers: those that have failed the proof, which is made in a layer's first passes and every `PROOF_EVERY`.
+    """
+
+    def __init__(self, samples: int, layers: SlicedLayers | None = None) -> None:
+        super().__init__()
+        self.samples = samples
+        self.layers = SlicedLayers() if layers is None else layers
+        self.keep: Tensor | None = None
+        """(K,) int64, the rows that the backward pass goes through; None: all. Set it before they are reached."""
+        self.spared_flops = 0
+        """FLOPs of backward passes that were left out."""
+
+    def kept(self, name: str, layer: Tensor, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Return the rows (K,) through which a layer's backward pass goes, None for all, and both tensors there.
+
+        Args:
+            name: of the layer.
+            layer: its input (B, ...).
+            gradient: that of its output (B, ...).
+        """
+        keep = self.keep
+        if keep is not None and name not in self.layers.whole:
+            passes = self.layers.passes[name] = self.layers.passes.get(name, 0) + 1
+            if passes <= FIRST_PROOFS or passes % PROOF_EVERY == 0:
+                left_out = torch.ones(self.samples, dtype=torch.bool, device=gradient.device)
+                left_out[keep] = False
+                if bool(gradient[left_out].any()):
+                    self.layers.whole[name] = False
+        if keep is None or name in self.layers.whole:
+            return None, layer, gradient
+        return keep, layer[keep], gradient[keep]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given: Mapping[str, Any] = kwargs or {}
+        if func not in _ARGUMENTS or not torch.is_grad_enabled() or _saved_elsewhere(True):
+            return func(*args, **given)
+        call = {**dict(zip(_ARGUMENTS[func], args, strict=False)), **given}
+        layer, weight, bias = call["input"], call.get("weight"), call.get("bias")
+        if len(layer) != self.samples:
+            return func(*args, **given)
+        if func is F.batch_norm:
+            if call.get("training"):
+                return _SlicedNorm.apply(
+                    self, layer, weight, bias, call["running_mean"], call["running_var"], call.get("momentum", 0.1),
+                    call.get("eps", 1e-5),
+                )  # fmt: skip
+        elif layer.dim() > 1 and weight.dim() > 1 and (layer.requires_grad or weight.requires_grad):
+            options = None if func is F.linear else _options(call, CONVOLUTIONS[func])
+            if func is F.linear or options is not None:
+                return _Sliced.apply(self, func, layer, weight, bias, options)
+        return func(*args, **given)
+
+
+#: Arguments in order of the functions that are treated.
+_ARGUMENTS: dict[Any, tuple[str, ...]] = {
+    F.linear: ("input", "weight", "bias"),
+    F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+    **dict.fromkeys(CONVOLUTIONS, CONVOLUTION_ARGUMENTS),
+}
+
+
+def _options(call: Mapping[str, Any], dims: int) -> tuple[Any, ...] | None:
+    """Return a convolution's stride, padding, dilation and groups; None for one that is not treated."""
+    sizes = [call.get("stride", 1), call.get("padding", 0), call.get("dilation", 1)]
+    if isinstance(sizes[1], str) or call["input"].dim() != dims + 2:
+        return None
+    whole = [[size] if isinstance(size, int) else list(size) for size in sizes]
+    return (*(size * dims if len(size) == 1 else size for size in whole), int(call.get("groups", 1)))
+
+
+class _SlicedNorm(torch.autograd.Function):
+    """A batch norm in train mode whose backward pass takes the kept rows for the whole batch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mode: SlicedBackward, layer: Tensor, weight: Any, bias: Any, mean: Any, var: Any, momentum: float,
+        eps: float,
+    ) -> Tensor:  # fmt: skip
+        result, batch_mean, batch_scale = torch.native_batch_norm(layer, weight, bias, mean, var, True, momentum, eps)
+        ctx.save_for_backward(layer, weight, batch_mean, batch_scale)
+        ctx.mode, ctx.eps, ctx.layer = mode, eps, mode.layers.name_of(weight, mean, layer)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        layer, weight, mean, scale = ctx.saved_tensors
+        keep, rows, inner = ctx.mode.kept(ctx.layer, layer, gradients[0])
+        needed = list(ctx.needs_input_grad[1:4])
+        if len(rows) == 0:
+            zero = None if weight is None else torch.zeros_like(weight)
+            return None, torch.zeros_like(layer), zero, zero, None, None, None, None
+        of_layer, of_weight, of_bias = _aten.native_batch_norm_backward(
+            inner, rows, weight, None, None, mean, scale, True, ctx.eps, needed
+        )
+        return None, _at_rows(of_layer, layer, keep), of_weight, of_bias, None, None, None, None
+
+
+class _Sliced(torch.autograd.Function):
+    """A linear or convolution layer whose backward pass leaves out rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mode: SlicedBackward, func: Any, layer: Tensor, weight: Tensor, bias: Tensor | None, options: Any
+    ) -> Tensor:
+        ctx.save_for_backward(layer, weight)
+        ctx.mode, ctx.options, ctx.layer = mode, options, mode.layers.name_of(weight)
+        ctx.bias_sizes = None if bias is None else list(bias.shape)
+        result: Tensor = func(layer, weight, bias) if options is None else func(layer, weight, bias, *options)
+        # Of sequences it is a view, which the activation that follows may not change in place.
+        return _aten._unsafe_view(result, result.shape) if result._is_view() else result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (gradient,) = gradients
+        layer, weight = ctx.saved_tensors
+        needed = to_layer, to_weight, to_bias = ctx.needs_input_grad[2:5]
+        keep, rows, inner = ctx.mode.kept(ctx.layer, layer, gradient)
+        one = 2 * prod(weight.shape) * prod(gradient.shape[2:] if ctx.options else gradient.shape[1:-1])
+        ctx.mode.spared_flops += (len(layer) - len(rows)) * one * (to_layer + to_weight)
+        rows, values = rows.to(inner.dtype), weight.to(inner.dtype)
+        of_layer = of_weight = of_bias = None
+        if len(rows) == 0:
+            of_weight = torch.zeros_like(weight) if to_weight else None
+            of_bias = torch.zeros(ctx.bias_sizes, dtype=weight.dtype, device=weight.device) if to_bias else None
+            return None, None, torch.zeros_like(layer) if to_layer else None, of_weight, of_bias, None
+        if ctx.options is None:
+            flat = inner.flatten(0, -2)
+            of_layer = (flat @ values).view(*inner.shape[:-1], -1) if to_layer else None
+            of_weight = flat.t() @ rows.flatten(0, -2) if to_weight else None
+            of_bias = flat.sum(0) if to_bias else None
+        else:
+            stride, padding, dilation, groups = ctx.options
+            of_layer, of_weight, of_bias = _aten.convolution_backward(
+                inner, rows, values, ctx.bias_sizes, stride, padding, dilation, False, [0] * len(stride), groups,
+                list(needed),
+            )  # fmt: skip
+        of_weight, of_bias = (None if found is None else found.to(weight.dtype) for found in (of_weight, of_bias))
+        return None, None, _at_rows(of_layer, layer, keep), of_weight, of_bias, None
+
+
+def _at_rows(found: Tensor | None, layer: Tensor, keep: Tensor | None) -> Tensor | None:
+    """Return the gradient of a layer's input from that of its kept rows, zero in the others."""
+    if found is None or keep is None:
+        return None if found is None else found.to(layer.dtype)
+    return torch.zeros_like(layer).index_copy_(0, keep, found.to(layer.dtype))
 
 
 def kept_weights(norms: Tensor, threshold: float, chances: Tensor | None = None) -> Tensor:
     """Return the weight of each sample's gradient: 0 where it is left out.
 
     Without chances, samples with n_i < threshold are left out, and the gradient is biased by what they would have
-    added: at most threshold in the norm of each output's gradient. With chances, such a sample is kept with
-    probability n_i / threshold and then weighs threshold / n_i, which is unbiased.
-
-    Args:
-        norms: (B,), >= 0.
-        threshold: > 0.
-        chances: (B,) uniform in [0, 1).
+    added: at most threshold in the norm of each output's gradient. With chances, (B,) uniform in [0, 1), such a sample
+    is kept with probability n_i / threshold and then weighs threshold / n_i, which is unbiased.
 
     >>> kept_weights(torch.tensor([0.5, 0.01]), 0.1).tolist()
     [1.0, 0.0]
@@ -44,12 +256,7 @@ def kept_weights(norms: Tensor, threshold: float, chances: Tensor | None = None)
 class SkippingRows(OutputRows):
     """Leave samples out of the backward pass of the forward pass inside the block.
 
-    Args:
-        model: whose output is meant.
-        samples: B.
-        threshold: see `kept_weights`.
-        seed: of the chances of the unbiased form; None: the biased one.
-        layers: what is known of the rows of the model's layers.
+    The threshold is that of `kept_weights`, the seed that of the chances of the unbiased form; None: the biased one.
     """
 
     def __init__(
@@ -96,7 +303,7 @@ class ZeroGradients(GradientMethod):
         unbiased: True keeps some of them with a larger weight, see `kept_weights`.
 
     A batch norm in train mode makes every sample's gradient depend on the others': in the backward pass it takes the
-    kept samples for its whole batch (`sliced_backward`), so the unbiased form, too, is biased by that.
+    kept samples for its whole batch, so the unbiased form, too, is biased by that.
 
     Raises:
         UserError: a threshold out of range.

@@ -30,7 +30,7 @@ def set_cpu_generators(states: tuple[Any, Any, torch.Tensor]) -> None:
 def seed_generators(seed: int, device: torch.device) -> None:
     """Seed the generators of Python, numpy, torch and, on a GPU, of the device; those of other GPUs stay."""
     random.seed(seed)
-    np.random.seed(seed)
+    np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

@@ -22,8 +22,7 @@ from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.gradients.fields import KEPT_SAMPLES, STATISTICS_SAMPLES
 from trainables.gradients.gradient_method import GradientMethod
-from trainables.gradients.gradient_statistics import GradientStatistics
-from trainables.gradients.moments import GradientMoments
+from trainables.gradients.gradient_statistics import GradientMoments, GradientStatistics
 from trainables.gradskip.forward_cache import ForwardCache
 from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS, further_columns
 from trainables.quality import Quality

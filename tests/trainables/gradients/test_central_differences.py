@@ -24,6 +24,22 @@ from trainables.gradients import (
 from trainables.gradients.central_differences import least_epsilon
 
 
+class Recurrent(nn.Module):
+    """A network that vmap cannot batch, with dropout between its layers, and a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network, self.norm = nn.LSTM(3, 4, num_layers=2, dropout=0.5, batch_first=True), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.network(x)[0][:, -1]).pow(3).mean()
+
+
+SEQUENCES = torch.randn(5, 6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+#: The support's cases, and one whose weights are changed in place, one after the other.
+ALL = {**CASES, "one by one": (Recurrent().double(), lambda model: model(SEQUENCES))}
+
+
 def loop(loss: Callable[[nn.Module], Tensor], model: nn.Module, epsilon: float, name: str) -> Tensor:
     """The definition: two forward passes a weight, the model copied for each."""
     slopes = torch.zeros_like(dict(model.named_parameters())[name])
@@ -55,9 +71,9 @@ def test_agrees_with_autograd_in_float64(case: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:batch norms are in train mode", "ignore:the loss cannot be evaluated for many")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ALL)
 def test_is_the_loop_over_single_weights(case: str) -> None:
-    model, loss = CASES[case]
+    model, loss = ALL[case]
     torch.manual_seed(7)
     found = central_difference(loss, model, 0.1, chunk_size=13)
     for name in list(found)[:: max(1, len(found) // 4)]:
@@ -71,9 +87,9 @@ def test_a_quadratic_is_exact_and_a_cubic_errs_by_its_third_derivative() -> None
     torch.testing.assert_close(found, 2 * w + 3 * w**2 + 0.1**2)
 
 
-@pytest.mark.parametrize("case", ["batch norm", "dropout", "tied"])
+@pytest.mark.parametrize("case", ["batch norm", "dropout", "tied", "one by one"])
 def test_nothing_is_moved(case: str) -> None:
-    model, loss = CASES[case]
+    model, loss = ALL[case]
     model.zero_grad()
     before = copy.deepcopy(model.state_dict())
     modes = [(m.training, getattr(m, "track_running_stats", None)) for m in model.modules()]

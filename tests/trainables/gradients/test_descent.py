@@ -114,37 +114,3 @@ def test_plain_steps_that_diverge_are_refused_with_the_way_out() -> None:
     assert torch.equal(model.x, before)
     with pytest.raises(TrainingDiverged, match="the loss is inf before a step of CentralDifferenceSGD"):
         CentralDifferenceSGD(model, epsilon=0.02).step(lambda m: m.x.square().sum() / 0)
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_a_network_that_cannot_be_vectorised_is_the_loop_over_its_weights(dropout: float) -> None:
-    torch.manual_seed(0)
-    network = nn.LSTM(3, 4, num_layers=2, dropout=dropout, batch_first=True).double()
-    x, norm = torch.randn(5, 6, 3, dtype=torch.float64), nn.BatchNorm1d(4).double()
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network, self.norm = network, norm
-
-        def forward(self) -> Tensor:
-            return self.norm(self.network(x)[0][:, -1]).pow(3).mean()
-
-    model = Model()
-    kept, epsilon = copy.deepcopy(model.state_dict()), 1e-3
-    with pytest.warns(UserWarning, match=r"one after the other|batch norms are in train mode"):
-        found = central_difference(lambda m: m(), model, epsilon, names="network.*")
-    assert all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
-    state = torch.get_rng_state()
-    for name, parameter in network.named_parameters():
-        flat, values = parameter.detach().view(-1), []
-        for place in range(len(flat)):
-            before, both = flat[place].clone(), []
-            for amount in (epsilon, -epsilon):
-                flat[place] = before + amount
-                torch.set_rng_state(state)  # one dropout in all evaluations
-                with torch.no_grad():
-                    both.append(model())
-            flat[place] = before
-            values.append((both[0] - both[1]) / (2 * epsilon))
-        torch.testing.assert_close(found[f"network.{name}"].view(-1), torch.stack(values), rtol=1e-9, atol=1e-12)

@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 import torch
 from sampled_nets import cross_entropy as loss
+from sampled_nets import each_gradient
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from trainables.errors import UserError
-from trainables.gradients import GradientClustering, GradientMethod
+from trainables.gradients import GradientClustering, GradientMethod, IndexedDataset, StratifiedBatches
 from trainables.gradients.gradient_clustering import (
     CentreSums,
     GradientSketch,
     assign,
     split_largest,
     squared_distances,
+    stratified_draw,
 )
 from trainables.gradients.layer_signals import LayerSignals, treatable_layers
 from trainables.workloads.digits import digit_splits
@@ -47,12 +50,8 @@ def digits_net() -> nn.Module:
 
 def sample_gradients(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     """Weights' gradients of each sample's own loss, one backward pass each: (B, P)."""
-    weights = [p for name, p in model.named_parameters() if name.endswith("weight") and p.dim() > 1]
-    rows = []
-    for i in range(len(batch[0])):
-        found = torch.autograd.grad(loss(model, tuple(t[i : i + 1] for t in batch)), weights)
-        rows.append(torch.cat([g.flatten() for g in found]))
-    return torch.stack(rows)
+    each = each_gradient(model, batch)
+    return torch.stack([torch.cat([g.flatten() for n, g in one.items() if n.endswith("weight")]) for one in each])
 
 
 def sketches(model: nn.Module, batch: tuple[Tensor, ...], side: int, seed: int = 0) -> Tensor:
@@ -162,10 +161,7 @@ def test_sgd_itself_has_the_variance_of_drawing_without_replacement() -> None:
     x, y = images(20)
     model = small().double()
     batch = (x.double(), y)
-    rows = []
-    for i in range(20):
-        found = torch.autograd.grad(loss(model, tuple(t[i : i + 1] for t in batch)), list(model.parameters()))
-        rows.append(torch.cat([g.flatten() for g in found]))
+    rows = [torch.cat([g.flatten() for g in one.values()]) for one in each_gradient(model, batch)]
     each = torch.stack(rows).var(0).sum()
     found, _ = variance(GradientMethod(model, loss, batch, batch_size=5), 1500)
     assert found == pytest.approx(float(each) / 5 * (1 - 5 / 20), rel=0.06)
@@ -206,3 +202,61 @@ def test_clusters_left_empty_are_told_once() -> None:
     (only,) = said
     assert "gradient clusters were empty, and got half of the largest each" in str(only.message)
     assert sorted(torch.bincount(method.assignments).tolist()) != [40]
+
+
+#: Clusters of 5, 1, 0, 4 and 2 samples.
+ASSIGNMENTS = torch.tensor([0, 3, 0, 1, 0, 3, 4, 3, 0, 4, 0, 3])
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 7, 8, 30])
+def test_the_weighted_mean_has_the_mean_of_all_samples_as_its_expectation(batch_size: int) -> None:
+    values = torch.linspace(-2, 5, len(ASSIGNMENTS), dtype=torch.float64) ** 3
+    means = []
+    for seed in range(4000):
+        numbers, weights = stratified_draw(ASSIGNMENTS, batch_size, seeded(seed))
+        means.append((weights * values[numbers]).mean())
+    found = torch.stack(means)
+    assert abs(float(found.mean() - values.mean())) < 4 * float(found.std()) / len(found) ** 0.5 + 1e-12
+
+
+def test_one_round_has_the_variance_of_stratified_sampling() -> None:
+    values = torch.linspace(-2, 5, len(ASSIGNMENTS), dtype=torch.float64) ** 3
+    rounds = [stratified_draw(ASSIGNMENTS, 4, seeded(seed)) for seed in range(6000)]
+    found = torch.stack([(weights * values[numbers]).mean() for numbers, weights in rounds]).var()
+    parts = [values[k == ASSIGNMENTS] for k in (0, 1, 3, 4)]
+    expected = sum(len(p) ** 2 * float(p.var(correction=0)) for p in parts) / len(values) ** 2
+    assert float(found) == pytest.approx(expected, rel=0.08)
+
+
+def test_a_batch_has_each_cluster_in_turn_and_its_samples_once_as_long_as_it_has_some() -> None:
+    numbers, weights = stratified_draw(ASSIGNMENTS, 8, seeded(3))
+    clusters = ASSIGNMENTS[numbers]
+    assert sorted(clusters[:4].tolist()) == sorted(clusters[4:].tolist()) == [0, 1, 3, 4]
+    of_three = numbers[clusters == 3]
+    assert len(set(of_three.tolist())) == 2
+    assert torch.equal(weights, 4 * torch.bincount(ASSIGNMENTS)[clusters] / 12)
+    assert torch.equal(stratified_draw(ASSIGNMENTS, 8, seeded(3))[0], numbers)
+
+
+def test_batches_for_a_loader_of_an_indexed_data_set() -> None:
+    inputs = torch.arange(12.0).view(12, 1)
+    batches = StratifiedBatches(ASSIGNMENTS, batch_size=5, seed=1)
+    loader = DataLoader(IndexedDataset(TensorDataset(inputs, inputs + 1)), batch_sampler=batches)
+    assert len(loader) == 3
+    first = [numbers for numbers, (x, y) in loader if torch.equal(x[:, 0], numbers.float()) and torch.equal(y, x + 1)]
+    assert len(first) == 3
+    again = [numbers for numbers, _ in loader]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    batches.set_epoch(1)
+    assert any(not torch.equal(a, b[0]) for a, b in zip(first, loader, strict=True))
+    counts = torch.bincount(ASSIGNMENTS)
+    assert torch.allclose(batches.weights(first[0]), 4 * counts[ASSIGNMENTS[first[0]]] / 12)
+
+
+def test_batches_without_samples_are_refused() -> None:
+    with pytest.raises(UserError, match="need samples and a batch_size >= 1, got 0 and 4"):
+        StratifiedBatches(torch.empty(0, dtype=torch.int64), batch_size=4)

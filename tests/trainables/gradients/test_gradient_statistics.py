@@ -19,7 +19,7 @@ from trainables.gradients import (
     GradientClustering,
     GradientStatistics,
 )
-from trainables.gradients.moments import RunningMoments, moments_of
+from trainables.gradients.gradient_statistics import RunningMoments, moments_of
 
 
 def filled(rows: Tensor) -> RunningMoments:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from trainables.gradients.gradient_method import GradientMethod
 from trainables.gradients.importance_sampling import ImportanceSampling
 from trainables.gradients.layer_signals import treatable_layers
-from trainables.gradients.sliced_backward import SlicedBackward, SlicedLayers
-from trainables.gradients.zero_gradients import ZeroGradients
+from trainables.gradients.zero_gradients import SlicedBackward, SlicedLayers, ZeroGradients
 
 #: Samples of a batch, as many as features, steps of a sequence and rows of a table.
 B = 6

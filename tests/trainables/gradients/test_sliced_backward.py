@@ -11,7 +11,7 @@ from sampled_nets import CLASSES, MODEL_NAMES, gradients_of, models, table, tabl
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainables.gradients.sliced_backward import SlicedBackward
+from trainables.gradients.zero_gradients import SlicedBackward
 from trainables.runtime.flops import flop_counter
 
 COUNT = 7
