@@ -85,14 +85,14 @@ def format_report(**values: Any) -> str:
     return json.dumps(ordered, default=_item)
 
 
-def takes_no_step(told: Mapping[str, Any]) -> bool:
+def has_no_step(report: Mapping[str, Any]) -> bool:
     """Return whether a report says that no optimizer step was taken before it."""
-    return told.get("step", (told.get("gradskip") or {}).get("steps")) == 0
+    return report.get("step", (report.get("gradskip") or {}).get("steps")) == 0
 
 
-def tells_cost(told: Mapping[str, Any]) -> bool:
+def has_cost(report: Mapping[str, Any]) -> bool:
     """Return whether a report tells what was computed."""
-    return any(name in told for name in ("executed_flops", "compute_saved", "gradskip"))
+    return any(name in report for name in ("executed_flops", "compute_saved", "gradskip"))
 
 
 def _check(values: dict[str, Any], metric: str = "accuracy") -> None:
