@@ -291,9 +291,8 @@ def last_lines_of_failed_process(script: ScriptProcess) -> Sequence[str]:
 LOG_FILE = "output.log"
 #: Additional column of a row: facts about the run that a space may use, as JSON.
 RUN_FACTS = "run_facts"
-#: Lines of output that a failure shows.
-_SHOWN_LINES = 12
-_SHOWN_CHARACTERS = 200
+#: Lines of output that a failure shows, and characters of each.
+_SHOWN_LINES, _SHOWN_CHARACTERS = 12, 200
 #: Savings of a baseline up to this value are rounding errors.
 _NOTHING = 1e-6
 #: Folder in the trial's for what torchrun's processes print, other than the first.
@@ -303,8 +302,6 @@ RANKS_FOLDER = "ranks"
 _REDIRECTS = ",".join(f"{rank}:1" for rank in range(1, 10))
 #: Columns that only our optimizers count.
 _COUNTED = ("forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes")
-
-
 #: Names that further metrics of a report cannot have, since columns of results have them.
 _COLUMNS = {*METRICS, *field_names()} - {"accuracy", "test_accuracy"}
 
