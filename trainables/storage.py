@@ -125,10 +125,7 @@ class Files:
             data = file.read()
             if is_right(data):
                 return data
-            # While it is open no other file can have its inode number: one that has taken its place stays.
-            with suppress(OSError):
-                if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
-                    path.unlink()
+            remove_what_was_read(path, os.fstat(file.fileno()))
         return None
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
@@ -271,6 +268,13 @@ def check_place(place: str, option: str) -> None:
         )
     if not parts.netloc or ".." in PurePosixPath(parts.path).parts:
         raise UserError(f"{option} must be a folder or a URI such as s3://bucket/studies, got {place}")
+
+
+def remove_what_was_read(path: Path, read: os.stat_result) -> None:
+    """Remove a file unless another has taken its place; while it is open, no other can have its inode number."""
+    with suppress(OSError):
+        if os.path.samestat(os.stat(path), read):
+            path.unlink()
 
 
 # --- Atomic writing of one file; the only place of the project that writes beside a file and renames ------------------

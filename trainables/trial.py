@@ -86,6 +86,8 @@ class Trial(tune.Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         """Build the run; an invalid config raises here and fails the trial."""
         self._run: TrainingRun | SharedRun | ScriptRun | None = None
+        self._trained_here: TrainingRun | None = None
+        """The run if its state is in this process alone; None for one over a stage tree, and a script's."""
         self._watchdog = Watchdog(config.get("trial_timeout_s"), Path(config["folder"]))
         with self._watchdog.watch():
             self._start(config)
@@ -100,7 +102,7 @@ class Trial(tune.Trainable):
         elif sharing is None:
             from trainables.training.run import TrainingRun
 
-            self._run = continued(TrainingRun, trial, config.get("resume_from"))
+            self._run = self._trained_here = continued(TrainingRun, trial, config.get("resume_from"))
         else:
             self._run = build_shared_run(trial, sharing)
         self._folder = config.get("folder")
@@ -109,7 +111,8 @@ class Trial(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """Train one epoch and return its row."""
-        run, trained_here = self._live(), self._trained_here()
+        run, trained_here = self._run, self._trained_here
+        assert run is not None
         with self._watchdog.watch():
             row = run.row if run.finished and run.row is not None else run.train_epoch()
         if run.finished:
@@ -133,15 +136,15 @@ class Trial(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write the run's whole state; runs over a stage tree and scripts keep theirs elsewhere."""
-        if (run := self._trained_here()) is not None:
-            run.save(checkpoint_dir)
+        if self._trained_here is not None:
+            self._trained_here.save(checkpoint_dir)
         else:
             (Path(checkpoint_dir) / "kept_elsewhere").touch()
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Continue from a checkpoint; a run over a stage tree replays to its position instead."""
-        if (run := self._trained_here()) is not None:
-            run.load(checkpoint)
+        if self._trained_here is not None:
+            self._trained_here.load(checkpoint)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Start the next trial in this process, with the process state of a fresh one."""
@@ -153,18 +156,5 @@ class Trial(tune.Trainable):
         """Close the run, which restores the process state."""
         if self._run is not None:
             self._run.close()
-            self._run = None
+            self._run = self._trained_here = None
         self._watchdog.close()
-
-    def _live(self) -> TrainingRun | SharedRun | ScriptRun:
-        assert self._run is not None
-        return self._run
-
-    def _trained_here(self) -> TrainingRun | None:
-        """Return the run if its state is in this process alone; None for one over a stage tree, and a script's."""
-        run = self._live()
-        if isinstance(run, ScriptRun):
-            return None
-        from trainables.training.run import TrainingRun
-
-        return run if isinstance(run, TrainingRun) else None

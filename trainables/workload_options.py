@@ -113,7 +113,7 @@ def _read(name: str, text: str, hint: Any, default: Any, what: str) -> Any:
     if type(None) in kinds and text.lower() in ("", "none"):
         return None
     kinds = tuple(kind for kind in kinds if kind not in (None, type(None)))
-    if not kinds and default not in (inspect.Parameter.empty, None):
+    if not kinds and default is not inspect.Parameter.empty and default is not None:
         kinds = (type(default),)
     kind = kinds[0] if kinds else str
     try:

@@ -11,7 +11,7 @@ import math
 import os
 import reprlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trainables.errors import UserError
@@ -29,6 +29,10 @@ COUNTED = "gradskip"
 MARKER = "tune_cac"
 #: The file of a trial into which `tune_cac.report` puts its lines.
 REPORTS_FILE = "reports.jsonl"
+
+
+#: Errors of what has no ``item()``, such as a text, or several items, such as an array.
+_NO_SCALAR = (AttributeError, TypeError, ValueError, RuntimeError)
 
 
 class ReportError(UserError):
@@ -80,19 +84,19 @@ def format_report(**values: Any) -> str:
     for key, value in ordered.items():
         try:
             json.dumps(value, default=_item)
-        except (TypeError, ValueError, RuntimeError):
+        except _NO_SCALAR:
             raise ReportError(f"{key} must be a value that JSON can hold, got {_shown(value)}") from None
     return json.dumps(ordered, default=_item)
 
 
-def takes_no_step(told: Mapping[str, Any]) -> bool:
+def has_no_step(report: Mapping[str, Any]) -> bool:
     """Return whether a report says that no optimizer step was taken before it."""
-    return told.get("step", (told.get("gradskip") or {}).get("steps")) == 0
+    return report.get("step", (report.get("gradskip") or {}).get("steps")) == 0
 
 
-def tells_cost(told: Mapping[str, Any]) -> bool:
+def has_cost(report: Mapping[str, Any]) -> bool:
     """Return whether a report tells what was computed."""
-    return any(name in told for name in ("executed_flops", "compute_saved", "gradskip"))
+    return any(name in report for name in ("executed_flops", "compute_saved", "gradskip"))
 
 
 def _check(values: dict[str, Any], metric: str = "accuracy") -> None:
@@ -106,19 +110,16 @@ def _check(values: dict[str, Any], metric: str = "accuracy") -> None:
         raise ReportError(f"{COUNTED} must be an object, got {_shown(values[COUNTED])}")
 
 
+def _item(value: Any) -> Any:
+    return value.item()
+
+
 def _plain(value: Any) -> Any:
     """Return the Python number of a scalar with ``item()``; anything else unchanged."""
     try:
         return _item(value)
-    except (TypeError, ValueError, RuntimeError):  # not a scalar, for example an array of several numbers
+    except _NO_SCALAR:
         return value
-
-
-def _item(value: Any) -> Any:
-    item: Callable[[], Any] | None = getattr(value, "item", None)
-    if item is None:
-        raise TypeError(f"{type(value).__name__} is no scalar")
-    return item()
 
 
 def _shown(value: Any) -> str:

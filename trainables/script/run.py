@@ -37,7 +37,7 @@ from trainables.gradskip.variables import BY_NAME, is_number
 from trainables.metrics import METHOD_DEFAULTS, METRICS, MODEL_DEFAULTS, further_columns
 from trainables.savings import share_saved
 from trainables.script.placeholders import EPOCHS_VARIABLE, fill
-from trainables.script.report_lines import REPORTS_FILE, ReportError, read_report, takes_no_step, tells_cost
+from trainables.script.report_lines import REPORTS_FILE, ReportError, has_cost, has_no_step, read_report
 from trainables.storage import DiskFiles, copy_files, files_of, is_uri
 from trainables.workload_options import SCRIPT_OPTIONS, read_options
 
@@ -261,7 +261,7 @@ def tail(path: Path, n: int, *, start: int = 0) -> list[str]:
     return [line.rstrip("\r").rpartition("\r")[2] for line in lines[max(0, len(lines) - n) :]] if data else []
 
 
-# --- Lines of a process that failed, told apart from those that torchrun and accelerate print about its failure
+# --- Lines of a process that failed, apart from those that torchrun and accelerate print about its failure ------------
 
 #: First line of a launcher's report, logged by torch's elastic agent: "E1123 05:31:40.446000 29506 torch/...".
 _REPORT = re.compile(r"[A-Z]\d{4} [\d:.]+ .*torch/distributed/elastic/")
@@ -291,9 +291,8 @@ def last_lines_of_failed_process(script: ScriptProcess) -> Sequence[str]:
 LOG_FILE = "output.log"
 #: Additional column of a row: facts about the run that a space may use, as JSON.
 RUN_FACTS = "run_facts"
-#: Lines of output that a failure shows.
-_SHOWN_LINES = 12
-_SHOWN_CHARACTERS = 200
+#: Lines of output that a failure shows, and characters of each.
+_SHOWN_LINES, _SHOWN_CHARACTERS = 12, 200
 #: Savings of a baseline up to this value are rounding errors.
 _NOTHING = 1e-6
 #: Folder in the trial's for what torchrun's processes print, other than the first.
@@ -303,8 +302,6 @@ RANKS_FOLDER = "ranks"
 _REDIRECTS = ",".join(f"{rank}:1" for rank in range(1, 10))
 #: Columns that only our optimizers count.
 _COUNTED = ("forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes")
-
-
 #: Names that further metrics of a report cannot have, since columns of results have them.
 _COLUMNS = {*METRICS, *field_names()} - {"accuracy", "test_accuracy"}
 
@@ -449,45 +446,45 @@ class ScriptRun:
         return self.row
 
     def _read(self) -> Iterator[dict[str, Any]]:
-        held: dict[str, Any] | None = None
+        pending: dict[str, Any] | None = None
         last: dict[str, Any] = {}
-        early: list[dict[str, Any]] = []
+        evaluations: list[dict[str, Any]] = []
         count, name = 0, self.config.quality.name
         for line in self._process.lines():
             try:
-                told = read_report(line, name)
+                report = read_report(line, name)
             except ReportError as error:
                 raise ScriptFailed(f"the script printed a report that cannot be read: {error}") from None
-            if told is None:
+            if report is None:
                 continue
-            if held is None and (takes_no_step(told) or not (early or tells_cost(told))):
-                early.append(told)  # an evaluation before the training is no epoch
+            if pending is None and (has_no_step(report) or not (evaluations or has_cost(report))):
+                evaluations.append(report)  # an evaluation before the training is no epoch
                 continue
-            if held is not None:
-                yield held
+            if pending is not None:
+                yield pending
             count += 1
-            held, last = self._row(told, count), told
+            pending, last = self._row(report, count), report
         if self._process.returncode != 0:
             raise ScriptFailed(self._how_it_failed(self._process.returncode))
-        if held is None and early and not takes_no_step(early[-1]):
-            held = self._row(early[-1], 1)  # which says what it lacks
-        if held is None:
+        if pending is None and evaluations and not has_no_step(evaluations[-1]):
+            pending = self._row(evaluations[-1], 1)  # which says what it lacks
+        if pending is None:
             lacking = (
                 f"printed no metric: call tune_cac.report({name}=..., step=...), or print a line such as "
                 f'{{"{name}": 0.91, "step": 100}}'
             )
-            if early:
+            if evaluations:
                 lacking = (
-                    f"reported before its first optimizer step alone ({len(early)} times): report after each epoch of "
-                    "training"
+                    f"reported before its first optimizer step alone ({len(evaluations)} times): report after each "
+                    "epoch of training"
                 )
             raise ScriptFailed(f"the script {lacking}{self._left_behind()}{self._tail()}")
         self._check_length(last)
         self.close()
-        if not math.isfinite(held["quality"]):
-            raise TrainingDiverged(f"the {name} is {held['quality']} in the last report")
+        if not math.isfinite(pending["quality"]):
+            raise TrainingDiverged(f"the {name} is {pending['quality']} in the last report")
         self.finished = True
-        yield held
+        yield pending
 
     def _check_length(self, last: Mapping[str, Any]) -> None:
         """Raise ScriptFailed if the command took fewer steps than its length asks for, and did not say why."""
@@ -528,38 +525,38 @@ class ScriptRun:
         lines = [line.strip()[:_SHOWN_CHARACTERS] for line in printed if line.strip()]
         return "; its last lines: " + " | ".join(lines) if lines else "; it printed nothing"
 
-    def _row(self, told: Mapping[str, Any], count: int) -> dict[str, Any]:
+    def _row(self, report: Mapping[str, Any], count: int) -> dict[str, Any]:
         quality = self.config.quality
-        further = {name: told[name] for name in ("accuracy", "test_accuracy") if name in told}
-        further |= told.get("extra", {})
-        measured = {quality.name: told.get(quality.name, further.pop(quality.name, None))}
-        measured[quality.test] = told.get(quality.test, further.pop(quality.test, None))
+        further = {name: report[name] for name in ("accuracy", "test_accuracy") if name in report}
+        further |= report.get("extra", {})
+        measured = {quality.name: report.get(quality.name, further.pop(quality.name, None))}
+        measured[quality.test] = report.get(quality.test, further.pop(quality.test, None))
         value = measured[quality.name]
         if value is None:
             raise ScriptFailed(
                 f"a report must have {'an accuracy' if quality.is_accuracy else f'a value of {quality.name}'}, such as "
                 f'{{"{quality.name}": 0.91, "step": 100}}'
             )
-        _check_ranges(told, method=self.config.method)
+        _check_ranges(report, method=self.config.method)
         if quality.is_accuracy and not math.isfinite(value):
             raise TrainingDiverged(f"the accuracy is {value} in report {count}")
-        counted = told.get("gradskip") or {}
-        costs = _costs(told, counted)
+        counted = report.get("gradskip") or {}
+        costs = _costs(report, counted)
         wall_time_s = time.perf_counter() - self._begun
-        step = told.get("step", counted.get("iteration"))
+        step = report.get("step", counted.get("iteration"))
         stops = {}
         if counted:
             stops = {"stopped_through": counted["stopped_through"], "stop_events": json.dumps(counted["events"])}
         return {
-            "epoch": int(told.get("epoch", count)),
+            "epoch": int(report.get("epoch", count)),
             "step": None if step is None else int(step),
-            "train_loss": told.get("train_loss", told.get("loss")),
+            "train_loss": report.get("train_loss", report.get("loss")),
             "quality": float(value),
             "test_quality": measured[quality.test],
             **further_columns({k: float(v) for k, v in further.items() if is_number(v) and k not in _COLUMNS}),
             **costs,
             "search_flops": costs["executed_flops"],
-            "train_time_s": float(told.get("train_time_s", wall_time_s)),
+            "train_time_s": float(report.get("train_time_s", wall_time_s)),
             "wall_time_s": wall_time_s,
             "peak_memory_bytes": counted.get("peak_memory_bytes"),
             "learning_rate": None,
@@ -571,7 +568,7 @@ class ScriptRun:
         }
 
 
-def _check_ranges(told: Mapping[str, Any], *, method: str) -> None:
+def _check_ranges(report: Mapping[str, Any], *, method: str) -> None:
     """Raise ScriptFailed for a number that is out of its range."""
     for name, rule, holds in (
         ("accuracy", "a fraction, 1 at most: divide a percentage by 100", lambda value: not value > 1),
@@ -581,16 +578,16 @@ def _check_ranges(told: Mapping[str, Any], *, method: str) -> None:
         ("dense_flops", "> 0", lambda value: value > 0),
         ("step", ">= 1", lambda value: value >= 1),
     ):
-        if told.get(name) is not None and not holds(told[name]):
-            raise ScriptFailed(f"{name} of a report must be {rule}, got {told[name]:g}")
-    if method == "none" and abs(told.get("compute_saved", 0.0)) > _NOTHING:
+        if report.get(name) is not None and not holds(report[name]):
+            raise ScriptFailed(f"{name} of a report must be {rule}, got {report[name]:g}")
+    if method == "none" and abs(report.get("compute_saved", 0.0)) > _NOTHING:
         raise ScriptFailed(
             "the baseline's compute_saved must be 0, for the others are compared with it, got "
-            f"{told['compute_saved']:g}"
+            f"{report['compute_saved']:g}"
         )
 
 
-def _costs(told: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, Any]:
+def _costs(report: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the FLOPs and the savings: as the script reports them, or as its optimizer counted them.
 
     If a script reports ``executed_flops`` without ``dense_flops``, the baseline's are used for these; if it reports
@@ -600,13 +597,13 @@ def _costs(told: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, Any
         ScriptFailed: nothing is known.
     """
     unknown = dict.fromkeys((*_COUNTED, "backward_saved", "executed_flops", "dense_flops"))
-    if "executed_flops" in told:
-        executed = round(told["executed_flops"])
-        dense = round(told.get("dense_flops", executed))
-        saved = told.get("compute_saved", share_saved(executed, dense))
+    if "executed_flops" in report:
+        executed = round(report["executed_flops"])
+        dense = round(report.get("dense_flops", executed))
+        saved = report.get("compute_saved", share_saved(executed, dense))
         return {**unknown, "compute_saved": float(saved), "executed_flops": executed, "dense_flops": dense}
-    if "compute_saved" in told:
-        return {**unknown, "compute_saved": float(told["compute_saved"])}
+    if "compute_saved" in report:
+        return {**unknown, "compute_saved": float(report["compute_saved"])}
     if counted.get("uncounted"):
         raise ScriptFailed(
             f"the FLOPs of {', '.join(counted['uncounted'])} are not known, so what was saved is not: report "

@@ -157,22 +157,15 @@ def test_whatever_a_script_leaves_behind_is_ended_when_it_ends(tmp_path: Path) -
     assert len(processes) == 2
 
 
-def test_sigterm_comes_first_and_a_script_can_say_goodbye(tmp_path: Path) -> None:
-    program = (
-        "import os, signal, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'bye\\n'), os.write(2, b'sorry\\n'), os._exit(5)))\n"
-        "print('on')\n"
-        "time.sleep(1000)"
-    )
-    with start("exec " + python(program), tmp_path) as script:
-        assert next(script.lines()) == "on"
-    assert script.returncode == 5
-    assert script.last_lines() == ["on", "bye", "sorry"]
-
-
-def test_a_child_born_after_sigterm_has_its_own_when_its_parent_ends(tmp_path: Path) -> None:
-    """Else it would run for the whole grace, as what a shell was just about to start."""
-    program = """
+#: Says goodbye at SIGTERM.
+GOODBYE = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"bye\\n"), os.write(2, b"sorry\\n"), os._exit(5)))
+print("on")
+time.sleep(1000)
+"""
+#: Has a child after SIGTERM, which gets its own when its parent ends; else it would run for the whole grace.
+LATE_CHILD = """
 import os, signal, time
 def born(*_):
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -185,15 +178,8 @@ signal.signal(signal.SIGTERM, born)
 print("on")
 time.sleep(1000)
 """
-    with start("exec " + python(program), tmp_path) as script:
-        assert next(script.lines()) == "on"
-    assert script.returncode == 5
-    assert script.last_lines() == ["on", "told"]
-
-
-def test_what_a_script_runs_to_clean_up_is_left_to_it(tmp_path: Path) -> None:
-    """Also where its shell, a child of the guard as well, ends at once."""
-    program = """
+#: Runs a command to clean up, also where its shell, a child of the guard as well, ends at once.
+CLEANING = """
 import os, signal, subprocess, time
 def clean(*_):
     while os.getppid() == shell: time.sleep(0.01)
@@ -204,10 +190,22 @@ signal.signal(signal.SIGTERM, clean)
 print("on")
 time.sleep(1000)
 """
-    with start(python(program) + "; true", tmp_path) as script:
+
+
+@pytest.mark.parametrize(
+    ("command", "returncode", "lines"),
+    [
+        ("exec " + python(GOODBYE), 5, ["bye", "sorry"]),
+        ("exec " + python(LATE_CHILD), 5, ["told"]),
+        (python(CLEANING) + "; true", -signal.SIGTERM, ["clean"]),
+    ],
+    ids=["goodbye", "late child", "cleaning"],
+)
+def test_sigterm_comes_first(command: str, returncode: int, lines: list[str], tmp_path: Path) -> None:
+    with start(command, tmp_path) as script:
         assert next(script.lines()) == "on"
-    assert script.returncode == -signal.SIGTERM
-    assert script.last_lines() == ["on", "clean"]
+    assert script.returncode == returncode
+    assert script.last_lines() == ["on", *lines]
 
 
 @pytest.mark.parametrize("copies", [False, True])

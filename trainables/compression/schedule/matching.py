@@ -60,7 +60,7 @@ def resolve(schedule: Schedule, facts: ModelFacts, compatible: bool = False) -> 
     """
     findings = Findings(schedule.source, schedule.lines, compatible=compatible)
     resolved = match_schedule(schedule, facts, findings)
-    findings.settle()
+    findings.raise_or_warn()
     return resolved
 
 

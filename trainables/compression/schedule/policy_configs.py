@@ -102,7 +102,7 @@ class Findings:
             for line, path, text in found
         )
 
-    def settle(self) -> None:
+    def raise_or_warn(self) -> None:
         """Raise the errors; without errors, issue the warnings as `UserWarning`.
 
         Raises:

@@ -172,7 +172,7 @@ class MarkedSchedule:
     ) -> Schedule:
         """Read the filled schedule as `read_schedule` does, with the file's lines in messages."""
         schedule, findings = examine(self.filled(values), compatible=compatible, check_lr=check_lr)
-        findings.settle()
+        findings.raise_or_warn()
         return schedule
 
     def filled(self, values: Mapping[str, Value]) -> Document:
@@ -205,7 +205,7 @@ def read_marks(given: str | os.PathLike[str], *, source: str | None = None) -> M
             other = dotted(next(place for place, taken in names.items() if taken == name))
             findings.error(path, f"shares the name {name!r} with {other}, so low, high, ... must be the same there")
         names[path] = name
-    findings.settle()
+    findings.raise_or_warn()
     return MarkedSchedule(document, marks, names)
 
 
@@ -405,7 +405,7 @@ def read_schedule(
         ScheduleError: with all errors, each with file and line.
     """
     schedule, findings = examine(open_document(given, source), compatible=compatible, check_lr=check_lr)
-    findings.settle()
+    findings.raise_or_warn()
     return schedule
 
 

@@ -5,6 +5,7 @@ Symbols: e epoch, from 0; S, E, f starting epoch, ending epoch (exclusive) and f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainables.errors import UserError
@@ -49,35 +50,33 @@ class Timing:
                 f"got {self.ending_epoch}"
             )
 
+    @property
+    def _active(self) -> Sequence[int]:
+        return self.epochs or range(self.starting_epoch, self.ending_epoch, self.frequency)
+
     def active_epochs(self) -> tuple[int, ...]:
         """Return all active epochs, ascending; at least one."""
-        if self.epochs is not None:
-            return self.epochs
-        return tuple(range(self.starting_epoch, self.ending_epoch, self.frequency))
+        return tuple(self._active)
 
     def is_active(self, epoch: int) -> bool:
         """Return whether the policy acts in this epoch."""
-        if self.epochs is not None:
-            return epoch in self.epochs
-        inside = self.starting_epoch <= epoch < self.ending_epoch
-        return inside and (epoch - self.starting_epoch) % self.frequency == 0
+        return epoch in self._active
 
     @property
     def last_epoch(self) -> int:
         """Return the last active epoch."""
-        return self.active_epochs()[-1]
+        return self._active[-1]
 
     def progress(self, epoch: int) -> float:
         """Return the position of an active epoch between the first (0) and the last (1); 1 if there is only one.
 
         In a range: (e - S) / (floor((E - S - 1) / f) f). In a list of epochs: by index, not by distance.
         """
-        epochs = self.active_epochs()
-        if len(epochs) == 1:
+        if self.last_epoch == self.starting_epoch:
             return 1.0
         if self.epochs is not None:
-            return self.epochs.index(epoch) / (len(epochs) - 1)
-        return (epoch - self.starting_epoch) / (epochs[-1] - self.starting_epoch)
+            return self.epochs.index(epoch) / (len(self.epochs) - 1)
+        return (epoch - self.starting_epoch) / (self.last_epoch - self.starting_epoch)
 
 
 @dataclass(frozen=True, kw_only=True)
