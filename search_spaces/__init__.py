@@ -12,6 +12,7 @@ from typing import Any
 from search_spaces.space import Space, SpaceContext
 from trainables.errors import unknown_name
 from trainables.registry import is_factory
+from trainables.training.recipe.fields import RECIPE_MEANINGS
 
 #: Stem and a one-line description of each space; its module has the details.
 SPACES: dict[str, str] = {
@@ -34,6 +35,12 @@ SPACES: dict[str, str] = {
     "training_recipe": "precision, batch size, kernels, loading, compilation, by the clock",
     "schedule": "a compression schedule of yours: its values marked !search",
 }
+
+#: Spaces whose meanings of fields hold in spaces of the user's, too.
+_MEANINGS_OF = (
+    "agp", "distillation", "central_difference", "svrg", "kfac", "gradient_clustering", "importance_sampling",
+    "zero_gradients",
+)  # fmt: skip
 
 #: Spaces in YAML that begin with published defaults.
 PUBLISHED_STARTS = ("distillation",)
@@ -109,15 +116,21 @@ def first_options(space: Space, given: Iterable[str]) -> tuple[str, ...]:
     return options_at_start(space, given)
 
 
+def _with_meanings(space: Space) -> Space:
+    """Return a user's space in which fields that it does not explain have their meanings in ours."""
+    known = {field: text for ours in _MEANINGS_OF for field, text in load(ours).meanings.items()}
+    return replace(space, meanings={**known, **RECIPE_MEANINGS, **space.meanings})
+
+
 def _load(name: str, files: Mapping[str, str]) -> Space:
     if name.endswith(_FILES):
         from search_spaces.yaml_space import file_space
 
-        return file_space(name, files[name])
+        return _with_meanings(file_space(name, files[name]))
     if is_factory(name):
         from search_spaces.own_space import function_space
 
-        return function_space(name)
+        return _with_meanings(function_space(name))
     if name not in SPACES:
         raise unknown_name("space", name, SPACES)
     file = Path(__file__).with_name(f"{name}.yaml")

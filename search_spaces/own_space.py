@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import search_spaces
 from search_spaces.space import (
     ANY_RUN,
     MOST_VISITS,
@@ -30,7 +29,6 @@ from trainables.config import TrialConfig, field_names, method_of
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import OF_ANY_METHOD
 from trainables.gradskip.variables import variable_named
-from trainables.training.recipe.fields import RECIPE_MEANINGS
 from trainables.workload_options import canonical, read_options
 
 #: Fields that no space sets and that have no option of their own.
@@ -55,11 +53,6 @@ NOT_OF_A_SPACE = {
     "schedule_values": "the space schedule",
     **dict.fromkeys(SET_BY_NAME, "--set"),
 }
-#: Spaces of ours whose meanings of fields hold in spaces of the user's, too.
-_MEANINGS_OF = (
-    "agp", "distillation", "central_difference", "svrg", "kfac", "gradient_clustering", "importance_sampling",
-    "zero_gradients",
-)  # fmt: skip
 OPTION_MEANING = "option of the workload"
 
 
@@ -213,13 +206,7 @@ def function_space(reference: str) -> Space:
             f"space {reference} must be a function that takes a trial and a context, or a Space, got "
             f"{type(found).__name__}"
         )
-    return with_field_meanings(checked(made))
-
-
-def with_field_meanings(space: Space) -> Space:
-    """Return a user's space in which fields that it does not explain have their meanings in ours."""
-    known = {name: text for ours in _MEANINGS_OF for name, text in search_spaces.load(ours).meanings.items()}
-    return replace(space, meanings={**known, **RECIPE_MEANINGS, **space.meanings})
+    return checked(made)
 
 
 def checked(space: Space) -> Space:

@@ -30,7 +30,6 @@ from search_spaces.own_space import (
     is_option,
     middle,
     settable_fields,
-    with_field_meanings,
 )
 from search_spaces.space import ANY_RUN, Range, Space, SpaceContext, Suggests
 from trainables.config import TrialConfig, field_kinds
@@ -185,7 +184,7 @@ def file_space(file: str, text: str) -> Space:
     Raises:
         UserError: it is not YAML, or a key or value is not valid.
     """
-    return with_field_meanings(_space(file, text))
+    return _space(file, text)
 
 
 def _space(name: str, text: str) -> Space:
