@@ -136,7 +136,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with 2."""
-        self.exit(2, f"{self.prog}: error: {said(message)}; {self.prog} --help shows what there is\n")
+        self.exit(2, f"{self.prog}: error: {error_text(message)}; {self.prog} --help shows what there is\n")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parse as argparse does; an unknown option is told with the nearest one of its command."""
@@ -165,11 +165,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f": did you mean {found[0]}?" if found else ""
 
 
-def said(message: str) -> str:
+def error_text(message: str) -> str:
     """Return argparse's message as a rule with the value that was given.
 
-    >>> said("argument --trials: invalid int value: 'abc'"), said("argument --space: expected one argument")
-    ("--trials must be an integer, got 'abc'", '--space needs a value')
+    >>> error_text("argument --trials: invalid int value: 'abc'")
+    "--trials must be an integer, got 'abc'"
+    >>> error_text("argument --space: expected one argument")
+    '--space needs a value'
     """
     if match := re.fullmatch(r"argument (\S+): invalid (\w+) value: (.*)", message):
         name, kind, value = match.groups()

@@ -110,10 +110,12 @@ def _print_one(layout: Layout, trace: RunTrace, values: Mapping[str, Any]) -> No
             (trials["stage"] == found["stage"]) & (trials["status"] == "completed"), "trial"
         ].tolist()
     print("  ".join(f"{k}={v}" for k, v in settings.to_environment().items()))
-    print("\n".join(said_of(found, trace, trained_as, settings)))
+    print("\n".join(prediction_lines(found, trace, trained_as, settings)))
 
 
-def said_of(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int], settings: Settings) -> list[str]:
+def prediction_lines(
+    found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int], settings: Settings
+) -> list[str]:
     """Return a prediction in words: its stops, or why there are none, what is saved, and which part is exact.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -267,6 +268,5 @@ def trials_in_all(before: int, more: int | None, grid: GridPoints | None) -> int
         more: trials to add; None for all of a grid.
         grid: the points; None for another sampler.
     """
-    most = None if grid is None else 1 + len(grid)  # and the baseline
-    counts = [count for count in (None if more is None else before + more, most) if count is not None]
-    return min(counts)
+    most = math.inf if grid is None else 1 + len(grid)  # and the baseline
+    return int(min(most, math.inf if more is None else before + more))

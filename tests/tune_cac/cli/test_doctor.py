@@ -91,48 +91,34 @@ def rows_of(lines: list[str]) -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_what_a_run_is(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = run_doctor(capsys, "tiny", "--epochs", "3")
+def test_what_a_run_is_and_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run_doctor(capsys, "tiny", "--epochs", "3", "--trials", "7")
+    starts = {line.partition(": ")[0]: line for line in lines}
     assert "run: 8 steps an epoch, 3 epochs, 24 steps in all; a batch is (8, 1, 6, 6) float32, (8,) int64" in lines
     assert "layers: 14 parameters in the model's order, 781 elements" in lines
     rows = rows_of(lines)
     assert len(rows) == 14
-    flops = 2 * 8 * 4 * 9 * 36
-    assert rows[0] == [
-        "0",
-        "0.weight",
-        "4x1x3x3",
-        "36",
-        "yes",
-        f"{flops / 1000:.4g} kFLOP",
-        f"{flops / 1000:.4g} kFLOP",
-    ]
+    pixels = 8 * 36 * 9
+    convolutions = [2 * pixels * a * b for a, b in ((1, 4), (4, 4), (4, 6), (6, 6))]
+    first = f"{convolutions[0] / 1000:.4g} kFLOP"
+    assert rows[0] == ["0", "0.weight", "4x1x3x3", "36", "yes", first, first]
     assert rows[1] == ["1", "1.weight", "4", "4", "0 FLOP", "0 FLOP"]
     assert rows[2][:4] == ["2", "1.bias", "4", "4"]
     assert rows[2][-1].endswith(" %")  # the end of the first unit
     assert not any(line.startswith(("outside layers", "one row a unit", "the rule watches nothing")) for line in lines)
-
-
-@pytest.mark.usefixtures("tiny")
-def test_what_a_run_costs(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = run_doctor(capsys, "tiny", "--trials", "7")
-    pixels = 8 * 36 * 9
-    convolutions = [2 * pixels * a * b for a, b in ((1, 4), (4, 4), (4, 6), (6, 6))]
-    linear = 2 * 8 * 6 * 3
-    forward, backward = sum(convolutions) + linear, 2 * (sum(convolutions) + linear) - convolutions[0]
-    compute = next(line for line in lines if line.startswith("compute: "))
-    assert compute == (
+    forward = sum(convolutions) + 2 * 8 * 6 * 3
+    backward = 2 * forward - convolutions[0]
+    assert starts["compute"] == (
         f"compute: a step {forward / 1000:.4g} kFLOP forward, {backward / 1000:.4g} kFLOP backward; "
-        f"a run at most {32 * (forward + backward) / 10**6:.4g} MFLOP"
+        f"a run at most {24 * (forward + backward) / 10**6:.4g} MFLOP"
     )
-    memory = next(line for line in lines if line.startswith("memory: "))
-    assert memory.startswith(
+    assert starts["memory"].startswith(
         "memory: parameters 3.124 kB, gradients 3.124 kB, optimizer 3.124 kB; peak of the process "
     )
-    time = next(line for line in lines if line.startswith("time: "))
-    assert "(median of 5, " in time
-    assert " waiting for the batch; an evaluation " in time
-    assert any(line.startswith("search: 7 trials, ") and "each trained alone" in line for line in lines)
+    assert "(median of 5, " in starts["time"]
+    assert " waiting for the batch; an evaluation " in starts["time"]
+    assert starts["search"].startswith("search: 7 trials, ")
+    assert "each trained alone" in starts["search"]
 
 
 def test_a_large_model_is_shown_by_units(capsys: pytest.CaptureFixture[str], deep_linear: str) -> None:

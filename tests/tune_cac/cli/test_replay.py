@@ -19,7 +19,7 @@ from trainables.gradskip.settings import Settings
 from trainables.stage_tree.root import plain_shapes
 from trainables.training.run import TrainingRun
 from tune_cac.cli.main import main
-from tune_cac.cli.replay import outcomes_table, said_of
+from tune_cac.cli.replay import outcomes_table, prediction_lines
 
 BASE = TrialConfig(method="none", epochs=3)
 STOPPING = {"CAC_STOP_LAYER_NUM": (0, 6), "CAC_STOP_LAYER_ITR": (5, 20), "CAC_BRAKING_DISTANCE": 2}
@@ -143,14 +143,14 @@ def test_estimates_are_marked(study: Any) -> None:
         {"iteration": 5, "layer": 0, "name": "a", "ratio": 0.98765, "rule": "start"},
         {"iteration": 15, "layer": 3, "name": "b", "ratio": 0.9, "rule": "slope"},
     ]
-    assert said_of(a_row(stop_events=json.dumps(events)), trace, [], Settings()) == [
+    assert prediction_lines(a_row(stop_events=json.dumps(events)), trace, [], Settings()) == [
         "iteration 5: stops through 0 (a), start at variance/peak 0.9877",
         "iteration 15: stops through 3 (b), slope at variance/peak 0.9000 (estimate)",
         "compute saved 10.0 % (backward 20.0 %)",
         "exact up to iteration 12, estimated from the nearest recorded run after it",
     ]
     blind = a_row(compute_saved=float("nan"), backward_saved=float("nan"), exact_until=4)
-    assert said_of(blind, trace, [], Settings(rule="plasticity")) == [
+    assert prediction_lines(blind, trace, [], Settings(rule="plasticity")) == [
         "exact up to iteration 4, not predicted after it: what plasticity looks at is recorded only where a trial with "
         "the same timings has run it"
     ]
