@@ -118,20 +118,6 @@ def test_a_truncated_parquet_file_is_made_up_for_by_the_journal(study: Layout) -
         analysis.load(study.root)
 
 
-def test_a_damaged_journal_line_costs_what_it_said(study: Layout) -> None:
-    before = analysis.load(study.root)
-    lines = study.journal.read_bytes().splitlines(keepends=True)
-    study.journal.write_bytes(b"".join(lines[:-1]) + lines[-1][:50])  # the last trial
-    with pytest.warns(UserWarning, match=rf"optuna\.journal: damaged and left out: line {len(lines)}$"):
-        pd.testing.assert_frame_equal(analysis.load(study.root), before.iloc[:-1], check_dtype=False)
-    study.journal.write_bytes(b"".join([*lines[:-3], lines[-3][:50] + b"\n", *lines[-2:]]))  # the interrupted one
-    with pytest.warns(UserWarning, match=rf"left out: line {len(lines) - 2}$"):
-        trials = analysis.load(study.root)
-    others = before["trial"] != 3
-    pd.testing.assert_frame_equal(trials[others], before[others], check_dtype=False)
-    assert trials.loc[~others, "status"].tolist() == ["running"]
-
-
 def test_several_studies_are_told_apart_and_never_compared(study: Layout, tmp_path: Path) -> None:
     one = analysis.load(study.root)
     assert "study" not in one.columns
