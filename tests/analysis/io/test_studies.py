@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from studies import result_row, write_study
 
 import analysis
 from analysis.io.columns import trial_dtypes
-from analysis.io.layout import STUDY_NAME, Layout
+from analysis.io.layout import STUDY_NAME, Layout, StudyInfo
+from analysis.io.studies import read_journal
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
 from trainables.metrics import METRICS
+from tune_cac.cli.main import main
 
 ALL = {"trial", "role", "status", "error", "control", "candidate", "options", "of_epochs", *METRICS, *field_names()}
 CONFIG = TrialConfig(method="gradskip", CAC_VAR_START_THR=0.97, CAC_WATCH=("conv",)).to_dict()
@@ -116,20 +120,6 @@ def test_a_truncated_parquet_file_is_made_up_for_by_the_journal(study: Layout) -
     study.journal.unlink()
     with pytest.raises(UserError, match=r"trials\.parquet cannot be read, and no journal is beside it: .+"):
         analysis.load(study.root)
-
-
-def test_a_damaged_journal_line_costs_what_it_said(study: Layout) -> None:
-    before = analysis.load(study.root)
-    lines = study.journal.read_bytes().splitlines(keepends=True)
-    study.journal.write_bytes(b"".join(lines[:-1]) + lines[-1][:50])  # the last trial
-    with pytest.warns(UserWarning, match=rf"optuna\.journal: damaged and left out: line {len(lines)}$"):
-        pd.testing.assert_frame_equal(analysis.load(study.root), before.iloc[:-1], check_dtype=False)
-    study.journal.write_bytes(b"".join([*lines[:-3], lines[-3][:50] + b"\n", *lines[-2:]]))  # the interrupted one
-    with pytest.warns(UserWarning, match=rf"left out: line {len(lines) - 2}$"):
-        trials = analysis.load(study.root)
-    others = before["trial"] != 3
-    pd.testing.assert_frame_equal(trials[others], before[others], check_dtype=False)
-    assert trials.loc[~others, "status"].tolist() == ["running"]
 
 
 def test_several_studies_are_told_apart_and_never_compared(study: Layout, tmp_path: Path) -> None:
@@ -242,3 +232,45 @@ def text(path: Path, content: str) -> Path:
 def written(path: Path, frame: pd.DataFrame) -> Path:
     frame.to_parquet(path)
     return path
+
+
+# --- a study that an earlier version searched (2026-11-27, digits) ----------------------------------------------------
+
+
+STORED = Path(__file__).parents[2] / "support" / "study_of_2026_11"
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Layout:
+    shutil.copytree(STORED, tmp_path / "results" / "mine")
+    return Layout(tmp_path / "results" / "mine")
+
+
+def test_its_settings_are_read_though_some_are_gone(stored: Layout) -> None:
+    found = json.loads(stored.info.read_text())
+    assert {"prior", "early_ending", "prior_runs", "study_storage"} <= found.keys()
+    assert stored.read_info() == StudyInfo(**{name: found[name] for name in found if name in vars(stored.read_info())})
+
+
+def test_its_trials_are_ranked_as_they_were(stored: Layout) -> None:
+    """The answer and its saving are those that the search of then printed."""
+    trials = analysis.load(stored.root)
+    assert trials["status"].value_counts().to_dict() == {"completed": 13}
+    ranking = analysis.rank(trials, allowed_drop=0.005)
+    best = analysis.best(ranking)
+    assert (best["trial"], round(best["compute_saved"], 3), round(best["accuracy"], 4)) == (7, 0.485, 0.9766)
+
+
+def test_every_configuration_of_it_is_one_of_today(stored: Layout) -> None:
+    for record in read_journal(stored.journal):
+        TrialConfig.from_mapping({**record["config"], "CAC_RULE_NOISE": 1.0})  # of a rule that is gone
+
+
+def test_its_answer_is_exported(
+    stored: Layout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(stored.root.parents[1])
+    assert main(["export", "mine", "--trial", "7"]) == 0
+    text = capsys.readouterr().out
+    assert "CAC_VAR_START_THR=0.98" in text
+    assert "TUNE_CAC_EPOCHS=24" in text

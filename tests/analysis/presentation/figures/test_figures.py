@@ -22,6 +22,7 @@ from analysis.metrics.pareto import hypervolume as area_above
 from analysis.metrics.ranking import best, rank
 from analysis.presentation.figures.figure import Figure
 from analysis.presentation.figures.outcomes import importance, pareto
+from analysis.presentation.figures.palette import DARK, LIGHT
 from analysis.presentation.figures.report_figures import (
     MOST_ROWS,
     convergence,
@@ -31,6 +32,7 @@ from analysis.presentation.figures.report_figures import (
     timeline,
     variance,
 )
+from analysis.presentation.figures.sensitivity import sensitivity
 from analysis.presentation.html import ReportData
 from trainables.config import TrialConfig
 
@@ -280,3 +282,46 @@ def test_a_trial_at_hundreds_of_dense_runs_does_not_squash_the_others() -> None:
     assert (-25_000.0, pytest.approx(93.0)) in places(figure, "trials")
     for outcomes in ([(0.89, 0.3)], [(0.91, -3.0), (0.92, -2.0)], [(0.91, -250.0), (0.92, -240.0)]):
         assert "range" not in pareto(study(*outcomes)).layout["xaxis"]  # type: ignore[union-attr]
+
+
+# --- sensitivity analysis ---------------------------------------------------------------------------------------------
+
+
+def curves(layers: int) -> dict[str, list[tuple[float, float]]]:
+    return {f"block.{i}.conv.weight": [(0.0, 0.9), (0.5, 0.9 - 0.01 * i), (0.95, 0.1)] for i in range(layers)}
+
+
+def test_a_line_a_layer_in_percent() -> None:
+    figure = sensitivity(curves(3), allowed_drop=0.02, pruned="filters")
+    assert [trace["name"] for trace in figure.traces] == ["block.0.conv", "block.1.conv", "block.2.conv"]
+    assert figure.traces[2]["x"] == [0, 50, 95]
+    assert figure.traces[2]["y"] == pytest.approx([90, 88, 10])
+    assert figure.traces[2]["hovertext"][1] == "block.2.conv.weight\n50 % pruned: 88.00 %"
+    assert figure.layout["xaxis"]["title"]["text"] == "filters pruned of one layer (%)"
+    assert figure.layout["yaxis"]["title"]["text"] == "accuracy (%)"
+    assert [shape["y0"] for shape in figure.layout["shapes"]] == pytest.approx([88])
+    assert figure.layout["annotations"][0]["text"] == "allowed accuracy loss (2.00 points)"
+
+
+# --- contrasts that text and marks need (WCAG 2.2, 1.4.3 and 1.4.11) --------------------------------------------------
+
+
+def contrast(first: str, second: str) -> float:
+    """The contrast ratio of two colours, in [1, 21] (WCAG 2.2, definitions)."""
+    lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+def test_text_and_marks_stand_out(colours: dict[str, str]) -> None:
+    for ground in ("ground", "panel"):
+        for text in ("text", "faint", "link"):
+            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+    for mark in ("trial", "front", "chosen", "control", "published", "limit", "focus"):
+        assert contrast(colours[mark], colours["ground"]) >= 3, mark
