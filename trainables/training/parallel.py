@@ -76,10 +76,9 @@ class ParallelRun(TrainingRun):
 
     def _leaves_out(self) -> bool:
         """Return whether a parameter that trains gets no gradient from the loss."""
-        batch = next(iter(self.workload.train_batches(0, self.config.seed)))
         with kept_generators([self.device]):
             model = copy.deepcopy(self.model).train()
-            self.workload.loss(model, tuple(t.to(self.device) for t in batch)).backward()
+            self._example_forward(model).backward()
         return any(p.requires_grad and p.grad is None for p in model.parameters())
 
     def _loss(self, batch: Batch) -> Tensor:

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
@@ -187,9 +188,10 @@ class Workload(ABC):
             samples += len(batch[0])
         return float(total) / samples if samples else None
 
-    @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean loss of a batch, a scalar."""
+        """Return the mean loss of a batch, a scalar; by default the cross entropy of (inputs, targets)."""
+        inputs, targets = batch
+        return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
 
     def evaluate_a_little(self, model: nn.Module, device: Any) -> float | Mapping[str, float]:
         """Return `evaluate` on a part of the validation split, where the whole takes long."""
@@ -200,9 +202,22 @@ class Workload(ABC):
         """Return the share of the validation split that `evaluate_a_little` uses; 0 if unknown or always sufficient."""
         return 1.0
 
-    @abstractmethod
     def evaluate(self, model: nn.Module, split: str, device: Any) -> float | Mapping[str, float]:
-        """Return `quality` on ``validation`` or ``test``, or several metrics by name; in eval mode, gradients off."""
+        """Return `quality` on ``validation`` or ``test``, or several metrics by name; in eval mode, gradients off.
+
+        By default the share of targets in `evaluation_batches` that are the index of the largest score.
+        """
+        if split not in self.splits:
+            raise unknown_name("split", split, self.splits)
+        targets = 0
+
+        def counted() -> Iterator[Batch]:
+            nonlocal targets
+            for batch in self.evaluation_batches(split) or ():
+                targets += batch[1].numel()
+                yield batch
+
+        return count_hits(model, counted(), device) / targets
 
     def picture(self, model: nn.Module, device: Any) -> str:
         """Return a picture of what the model makes, a PNG as base64; empty where there is nothing to see.

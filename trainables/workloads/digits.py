@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from torch.optim import SGD, Optimizer
 
 from trainables.errors import unknown_name
 from trainables.gradients.straight_through import BinaryActivation
-from trainables.workloads.base import Batch, Workload, count_hits, digest_of
+from trainables.workloads.base import Batch, Workload, digest_of
 from trainables.workloads.sample_access import TensorSamples
 from trainables.workloads.seeded_loader import epoch_seed
 
@@ -141,10 +140,3 @@ class Digits(Workload):
     def evaluation_batches(self, split: str) -> Iterator[Batch]:
         images, labels = digit_splits()[split]
         yield from zip(images.split(EVALUATION_BATCH_SIZE), labels.split(EVALUATION_BATCH_SIZE), strict=True)
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        images, labels = batch
-        return F.cross_entropy(model(images), labels)
-
-    def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
-        return count_hits(model, self.evaluation_batches(split), device) / len(digit_splits()[split][1])

@@ -13,15 +13,13 @@ import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from trainables.workloads.base import Batch, Workload, check_positive, count_hits, digest_of
+from trainables.workloads.base import Batch, Workload, check_positive, digest_of
 from trainables.workloads.seeded_loader import epoch_seed
 
 CONTEXT = 64
@@ -196,18 +194,9 @@ class Text(Workload):
     def fingerprint(self) -> str:
         return digest_of(super().fingerprint(), self._batch_size, self.steps_per_epoch, *_splits().values())
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        inputs, targets = batch
-        return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-
     def evaluation_batches(self, split: str) -> Iterator[Batch]:
         for part in evaluation_windows(split).split(EVALUATION_BATCH_SIZE):
             yield _inputs_and_targets(part)
-
-    def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
-        """Return the share of characters predicted correctly from up to 64 before them; each counts once."""
-        characters = len(evaluation_windows(split)) * CONTEXT
-        return count_hits(model, self.evaluation_batches(split), device) / characters
 
 
 def evaluation_windows(split: str) -> Tensor:

@@ -47,17 +47,6 @@ def test_parameters_and_multiply_adds_are_the_published_ones(name: str) -> None:
     assert counter.get_total_flops() / 2 / 2 == pytest.approx(billions * 1e9, rel=0.01)
 
 
-def test_resnet20_multiply_adds_by_hand() -> None:
-    by_hand = 432 * 32**2 + 6 * 2304 * 32**2 + (4608 + 5 * 9216) * 16**2 + (18432 + 5 * 36864) * 8**2 + 640
-    with FlopCounterMode(display=False) as counter:
-        on_meta("resnet20", 10)(images(32))
-    assert counter.get_total_flops() == 2 * 2 * by_hand
-
-
-def test_alexnet_weights_without_biases_are_the_published_count() -> None:
-    assert sum(p.numel() for p in on_meta("alexnet", 1000).parameters() if p.dim() > 1) == 61_090_496
-
-
 #: First digits of the SHA-256 of the lines "name [shape]" of torchvision's state_dict, 0.29.2, with 1000 classes.
 TORCHVISION = {
     "resnet18": "66b04efc1dfd4b80",

@@ -66,15 +66,13 @@ class DryRun:
     batch_shapes: tuple[tuple[tuple[int, ...], str], ...]
     """(shape, dtype) of each tensor of the first batch."""
     parameters: tuple[ParameterFacts, ...]
-    """All parameters, by number."""
     outside: LayerCost
     step_cost: StepCost
     """Cost of a step on the first batch with nothing stopped."""
     parameter_bytes: int
     gradient_bytes: int
-    """Memory of all gradients after a few steps."""
     optimizer_bytes: int
-    """Memory of all tensors of the optimizer's state after a few steps."""
+    """Bytes of all tensors of the optimizer's state after a few steps."""
     peak_bytes: int
     """Peak of the process on the CPU, of allocated memory on a GPU (`trainables.runtime.memory`)."""
     step_times_s: tuple[float, ...]

@@ -170,6 +170,7 @@ class ParquetSplit(ImageSplit):
         self._starts: list[tuple[int, Path]] = []  # number of its first row, file
         self._groups: list[tuple[int, Path, int]] = []  # number of its first row, file, number in the file
         self._kept: OrderedDict[int, list[Encoded | None]] = OrderedDict()
+        self._kept_bytes = 0
         self._lock = threading.Lock()
         labels, first = [np.empty(0, dtype=np.int64)], 0
         for path in paths:
@@ -223,8 +224,9 @@ class ParquetSplit(ImageSplit):
             with _opened(path) as file:
                 column = file.read_row_group(group, columns=[self._image_column]).column(0).combine_chunks()
             self._kept[number] = _encoded_images(path, column)
-            while len(self._kept) > 1 and sum(map(_bytes, self._kept.values())) > KEPT_BYTES:
-                self._kept.popitem(last=False)
+            self._kept_bytes += _bytes(self._kept[number])
+            while len(self._kept) > 1 and self._kept_bytes > KEPT_BYTES:
+                self._kept_bytes -= _bytes(self._kept.popitem(last=False)[1])
         self._kept.move_to_end(number)
         return self._kept[number]
 

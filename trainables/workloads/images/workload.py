@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from trainables.errors import UserError, unknown_name
+from trainables.errors import UserError
 from trainables.workloads import models
 from trainables.workloads.base import Batch, Samples, Workload, count_hits
 from trainables.workloads.images.dataset import count_classes, default_cache, hold_out, open_images
@@ -308,16 +308,6 @@ class Images(Workload):
         images, labels = self._take("train", rows.numpy())
         images = self._augmented(images, generator) if self.augment else center_crops(images, self._size)
         return normalised(images, self._mean, self._deviation), labels
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        images, labels = batch
-        return F.cross_entropy(cast(Tensor, model(images)), labels)
-
-    def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
-        """Return the share of images whose largest score is that of their class, in [0, 1]."""
-        if split not in self.splits:
-            raise unknown_name("split", split, self.splits)
-        return count_hits(model, self.evaluation_batches(split), device) / len(self._parts[split])
 
     def evaluate_a_little(self, model: nn.Module, device: Any) -> float:
         """Evaluate one validation batch; enough to detect a random model, since the data are fixed."""

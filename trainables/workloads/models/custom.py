@@ -49,10 +49,7 @@ def build_custom(name: str, *, classes: int, image_size: int, channels: int) -> 
 
 def _taken(function: Callable[..., Any], sizes: Mapping[str, int]) -> tuple[tuple[int, ...], dict[str, int]]:
     """Return the sizes that the function takes by position and by name, see `build_custom`."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except ValueError:  # written in C
-        return (), {"num_classes": sizes["num_classes"]}
+    parameters = inspect.signature(function).parameters
     named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     first = next(iter(parameters.values()), None)
     if (
@@ -68,8 +65,10 @@ def _taken(function: Callable[..., Any], sizes: Mapping[str, int]) -> tuple[tupl
 
 
 def _check_scores(name: str, model: nn.Module, classes: int, shape: tuple[int, ...]) -> None:
+    buffers = {buffer: value.clone() for buffer, value in model.named_buffers()}  # the model's own stay as they are
     try:
-        scores = _tried(model, shape)
+        with torch.no_grad(), kept_generators([]):
+            scores = torch.func.functional_call(model, buffers, (torch.zeros(shape),))
     except Exception as error:
         raise UserError(
             f"model {name} must take images of shape {shape}, but its forward pass raised {_in_one_line(error)}"
@@ -81,13 +80,6 @@ def _check_scores(name: str, model: nn.Module, classes: int, shape: tuple[int, .
         few = scores.dim() == 2 and len(scores) == shape[0] and scores.shape[1] < classes
         why = f": it has {scores.shape[1]} outputs, the data has {classes} classes" if few else ""
         raise UserError(f"{rule}, got {tuple(scores.shape)}{why}")
-
-
-def _tried(model: nn.Module, shape: tuple[int, ...]) -> Any:
-    """Return the model's output in its current mode; weights, buffers and random generators stay unchanged."""
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.no_grad(), kept_generators([]):
-        return torch.func.functional_call(model, buffers, (torch.zeros(shape),))
 
 
 def _in_one_line(error: Exception) -> str:

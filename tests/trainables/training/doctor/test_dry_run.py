@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,6 @@ import pytest
 import tiny_workload
 from tiny_workload import tiny  # noqa: F401 - a fixture
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
@@ -143,31 +142,6 @@ def test_no_method_acts() -> None:
     stopping = TrialConfig(workload="tiny", epochs=1, CAC_STOP_LAYER_NUM=(8,), CAC_STOP_LAYER_ITR=(0,))
     found = dry_run(stopping, steps=2)
     assert found.gradient_bytes == found.parameter_bytes
-
-
-@pytest.mark.usefixtures("tiny")
-def test_weights_that_never_train_cost_no_gradient_and_come_back_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    models: list[nn.Module] = []
-    make = tiny_workload.Tiny.make_model
-
-    def frozen_front(self: tiny_workload.Tiny) -> nn.Module:
-        model = make(self)
-        next(model.parameters()).requires_grad_(False)
-        models.append(model)
-        return model
-
-    class Other(tiny_workload.Tiny):
-        name = "tiny with a frozen front"
-
-        make_model = frozen_front
-
-        def make_optimizer(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-            return super().make_optimizer((n, p) for n, p in named_parameters if p.requires_grad)
-
-    monkeypatch.setattr("trainables.training.run.build_for", lambda *_: Other())
-    found = dry_run(TrialConfig(workload="tiny", epochs=1), steps=1)
-    assert found.parameters[0].backward_flops == 0
-    assert [p.requires_grad for p in models[0].parameters()] == [False] + [True] * (len(found.parameters) - 1)
 
 
 def test_no_steps_are_refused() -> None:
