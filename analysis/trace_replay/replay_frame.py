@@ -13,7 +13,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.trace_replay.traces import Outcomes, RunTrace, facts_key, nothing_stopped, spared, trains_after
+from analysis.trace_replay.traces import (
+    Outcomes,
+    RunTrace,
+    facts_key,
+    nothing_stopped,
+    spared,
+    take_outcomes,
+    trains_after,
+)
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import estimator_in
@@ -370,7 +378,7 @@ def replay_auto(trace: RunTrace, config: TrialConfig, numbers: AutoNumbers) -> O
     for row in np.flatnonzero(replay.still):
         own = {name: getattr(numbers, field)[row].item() for field, name in _VARIABLE_OF.items()}
         one = replace(config, **own)
-        found[[row]] = replay_one(trace, one)
+        take_outcomes(found, np.array([row]), replay_one(trace, one))
     return found
 
 
@@ -562,7 +570,7 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
         elif not batch.never_acts:
             auto = batch.auto
             part = replay_one(trace, batch.config) if auto is None else replay_auto(trace, batch.config, auto)
-            predicted[batch.rows] = part
+            take_outcomes(predicted, batch.rows, part)
     frame = pd.DataFrame(_columns(trace, predicted, more), index=index, copy=False)
     frame.attrs["quality"] = trace.quality
     return frame

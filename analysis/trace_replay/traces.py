@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,13 @@ from trainables.stage_tree.store import Stage, StageStore, roots
 
 
 #: Results of the replay of settings, see `nothing_stopped`.
-Outcomes = np.recarray[Any, Any]
+Outcomes = SimpleNamespace
 
 
 def nothing_stopped(count: int, trace: RunTrace) -> Outcomes:
-    """Return a record for each of n settings that has stopped nothing yet, to be filled while they are replayed.
+    """Return (n,) arrays of settings that have stopped nothing yet, to be filled while they are replayed.
 
-    Fields: ``stops`` decided; ``stopped_through``, position of the last parameter stopped at the end, -1 for none;
+    Those are ``stops`` decided; ``stopped_through``, position of the last parameter stopped at the end, -1 for none;
     ``first_stop``, iteration of the first decision, -1 for none; ``events``, JSON of the stops without its
     brackets; ``spared`` and ``spared_backward``, FLOPs not executed; ``certain_until``, first iteration at which a
     value of another run was read, the run's length for none; ``stage``, index of the deepest recorded stage on the
@@ -42,15 +43,18 @@ def nothing_stopped(count: int, trace: RunTrace) -> Outcomes:
     has recorded, so that the rest of the run is not predicted.
     """
     flops = trace.costs_of(trace.trains).forward.dtype
-    fields = {
+    initial = {
         "stops": (int, 0), "stopped_through": (int, -1), "first_stop": (int, -1), "events": (object, ""),
         "spared": (flops, 0), "spared_backward": (flops, 0), "certain_until": (int, trace.total_steps),
         "stage": (int, 0), "own": (bool, True), "unknown": (bool, False),
     }  # fmt: skip
-    found = np.recarray(count, dtype=[(name, kind) for name, (kind, _) in fields.items()])
-    for name, (_, initial) in fields.items():
-        found[name] = initial
-    return found
+    return Outcomes(**{name: np.full(count, value, kind) for name, (kind, value) in initial.items()})
+
+
+def take_outcomes(outcomes: Outcomes, rows: NDArray[np.int64], part: Outcomes) -> None:
+    """Take the outcomes of some of the settings from elsewhere."""
+    for name, values in vars(outcomes).items():
+        values[rows] = getattr(part, name)
 
 
 def trains_after(trace: RunTrace, blueprint: Blueprint, through: int) -> str:
