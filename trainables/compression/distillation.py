@@ -289,7 +289,14 @@ def build_teacher(
         elif name == SAME:
             teacher = bare_copy(student) if make_model is None else make_model()
         else:
-            teacher = _of_registry(name, student)
+            sizes = _sizes(student)
+            for size, layer in (("channels", "convolution"), ("num_classes", "linear layer")):
+                if size not in sizes:
+                    raise UserError(
+                        f"the teacher {name} is built for the student's input channels and classes, but the student "
+                        f"has no {layer} to tell them: give package.module:function"
+                    )
+            teacher = build_model(name, sizes["num_classes"], channels=sizes["channels"])
     if settings.checkpoint is not None:
         load_weights(teacher, settings.checkpoint)
     elif not settings.pretrained:
@@ -299,17 +306,6 @@ def build_teacher(
             stacklevel=2,
         )
     return teacher
-
-
-def _of_registry(name: str, student: nn.Module) -> nn.Module:
-    sizes = _sizes(student)
-    for size, layer in (("channels", "convolution"), ("num_classes", "linear layer")):
-        if size not in sizes:
-            raise UserError(
-                f"the teacher {name} is built for the student's input channels and classes, but the student has no "
-                f"{layer} to tell them: give package.module:function"
-            )
-    return build_model(name, sizes["num_classes"], channels=sizes["channels"])
 
 
 def _called(name: str, student: nn.Module, *, pretrained: bool) -> nn.Module:

@@ -25,7 +25,6 @@ from trainables.compression.pruners.pruner import Pruner
 from trainables.compression.quantizers import Quantizer, build_quantizer
 from trainables.compression.regularizers import Regularizer, build_regularizer
 from trainables.compression.schedule import ModelFacts, PlannedPolicy, PrunerPolicyConfig, Schedule, resolve
-from trainables.compression.schedule.configs import KnowledgeDistillationConfig
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.compression.thinning import Kind, check_installed, thin
 from trainables.errors import UserError
@@ -383,18 +382,16 @@ def build_policies(
         if planned.kind == "extension":
             check_installed()  # fail now instead of epochs later
             return ThinningPolicy(_REMOVES[component.class_name], round_to=settings.round_to), None
-        return DistillationPolicy(lambda: _distillation(model, settings, make_model)), None
+
+        def distillation() -> KnowledgeDistillationPolicy:
+            weights = DistillationLossWeights(settings.distill_weight, settings.student_weight, settings.teacher_weight)
+            teacher = build_teacher(settings, model, make_model)
+            return KnowledgeDistillationPolicy(model, teacher, settings.temperature, weights)
+
+        return DistillationPolicy(distillation), None
 
     policies = []
     for planned in schedule.policies:
         policy, name = build(planned)
         policies.append(Scheduled(policy=policy, timing=planned.timing, component=name))
     return policies, components
-
-
-def _distillation(
-    model: nn.Module, settings: KnowledgeDistillationConfig, make_model: Callable[[], nn.Module] | None
-) -> KnowledgeDistillationPolicy:
-    weights = DistillationLossWeights(settings.distill_weight, settings.student_weight, settings.teacher_weight)
-    teacher = build_teacher(settings, model, make_model)
-    return KnowledgeDistillationPolicy(model, teacher, settings.temperature, weights)

@@ -17,6 +17,7 @@ import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from math import prod
 from typing import Any, Literal, get_args
@@ -50,11 +51,6 @@ Cuts = dict[tuple[str, int], set[int]]
 def is_depthwise(module: nn.Module) -> bool:
     """Return whether a module is a convolution with one filter for each input channel."""
     return isinstance(module, _ConvNd) and 1 < module.groups == module.in_channels == module.out_channels
-
-
-def is_grouped(module: nn.Module) -> bool:
-    """Return whether a module is a convolution with groups of several channels, which is not cut."""
-    return isinstance(module, _ConvNd) and module.groups > 1 and not is_depthwise(module)
 
 
 def _counts(module: nn.Module, side: int) -> tuple[str, ...]:
@@ -254,7 +250,7 @@ class _Group:
         self.parts, self.excluded = parts, excluded
         self.by_node = {id(part.node): part for part in parts if part.side == 0}
         self.layers = [part for part in parts if part.type in _LAYERS]
-        self._dead: dict[tuple[int, int], bool] = {}
+        self._is_dead = cache(self._find_dead)
 
     def cuts(self, kind: Kind, round_to: int) -> Cuts:
         """Return what can be removed."""
@@ -281,7 +277,6 @@ class _Group:
                 return False
             if part.type in _CUT and (
                 part.name in self.excluded
-                or is_grouped(part.module)
                 or not (part.is_one_number or max(part.indices[r]) < width(part.module, part.side))
             ):
                 return False
@@ -292,13 +287,8 @@ class _Group:
             for part in readers
         )
 
-    def _is_dead(self, node: Any, r: int) -> bool:
-        key = (id(node), r)
-        if key not in self._dead:
-            self._dead[key] = self._find_dead(node, r)
-        return self._dead[key]
-
     def _find_dead(self, node: Any, r: int) -> bool:
+        """Return whether a node's output in r is zero."""
         part = self.by_node.get(id(node))
         if part is None or r not in part.indices:
             return False
@@ -539,7 +529,7 @@ class _Trial:
         return [t for t in tensors_in(model(*self.arguments)) if t.is_floating_point()]
 
     def _excluded(self, shared: set[str]) -> set[str]:
-        """Return the modules that cannot be cut: called more than once, with a shared or a computed weight."""
+        """Return the modules that cannot be cut: called more than once, with groups, a shared or a computed weight."""
         calls: Counter[nn.Module] = Counter()
         handles = [
             module.register_forward_hook(lambda called, *_: calls.update([called])) for module in self.model.modules()
@@ -553,7 +543,8 @@ class _Trial:
         for name, module in self.model.named_modules():
             own = [tensor for tensor in ("weight", "bias") if getattr(module, tensor, None) is not None]
             computed = any(not isinstance(getattr(module, tensor), nn.Parameter) for tensor in own)
-            if calls[module] > 1 or computed or any(f"{name}.{tensor}" in shared for tensor in own):
+            grouped = isinstance(module, _ConvNd) and module.groups > 1 and not is_depthwise(module)
+            if calls[module] > 1 or grouped or computed or any(f"{name}.{tensor}" in shared for tensor in own):
                 found.add(name)
         return found
 

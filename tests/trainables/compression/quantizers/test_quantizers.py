@@ -340,12 +340,6 @@ def planned(overrides: dict[str, Any], model: nn.Module | None = None) -> dict[s
 DEFAULT = {"weights": 3, "bias": None, "activations": 8}
 
 
-def test_what_no_pattern_matches_has_the_default() -> None:
-    plan = planned({"fc": {"bits_weights": 4}})
-    assert plan.pop("fc") == {"weights": 4, "bias": None, "activations": 8}
-    assert all(bits == DEFAULT for bits in plan.values())
-
-
 def test_an_absent_key_inherits_and_null_and_32_mean_not_quantized() -> None:
     plan = planned({"conv1": {"bits_weights": None}, "fc": {"bits_activations": 32, "bits_bias": 16}})
     assert plan["conv1"] == {"weights": None, "bias": None, "activations": 8}
