@@ -32,15 +32,12 @@ class SignalRecorder:
     """
 
     def __init__(self, run: TrainingRun, watches: Iterable[Sequence[str]] = ()) -> None:
-        self._parameters, _ = numbered(run.optimizer.param_groups, run.model)
         self._gradskip: GradientSkip | None = getattr(run.method, "gradskip", None)
-        self._layers = _recorded_layers(self._parameters, run, watches)
+        self._layers = _recorded_layers(run, watches)
         self._run = run
         self._rows: list[tuple[tuple[str, ...], Tensor]] = []
         self._read: dict[int, dict[str, float]] = {}
         self._sparse: dict[str, dict[int, float]] = {}
-        self._ahead: set[int] = set()
-        self._stopped_through = -1
         self._begin = run.step
         if self._gradskip is not None and self._gradskip.settings.mode in MEASURED_RULES:
             settings = self._gradskip.settings
@@ -53,25 +50,19 @@ class SignalRecorder:
 
     def before_step(self) -> None:
         """Record the step that is about to begin, without waiting for the device."""
-        alive = [(name, w) for name, w in self._layers if any(p.requires_grad or self._is_ahead(p) for p in w)]
+        # Layers that run before stopped ones and were stopped with them by CAC_PREFIX_AUTOGRAD=0 no longer train, but
+        # the rule has yet to decide on them.
+        gradskip, ahead = self._gradskip, set[int]()
+        if gradskip is not None and gradskip.stopped_through >= 0:
+            ahead = set(gradskip.plan.order[gradskip.stopped_through + 1 :])
+        alive = [
+            (name, weights)
+            for name, numbers, weights in self._layers
+            if any(weight.requires_grad for weight in weights) or ahead.intersection(numbers)
+        ]
         values = [variance(weights) for _, weights in alive]
         names = tuple(name for name, _ in alive)
         self._rows.append((names, torch.stack(values) if values else torch.zeros(0)))
-
-    def _is_ahead(self, parameter: Tensor) -> bool:
-        """Return whether the rule has yet to decide on the parameter, although it no longer trains.
-
-        These are layers that run before stopped ones and were stopped with them by CAC_PREFIX_AUTOGRAD=0.
-        """
-        gradskip = self._gradskip
-        if gradskip is None or gradskip.stopped_through < 0:
-            return False
-        stopped = gradskip.stopped_through
-        if stopped != self._stopped_through:
-            ahead = gradskip.plan.order[stopped + 1 :]
-            self._ahead = {id(gradskip.parameters[number]) for number in ahead}
-            self._stopped_through = stopped
-        return id(parameter) in self._ahead
 
     def at(self, name: str, iteration: int) -> float:
         """Return a signal of a step since the last `cut`; waits for the device."""
@@ -115,11 +106,13 @@ class SignalRecorder:
 
 
 def _recorded_layers(
-    parameters: Sequence[Tensor], run: TrainingRun, watches: Iterable[Sequence[str]]
-) -> list[tuple[str, list[Tensor]]]:
+    run: TrainingRun, watches: Iterable[Sequence[str]]
+) -> list[tuple[str, tuple[int, ...], list[Tensor]]]:
+    """Return the signal, parameters' numbers and parameters of each layer whose variance is recorded."""
+    parameters, _ = numbered(run.optimizer.param_groups, run.model)
     layers = [unit.watched for unit in make_plan(parameters, ("conv", "linear"), model=run.model).units]
     layers += run.method.watched_layers()
     for watch in watches:
         layers += (unit.watched for unit in make_plan(parameters, tuple(watch), model=run.model).units)
-    found = {variance_name(numbers): [parameters[n] for n in numbers] for numbers in layers}
-    return list(found.items())
+    found = {variance_name(numbers): tuple(numbers) for numbers in layers}
+    return [(name, numbers, [parameters[n] for n in numbers]) for name, numbers in found.items()]

@@ -38,13 +38,18 @@ SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
 SHORTEST, LONGER = 0.5, 0.8
 
 
+def at_most(share: float, epochs: int) -> int:
+    """Return the most epochs that are no more than a share of a run; a rounding error takes none away."""
+    return int(share * epochs + 1e-9)
+
+
 def in_epochs(shares: Sequence[float], epochs: int) -> list[int]:
     """Return distinct numbers of epochs below the full run's, longest first, each at most its share.
 
     >>> in_epochs((1.0, 0.8, 0.6, 0.55), 10)
     [8, 6, 5]
     """
-    found = {int(share * epochs + 1e-9) for share in shares}  # a rounding error takes none away
+    found = {at_most(share, epochs) for share in shares}
     return sorted((number for number in found if 1 <= number < epochs), reverse=True)
 
 
@@ -75,7 +80,7 @@ class RunLengths:
 
     def planned(self) -> list[int]:
         """Return the epochs of the cut dense runs that are trained first, or may be."""
-        return [*self._wanted, *([int(LONGER * self._base.epochs + 1e-9)] if self._chooses else [])]
+        return [*self._wanted, *([at_most(LONGER, self._base.epochs)] if self._chooses else [])]
 
     def learned(self) -> dict[int, WarmStart]:
         """Return what the recorded cut dense runs show, by their epochs, longest first."""
@@ -95,7 +100,7 @@ class RunLengths:
     def _loses_too_much(self, begun: Mapping[int, FrozenTrial]) -> bool:
         """Return whether the shortest run has ended with a loss of more than the allowed one, or failed."""
         baseline = self._trials.baseline_row()
-        trial = begun.get(int(SHORTEST * self._base.epochs + 1e-9))
+        trial = begun.get(at_most(SHORTEST, self._base.epochs))
         if trial is None or baseline is None:
             return False
         quality, row = self._base.quality, trial.user_attrs.get("row")
@@ -109,12 +114,12 @@ class RunLengths:
 
         Below the lengths that are tried it is a control alone, and no answer.
         """
-        epochs = max(1, int((1 - best.saved) * self._base.epochs + 1e-9))
+        epochs = max(1, at_most(1 - best.saved, self._base.epochs))
         good = [n for n, t in self._begun().items() if "row" in t.user_attrs or not t.state.is_finished()]
         if epochs >= min(good, default=self._base.epochs):
             return None
         run = self._run_of(epochs)
-        is_tried = not self._chooses or epochs >= int(SHORTEST * self._base.epochs + 1e-9)
+        is_tried = not self._chooses or epochs >= at_most(SHORTEST, self._base.epochs)
         return run if is_tried else replace(run, attrs={**run.attrs, "role": "control"})
 
     def _run_of(self, epochs: int) -> PredefinedTrial:

@@ -146,9 +146,7 @@ class SearchProgress(tune.Callback):
 
     def _end(self, line: str) -> None:
         self.ended += 1
-        if self._bar is None:
-            say(f"[{self.ended}/{self._to_run}] {line}; {self.summary()}")
-        self._show()
+        self._say(f"[{self.ended}/{self._to_run}] {line}; {self.summary()}")
 
     def _show(self) -> None:
         if self._bar is not None:
