@@ -62,6 +62,10 @@ class _Share:
         return int(self.share * _length(self.unit, context))
 
 
+def _on(value: Any, context: SpaceContext) -> Any:
+    return value.of(context) if isinstance(value, _Share) else value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One key of the file."""
@@ -96,9 +100,12 @@ class Entry:
         assert asked is not None
         if asked.choices is not None:
             return asked
-        low, high, step = (v.of(context) if isinstance(v, _Share) else v for v in (asked.low, asked.high, asked.step))
+        low, high, step = (_on(value, context) for value in (asked.low, asked.high, asked.step))
         if self.at_most is not None:
             low, high = (min(end, _length(self.at_most, context)) for end in (low, high))
+        if asked.log and isinstance(asked.low, _Share):
+            low = max(1, low)
+        high = max(low, high)  # on a short run
         if step is not None:
             step = max(1, step) if isinstance(asked.step, _Share) else step
             high = low + math.floor((high - low) / step + 1e-9) * step
@@ -109,11 +116,12 @@ class Entry:
         """Return the value that a search begins with on a run."""
         if self.asked is None:
             return self.value
+        asked = self.range(context)
+        if asked.choices is not None:
+            return self.start
         if self.start is None:
-            asked = self.range(context)
             return middle(asked.low, asked.high, asked.step, asked.log)
-        start = self.start.of(context) if isinstance(self.start, _Share) else self.start
-        return start if self.at_most is None else min(start, _length(self.at_most, context))
+        return max(asked.low, min(_on(self.start, context), asked.high))
 
     def ask(self, trial: Suggests, context: SpaceContext) -> Any:
         """Return a suggested value, or the fixed one."""
@@ -296,13 +304,14 @@ class _Reader:
             numbers = {key: n if isinstance(n, _Share) else float(n) for key, n in numbers.items()}
         start = numbers.pop("start", None)
         entry = Entry(**common, asked=Range(name=name, log=log, **numbers), at_most=at_most, start=start)
-        ends = {key: n.of(ANY_RUN) if isinstance(n, _Share) else n for key, n in numbers.items()}
+        ends = {key: _on(number, ANY_RUN) for key, number in numbers.items()}
         check_range(self._file, name, ends["low"], ends["high"], ends.get("step"), log)
         for end in ("low", "high"):
             self._checked(name, ends[end])
         if kind is int and isinstance(numbers.get("step"), float):
             self._refuse(name, f"needs an integer for step, got {numbers['step']}")
-        asked, start = entry.range(ANY_RUN), entry.begin(ANY_RUN)
+        asked = entry.range(ANY_RUN)
+        start = entry.begin(ANY_RUN) if entry.start is None else _on(entry.start, ANY_RUN)
         if asked.integer and isinstance(start, float):
             self._refuse(name, f"needs an integer for start, got {start}")
         if not asked.low <= start <= asked.high:

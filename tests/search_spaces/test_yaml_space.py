@@ -83,14 +83,16 @@ def test_numbers_may_be_shares_of_the_run_and_ranges_end_with_it() -> None:
     text = """
     gradient_start_itr: {low: 0, high: 0.9 steps, step: 0.1 steps, start: 0.5 steps}
     svrg_snapshot_every: {low: 5, high: 2000, log: true, at_most: steps, start: 100}
-    warm: {low: 1, high: 0.5 epochs}
+    warm: {low: 2, high: 0.5 epochs}
+    late: {low: 0.01 steps, high: 60, log: true, start: 20}
     """
     assert file_space("s.yaml", "ends: {choices: [5 epochs, 9 steps]}").start(ANY_RUN) == {"ends": "5 epochs"}
     space = file_space("s.yaml", text)
     for steps, epochs, ends, start in (
-        (300, 30, [(0, 270, 30), (5, 300, 1), (1, 15, 1)], [150, 100, 8]),
-        (47, 4, [(0, 40, 4), (5, 47, 1), (1, 2, 1)], [23, 47, 1]),
-        (3, 2, [(0, 2, 1), (3, 3, 1), (1, 1, 1)], [1, 3, 1]),
+        (300, 30, [(0, 270, 30), (5, 300, 1), (2, 15, 1), (3, 60, 1)], [150, 100, 8, 20]),
+        (47, 4, [(0, 40, 4), (5, 47, 1), (2, 2, 1), (1, 60, 1)], [23, 47, 2, 20]),
+        (3, 2, [(0, 2, 1), (3, 3, 1), (2, 2, 1), (1, 60, 1)], [1, 3, 2, 20]),
+        (9_000, 2, [(0, 8100, 900), (5, 2000, 1), (2, 2, 1), (90, 90, 1)], [4500, 100, 2, 90]),
     ):
         context = SpaceContext(total_steps=steps, epochs=epochs)
         assert [(found.low, found.high, found.step) for found in describe(space, context)] == ends

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from sampled_nets import (
+    CLASSES,
     MODEL_NAMES,
     cross_entropy,
     gradients_of,
@@ -15,15 +19,18 @@ from sampled_nets import (
     noisy_net,
     table,
     table_net,
+    trained,
 )
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trainables.gradients.gradient_method import GradientMethod
 from trainables.gradients.importance_sampling import ImportanceSampling
-from trainables.gradients.zero_gradients import SkippingRows, ZeroGradients
+from trainables.gradients.layer_signals import treatable_layers
+from trainables.gradients.zero_gradients import SkippingRows, SlicedBackward, SlicedLayers, ZeroGradients
 from trainables.runtime.flops import flop_counter
 
-COUNT = 8
+SAMPLES = 8
 
 
 def norms_of(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -34,13 +41,13 @@ def norms_of(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 
 def method(model: nn.Module, data: tuple[Tensor, ...], **more: object) -> ZeroGradients:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return ZeroGradients(model, cross_entropy, data, optimizer, batch_size=COUNT, **more)
+    return ZeroGradients(model, cross_entropy, data, optimizer, batch_size=SAMPLES, **more)
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_gradient_and_step_are_those_of_the_samples_above_the_threshold(name: str) -> None:
     model, shape = models()[name]
-    data = table(COUNT, shape)
+    data = table(SAMPLES, shape)
     norms = norms_of(model, data)
     threshold = float(norms.median()) + 1e-9
     found = method(model, data, threshold=threshold)
@@ -63,14 +70,14 @@ def test_gradient_and_step_are_those_of_the_samples_above_the_threshold(name: st
 
 def test_unbiased_form_has_the_mean_gradient_and_the_expected_share() -> None:
     """Over 1000 seeds; five standard errors of the mean, found from the seeds themselves."""
-    model, data = table_net(), table(COUNT)
+    model, data = table_net(), table(SAMPLES)
     norms, threshold, seeds = norms_of(model, data), 0.9, 1000
     places = list(model.parameters())
     loss = cross_entropy(model, data)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, places)])
     found, kept = [], []
     for seed in range(seeds):
-        with SkippingRows(model, COUNT, threshold, seed) as rows:
+        with SkippingRows(model, SAMPLES, threshold, seed) as rows:
             gradients = torch.autograd.grad(cross_entropy(model, data), places)
         found.append(torch.cat([g.flatten() for g in gradients]))
         kept.append(rows.kept)
@@ -84,14 +91,14 @@ def test_unbiased_form_has_the_mean_gradient_and_the_expected_share() -> None:
 
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_a_tiny_threshold_is_plain_training_bit_for_bit(unbiased: bool) -> None:
-    data = table(3 * COUNT)
+    data = table(3 * SAMPLES)
     ends = []
     for kind in (GradientMethod, ZeroGradients):
         torch.manual_seed(3)
         model = noisy_net()
         options = {"threshold": 1e-12, "unbiased": unbiased} if kind is ZeroGradients else {}
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        trained = kind(model, cross_entropy, data, optimizer, batch_size=COUNT, **options)
+        trained = kind(model, cross_entropy, data, optimizer, batch_size=SAMPLES, **options)
         for _ in range(10):
             trained.step()
         ends.append(model.state_dict())
@@ -115,3 +122,260 @@ def test_no_graph_outlives_its_step() -> None:
             gc.collect()
             counts.append(sum(isinstance(each, torch.Tensor) for each in gc.get_objects()))
         assert counts[2] - counts[1] < 20, kind
+
+
+COUNT = 7
+KEEPS = [[0, 2, 5], [6], [], list(range(COUNT))]
+
+
+def masked(model: nn.Module, x: Tensor, y: Tensor, keep: list[int]) -> Tensor:
+    """Return the mean loss of all samples to which only those of `keep` contribute."""
+    mask = torch.zeros(len(x), dtype=torch.float64)
+    mask[keep] = 1
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    return (mask.to(losses) * losses).mean()
+
+
+def sliced(
+    model: nn.Module, x: Tensor, y: Tensor, keep: list[int] | None, value: Callable[..., Tensor] = masked
+) -> tuple[dict[str, Tensor], int]:
+    """Return gradients of the masked loss by a sliced backward pass, and the FLOPs spared."""
+    with SlicedBackward(len(x)) as mode:
+        loss = value(model, x, y, list(range(len(x))) if keep is None else keep)
+        mode.keep = None if keep is None else torch.tensor(keep, dtype=torch.int64)
+        return gradients_of(loss, model), mode.spared_flops
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_gradient_is_that_of_the_masked_loss_and_spared_flops_are_counted(name: str, keep: list[int]) -> None:
+    model, shape = models()[name]
+    x, y = table(COUNT, shape)
+    with flop_counter() as plain:
+        expected = gradients_of(masked(model, x, y, keep), model)
+    with flop_counter() as counted:
+        found, spared = sliced(model, x, y, keep)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    assert plain.get_total_flops() - counted.get_total_flops() == spared
+    assert (spared > 0) == (len(keep) < COUNT)
+
+
+def test_gradients_of_inputs_are_sliced_too() -> None:
+    model, (x, y) = table_net().requires_grad_(False), table(COUNT)
+    x.requires_grad_()
+    (expected,) = torch.autograd.grad(masked(model, x, y, [1, 3]), x)
+    with SlicedBackward(COUNT) as mode:
+        loss = masked(model, x, y, [1, 3])
+        mode.keep = torch.tensor([1, 3])
+        (found,) = torch.autograd.grad(loss, x)
+    torch.testing.assert_close(found, expected)
+    assert mode.spared_flops == (COUNT - 2) * 2 * (5 * 6 + 6 * CLASSES)
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_through_all_rows_gradients_are_the_plain_ones(name: str) -> None:
+    """To rounding: products of sequences are of other matrices than autograd's. Images are bitwise the same."""
+    model, shape = models()[name]
+    x, y = table(COUNT, shape)
+    expected = gradients_of(masked(model, x, y, list(range(COUNT))), model)
+    found, spared = sliced(model, x, y, None)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert spared == 0
+    if name in ("linear", "images", "grouped", "conv1d", "conv3d", "shared", "frozen"):
+        assert all(torch.equal(found[n], expected[n]) for n in expected)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_are_as_always(reentrant: bool) -> None:
+    model, (x, y) = table_net(), table(COUNT)
+    x.requires_grad_(reentrant)  # which the reentrant form needs
+
+    def value(model: nn.Module, x: Tensor, y: Tensor, keep: list[int]) -> Tensor:
+        assert isinstance(model, nn.Sequential)
+        whole = [lambda x: checkpoint(model[:2], x, use_reentrant=reentrant), model[2]]
+        mask = torch.zeros(COUNT, dtype=torch.float64)
+        mask[keep] = 1
+        return (mask * F.cross_entropy(whole[1](whole[0](x)), y, reduction="none")).mean()
+
+    expected = gradients_of(masked(model, x, y, [0, 3]), model)
+    with SlicedBackward(COUNT) as mode:
+        loss = value(model, x, y, [0, 3])
+        mode.keep = torch.tensor([0, 3])
+        loss.backward()
+    for name, parameter in trained(model).items():
+        torch.testing.assert_close(parameter.grad, expected[name])
+    assert mode.spared_flops == (COUNT - 2) * 2 * 2 * 6 * CLASSES  # of the last layer alone
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_takes_the_kept_rows_for_its_batch(affine: bool) -> None:
+    """Of a batch of equal halves the first one has its statistics: its gradient is that of training on it alone."""
+    layers = (nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3, affine=affine), nn.Tanh(), nn.Flatten())
+    model = nn.Sequential(*layers, nn.Linear(12, CLASSES)).double()
+    x, y = torch.randn(3, 1, 4, 4, dtype=torch.float64), torch.tensor([0, 2, 1])
+    found, _ = sliced(model, torch.cat([x, x]), torch.cat([y, y]), [0, 1, 2])
+    alone = gradients_of(F.cross_entropy(model(x), y) / 2, model)  # the mean is over twice as many samples
+    for name, gradient in alone.items():
+        torch.testing.assert_close(found[name], gradient)
+
+
+def test_batch_norm_of_any_kept_rows_is_orthogonal_to_shift_and_scale_of_their_gradients() -> None:
+    """The closed form: g - mean(g) - x mean(g x) over the kept rows, x normalised by the whole batch."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, CLASSES)).double()
+    x, y = table(COUNT)
+    keep = [0, 2, 5]
+    expected = gradients_of(masked(model, x, y, keep), model)
+    before = [buffer.clone() for buffer in model.buffers()]
+    plain = model(x)  # updates the statistics once
+    once = [buffer.clone() for buffer in model.buffers()]
+    for buffer, value in zip(model.buffers(), before, strict=True):
+        buffer.copy_(value)
+    found, _ = sliced(model, x, y, keep)
+    assert all(torch.equal(a, b) for a, b in zip(once, model.buffers(), strict=True))
+    assert plain.shape == (COUNT, CLASSES)
+    for name in ("1.weight", "1.bias", "3.weight", "3.bias"):
+        torch.testing.assert_close(found[name], expected[name])
+    inputs = model[0](x).detach()
+    deviation = (inputs.var(0, correction=0) + 1e-5).sqrt()
+    normalised = (inputs - inputs.mean(0)) / deviation
+    after = (normalised * model[1].weight + model[1].bias).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(masked(model[2:], after, y, keep), after)
+    g, n = gradient[keep], normalised[keep]
+    of_inputs = (model[1].weight / deviation) * (g - g.mean(0) - n * (g * n).mean(0))
+    torch.testing.assert_close(found["0.weight"], of_inputs.T @ x[keep])
+    model.eval()
+    torch.testing.assert_close(sliced(model, x, y, keep)[0], gradients_of(masked(model, x, y, keep), model))
+    everything, _ = sliced(model.train(), x, y, [])
+    assert not any(bool(gradient.any()) for gradient in everything.values())
+
+
+#: Samples of a batch, as many as features, steps of a sequence and rows of a table.
+B = 6
+KEEP = torch.tensor([0, 2, 3])
+
+
+class Net(nn.Module):
+    """Two layers with something between them.
+
+    Args:
+        between: (hidden (B, B), second layer) -> (B, classes or more).
+        second: None: a linear layer.
+    """
+
+    def __init__(self, between: Callable[[Tensor, nn.Module], Tensor], second: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first = nn.Linear(B, B)
+        self.second = nn.Linear(B, B) if second is None else second
+        self.last = nn.Linear(B, 3)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.between(torch.tanh(self.first(x)), self.second))
+
+
+class Table(nn.Module):
+    """A linear layer on a parameter with as many rows as there are samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(B, B))
+        self.linear = nn.Linear(B, B)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden @ self.linear(self.rows).tanh()
+
+
+def time_first(hidden: Tensor, layer: nn.Module) -> Tensor:
+    steps = torch.stack([hidden * scale for scale in (0.5, 1.0, 2.0, -1.0, 0.1, 3.0)])  # (T, B, E), T = B
+    found = layer(steps)
+    return (found[0] if isinstance(found, tuple) else found).mean(0)
+
+
+def sorted_within(hidden: Tensor, layer: nn.Module) -> Tensor:
+    order = hidden[:, 0].argsort(descending=True)
+    return torch.tanh(layer(hidden[order]))[order.argsort()]
+
+
+AWKWARD: dict[str, Callable[[], Net]] = {
+    "transformer, time first": lambda: Net(time_first, nn.TransformerEncoderLayer(B, 2, 8, dropout=0.0)),
+    "LSTM, time first": lambda: Net(time_first, nn.Sequential(nn.Linear(B, B), nn.LSTM(B, B))),
+    "a table of B rows": lambda: Net(lambda hidden, layer: layer(hidden), Table()),
+    "sorted and unsorted": lambda: Net(sorted_within),
+    "rolled": lambda: Net(lambda hidden, layer: layer(hidden.roll(1, 0)).tanh().roll(-1, 0)),
+    "features first": lambda: Net(lambda hidden, layer: layer(hidden.t()).tanh().t()),
+    "attention over the batch": lambda: Net(lambda h, layer: torch.softmax(h @ h.t(), 1) @ layer(h).tanh()),
+    "centred by the batch": lambda: Net(lambda hidden, layer: layer(hidden).tanh() - layer(hidden).tanh().mean(0)),
+    "compared with all others": lambda: Net(lambda hidden, layer: layer(hidden) @ hidden.t()),
+    "flipped images": lambda: Net(
+        lambda hidden, layer: layer(hidden.flip(0).view(B, 1, 2, 3)).tanh().flip(0).flatten(1), nn.Conv2d(1, 1, 1)
+    ),
+}
+PLAIN: dict[str, Callable[[], Net]] = {
+    "linear": lambda: Net(lambda hidden, layer: torch.relu(layer(hidden))),
+    "images": lambda: Net(lambda hidden, layer: layer(hidden.view(B, 1, 2, 3)).tanh().flatten(1), nn.Conv2d(1, 1, 1)),
+    "transformer, batch first": lambda: Net(
+        lambda hidden, layer: layer(torch.stack([hidden, -hidden], 1)).mean(1),
+        nn.TransformerEncoderLayer(B, 2, 8, dropout=0.0, batch_first=True),
+    ),
+}
+
+
+def gradients(net: Net, x: Tensor, y: Tensor, layers: SlicedLayers | None) -> tuple[list[Tensor], int]:
+    """Gradients of the loss of `KEEP` alone, in a plain backward pass or in one through these rows."""
+    mode = SlicedBackward(B, layers)
+    with mode if layers is not None else torch.enable_grad():
+        output = net(x)
+        weights = torch.zeros(B).index_fill_(0, KEEP, 1.0)
+        mode.keep = KEEP
+        loss = (F.cross_entropy(output, y, reduction="none") * weights).mean()
+        found = torch.autograd.grad(loss, list(net.parameters()), allow_unused=True)
+    return [torch.zeros(1) if gradient is None else gradient for gradient in found], mode.spared_flops
+
+
+def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(B, B, generator=generator), torch.randint(0, 3, (B,), generator=generator)
+
+
+@pytest.mark.parametrize("name", [*AWKWARD, *PLAIN])
+def test_gradients_of_some_samples_are_the_unsliced_ones(name: str) -> None:
+    torch.manual_seed(1)
+    net = {**AWKWARD, **PLAIN}[name]()
+    layers = SlicedLayers(net)
+    for seed in range(3):
+        expected, _ = gradients(net, *batch(seed), None)
+        found, spared = gradients(net, *batch(seed), layers)
+        torch.testing.assert_close(found, expected)
+        assert spared > 0  # the last layer, at least
+    assert "last" not in layers.whole
+    assert bool(layers.whole) == (name in AWKWARD)
+    if name in AWKWARD:
+        with pytest.warns(UserWarning, match=r"are not those of the batch's samples, or depend on other samples"):
+            layers.warn()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layers.warn()  # each is named once
+
+
+@pytest.mark.parametrize("name", [*AWKWARD, *PLAIN])
+@pytest.mark.parametrize(
+    ("kind", "options"), [(ZeroGradients, {"threshold": 0.8}), (ImportanceSampling, {"by": "gradient"})]
+)
+def test_methods_tell_the_layers_that_they_leave_alone(
+    name: str, kind: type[GradientMethod], options: dict[str, Any]
+) -> None:
+    """In training: which samples are left out depends on their losses."""
+    torch.manual_seed(1)
+    net = {**AWKWARD, **PLAIN}[name]()
+    data = torch.utils.data.TensorDataset(*(torch.cat(parts) for parts in zip(*map(batch, range(4)), strict=True)))
+    method = kind(net, cross_entropy, data, torch.optim.SGD(net.parameters(), lr=0.1), batch_size=B, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(8):
+            method.step()
+    told = [str(warning.message) for warning in caught if "rows of" in str(warning.message)]
+    assert bool(told) == (name in AWKWARD), told
+    assert not any("last" in text for text in told)
+    if isinstance(method, ImportanceSampling):
+        assert "last" in method.layers
+        assert (method.layers.keys() == treatable_layers(net).keys()) == (name in PLAIN)
