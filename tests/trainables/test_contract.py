@@ -152,6 +152,7 @@ def test_reports_every_column_every_epoch(method: str, workload: str) -> None:
         assert (row["test_quality"] is None) == (row["epoch"] < 4 or not has_test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "workload"), REFUSED)
 def test_what_a_workload_cannot_do_is_refused(method: str, workload: str) -> None:
     with pytest.raises(UserError, match=REFUSED[method, workload]) as error:

@@ -59,7 +59,14 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["spaces auto_thresholds", "trial --epochs 1", "doctor"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "spaces auto_thresholds",
+        pytest.param("trial --epochs 1", marks=pytest.mark.thorough),
+        pytest.param("doctor", marks=pytest.mark.thorough),
+    ],
+)
 def test_commands_work_there(folder: Path, command: str) -> None:
     done = python(folder, "-m", "tune_cac", *command.split())
     assert done.returncode == 0, done.stderr
@@ -82,7 +89,9 @@ def test_a_search_works_there_with_its_workers(folder: Path, what: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("imports", ["analysis, tune_cac as cac", "tune_cac as cac, analysis"])
+@pytest.mark.parametrize(
+    "imports", ["analysis, tune_cac as cac", pytest.param("tune_cac as cac, analysis", marks=pytest.mark.thorough)]
+)
 def test_a_script_keeps_its_own_module(folder: Path, imports: str) -> None:
     (folder / "train.py").write_text(
         f"import {imports}, trainables.gradskip\nfrom torch import nn\nassert analysis.mine\n"
@@ -117,6 +126,7 @@ def test_ours_through_a_link_is_ours(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 def test_what_needs_our_package_under_a_name_that_is_taken_says_so(folder: Path) -> None:
     (folder / "train.py").write_text("import analysis\nimport tune_cac\ntune_cac.search()\n")
     done = python(folder, "train.py")

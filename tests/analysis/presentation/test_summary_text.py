@@ -178,6 +178,7 @@ def samples() -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_answers_of_every_space_survive_frame_file_and_polluted_shell(tmp_path: Path) -> None:
     configs = samples()
     assert {config.get("CAC_RULE") for config in configs} == {None, *RULES}

@@ -70,6 +70,7 @@ def test_agrees_with_autograd_in_float64(case: str) -> None:
         torch.testing.assert_close(exact[name], parameter.grad)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:batch norms are in train mode", "ignore:the loss cannot be evaluated for many")
 @pytest.mark.parametrize("case", ALL)
 def test_is_the_loop_over_single_weights(case: str) -> None:

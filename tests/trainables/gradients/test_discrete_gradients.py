@@ -76,6 +76,7 @@ CASES: dict[str, tuple[Loss, nn.Module, float, float]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_finds_what_the_definition_says(case: str) -> None:
     loss, model, epsilon, stride = CASES[case]

@@ -76,6 +76,7 @@ def data(count: int = 48) -> tuple[Tensor, Tensor]:
     return torch.randn(count, 1, 4, 4, generator=generator), torch.randint(0, 3, (count,), generator=generator)
 
 
+@pytest.mark.slow
 def test_statistics_are_those_of_a_full_loop_over_all_batches() -> None:
     """Every batch of two of ten samples, once: the variance that T draws estimate."""
     torch.manual_seed(0)

@@ -119,6 +119,7 @@ def test_weights_are_what_a_small_step_lowers_the_plain_loss_by() -> None:
         torch.testing.assert_close(weighted[name], expected[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_proposal_has_the_mean_and_covariance_of_its_samples() -> None:
     """The weights of a candidate on the samples give z (g - mean) / sqrt(n - 1); no candidate is drawn twice."""
     from trainables.gradients.straight_through_directions import _Search
@@ -136,6 +137,7 @@ def test_a_proposal_has_the_mean_and_covariance_of_its_samples() -> None:
     assert ((torch.cov(cloud.T) - covariance).abs() <= bound).all()
 
 
+@pytest.mark.slow
 def test_nes_is_the_exact_gradient_of_a_quadratic() -> None:
     """For f = (p w^2 + b w) / 2 summed, E of the estimate is the gradient; its deviation follows from e ~ N(0, I)."""
     curvature, linear = torch.tensor([1.0, 4.0, 0.5]), torch.tensor([-1.0, 2.0, 0.3])

@@ -127,6 +127,7 @@ def test_what_cannot_be_built_anew_is_refused(option: dict[str, Any]) -> None:
         DistributedDataParallel(model, optimizer, **option)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_torchs_own_wrapper_is_warned_of_ours(tmp_path: Path) -> None:
     printed = run(tmp_path, "plain")
@@ -135,6 +136,7 @@ def test_torchs_own_wrapper_is_warned_of_ours(tmp_path: Path) -> None:
     assert "Expected to have finished reduction" in first["error"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_plasticity_of_shards_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"UserError: CAC_RULE must not be plasticity for a sharded model"):

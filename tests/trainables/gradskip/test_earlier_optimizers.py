@@ -26,6 +26,7 @@ FOLDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", FOLDS)
 @pytest.mark.parametrize("collected", [False, True], ids=["the first is alive", "the first is collected"])
 @pytest.mark.usefixtures("quiet")

@@ -66,6 +66,7 @@ def test_a_value_of_the_wrong_kind(line: str, message: str) -> None:
     assert isinstance(caught.value, ValueError)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.fixed_dictionaries({"accuracy": st.floats(allow_nan=False)}, optional=dict.fromkeys(NUMBERS[1:], FINITE)),

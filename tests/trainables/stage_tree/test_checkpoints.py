@@ -110,6 +110,7 @@ def test_a_bad_content_is_never_served_and_can_be_put_again(tmp_path: Path, faul
     assert store.read("s", store.entries("s")[0]) == bad
 
 
+@pytest.mark.slow
 @given(
     budget=st.integers(0, 400),
     puts=st.lists(

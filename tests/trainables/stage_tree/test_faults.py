@@ -154,7 +154,9 @@ def test_a_full_disk_costs_sharing_but_no_result(limit_bytes: int, tmp_path: Pat
         over(tree, config)
 
 
-@pytest.mark.parametrize("budget_bytes", [0, 1, 30_000, 100_000])
+@pytest.mark.parametrize(
+    "budget_bytes", [0, 30_000, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 100_000))]
+)
 def test_a_small_budget_costs_training_but_no_result(budget_bytes: int, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     trained = [over(tree, config, budget_bytes=budget_bytes) for config in (DENSE, *STOPS)]

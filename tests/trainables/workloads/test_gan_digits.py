@@ -90,6 +90,7 @@ def stopped(first: str, through: int, **more: Any) -> tuple[TrainingRun, dict[st
     return run, before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "other"), [("generator", "discriminator"), ("discriminator", "generator")])
 def test_layers_of_either_network_stop_and_the_other_goes_on_learning(first: str, other: str) -> None:
     run, before = stopped(first, 3)

@@ -40,6 +40,7 @@ def run(layout: Layout, *arguments: str) -> int:
     return main(["export", layout.root.name, "--results", str(layout.root.parent), *arguments])
 
 
+@pytest.mark.slow
 def test_without_a_trial_it_is_best_env(study: Layout, capsys: pytest.CaptureFixture[str]) -> None:
     write_answer(study, answer(study, allowed_drop=0.005))
     assert run(study) == 0

@@ -65,6 +65,7 @@ def test_a_trained_setting_is_told_as_it_was(study: Any, capsys: pytest.CaptureF
     assert said[5] == f"exact: trained before as trial 1, accuracy {row['quality']:.4f}"
 
 
+@pytest.mark.slow
 def test_what_the_study_lacks_is_counted_and_kept(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """The variance rule was never attached in this study, and no costs were counted."""
     folder, dense, _ = study

@@ -102,6 +102,7 @@ def test_a_script_has_a_grid_if_its_points_do_not_depend_on_the_run() -> None:
         points_of(SearchOptions(space="braking_distance").loaded_space, None)
 
 
+@pytest.mark.slow
 def test_the_command_line_refuses_in_one_line_before_there_is_a_study(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

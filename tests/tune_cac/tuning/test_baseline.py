@@ -177,6 +177,7 @@ def test_draws_cover_their_ranges() -> None:
     assert set(drawn["c"]) == {False, True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "acts"), [(STEPS, False), (0, True)])
 def test_held_values_count(first: int, acts: bool) -> None:
     trace = a_trace(11)

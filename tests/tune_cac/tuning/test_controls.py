@@ -72,6 +72,7 @@ def test_random_stops_save_what_the_best_setting_saves(tmp_path: Path) -> None:
     assert trials["control"].dropna().tolist() == [SHORTER] * 2 + [RANDOM_STOPS] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_without_savings_there_are_no_random_stops(tmp_path: Path) -> None:
     search = learning(tmp_path)

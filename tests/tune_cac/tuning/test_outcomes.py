@@ -89,6 +89,7 @@ def test_once_what_saves_most_has_lost_nothing_nothing_else_is_trained(tmp_path:
     assert made.suggest("more") == FINISHED
 
 
+@pytest.mark.thorough
 def test_without_a_tree_no_setting_is_trained_twice_though_it_stops_otherwise_than_predicted(tmp_path: Path) -> None:
     made = learning(tmp_path, sharing=False, allowed_drop=0.1)
     configs, otherwise = [], 0
@@ -149,6 +150,7 @@ def first_stop_of(config: Mapping[str, Any]) -> tuple[int, int]:
     return event["iteration"], event["layer"]
 
 
+@pytest.mark.thorough
 def test_what_holds_is_read_from_the_tree_once_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = learning(tmp_path)
     for number in range(4):
@@ -171,6 +173,7 @@ def identity_of(trace: RunTrace, config: Mapping[str, Any]) -> str:
     return json.dumps([[[event["iteration"], event["layer"]] for event in events], [braking if events else 0]])
 
 
+@pytest.mark.thorough
 def test_recorded_branches_part_settings_that_the_dense_run_takes_for_one_outcome(tmp_path: Path) -> None:
     fixed = {"CAC_VAR_START_THR": 0.99, "CAC_VAR_START_ITR": 2, "CAC_VAR_SAMPLES": 1}
     start = {"CAC_VAR_MT_THR": 0.96, "CAC_VAR_SLOPE_THR": 0.98, "CAC_VAR_MT_COUNT_THR": 5}
@@ -263,6 +266,7 @@ def test_what_replay_cannot_know_of_a_space_leaves_it_to_the_sampler(
     assert not queue_of(made).predicts
 
 
+@pytest.mark.thorough
 def test_rules_that_measure_get_their_share_of_the_trials(tmp_path: Path) -> None:
     made = learning(tmp_path, space="stop_rules")
     rules = []
@@ -296,6 +300,7 @@ def test_settings_of_one_region_train_alike(tmp_path: Path) -> None:
         assert one.parameters in groups[one.stops, one.config["CAC_BRAKING_DISTANCE"]]
 
 
+@pytest.mark.thorough
 def test_a_search_by_outcome_on_ray_ends_early_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = {"epochs": 6, "results": tmp_path, "name": "s", "allowed_drop": 0.02, "concurrency": 1}
     found = search(**options, trials=30, controls=False)

@@ -141,6 +141,7 @@ def usual(slopes: tuple[float, float]) -> float:
     return float(norm.logpdf(np.log(slopes[0] / 4.0)) + norm.logpdf(np.log(slopes[1])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [0.0, 0.8])
 def test_it_is_the_conditional_normal_of_the_likeliest_of_its_kernels(seeds: float) -> None:
     draw = np.random.default_rng(0)
@@ -196,6 +197,7 @@ def test_a_lucky_length_is_not_taken_for_a_good_one() -> None:
     assert posterior(shorter, losses, shorter[:1], unit=1.0).other_mean[0] == pytest.approx(-1.0, abs=0.2)
 
 
+@pytest.mark.slow
 def test_the_area_gained_is_the_mean_growth_of_the_hypervolume() -> None:
     draw = np.random.default_rng(1)
     own = {"mean": np.array([0.0, 0.004, 0.02]), "deviation": np.array([0.001, 0.003, 0.004])}

@@ -74,6 +74,7 @@ def read() -> Reader:
     return Reader(full())
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere() -> None:
     for tag, attrs in read().tags:
         for name in ("src", "href", "action", "data", "poster", "srcset"):
@@ -391,6 +392,7 @@ def test_a_collapsed_discriminator_is_said() -> None:
     assert "The discriminator of trial 0 had collapsed after epoch 4, 5." in html
 
 
+@pytest.mark.slow
 def test_what_is_no_picture_is_left_out() -> None:
     for bad in ('"><script>alert(1)</script>', base64.b64encode(b"GIF89a" + b"x" * 40).decode(), "", None, 7):
         history = rows(0, 2).assign(sample_picture=pd.Series([bad, bad], dtype="object"))

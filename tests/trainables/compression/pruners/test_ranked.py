@@ -221,6 +221,7 @@ def test_a_leader_needs_as_many_structures() -> None:
         )
 
 
+@pytest.mark.slow
 def test_noise_is_a_normal_factor_on_the_norms() -> None:
     # Two filters with norms 1 and 1 + d change places if (1 + s x) > (1 + d)(1 + s y), a normal variable being above
     # d: the probability is that of z > d / (s sqrt(1 + (1 + d)^2)).
