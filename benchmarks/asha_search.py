@@ -24,7 +24,7 @@ from ray import tune
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler
 
 from trainables.trial import Trial
-from tune_cac.study.options import SearchOptions
+from tune_cac.study.search_options import SearchOptions
 from tune_cac.tuning.candidates import make_sampler
 from tune_cac.tuning.run_context import baseline_config, context_of
 from tune_cac.tuning.searcher import config_of_trial

@@ -27,7 +27,7 @@ from machine import header
 from trainings import fresh_seeds, last_row, share_kept
 
 from trainables.config import TrialConfig
-from tune_cac.tuning.quality_model import features_of, trend
+from tune_cac.tuning.quality_on_seeds import features_of, trend
 
 FULL, STEPS_PER_EPOCH = 30, 10
 #: Last parameter of each convolution's unit.

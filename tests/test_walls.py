@@ -29,7 +29,7 @@ def loaded_by(statement: str) -> set[str]:
             "import search_spaces; [search_spaces.load(name) for name in search_spaces.SPACES]",
             {"torch", "ray", "optuna", "tune_cac", "analysis"},
         ),
-        ("import tune_cac.study.fixed_params, tune_cac.study.options", {"torch", "ray", "optuna"}),
+        ("import tune_cac.study.fixed_params, tune_cac.study.search_options", {"torch", "ray", "optuna"}),
         ("import trainables.config, trainables.metrics", {"torch", "ray", "pandas", "tune_cac", "analysis"}),
         ("from trainables.gradskip import Settings; import trainables.gradskip.rules.state_machine", {"torch", "ray"}),
         (

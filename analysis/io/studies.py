@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
-from analysis.io.columns import IDENTITY, described, further_names, row_dtypes, side_by_side, trial_dtypes, typed
+from analysis.io.dtypes import IDENTITY, described, further_names, row_dtypes, side_by_side, trial_dtypes, typed
 from analysis.io.journal import LINE_BEGIN, JournalStudy, JournalTrial, read_study
 from analysis.io.layout import Layout
 from analysis.metrics.ranking import SHORTER, relative_names, relative_to_baseline
@@ -331,7 +331,7 @@ def load(path: Paths) -> pd.DataFrame:
             several of these.
 
     Returns:
-        One row per trial, by number: the columns of `analysis.io.columns.IDENTITY`, of `trainables.metrics` and the
+        One row per trial, by number: the columns of `analysis.io.dtypes.IDENTITY`, of `trainables.metrics` and the
         fields of `TrialConfig`, all of them whatever the study's version; their units, directions and meanings are in
         ``df.attrs["columns"]``. For several paths, all rows, with their study's name in a first column ``study``; each
         trial is compared with the baseline of its own study.

@@ -11,6 +11,7 @@ from analysis.formatting import axis_words, drop_text, drop_unit, drop_words, fi
 from analysis.io.checked import number_of
 from analysis.io.layout import StudyInfo
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
+from analysis.presentation.best_env import comment_lines, environment_lines
 from analysis.presentation.settings_text import (
     WHOLE_FILES,
     compresses,
@@ -19,14 +20,7 @@ from analysis.presentation.settings_text import (
     schedule_summary,
     schedule_text,
 )
-from analysis.presentation.summary_text import (
-    comment_lines,
-    config_of,
-    environment_lines,
-    searched_options,
-    settings_text,
-    time_beside,
-)
+from analysis.presentation.summary_text import config_of, searched_options, settings_text, time_beside
 from trainables.errors import UserError, unknown_name
 from trainables.savings import BOTH, INFERENCE, SAVED, TIME, TRAINING, saved_words
 

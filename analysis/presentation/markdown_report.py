@@ -25,9 +25,10 @@ from analysis.metrics.accounting import SearchCost, search_cost, search_fraction
 from analysis.metrics.confirmation import compared, retrained_saving
 from analysis.metrics.ranking import RANDOM_STOPS, allowed_limit, baseline_of, beats_shorter, control_line
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
+from analysis.presentation.best_env import best_env
 from analysis.presentation.figures.figure import stop_events
 from analysis.presentation.settings_text import RECIPE_NOTE, compresses, recipe_table, without_files
-from analysis.presentation.summary_text import best_env, compression_of, config_of, headline, settings_text, short
+from analysis.presentation.summary_text import compression_of, config_of, headline, settings_text, short
 from trainables.gradskip.variables import ratio_name
 from trainables.quality import Quality
 from trainables.savings import BOTH, SAVED, TIME, TRAINING, saved_words

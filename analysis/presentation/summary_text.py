@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from analysis.formatting import (
-    LINE_WIDTH,
     ROUNDING,
     allowed_text,
     drop_text,
@@ -25,7 +22,6 @@ from analysis.formatting import (
     whole_percent,
 )
 from analysis.io.checked import number_of, numbers_of
-from analysis.io.layout import StudyInfo
 from analysis.metrics.confirmation import compared, confirmation_of, retrained_saving, without_refuted
 from analysis.metrics.duplicates import outcomes
 from analysis.metrics.noise import is_unsure
@@ -41,29 +37,23 @@ from analysis.metrics.ranking import (
 )
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.settings_text import (
-    compresses,
     compression_text,
     cut_words,
     estimator_text,
-    length_lines,
-    recipe_lines,
     recipe_text,
-    schedule_text,
 )
 from trainables.config import TrialConfig, field_kinds
 from trainables.gradients.fields import ESTIMATORS, estimator_in
-from trainables.gradskip.settings import OFF
 from trainables.gradskip.variables import BY_NAME
 from trainables.quality import Quality, allowed_amount
-from trainables.savings import SAVED, TRAINING, saved_words, share_words
-from trainables.script.placeholders import EPOCHS_VARIABLE
+from trainables.savings import SAVED, TRAINING, share_words
 
 #: Caption of the stage tree's picture.
 TREE_CAPTION = (
     "Every bar is a stretch of training that begins where its trials did something that the others did not; what "
     "trials have in common was trained once and is drawn once."
 )
-#: How many times the allowed drop a trial may be better than the baseline before that is doubted.
+#: Gain over the baseline, in allowed drops, above which the baseline is doubted.
 _TIMES_ALLOWED = 10
 #: Difference of the shares saved in FLOPs and in time above which both are given.
 _TIME_APART = 0.1
@@ -132,64 +122,6 @@ def short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def environment_lines(config: TrialConfig, *, schedule: str, is_cut: bool = False) -> list[str]:
-    """Return lines for a POSIX shell: comments, ``export`` of the configuration's variables, ``unset`` of all others.
-
-    Args:
-        config: configuration of a trial.
-        schedule: location of its compression schedule, which no variable can set; mentioned in a comment if the trial
-            compresses. A trial that only compresses has no lines to unset or export.
-        is_cut: whether lines before these set the epochs of a run (`settings_text.length_lines`).
-    """
-    lines = _recipe_comments(config)
-    if config.method == "recipe":
-        return lines
-    estimator = estimator_in(config.method)
-    if estimator is not None:
-        text = estimator_text(config.to_dict())
-        if not config.skips_gradients:
-            fields = "".join(f" --set {part}" for part in text.split())
-            return [
-                *lines,
-                f"# It trains by {config.method}, which tune_cac.gradients has and no variable sets:",
-                f"#   python -m tune_cac trial --method {config.method}{fields}",
-            ]
-        lines.append(
-            f"# It trains by {estimator}, too, which no variable sets: {text}; see "
-            f"python -m tune_cac trial --method {config.method}."
-        )
-    if compresses(config):
-        if not config.skips_gradients:
-            return [*lines, f"# It compresses, and no variable says how: the answer is {schedule}."]
-        lines.append(f"# It compresses, too, and no variable says how: the schedule is {schedule}.")
-    # Without a method no layer stops; the variables express this by turning auto mode off.
-    environment = (config.gradskip_settings() if config.skips_gradients else OFF).to_environment()
-    if config.forward_cache_mb:
-        lines.append(f"# The trial had forward_cache_mb={config.forward_cache_mb}, which no variable sets.")
-    if ours := [name for name in environment if not BY_NAME[name].published]:
-        lines.append("# Unknown to the published library, read by tune_cac.gradskip, which wants model= for them:")
-        lines += textwrap.wrap(", ".join(ours), width=LINE_WIDTH, initial_indent="#   ", subsequent_indent="#   ")
-    # A variable left over in the shell could override these or conflict with them.
-    unset = [name for name in (*BY_NAME, *(() if is_cut else (EPOCHS_VARIABLE,))) if name not in environment]
-    lines += textwrap.wrap(" ".join(unset), width=LINE_WIDTH, initial_indent="unset ", subsequent_indent="unset ")
-    # shlex.quote leaves plain numbers, names and comma lists unquoted.
-    return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in environment.items())]
-
-
-def _recipe_comments(config: TrialConfig) -> list[str]:
-    """Return comments with a trial's training recipe: how to try it, and lines of code to paste."""
-    given = config.to_dict()
-    if not (text := recipe_text(given)):
-        return []
-    method = "" if config.skips_gradients else f" --method {config.method}"
-    return [
-        "# It trains by another recipe, which no variable sets:",
-        f"#   python -m tune_cac trial{method}{''.join(f' --set {part}' for part in text.split())}",
-        "# In a script of yours:",
-        *(f"#   {line}" for line in recipe_lines(given)),
-    ]
-
-
 # --- The study's result in words --------------------------------------------------------------------------------------
 
 
@@ -221,9 +153,9 @@ def headline(
     if not (ranking["role"] == "baseline").any():
         return f"The baseline did not complete, so no {drop_words(quality)} can be stated and nothing is recommended."
     if best is None or saved_of_one(best) <= 0:
-        said = _nothing(ranking, allowed_drop, confirmation, sure)
+        said = _no_recommendation(ranking, allowed_drop, confirmation, sure)
         return f"{said} {why_little[0].upper()}{why_little[1:]}." if why_little else said
-    again, words = confirmation_of(confirmation, best), _DropWords(best, allowed_drop)
+    again, words = confirmation_of(confirmation, best), DropWords(best, allowed_drop)
     share = share_words(saving_of(best))
     share += "," if "," in share else ""
     if length := cut_words(best):
@@ -231,7 +163,7 @@ def headline(
     here = f"{percent(saved_of_one(best))} of {share} {words.at(best[quality.drop])} in {metric_words(quality)}"
     unsure = ""
     if again is None:
-        text = f"You can skip {here} (allowed: {words.allowed}). {_one_seed(best)}"
+        text = f"You can skip {here} (allowed: {words.allowed}). {one_seed_sentence(best)}"
         unsure = _less_sure(without_refuted(ranking, confirmation), saved_of_one(best), sure)
     elif again["confirmed"]:
         text = (
@@ -242,14 +174,14 @@ def headline(
     else:
         text = (
             f"No setting was confirmed to stay within the allowed {drop_words(quality)} of {words.allowed}. The best "
-            f"on one seed skips {here}; {_again(again, words)}."
+            f"on one seed skips {here}; {retraining_sentence(again, words)}."
         )
     if searched_options(best):
         text = f"With {searched_options(best)}, against the baseline of these options: {text[0].lower()}{text[1:]}"
     confirmed = again is not None and bool(again["confirmed"])
     parts = (
         text,
-        _doubt(ranking, best, allowed_drop),
+        _baseline_warning(ranking, best, allowed_drop),
         time_beside(best),
         unsure,
         _not_retrained(ranking, best, confirmation),
@@ -258,7 +190,7 @@ def headline(
     return " ".join(part for part in parts if part)
 
 
-class _DropWords:
+class DropWords:
     """Words for drops of one study's metric.
 
     Args:
@@ -287,7 +219,9 @@ class _DropWords:
         return f"the {drop_words(self.quality)} is at most {drop_text(high, self.quality, allowed=self._limit)}"
 
 
-def _nothing(ranking: pd.DataFrame, allowed_drop: float | str, confirmation: pd.DataFrame | None, sure: float) -> str:
+def _no_recommendation(
+    ranking: pd.DataFrame, allowed_drop: float | str, confirmation: pd.DataFrame | None, sure: float
+) -> str:
     quality = quality_of(ranking)
     if unsure := _less_sure(without_refuted(ranking, confirmation), 0.0, sure):
         return f"No setting tried saves compute and is sure enough to hold on another seed. {unsure}"
@@ -301,7 +235,8 @@ def _nothing(ranking: pd.DataFrame, allowed_drop: float | str, confirmation: pd.
     return f"{text} {plural(refuted, 'setting')} did on one seed and not on fresh ones." if refuted else text
 
 
-def _one_seed(best: pd.Series) -> str:
+def one_seed_sentence(best: pd.Series) -> str:
+    """Return how sure an answer of one seed is."""
     holds = best.get("holds")
     if holds is None or pd.isna(holds):
         return "One seed, not confirmed."
@@ -319,7 +254,7 @@ def _less_sure(ranking: pd.DataFrame, saved: float, sure: float) -> str:
     return f"Trial {first['trial']} saves {percent(first[SAVED])} here, but would hold elsewhere with {alone} alone."
 
 
-def _doubt(ranking: pd.DataFrame, best: pd.Series, allowed_drop: float | str) -> str:
+def _baseline_warning(ranking: pd.DataFrame, best: pd.Series, allowed_drop: float | str) -> str:
     """Return a sentence if the baseline seems not to have reported its end; empty otherwise."""
     baseline, quality = baseline_of(ranking, best), quality_of(ranking)
     alike = ranking[numbers_of(ranking, "epochs") == number_of(baseline, "epochs")]
@@ -359,7 +294,7 @@ def time_beside(row: pd.Series) -> str:
     return f"Its training took {took} that of the baseline (one measurement, beside other trials)."
 
 
-def _again(again: pd.Series, words: _DropWords) -> str:
+def retraining_sentence(again: pd.Series, words: DropWords) -> str:
     """Return the results on fresh seeds of a setting that they did not confirm."""
     failed = f"it failed on {plural(again['failed'], 'fresh seed')}" if again["failed"] else ""
     if again["seeds"] == 0:
@@ -425,90 +360,3 @@ def trial_numbers(trials: Sequence[int]) -> str:
 def is_answer(best: pd.Series | None) -> bool:
     """Return whether a study recommends a setting: a trial that saves compute by a method or by fewer epochs."""
     return best is not None and (best["method"] != "none" or bool(cut_words(best))) and saved_of_one(best) > 0
-
-
-def best_env(
-    info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
-    line: pd.DataFrame | None = None, same_run: str = "",
-) -> str:  # fmt: skip
-    """Return the best settings as lines that a POSIX shell can source, with comments on their confirmation.
-
-    Args:
-        info: description of the study.
-        best: the recommended trial.
-        allowed_drop: allowed drop of the metric, as for `analysis.rank`.
-        confirmation: from `analysis.confirm_table`; None if no confirmation was started.
-        line: from `analysis.control_line`; adds the accuracy of a cut dense run.
-        same_run: which values train as the best setting did, in one line (`analysis.trace_replay.same_run`).
-    """
-    lines = _about_answer(info, best, allowed_drop, confirmation, line, same_run)
-    config, is_cut = TrialConfig(method="none"), False
-    if best is not None and is_answer(best):
-        config, is_cut = config_of(best), bool(cut_words(best))
-        lines += length_lines(best)
-        if config.skips_gradients:
-            lines.append("# Iterations are those of a run of this length.")
-    elif info.method == "compression":
-        return "\n".join([*lines, "# Compression alone was searched, which no variable sets: no schedule."]) + "\n"
-    return "\n".join(lines + environment_lines(config, schedule="best.yaml", is_cut=is_cut)) + "\n"
-
-
-def best_schedule(
-    info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
-    line: pd.DataFrame | None = None, same_run: str = "",
-) -> str | None:  # fmt: skip
-    """Return the best trial's compression schedule as plain YAML, with the comments of `best_env`; None without one."""
-    if best is None or not is_answer(best) or not compresses(config := config_of(best)):
-        return None
-    about = _about_answer(info, best, allowed_drop, confirmation, line, same_run)
-    return schedule_text(config, [*about, "# Epochs are those of a run of this length."])
-
-
-def _about_answer(
-    info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, confirmation: pd.DataFrame | None,
-    line: pd.DataFrame | None, same_run: str,
-) -> list[str]:  # fmt: skip
-    """Return the comments at the top of a file with the best settings: their origin and confirmation."""
-    study = f"# tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {info.seed}"
-    if best is None or not is_answer(best):
-        sure = best is not None and "holds" in best.index
-        return [
-            study,
-            f"# Nothing tried saves compute within the allowed {drop_words(info.quality)} of "
-            f"{allowed_text(allowed_drop, info.quality)}"
-            f"{' and is sure enough to hold on another seed' if sure else ''}: off.",
-        ]
-    saved, words = saved_words(saving_of(best)), _DropWords(best, allowed_drop)
-    quality = words.quality
-    lines = [
-        study,
-        f"# trial {best['trial']}: {saved} {percent(saved_of_one(best))}, {metric_words(quality)} "
-        f"{value_text(best[quality.name], quality)}, {drop_words(quality)} {drop_text(best[quality.drop], quality)} "
-        f"(allowed {words.allowed})",
-    ]
-    if options := searched_options(best):
-        lines.append(f"# With these options of the workload: {options}")
-    lines += comment_lines(time_beside(best).rstrip("."))
-    word = pd.NA if line is None or len(line) == 0 else beats_shorter(best.to_frame().T, line).iloc[0]
-    if line is not None and not pd.isna(word):
-        reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
-        value = f"{metric_words(quality)} {value_text(reached, quality)}"
-        lines.append(f"# Dense run cut to the same compute: {value} on that seed; beaten: {word}.")
-    lines += comment_lines(same_run)
-    again = confirmation_of(confirmation, best)
-    if again is None:
-        return [*lines, f"# {_one_seed(best)}"]
-    if not again["confirmed"]:
-        return [*lines, f"# Not confirmed: {_again(again, words)}."]
-    split = "" if pd.isna(best.get(quality.test)) else " and the test split"
-    return [
-        *lines,
-        f"# Confirmed on {plural(again['seeds'], 'fresh seed')}{split}: {saved} {percent(retrained_saving(again))},",
-        f"#   {drop_words(quality)} {drop_text(again[quality.drop], quality)}; {words.at_most(again['drop_high'])} "
-        f"with {whole_percent(again['confidence'])} confidence.",
-    ]
-
-
-def comment_lines(text: str) -> list[str]:
-    """Return a sentence as lines of a comment; none for an empty one."""
-    return textwrap.wrap(text and f"{text}.", LINE_WIDTH, initial_indent="# ", subsequent_indent="#   ")

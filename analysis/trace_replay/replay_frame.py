@@ -444,7 +444,7 @@ class _Replay:
             fired = places < missing
             when[members[fired]] = looks[places[fired]]
             ratios[members[fired]] = seen.ratios[places[fired]]
-            # Index 0 is the anchor, the last decision; its value was still of their own run for settings off it now.
+            # Index 0 is the anchor, the last decision; for settings that left their run since, it was still that run's.
             foreign = np.where(found.own[rows], _first(~own[looks]), 0 if first else 1)
             blind = (places >= missing) & (missing < len(looks))
             doubtful = blind | (foreign <= np.minimum(places, len(looks) - 1))

@@ -27,7 +27,7 @@ from trainables.storage import ObjectFiles, files_of, joined
 from tune_cac.ray_backend.session import check_seen_by_all, ray_session, seen_from
 from tune_cac.study import object_storage
 from tune_cac.study.object_storage import copied_to_storage, fetch_study
-from tune_cac.study.options import SearchOptions
+from tune_cac.study.search_options import SearchOptions
 from tune_cac.tuning.ray_run import trials_at_a_time
 
 pytestmark = pytest.mark.slow
@@ -200,7 +200,7 @@ def test_nodes_that_do_not_see_the_results_are_named_before_training(ray_here: N
 def test_a_cluster_takes_as_many_trials_as_its_nodes_have_room_for(
     given: dict[str, Any], wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tune_cac.study.options.processors", lambda: 7)  # of the machine that searches
+    monkeypatch.setattr("tune_cac.study.search_options.processors", lambda: 7)  # of the machine that searches
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0, "GPU": 1.0})
     assert trials_at_a_time(SearchOptions(**{"address": "10.0.0.1:6379", **given})) == wanted
     assert trials_at_a_time(SearchOptions(address="10.0.0.1:6379", gpus_per_trial=0.5)) == 2

@@ -11,7 +11,8 @@ from studies import study_of
 
 import analysis
 from analysis.io.layout import Layout
-from analysis.presentation.summary_text import best_env, config_of
+from analysis.presentation.best_env import best_env
+from analysis.presentation.summary_text import config_of
 from trainables.config import TrialConfig
 from trainables.gradskip.variables import RULES
 

@@ -12,7 +12,7 @@ from search_spaces.space import ANY_RUN, describe
 from search_spaces.training_recipe import DEFAULT, one_by_one
 from trainables.config import TrialConfig
 from trainables.training.recipe.fields import RECIPE_FIELDS
-from tune_cac.study.options import SearchOptions
+from tune_cac.study.search_options import SearchOptions
 from tune_cac.tuning.run_context import run_context
 
 SPACE = search_spaces.load("training_recipe")

@@ -123,7 +123,7 @@ def _publish(
 
 def count_costs(store: StageStore, config: TrialConfig, masks: Iterable[str]) -> None:
     """Write what steps cost with these parameters training, counted on real batches."""
-    from trainables.training.cost import CostTable
+    from trainables.training.flops import CostTable
     from trainables.training.run import TrainingRun
 
     with TrainingRun(TrialConfig(workload=config.workload, epochs=1, method="none")) as run:

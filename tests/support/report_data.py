@@ -13,9 +13,10 @@ from analysis.io.layout import StudyInfo
 from analysis.io.studies import to_frame
 from analysis.metrics.accounting import search_cost
 from analysis.metrics.ranking import best, rank
+from analysis.presentation.best_env import best_env
 from analysis.presentation.html import ReportData
 from analysis.presentation.markdown_report import search_cost_line
-from analysis.presentation.summary_text import best_env, headline
+from analysis.presentation.summary_text import headline
 from trainables.config import TrialConfig
 
 LAYERS = tuple(f"features.{n}.weight" for n in range(0, 18, 3))

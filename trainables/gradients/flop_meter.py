@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 from trainables.attachment import EstimateFlops
-from trainables.runtime.flops import flop_counter
+from trainables.runtime.operator_flops import flop_counter
 
 
 class FlopMeter:

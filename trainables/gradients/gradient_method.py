@@ -93,7 +93,7 @@ class GradientMethod:
 
     #: Its name in statistics.
     name = "sgd"
-    #: Whether its draws are others than SGD's: by its own knowledge of the samples, whose numbers it needs.
+    #: True if it draws samples by its own statistics of them, and so needs their numbers.
     chooses_samples = False
 
     def __init__(

@@ -31,7 +31,7 @@ from trainables.gradients.layer_signals import (
     untreated_parameters,
 )
 from trainables.gradients.output_rows import output_of
-from trainables.runtime.flops import uncompiled
+from trainables.runtime.operator_flops import uncompiled
 from trainables.workloads.batch_shapes import shapes_of
 
 

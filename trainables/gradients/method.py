@@ -31,8 +31,8 @@ from trainables.gradients.svrg import SVRG
 from trainables.gradients.zero_gradients import ZeroGradients
 from trainables.gradskip import controller as gradskip
 from trainables.gradskip.controller import WEIGHT_RULES, GradskipBeside
-from trainables.runtime.flops import flop_counter
 from trainables.runtime.isolation import captured_generators
+from trainables.runtime.operator_flops import flop_counter
 from trainables.workloads.base import Batch, Samples, Workload
 from trainables.workloads.batch_shapes import shapes_of
 from trainables.workloads.sample_access import TensorSamples, reservoir

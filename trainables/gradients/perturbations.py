@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from trainables.errors import UserError
 from trainables.gradients.gradient_method import Loss, ModelLoss
 from trainables.gradients.straight_through import sign_ste
-from trainables.runtime.flops import flop_counter
+from trainables.runtime.operator_flops import flop_counter
 
 #: Bytes that one chunk of changes may take, unless told.
 MEMORY_BYTES = 256 * 2**20
@@ -60,7 +60,7 @@ class Perturbations:
         memory_bytes: bound on the memory of a chunk, as estimated from the largest tensor of one change.
         flop_counts: FLOPs of chunks by what they depend on, counted once and kept there; None counts nothing.
         key: what else the FLOPs depend on, such as the shapes of the batch.
-        like: evaluated the same loss on another batch before, so that what was found out about it need not be again.
+        like: an instance for the same loss on another batch; its checks and counts are used again.
 
     Raises:
         UserError: a loss that is no scalar tensor or does not repeat, or a chunk size below 1.
@@ -360,7 +360,7 @@ class ChannelPart:
         return ChannelPart(self.base.flatten(1), self.part.flatten(1), self.start * places, 1)
 
     def _combined(self, other: Any, combine: Callable[[Any, Any], Any]) -> Any:
-        """Return what an operator gives that treats each element alone."""
+        """Return the result of an element-wise operator."""
         if isinstance(other, Tensor) and other.shape == self.base.shape:
             part = combine(self.part, self._own(other, self.dimension))
             return ChannelPart(combine(self.base, other), part, self.start, self.dimension)
@@ -461,7 +461,7 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[s
 
 
 def _slot(call: Mapping[str, Any], parameter: Tensor) -> str | None:
-    """Return where a call takes the parameter in a way that has a form at the output: ``weight``, ``bias`` or None."""
+    """Return the argument, ``weight`` or ``bias``, by which a call uses the parameter; None if it has no other form."""
     slots = [name for name, value in call.items() if value is parameter]
     return slots[0] if slots in (["weight"], ["bias"]) and call.get("max_norm") is None else None
 

@@ -23,8 +23,8 @@ from torch.utils.hooks import RemovableHandle
 
 from trainables.gradskip.advice.users_line import users_level
 from trainables.gradskip.layers import own_children, own_parameters
-from trainables.runtime.flops import uncompiled
 from trainables.runtime.isolation import kept_generators
+from trainables.runtime.operator_flops import uncompiled
 
 if TYPE_CHECKING:
     from typing import Self

@@ -182,7 +182,8 @@ class SkippingStep:
         self._example_given = example_inputs is not None
         self._example = as_forward(example_inputs) if self._example_given else None
         self._input_hook = ForwardHook(self._take_inputs)
-        #: What an earlier optimizer had stopped, to be told at the next step, unless a state is loaded before.
+        #: Names of parameters that an earlier optimizer had stopped, and the number of further ones. A warning names
+        #: them at the next step, unless a state is loaded before.
         self._earlier: tuple[list[str], int] | None = None
         self._is_linear = is_linear_in_lr(optimizer)
         self._busy = True
@@ -409,7 +410,7 @@ class SkippingStep:
         self._outside = self._inside = None
 
     def _finish(self) -> None:
-        """Restore the groups, scale what the step has moved, and stop what it was the last one of."""
+        """Restore the groups, scale what the step has moved, and stop parameters whose last step it was."""
         self._put_groups_back()
         for parameter, before, factor in self._moved:
             scale_change(parameter, before, factor)

@@ -106,8 +106,8 @@ class Stops:
     Attributes:
         user_changes: number of checks that found parameters newly frozen or unfrozen by the user.
         unfrozen: numbers of the parameters that the user was found to have unfrozen.
-        switched_on: numbers of what an earlier optimizer had stopped.
-        left_off: how many more of it this optimizer does not have.
+        switched_on: numbers of parameters that an earlier optimizer had stopped and this one switched on again.
+        left_off: number of those that an earlier optimizer had stopped and this one does not have.
     """
 
     def __init__(self, optimizer: Optimizer, numbering: Numbering, settings: Settings) -> None:

@@ -58,7 +58,7 @@ class OwnLength:
     steps: int
     """Optimizer steps: the baseline's, scaled to the trial's epochs."""
     since_s: float
-    """Time at which the study's first trial began, seconds since the epoch."""
+    """Unix time at which the study's first trial began."""
 
 
 def files_below(cwd: Path, folder: Path) -> Iterator[tuple[float, Path]]:
@@ -366,8 +366,8 @@ def working_directory(config: TrialConfig) -> Path:
 def start_script(config: TrialConfig, folder: Path, variables: Mapping[str, str]) -> ScriptProcess:
     """Start the trial's command in its folder, with further variables.
 
-    Its environment is this process's with the trial's variables in place of all ``CAC_*``; the epochs of an answer that
-    the shell has sourced are no trial's either. Of several processes that a launcher such as torchrun starts, only the
+    Its environment is this process's with the trial's variables in place of all ``CAC_*``, and without the epochs of
+    a ``best.env`` that the shell has sourced. Of several processes that a launcher such as torchrun starts, only the
     first one's stdout is read.
 
     Raises:

@@ -22,7 +22,7 @@ from trainables.gradskip.advice.never_fires import weight_decays
 from trainables.interventions import Intervention
 from trainables.registry import METHODS
 from trainables.stage_tree.store import Chunk, Stage, StageStore
-from trainables.training.cost import CostTable
+from trainables.training.flops import CostTable
 from trainables.training.recipe.fields import FLOAT32, changes_results
 from trainables.training.run import TrainingRun
 from trainables.workload_options import what_is_trained

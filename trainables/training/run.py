@@ -29,7 +29,7 @@ from trainables.quality import Quality
 from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE, read_state
 from trainables.runtime.isolation import ProcessState, generators_state, kept_generators, set_generators
 from trainables.runtime.memory import peak_bytes, reset_peak
-from trainables.training.cost import RunCost
+from trainables.training.flops import RunCost
 from trainables.training.recipe.recipe import Recipe
 from trainables.workloads import build_for
 from trainables.workloads.base import Batch, Workload

@@ -11,7 +11,7 @@ from tune_cac.cli.arguments import STUDY
 from tune_cac.cli.command import argument, argument_of, command
 from tune_cac.cli.console import print_table
 from tune_cac.messages import say
-from tune_cac.study.options import SearchOptions
+from tune_cac.study.search_options import SearchOptions
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -78,8 +78,9 @@ def _trial(layout: Layout, info: StudyInfo, number: int, format: str) -> str:
 
 def _best(layout: Layout, info: StudyInfo, drop: float | str, format: str) -> str:
     """Return the recommended settings; as ``env`` the text of ``best.env``, as ``schedule`` that of ``best.yaml``."""
+    from analysis.presentation.best_env import best_env, best_schedule
     from analysis.presentation.export import export_trial
-    from analysis.presentation.summary_text import best_env, best_schedule, headline, is_answer
+    from analysis.presentation.summary_text import headline, is_answer
     from tune_cac.study.study_result import answer
 
     found = answer(layout, allowed_drop=drop)

@@ -212,14 +212,14 @@ def outcomes_table(found: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -
         settings: the settings behind its rows, in order.
     """
     from analysis.formatting import percent, value_text
-    from tune_cac.tuning.baseline import outcome
+    from tune_cac.tuning.baseline import outcome_identity
 
     quality: Quality = found.attrs.get("quality", ACCURACY)
     groups: dict[str, list[tuple[Any, Mapping[str, Any]]]] = {}
     row: Any
     for row, values in zip(found.to_dict("records"), settings, strict=True):
         if row["compute_saved"] == row["compute_saved"]:
-            groups.setdefault(outcome(row, values), []).append((row, values))
+            groups.setdefault(outcome_identity(row, values), []).append((row, values))
     cells = [["settings", "saved", "braking", "exact", quality.name, "stops at iteration, through"]]
     for alike in sorted(groups.values(), key=lambda those: (-len(those), -those[0][0]["compute_saved"])):
         row, values = alike[0]

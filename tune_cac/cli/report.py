@@ -52,9 +52,9 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
     from analysis.metrics.gradient_history import gradient_clusters, gradient_statistics
     from analysis.metrics.parameter_importance import importance
     from analysis.metrics.ranking import is_control, is_shorter
+    from analysis.presentation.best_env import best_env
     from analysis.presentation.html import ReportData, variance_frames
     from analysis.presentation.stage_frame import stage_frame
-    from analysis.presentation.summary_text import best_env
     from analysis.trace_replay.traces import load_trace
     from tune_cac.study.folder import is_locked
 

@@ -18,7 +18,7 @@ from tune_cac.cli.command import HelpAll, argument, argument_of, command
 from tune_cac.cli.console import print_table
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import read_assignments
-from tune_cac.study.options import SearchOptions
+from tune_cac.study.search_options import SearchOptions
 
 OPTIONS = options_of(SearchOptions)
 

@@ -24,7 +24,7 @@ from trainables.storage import check_place, files_of, is_uri, joined
 from trainables.workload_options import what_is_trained
 from tune_cac.study.fixed_params import shown_hold
 from tune_cac.study.object_storage import fetch_study
-from tune_cac.study.options import SearchOptions
+from tune_cac.study.search_options import SearchOptions
 
 # --- A trial's folder in its Ray experiment: its name, and the results of an interrupted trial in it ------------------
 

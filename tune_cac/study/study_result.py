@@ -16,9 +16,10 @@ from analysis.metrics.confirmation import read_confirmation, without_refuted
 from analysis.metrics.duplicates import outcomes
 from analysis.metrics.noise import with_holds
 from analysis.metrics.ranking import beats_shorter, best, control_line, rank
+from analysis.presentation.best_env import best_env, best_schedule
 from analysis.presentation.export import hidden_columns
 from analysis.presentation.markdown_report import ranked_table, report_markdown, search_cost_line
-from analysis.presentation.summary_text import best_env, best_schedule, config_of, headline, is_answer
+from analysis.presentation.summary_text import config_of, headline, is_answer
 from analysis.trace_replay.same_run import same_run, same_run_text
 from analysis.trace_replay.traces import load_trace
 from trainables.errors import UserError

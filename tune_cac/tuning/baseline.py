@@ -1,4 +1,4 @@
-"""What a search learns from its baseline's recorded run: ranges, what settings stop and save, and what does nothing.
+"""The warm start of a search from its baseline's recorded run: ranges, predicted stops and savings, no effect.
 
 All results depend on the run alone, bit for bit, whatever was trained since, so that a resumed search learns the same.
 """
@@ -162,10 +162,12 @@ def predictions(
     return [found.get(row) for row in range(len(settings))]
 
 
-def outcome(found: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """Return a text that is equal for settings that train alike.
+def outcome_identity(found: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """Return the identity of an outcome, equal for settings that train alike.
 
-    The stops are those of a trial's or a predicted row.
+    Args:
+        found: the row of a trial or of a replay, with the stops.
+        values: the settings.
     """
     stops = [(event["iteration"], event["layer"]) for event in json.loads(found.get("stop_events") or "[]")]
     how: list[Any] = [(values.get("CAC_BRAKING_DISTANCE") or 0) if stops else 0]
@@ -385,7 +387,7 @@ class WarmStart:
     def with_explicit_stops(self, seed: int) -> tuple[WarmStart, str] | None:
         """Return this with explicit stops as the space, and why: thresholds stop (hardly) anything on this run.
 
-        Replay shows it, or no weight decays. None where neither is so, and where the space has other rules.
+        The reason is a replay without stops, or a run without weight decay. None if neither holds, or for other rules.
         """
         configs = self._typical()
         by_threshold = {config.gradskip_settings().mode for config in configs if config.skips_gradients} == {"auto"}

@@ -28,8 +28,8 @@ from tune_cac.messages import say
 from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, package_versions, written
 from tune_cac.study.object_storage import copied_to_storage
-from tune_cac.study.options import SearchOptions
 from tune_cac.study.script_files import check_unchanged
+from tune_cac.study.search_options import SearchOptions
 from tune_cac.study.study_result import answer, write_answer
 from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.progress import SearchProgress
@@ -269,4 +269,4 @@ def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: lis
     missing = len(searcher.missing())
     if missing:
         train(child, options, searcher, FixedListProgress(searcher, to_run=missing), run_name, missing)
-    return bool(searcher.missing()) or searcher.trials.runs_on()
+    return bool(searcher.missing()) or searcher.trials.has_unfinished()

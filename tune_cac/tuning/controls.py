@@ -24,7 +24,7 @@ from trainables.config import TrialConfig
 from trainables.quality import allowed_amount
 from trainables.savings import INFERENCE, TIME
 from trainables.stage_tree.store import StageStore
-from tune_cac.study.options import AUTO_LENGTHS, read_lengths
+from tune_cac.study.search_options import AUTO_LENGTHS, read_lengths
 from tune_cac.tuning.baseline import WarmStart, completed
 from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.trials import EPOCHS, OF_EPOCHS, BestSetting, PredefinedTrial, StudyTrials, missing_objectives

@@ -2,9 +2,9 @@
 
 Settings with one outcome, which layers stop when, train alike, bit for bit, so only one of them is trained. What they
 stop and save is predicted by replay on recorded runs; their quality is not, so a model of it chooses the outcome with
-the highest expected improvement of answer and front for the compute that its training executes. The answer is to hold
-on another seed, too: what the model does not take to do that with the wanted probability is trained for the front
-alone. The search ends when no outcome left is expected to improve them by a worthwhile share.
+the highest expected improvement of answer and front for the compute that its training executes. The answer
+should stay within the allowed loss on another seed, too: outcomes that are less likely to than ``sure`` are trained
+only to extend the front. The search ends when no outcome left is expected to improve them by a worthwhile share.
 
 Everything is a function of the study's trials and the recorded runs, so a resumed search goes on in the same way.
 """
@@ -33,9 +33,9 @@ from analysis.trace_replay.traces import RunTrace, read_trace
 from trainables.config import TrialConfig
 from trainables.gradskip.variables import BY_NAME
 from trainables.stage_tree.store import StageStore
-from tune_cac.tuning.baseline import WarmStart, completed, outcome, predictions
+from tune_cac.tuning.baseline import WarmStart, completed, outcome_identity, predictions
 from tune_cac.tuning.plan import SearchPlan
-from tune_cac.tuning.quality_model import (
+from tune_cac.tuning.quality_on_seeds import (
     WORTHWHILE,
     WORTHWHILE_AREA,
     Depths,
@@ -62,7 +62,7 @@ from tune_cac.tuning.trials import (
 # --- Distinct outcomes of a space's settings --------------------------------------------------------------------------
 
 #: Parameters of a setting, and the fields of its configuration.
-Drawn = tuple[Mapping[str, Any], Mapping[str, Any]]
+DrawnSetting = tuple[Mapping[str, Any], Mapping[str, Any]]
 #: (iteration, number of the parameter) of each stop.
 Stops = tuple[tuple[int, int], ...]
 
@@ -77,14 +77,14 @@ class Outcome:
     share: float  # its steps over those of the full run
     saved: float  # compute saved, a fraction of that of the full run
     stops: Stops
-    identity: str  # text that is equal for settings that train alike in a run of this length: stops, braking,
+    identity: str  # equal for settings that train alike in a run of this length: `baseline.outcome_identity`
     known: bool  # True if the whole run was trained before
-    group: Sequence[Drawn]  # settings that train alike by the dense run; once others are recorded they may not
+    group: Sequence[DrawnSetting]  # settings that train alike by the dense run; once others are recorded they may not
 
 
 def distinct_outcomes(
-    known: WarmStart, drawn: Sequence[Drawn], *, share: float = 1.0
-) -> tuple[list[Outcome], list[Drawn]]:
+    known: WarmStart, drawn: Sequence[DrawnSetting], *, share: float = 1.0
+) -> tuple[list[Outcome], list[DrawnSetting]]:
     """Group settings that train alike by a dense run; those that do nothing are left out.
 
     ``share`` is that of the run's steps in those of the full one.
@@ -105,15 +105,17 @@ def distinct_outcomes(
     return sorted(made, key=lambda one: one.saved), [setting for setting, row in pairs if row is None]
 
 
-def _by_identity(settings: Iterable[tuple[Drawn, Mapping[str, Any]]]) -> list[list[tuple[Drawn, Mapping[str, Any]]]]:
+def _by_identity(
+    settings: Iterable[tuple[DrawnSetting, Mapping[str, Any]]],
+) -> list[list[tuple[DrawnSetting, Mapping[str, Any]]]]:
     """Return settings, with their predicted rows, grouped by what they train."""
-    parts: dict[str, list[tuple[Drawn, Mapping[str, Any]]]] = {}
+    parts: dict[str, list[tuple[DrawnSetting, Mapping[str, Any]]]] = {}
     for setting, row in settings:
-        parts.setdefault(outcome(row, setting[1]), []).append((setting, row))
+        parts.setdefault(outcome_identity(row, setting[1]), []).append((setting, row))
     return list(parts.values())
 
 
-def _outcome_of(part: Sequence[tuple[Drawn, Mapping[str, Any]]], *, share: float, **more: Any) -> Outcome:
+def _outcome_of(part: Sequence[tuple[DrawnSetting, Mapping[str, Any]]], *, share: float, **more: Any) -> Outcome:
     """Return the outcome of settings that train alike, with the one nearest to their middle."""
     (parameters, config), row = part[middle_of([parameters for (parameters, _), _ in part])]
     return Outcome(parameters=parameters, config=config, share=share, **facts_of(row, config, share), **more)
@@ -131,7 +133,9 @@ def predicted_again(outcomes: Sequence[Outcome], trace: RunTrace) -> list[Outcom
             continue
         rows = predictions(trace, [config for _, config in one.group], branches=True)
         there = [(setting, other) for setting, other in zip(one.group, rows, strict=True) if other is not None]
-        others = [part for part in _by_identity(there) if outcome(part[0][1], part[0][0][1]) != found[-1].identity]
+        others = [
+            part for part in _by_identity(there) if outcome_identity(part[0][1], part[0][0][1]) != found[-1].identity
+        ]
         found += [_outcome_of(part, share=one.share, epochs=one.epochs, group=one.group) for part in others]
     return list({one.identity: one for one in reversed(found)}.values())[::-1]
 
@@ -149,7 +153,7 @@ def facts_of(row: Mapping[str, Any], config: Mapping[str, Any], share: float) ->
     ``share`` is that of the run's steps in those of the full one.
     """
     return {
-        "identity": outcome(row, config),
+        "identity": outcome_identity(row, config),
         "saved": 1 - share * (1 - float(row["compute_saved"])),
         "stops": stops_in(row),
         "known": bool(row["exact"]),
@@ -225,8 +229,7 @@ def at_middle(one: Outcome, known: WarmStart, trace: RunTrace) -> Outcome:
     """Return an outcome with the variables of its setting's rule in the middle of the values that train alike.
 
     Each variable in turn is moved to the middle of its own values within the space's range, the others as they are by
-    then; whole numbers stay on the space's grid. One that trains alike over all of its range is left as it was drawn:
-    it decides nothing on this run, and its middle would say as little.
+    then; whole numbers stay on the space's grid. One without effect over all of its range keeps its drawn value.
     """
     drawn = FixedTrial(dict(one.parameters))
     with warnings.catch_warnings():
@@ -243,7 +246,7 @@ def at_middle(one: Outcome, known: WarmStart, trace: RunTrace) -> Outcome:
 
         def alike(values: Sequence[Any], one: Outcome = one, name: str = name) -> list[bool]:
             rows = predictions(trace, [{**one.config, name: value} for value in values], branches=True)
-            return [row is not None and outcome(row, one.config) == one.identity for row in rows]
+            return [row is not None and outcome_identity(row, one.config) == one.identity for row in rows]
 
         unit = asked.step if isinstance(asked, IntDistribution) else RESOLUTION
         low, high = (_edge(own, end, unit, alike) for end in (asked.low, asked.high))
@@ -298,12 +301,12 @@ MOST_OUTCOMES = 500
 MOST_MODELLED = 200
 #: Outcomes that are trained at least before the search may end by itself.
 LEAST = 6
-#: Least cost of a training in full trainings, for one whose steps are nearly all known still has to be begun.
+#: Lower bound on the cost of a training, in full trainings: to begin one takes time even if nearly all steps are known.
 _LEAST_COST = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class BegunOutcome:
     """An outcome that was trained, is being trained, or failed."""
 
     trial: int  # number of its trial
@@ -332,7 +335,7 @@ class OutcomeQueue:
         self._trials, self._plan, self._roots = trials, plan, roots
         self._quality, self._seed, self._epochs = plan.base.quality, plan.base.seed, plan.base.epochs
         self._outcomes: dict[int, list[Outcome]] = {}  # by epochs
-        self._unpredicted: list[Drawn] = []  # of the full length
+        self._unpredicted: list[DrawnSetting] = []  # of the full length
         self._depths: Depths | None = None
         self._held: tuple[int, dict[int, float]] = 0, {}  # how many trials had ended, and probabilities of theirs
         self._promising = MOST_OUTCOMES  # outcomes that were worth their training when one was chosen last
@@ -381,7 +384,7 @@ class OutcomeQueue:
         )
 
     def about_left(self) -> int:
-        """Return about how many outcomes are still begun, by how many were worth their training when one was last.
+        """Estimate how many outcomes will still be trained, from the number worth it at the last choice.
 
         Of n about log2(n) / 3 are trained, for each says much of the others (benchmarks/eta.py).
         """
@@ -392,7 +395,7 @@ class OutcomeQueue:
         if (now := self._trials.counts()) == self._nothing_at:  # asked again while others run
             return None
         traces = self._traces()
-        tried = self._tried(baseline, traces)
+        tried = self._begun_outcomes(baseline, traces)
         chosen = self._chosen(self._left(tried, traces), tried, baseline)
         if (drawn := self._next_unpredicted(len(tried), ends=chosen is None)) is not None:
             return self._begin(drawn, {UNPREDICTED: True})
@@ -415,7 +418,7 @@ class OutcomeQueue:
     def _next_unpredicted(self, tried: int, *, ends: bool) -> Mapping[str, Any] | None:
         """Return parameters of the next setting that cannot be predicted, if its turn has come; else None.
 
-        Such settings get the share of the trials that they have of the draws, and at least `LEAST` before the end.
+        Their share of the trials is that of the drawn settings; at least `LEAST` are trained before the end.
 
         The end has come where no predicted outcome is worth its training.
         """
@@ -432,7 +435,7 @@ class OutcomeQueue:
             if self._drawn(epochs, known)
         }
 
-    def _left(self, tried: Sequence[Tried], traces: Mapping[int, RunTrace]) -> list[Outcome]:
+    def _left(self, tried: Sequence[BegunOutcome], traces: Mapping[int, RunTrace]) -> list[Outcome]:
         """Return outcomes that no trial has or had, as all recorded runs predict them, by ascending savings."""
         found = []
         for epochs, trace in traces.items():
@@ -449,9 +452,9 @@ class OutcomeQueue:
         rows, share = predictions(trace, configs, branches=True), trace.total_steps / self._total_steps
         return [None if row is None else facts_of(row, one, share) for row, one in zip(rows, configs, strict=True)]
 
-    def _tried(self, baseline: Mapping[str, Any], traces: Mapping[int, RunTrace]) -> list[Tried]:
-        """Return what was trained, is being trained or failed, by trial; without a result only if it is predicted."""
-        found: list[Tried] = []
+    def _begun_outcomes(self, baseline: Mapping[str, Any], traces: Mapping[int, RunTrace]) -> list[BegunOutcome]:
+        """Return the outcomes of trials that were begun; of those without a result only what can be predicted."""
+        found: list[BegunOutcome] = []
         without_row: dict[int, list[dict[str, Any]]] = {}  # by epochs: known fields of each
         for trial in self._trials.all():
             attrs = trial.user_attrs
@@ -462,18 +465,18 @@ class OutcomeQueue:
             fields: dict[str, Any] = {"trial": trial.number, "epochs": epochs, "config": config}
             if row is not None and not missing_objectives(row, self._quality):
                 fields["loss"] = self._quality.lost(row["quality"], baseline["quality"])
-                fields["identity"] = outcome(row, config)
-                found.append(Tried(**fields, stops=stops_in(row), saved=saved_of_baseline(row, baseline)))
+                fields["identity"] = outcome_identity(row, config)
+                found.append(BegunOutcome(**fields, stops=stops_in(row), saved=saved_of_baseline(row, baseline)))
                 continue
             fields["loss"] = None if trial.state == TrialState.RUNNING else np.inf
             if attrs.get("role") == CUT:
-                found.append(Tried(**fields, stops=(), saved=1 - epochs / self._epochs))
+                found.append(BegunOutcome(**fields, stops=(), saved=1 - epochs / self._epochs))
             elif config and epochs in traces:
                 without_row.setdefault(epochs, []).append(fields)
         for epochs, several in without_row.items():
             facts = self._predicted(traces[epochs], [fields["config"] for fields in several])
             found += [
-                Tried(**fields, stops=of["stops"], saved=of["saved"], identity=of["identity"])
+                BegunOutcome(**fields, stops=of["stops"], saved=of["saved"], identity=of["identity"])
                 for fields, of in zip(several, facts, strict=True)
                 if of is not None
             ]
@@ -487,7 +490,7 @@ class OutcomeQueue:
         _, finished = self._trials.counts()
         if self._held[0] != finished:  # asked for often, and each time a fit
             found: dict[int, float] = {}
-            if ended := [one for one in self._tried(baseline, self._traces()) if one.loss is not None]:
+            if ended := [one for one in self._begun_outcomes(baseline, self._traces()) if one.loss is not None]:
                 scale = self._scale(baseline)
                 shares = self._expected(ended, ended, scale).other_share_within(scale.other_limit)
                 found = {one.trial: share for one, share in zip(ended, shares.tolist(), strict=True)}
@@ -503,7 +506,9 @@ class OutcomeQueue:
         values = [float(value) for value in rows if value is not None]
         return loss_scale(baseline["quality"], values, self._quality, self._plan.allowed_drop)
 
-    def _chosen(self, left: Sequence[Outcome], tried: Sequence[Tried], baseline: Mapping[str, Any]) -> Outcome | None:
+    def _chosen(
+        self, left: Sequence[Outcome], tried: Sequence[BegunOutcome], baseline: Mapping[str, Any]
+    ) -> Outcome | None:
         """Return the outcome that promises most for its cost; None if none is worth its training."""
         new = are_new(self._features(left), self._features(tried))
         left = [one for one, is_new in zip(left, new, strict=True) if is_new]
@@ -530,8 +535,8 @@ class OutcomeQueue:
         self._promising = int(np.count_nonzero(worth)) >> 3  # one of those that are still begun is this one
         return left[int(np.argmax(worth / self._costs(left, tried)))]
 
-    def _with_expected(self, tried: Sequence[Tried], scale: LossScale) -> tuple[list[Tried], list[int]]:
-        """Return what was tried, and trials that are no answer; what is being trained loses what the model expects."""
+    def _with_expected(self, tried: Sequence[BegunOutcome], scale: LossScale) -> tuple[list[BegunOutcome], list[int]]:
+        """Return the begun outcomes, running ones with the expected loss, and the trials too unsure to be an answer."""
         ended, running = [one for one in tried if one.loss is not None], [one for one in tried if one.loss is None]
         unsure = self.unsure()
         if running:
@@ -542,9 +547,9 @@ class OutcomeQueue:
         return ended, unsure
 
     def _expected(
-        self, runs: Sequence[Outcome] | Sequence[Tried], ended: Sequence[Tried], scale: LossScale
+        self, runs: Sequence[Outcome] | Sequence[BegunOutcome], ended: Sequence[BegunOutcome], scale: LossScale
     ) -> Posterior:
-        """Return what the losses of ended runs say of runs."""
+        """Return the posterior of the runs' losses, given the losses of ended runs."""
         newest = ended[-MOST_MODELLED:]
         return posterior(
             self._features(newest),
@@ -554,7 +559,7 @@ class OutcomeQueue:
             noise=scale.seed_noise,
         )
 
-    def _features(self, runs: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
+    def _features(self, runs: Sequence[Outcome] | Sequence[BegunOutcome]) -> NDArray[np.float64]:
         if self._depths is None:  # of stops on a run whose outcomes are known, as they were counted on it
             run = next(known for epochs, known in self._roots().items() if self._drawn(epochs, known))
             self._depths = Depths(read_trace(StageStore(self._plan.tree, run.trace.root)))
@@ -570,7 +575,7 @@ class OutcomeQueue:
         ]
         return np.array(rows, float).reshape(len(rows), len(depths.levels) + 2)
 
-    def _costs(self, left: Sequence[Outcome], tried: Sequence[Tried]) -> NDArray[np.float64]:
+    def _costs(self, left: Sequence[Outcome], tried: Sequence[BegunOutcome]) -> NDArray[np.float64]:
         """Return (m,) compute that trainings execute, in full trainings: that after the steps shared with others.
 
         After an outcome's first stop its steps save equal shares, which is exact for one stop.

@@ -310,7 +310,7 @@ class Budget(tune.Stopper):
         """Return which budget is used up, as the beginning of a sentence; empty if none is."""
         if self._time_is_up and self._time_s is not None:
             return f"The time budget of {duration_text(self._time_s)} is used up"
-        if self._trainings is None or not self._cost_is_used_up() or self._searcher.trials.runs_on():
+        if self._trainings is None or not self._cost_is_used_up() or self._searcher.trials.has_unfinished():
             return ""  # trials that still run were interrupted by the user
         executed = f"{self._progress.trainings():.1f} executed"
         if self._progress.counts_shares:

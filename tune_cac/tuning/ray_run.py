@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.io.layout import Layout
 from trainables.errors import UserError
 from tune_cac.study.folder import trial_folder_name
-from tune_cac.study.options import SearchOptions
+from tune_cac.study.search_options import SearchOptions
 from tune_cac.tuning.run_context import own_code
 
 if TYPE_CHECKING:

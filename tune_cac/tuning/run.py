@@ -24,8 +24,8 @@ from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.fixed_params import check_hold_on_run, points_of, shown_hold, trials_in_all, with_watch
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, threads_in, written
 from tune_cac.study.object_storage import copied_to_storage, fetch_study
-from tune_cac.study.options import AUTO_LENGTHS, SearchOptions, with_options
 from tune_cac.study.script_files import check_unchanged, script_identity
+from tune_cac.study.search_options import AUTO_LENGTHS, SearchOptions, with_options
 from tune_cac.study.study_result import SearchResult, answer, write_answer
 from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.ray_run import ray_needs, train
@@ -214,7 +214,7 @@ def _run_missing(
         write_holds(layout, searcher)
         layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))
         ended = [one for one in (searcher.outcomes, searcher.candidates) if one is not None and one.ended]
-        if ended and not searcher.trials.runs_on():
+        if ended and not searcher.trials.has_unfinished():
             say(ended[0].why_ended())
             layout.write_info(replace(layout.read_info(), trials=searcher.trials.finished_count()))
     if options.is_script and layout.read_info().script_epochs is None and searcher.trials.baseline_row():
@@ -341,7 +341,7 @@ def _search(
         say(f"{searcher.gave_up}, so nothing else was tried: {way_on}")
         return False, ""
     missing = progress.ended < to_run and not searcher.nothing_left  # points that cannot be are not trained
-    if not (missing or searcher.trials.runs_on() or _lacks_beside(searcher, options)):
+    if not (missing or searcher.trials.has_unfinished() or _lacks_beside(searcher, options)):
         return False, ""
     reason = budget.reason()
     if not reason:

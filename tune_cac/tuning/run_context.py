@@ -24,7 +24,7 @@ from trainables.script.placeholders import names
 from trainables.training.recipe.fields import BFLOAT16, CHECKPOINTING, COMPILE_MODES, FLOAT16, RECIPE_FIELDS, recipe_of
 from trainables.workload_options import PLACES, read_options
 from tune_cac.messages import say
-from tune_cac.study.options import SearchOptions
+from tune_cac.study.search_options import SearchOptions
 
 if TYPE_CHECKING:
     from torch import nn

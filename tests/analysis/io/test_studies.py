@@ -17,7 +17,7 @@ from ray_files import write_trial
 from studies import result_row, write_study
 
 import analysis
-from analysis.io.columns import trial_dtypes
+from analysis.io.dtypes import trial_dtypes
 from analysis.io.layout import STUDY_NAME, Layout, StudyInfo
 from analysis.io.studies import read_journal
 from trainables.config import TrialConfig, field_names
@@ -153,7 +153,7 @@ def test_a_ray_experiment(tmp_path: Path) -> None:
     write_trial(tmp_path / "Trial_2", {"config": stops}, rows[:1])
     write_trial(tmp_path / "Trial_3", {"config": {**stops, "epochs": 0}}, [], error="Traceback\n  1\nUserError: no\n\n")
     write_trial(tmp_path / "Trial_4", {"config": {**dense, "epochs": 2}}, rows[:2], done=True)
-    # Tried again after an error.
+    # BegunOutcome again after an error.
     write_trial(tmp_path / "Trial_5", {"config": stops}, rows, done=True, error="RuntimeError: once")
     write_trial(tmp_path / "Trial_6", {"config": {**stops, "epochs": 9}}, rows)  # of another length
     trials = analysis.load(tmp_path)

@@ -17,9 +17,9 @@ from studies import result_row, write_study
 
 import analysis
 from analysis.io.layout import Layout
+from analysis.presentation.best_env import best_env
 from analysis.presentation.export import export_table, export_trial, paper_cells
 from analysis.presentation.settings_text import EPOCHS_VARIABLE
-from analysis.presentation.summary_text import best_env
 from trainables.compression.schedule import read_schedule
 from trainables.config import TrialConfig
 from trainables.errors import UserError

@@ -21,8 +21,9 @@ from analysis.io.layout import Layout, StudyInfo
 from analysis.io.studies import to_frame
 from analysis.metrics.noise import with_holds
 from analysis.metrics.ranking import CUT, SHORTER, control_line
+from analysis.presentation.best_env import best_env, best_schedule
 from analysis.presentation.markdown_report import layers, ranked_table, report_markdown, stop_table, sums
-from analysis.presentation.summary_text import best_env, best_schedule, config_of, headline, is_answer, settings_text
+from analysis.presentation.summary_text import config_of, headline, is_answer, settings_text
 from search_spaces import SpaceContext
 from trainables.compression.schedule import read_schedule
 from trainables.config import TrialConfig

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from trainables.compression.measures import REPEATS, WARM_UP, latency, layer_macs, size_columns
 from trainables.errors import UserError
-from trainables.runtime.flops import flop_counter
+from trainables.runtime.operator_flops import flop_counter
 from trainables.workloads.base import Batch
 from trainables.workloads.digits import CONVOLUTIONS, IMAGE_SIZE, Digits
 from trainables.workloads.models import build_model

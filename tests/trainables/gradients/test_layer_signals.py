@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainables.gradients import layer_signals
 from trainables.gradients.layer_signals import LayerSignals, chunks, squared_norms, treatable_layers
-from trainables.runtime.flops import flop_counter
+from trainables.runtime.operator_flops import flop_counter
 
 COUNT = 4
 

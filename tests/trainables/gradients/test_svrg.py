@@ -23,7 +23,7 @@ from torch import nn
 from trainables.errors import UserError
 from trainables.gradients.gradient_method import Draw, GradientMethod
 from trainables.gradients.svrg import SVRG
-from trainables.runtime.flops import flop_counter
+from trainables.runtime.operator_flops import flop_counter
 
 COUNT, SIZE = 14, 4
 

@@ -28,7 +28,7 @@ from trainables.gradients.gradient_method import GradientMethod
 from trainables.gradients.importance_sampling import ImportanceSampling
 from trainables.gradients.layer_signals import treatable_layers
 from trainables.gradients.zero_gradients import SkippingRows, SlicedBackward, SlicedLayers, ZeroGradients
-from trainables.runtime.flops import flop_counter
+from trainables.runtime.operator_flops import flop_counter
 
 SAMPLES = 8
 

@@ -11,7 +11,7 @@ import pytest
 from trainables.errors import UserError
 from trainables.runtime.processors import processors
 
-SEARCHED = "from tune_cac.study.options import SearchOptions; print(SearchOptions().trials_at_a_time)"
+SEARCHED = "from tune_cac.study.search_options import SearchOptions; print(SearchOptions().trials_at_a_time)"
 
 
 @pytest.mark.slow

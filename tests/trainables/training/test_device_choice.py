@@ -18,7 +18,7 @@ from trainables.training import device_choice
 from trainables.training import run as training_run
 from trainables.training.device_choice import DeviceChoice, choose_device, sees_gpu
 from tune_cac.cli.arguments import config_from_arguments, run_arguments
-from tune_cac.study.options import SearchOptions
+from tune_cac.study.search_options import SearchOptions
 from tune_cac.tuning.run_context import settle_device
 
 pytestmark = pytest.mark.usefixtures("tiny")

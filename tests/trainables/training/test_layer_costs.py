@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainables.training.cost import OUTSIDE, CostTable, LayerCost, layer_costs, saved_shares
+from trainables.training.flops import OUTSIDE, CostTable, LayerCost, layer_costs, saved_shares
 from trainables.workloads.base import Batch
 from trainables.workloads.digits import Digits
 

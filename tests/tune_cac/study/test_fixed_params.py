@@ -11,7 +11,7 @@ import tune_cac
 from search_spaces import SpaceContext
 from trainables.errors import UserError
 from tune_cac.study.fixed_params import check_hold, check_hold_on_run, shown_hold
-from tune_cac.study.options import SearchOptions
+from tune_cac.study.search_options import SearchOptions
 
 
 @pytest.mark.parametrize(

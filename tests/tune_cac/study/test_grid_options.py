@@ -16,7 +16,7 @@ from trainables.errors import UserError
 from tune_cac.cli.main import main
 from tune_cac.study.fixed_params import points_of, trials_in_all
 from tune_cac.study.folder import open_study
-from tune_cac.study.options import SearchOptions
+from tune_cac.study.search_options import SearchOptions
 
 CONTEXT = SpaceContext(total_steps=300)
 TEXT = "all:\n  CAC_VAR_START_THR: [0.9, 1]\n  CAC_STOP_LAYER_NUM: [null, [3, 9]]\n"

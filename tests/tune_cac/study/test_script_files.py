@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from trainables.errors import UserError
-from tune_cac.study.options import SearchOptions
 from tune_cac.study.script_files import check_unchanged, files_digest, named_files, script_identity
+from tune_cac.study.search_options import SearchOptions
 
 
 def test_a_script_and_what_it_imports_from_beside_itself(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ import search_spaces
 from analysis.io.layout import Layout, StudyInfo
 from analysis.metrics.confirmation import read_confirmation
 from analysis.metrics.noise import resolution_of
+from analysis.presentation.best_env import best_env
 from analysis.presentation.markdown_report import control_lines
-from analysis.presentation.summary_text import best_env, headline
+from analysis.presentation.summary_text import headline
 from trainables.config import TrialConfig
 from tune_cac.cli.main import main
 from tune_cac.study.folder import is_locked, locked

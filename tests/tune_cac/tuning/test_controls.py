@@ -19,7 +19,7 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
-from tune_cac.study.options import SearchOptions, read_lengths
+from tune_cac.study.search_options import SearchOptions, read_lengths
 from tune_cac.tuning.controls import EQUAL_COMPUTE, in_epochs, shorter_trainings
 from tune_cac.tuning.searcher import FINISHED, StudySearch
 from tune_cac.tuning.trials import BestSetting
@@ -107,11 +107,11 @@ def test_an_interrupted_control_is_begun_again_where_it_was(tmp_path: Path) -> N
     checkpoint = tmp_path / f"ray/run-000/trial-{number:05d}/checkpoint_000003"
     checkpoint.mkdir(parents=True)
     (checkpoint / "run.pt").touch()
-    assert first.trials.runs_on()
+    assert first.trials.has_unfinished()
     # The process dies here; another one opens the journal, and adds two trials before it comes to the controls.
     second = searcher(tmp_path, begin=False)
     second.adopt_unfinished()
-    assert not second.trials.runs_on()
+    assert not second.trials.has_unfinished()
     second.ask_for(2, controls=True)
     for name in "cd":
         assert second.suggest(name)["role"] != "control"

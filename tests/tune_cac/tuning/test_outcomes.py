@@ -24,9 +24,9 @@ from trainables.stage_tree.store import StageStore
 from trainables.training.run import TrainingRun
 from tune_cac import search
 from tune_cac.tuning import outcomes as module
-from tune_cac.tuning import quality_model
+from tune_cac.tuning import quality_on_seeds as quality_model
 from tune_cac.tuning.outcomes import OutcomeQueue, distinct_outcomes, predicted_again
-from tune_cac.tuning.quality_model import are_new
+from tune_cac.tuning.quality_on_seeds import are_new
 from tune_cac.tuning.searcher import FINISHED, StudySearch
 from tune_cac.tuning.trials import OUTCOME
 

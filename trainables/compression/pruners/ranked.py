@@ -18,8 +18,9 @@ from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.masks import hook_gradient, parameters_as_built
 from trainables.compression.pruners.pruner import Pruner
+from trainables.compression.schedule.agp import gradual_share
 from trainables.compression.schedule.names import plain_name
-from trainables.compression.schedule.timing import Moment, gradual_share
+from trainables.compression.schedule.timing import Moment
 from trainables.compression.structures import ranked_group, structures_of
 from trainables.errors import UserError
 
@@ -165,7 +166,7 @@ class NormRankedPruner(StructuresPruner):
     def map(self, name: str, weight: Tensor, share: float) -> Tensor:
         norms = torch.linalg.vector_norm(self.structures.split(weight), self.order, dim=1)
         if noise := getattr(self.settings, "noise", 0.0):
-            # Drawn on the CPU, so that the ranking is the same on every device.
+            # DrawnSetting on the CPU, so that the ranking is the same on every device.
             factors = torch.randn(len(norms), generator=self.generator, dtype=torch.float64)
             norms = norms * (1 + noise * factors).to(norms)
         return kept_after(norms, structure_count(share, len(norms), getattr(self.settings, "group_size", 1)))

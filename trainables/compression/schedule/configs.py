@@ -224,8 +224,9 @@ class BaiduRNNPrunerConfig(ComponentConfig):
     ramp_epoch: Annotated[Whole, Field(ge=0)] | None = None
     """The same as an epoch of the run, as in schedules before June 2018."""
     initial_sparsity: Fraction | None = None
+    """Accepted for published schedules; not used."""
     final_sparsity: Fraction | None = None
-    """Both accepted for published schedules; not used."""
+    """Accepted for published schedules; not used."""
 
     @model_validator(mode="after")
     def _has_one_ramp(self) -> Self:

@@ -10,13 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from trainables.compression.schedule.agp import gradual_share
 from trainables.compression.schedule.configs import AutomatedGradualPrunerConfig, SparsityLevelParameterPrunerConfig
 from trainables.compression.schedule.matching import Resolved
 from trainables.compression.schedule.names import patterns_of
 from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
 from trainables.compression.schedule.policy_configs import PrunerPolicyConfig
 from trainables.compression.schedule.reading import is_gradual
-from trainables.compression.schedule.timing import gradual_share
 
 #: Least and greatest share of elements or structures that a pruner plans; None: it depends on the data.
 Share = tuple[float, float] | None

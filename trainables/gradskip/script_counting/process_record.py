@@ -364,7 +364,7 @@ class StepRecord:
         return len(self.stretches[-1].forward_flops) < LOOKS and self._goes_on
 
     def wants_size(self, size: str) -> bool:
-        """Return whether no step was measured that began with a call of this size, and few enough others were."""
+        """Return whether a step of this input size should be measured: none was, and few enough others were."""
         most = SIZES_DENSE if self.stretches[-1].dense else SIZES_STOPPED
         if size in self._begun_with or len(self._begun_with) >= most or not self._goes_on:
             return False

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import (
 from torch.utils.weak import TensorWeakRef
 
 from trainables.gradskip.execution_order import in_backward
-from trainables.runtime.flops import formula_of
+from trainables.runtime.operator_flops import formula_of
 
 #: Parts of the names of expensive operations without a formula: fused recurrences and attention.
 _COSTLY = ("rnn_layer", "cudnn_rnn", "miopen_rnn", "lstm_mps", "dot_product", "flash_attention", "efficient_attention")

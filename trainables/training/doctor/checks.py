@@ -312,8 +312,8 @@ def expression(model: nn.Module, name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observed:
-    """What is known of a training."""
+class Observation:
+    """Facts of a training: its networks, optimizers, loader, and lines that zero gradients."""
 
     device: torch.device
     networks: Mapping[nn.Module, ModelCall | None]
@@ -327,7 +327,7 @@ class Observed:
     """Lines that set gradients to zero."""
 
 
-def examine(seen: Observed) -> tuple[list[Finding], dict[nn.Module, dict[str, str]]]:
+def examine(seen: Observation) -> tuple[list[Finding], dict[nn.Module, dict[str, str]]]:
     """Return the findings on a training, and the superfluous biases of its networks (`biases_before_norms`)."""
     findings = [*zeroed_to_none(seen), *waits_and_clipping(seen.watch)]
     for optimizer in seen.optimizers:
@@ -415,7 +415,7 @@ def slow_optimizer(optimizer: Optimizer, device: torch.device) -> Iterator[Findi
 
 
 def loading(loader: Iterable[Any] | None, share: float | None, on_gpu_machine: bool | None = None) -> Iterator[Finding]:
-    """Find loaders that hold the step back; arguments as in `Observed`, ``on_gpu_machine=None`` looks for a GPU."""
+    """Find loaders that hold the step back; arguments as in `Observation`, ``on_gpu_machine=None`` looks for a GPU."""
     cost = "not measured" if share is None else f"{percent(share)} of a step waits for its batch here"
     if on_gpu_machine is None:
         on_gpu_machine = torch.cuda.is_available()
@@ -429,7 +429,7 @@ def loading(loader: Iterable[Any] | None, share: float | None, on_gpu_machine: b
         yield found("data-loading", cost, workers=workers)
 
 
-def zeroed_to_none(seen: Observed) -> Iterator[Finding]:
+def zeroed_to_none(seen: Observation) -> Iterator[Finding]:
     """Report lines that set gradients to zero, and what it costs in all networks together."""
     if not seen.zeroed:
         return

@@ -22,7 +22,7 @@ from trainables.errors import UserError
 from trainables.runtime.isolation import kept_generators
 from trainables.training.doctor.checks import (
     Finding,
-    Observed,
+    Observation,
     StateConverter,
     examine,
     forward_and_backward,
@@ -98,7 +98,7 @@ def doctor(
             with _state_kept(model, optimizers):
                 share = waiting_share(loader, step or passes, device)
             known |= {"loader": loader, "loader_share": share}
-        findings, by_network = examine(Observed(device=device, optimizers=optimizers, **known))
+        findings, by_network = examine(Observation(device=device, optimizers=optimizers, **known))
         names = {module: f"{name}." if name else "" for name, module in model.named_modules()}
         pairs = {
             f"{names[network]}{layer}": f"{names[network]}{norm}"
@@ -126,7 +126,7 @@ def _tried_call(model: nn.Module, batch: Any, device: torch.device) -> ModelCall
 
 
 def _observed_step(model: nn.Module, step: Callable[[Any], Any], batch: Any, device: torch.device) -> dict[str, Any]:
-    """Observe a training step; return fields of `Observed`, of the model's own networks where any is called."""
+    """Observe a training step; return fields of `Observation`, of the model's own networks where any is called."""
     with zeroed_gradients() as zeroed, NetworkCalls().recorded() as calls, StepWatch(device) as watch:
         for _ in range(WATCHED):
             watch.steps += 1
@@ -196,7 +196,7 @@ def run_findings(config: TrialConfig, loader_share: float | None = None) -> list
                 run.train_step()
         run.pause()
         with kept_generators([run.device]):
-            seen = Observed(
+            seen = Observation(
                 device=run.device,
                 networks={run.model: calls.by_network.get(run.model)},  # none if the loss calls it in parts
                 optimizers=[run.optimizer],

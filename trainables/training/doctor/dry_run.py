@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.layers import make_plan
-from trainables.training.cost import OUTSIDE, CostTable, LayerCost, StepCost, layer_costs, saved_shares
+from trainables.training.flops import OUTSIDE, CostTable, LayerCost, StepCost, layer_costs, saved_shares
 from trainables.training.run import TrainingRun
 from trainables.workloads.base import Batch
 from trainables.workloads.batch_shapes import to_meta

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from trainables.runtime.isolation import kept_generators
-from trainables.training.doctor.checks import Observed, examine, report_text
+from trainables.training.doctor.checks import Observation, examine, report_text
 from trainables.training.doctor.observation import NetworkCalls, StepWatch, parameters_of, replaced, zeroed_gradients
 
 #: Steps that are run before the timed ones, the timed ones, and those whose operations are looked at.
@@ -103,7 +103,7 @@ class Probe:
             return "recipe: no step of a torch optimizer was seen: the script must train in its own process"
         device = self._device()
         with torch.enable_grad(), kept_generators([device]):
-            seen = Observed(
+            seen = Observation(
                 device=device,
                 networks=self._calls.by_network,
                 optimizers=self._optimizers,

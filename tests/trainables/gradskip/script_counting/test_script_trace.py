@@ -25,7 +25,7 @@ from trainables.gradskip.script_counting.trace_file import (
     ScriptFacts,
     from_bytes,
 )
-from trainables.runtime.flops import flop_counter
+from trainables.runtime.operator_flops import flop_counter
 
 OFF = gradskip.Settings(start_thr=-1)
 

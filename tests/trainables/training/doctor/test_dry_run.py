@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.training import cost
+from trainables.training import flops as cost
 from trainables.training.doctor import dry_run as module
 from trainables.training.doctor.dry_run import DryRun, dry_run
 from trainables.training.run import TrainingRun

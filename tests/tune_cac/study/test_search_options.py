@@ -16,7 +16,7 @@ from analysis.io.study_options import StudyOptions, options_of
 from trainables.errors import UserError
 from tune_cac.cli.main import build_parser, main
 from tune_cac.cli.search import options_given
-from tune_cac.study.options import SearchOptions
+from tune_cac.study.search_options import SearchOptions
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from trainables.attachment import EstimateFlops
 from trainables.gradskip.forward_cache import PassReport
 from trainables.gradskip.layers import unit_ends
-from trainables.runtime.flops import FlopCounter, flop_counter
 from trainables.runtime.isolation import kept_generators
+from trainables.runtime.operator_flops import FlopCounter, flop_counter
 from trainables.savings import share_of_budget, share_saved
 from trainables.training.recipe.recipe import computed_again
 from trainables.workloads.base import Batch, Workload

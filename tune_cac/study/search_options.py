@@ -98,7 +98,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 _DURATION = re.compile(r"\s*".join(rf"(?:(?P<{unit}>\d+(?:\.\d+)?)\s*{unit})?" for unit in _SECONDS))
 #: The value of ``--lengths`` that lets the search choose the lengths by what they show.
 AUTO_LENGTHS = "auto"
-#: What trials train on.
+#: Devices of trials.
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -306,7 +306,7 @@ class SearchOptions(StudyOptions):
             object.__setattr__(self, name, value)
 
     def _take_file(self) -> None:
-        """Take a file given as the space for what it is: a schedule, a grid, or (as before) a space in YAML."""
+        """Set the option for the kind of file that is given as the space: a schedule, a grid, or a space in YAML."""
         file = Path(self.space)
         if file.suffix not in _FILES or not file.is_file():
             return

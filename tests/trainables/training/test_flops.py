@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.config import TrialConfig
 from trainables.registry import WORKLOADS, Entry
-from trainables.training.cost import CostTable
+from trainables.training.flops import CostTable
 from trainables.training.run import TrainingRun
 from trainables.workloads.digits import CONVOLUTIONS, IMAGE_SIZE, Digits
 
@@ -119,7 +119,7 @@ def test_grouped_convolutions_cost_what_their_groups_do(kind: type[torch.nn.Modu
     """torch 2.13 counts the weights' gradient ``groups`` times too high; where there is one group they agree."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from trainables.runtime.flops import flop_counter, formula_of
+    from trainables.runtime.operator_flops import flop_counter, formula_of
 
     layer = kind(8, 16, 3, stride=2, groups=groups)
     x = torch.rand(2, 8, *[9] * (layer.weight.dim() - 2), requires_grad=True)

@@ -1,0 +1,196 @@
+"""Settings to paste: best.env, and best.yaml of a search of compression."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+
+import pandas as pd
+
+from analysis.formatting import (
+    LINE_WIDTH,
+    allowed_text,
+    drop_text,
+    drop_words,
+    metric_words,
+    percent,
+    plural,
+    value_text,
+    whole_percent,
+)
+from analysis.io.layout import StudyInfo
+from analysis.metrics.confirmation import confirmation_of, retrained_saving
+from analysis.metrics.ranking import (
+    accuracy_when_shorter,
+    beats_shorter,
+)
+from analysis.metrics.saving import saved_of_one, saving_of
+from analysis.presentation.settings_text import (
+    compresses,
+    cut_words,
+    estimator_text,
+    length_lines,
+    recipe_lines,
+    recipe_text,
+    schedule_text,
+)
+from analysis.presentation.summary_text import (
+    DropWords,
+    config_of,
+    is_answer,
+    one_seed_sentence,
+    retraining_sentence,
+    searched_options,
+    time_beside,
+)
+from trainables.config import TrialConfig
+from trainables.gradients.fields import estimator_in
+from trainables.gradskip.settings import OFF
+from trainables.gradskip.variables import BY_NAME
+from trainables.savings import saved_words
+from trainables.script.placeholders import EPOCHS_VARIABLE
+
+
+def environment_lines(config: TrialConfig, *, schedule: str, is_cut: bool = False) -> list[str]:
+    """Return lines for a POSIX shell: comments, ``export`` of the configuration's variables, ``unset`` of all others.
+
+    Args:
+        config: configuration of a trial.
+        schedule: location of its compression schedule, which no variable can set; mentioned in a comment if the trial
+            compresses. A trial that only compresses has no lines to unset or export.
+        is_cut: whether lines before these set the epochs of a run (`settings_text.length_lines`).
+    """
+    lines = _recipe_comments(config)
+    if config.method == "recipe":
+        return lines
+    estimator = estimator_in(config.method)
+    if estimator is not None:
+        text = estimator_text(config.to_dict())
+        if not config.skips_gradients:
+            fields = "".join(f" --set {part}" for part in text.split())
+            return [
+                *lines,
+                f"# It trains by {config.method}, which tune_cac.gradients has and no variable sets:",
+                f"#   python -m tune_cac trial --method {config.method}{fields}",
+            ]
+        lines.append(
+            f"# It trains by {estimator}, too, which no variable sets: {text}; see "
+            f"python -m tune_cac trial --method {config.method}."
+        )
+    if compresses(config):
+        if not config.skips_gradients:
+            return [*lines, f"# It compresses, and no variable says how: the answer is {schedule}."]
+        lines.append(f"# It compresses, too, and no variable says how: the schedule is {schedule}.")
+    # Without a method no layer stops; the variables express this by turning auto mode off.
+    environment = (config.gradskip_settings() if config.skips_gradients else OFF).to_environment()
+    if config.forward_cache_mb:
+        lines.append(f"# The trial had forward_cache_mb={config.forward_cache_mb}, which no variable sets.")
+    if ours := [name for name in environment if not BY_NAME[name].published]:
+        lines.append("# Unknown to the published library, read by tune_cac.gradskip, which wants model= for them:")
+        lines += textwrap.wrap(", ".join(ours), width=LINE_WIDTH, initial_indent="#   ", subsequent_indent="#   ")
+    # A variable left over in the shell could override these or conflict with them.
+    unset = [name for name in (*BY_NAME, *(() if is_cut else (EPOCHS_VARIABLE,))) if name not in environment]
+    lines += textwrap.wrap(" ".join(unset), width=LINE_WIDTH, initial_indent="unset ", subsequent_indent="unset ")
+    # shlex.quote leaves plain numbers, names and comma lists unquoted.
+    return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in environment.items())]
+
+
+def _recipe_comments(config: TrialConfig) -> list[str]:
+    """Return comments with a trial's training recipe: how to try it, and lines of code to paste."""
+    given = config.to_dict()
+    if not (text := recipe_text(given)):
+        return []
+    method = "" if config.skips_gradients else f" --method {config.method}"
+    return [
+        "# It trains by another recipe, which no variable sets:",
+        f"#   python -m tune_cac trial{method}{''.join(f' --set {part}' for part in text.split())}",
+        "# In a script of yours:",
+        *(f"#   {line}" for line in recipe_lines(given)),
+    ]
+
+
+def best_env(
+    info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
+    line: pd.DataFrame | None = None, same_run: str = "",
+) -> str:  # fmt: skip
+    """Return the best settings as lines that a POSIX shell can source, with comments on their confirmation.
+
+    Args:
+        info: description of the study.
+        best: the recommended trial.
+        allowed_drop: allowed drop of the metric, as for `analysis.rank`.
+        confirmation: from `analysis.confirm_table`; None if no confirmation was started.
+        line: from `analysis.control_line`; adds the accuracy of a cut dense run.
+        same_run: which values train as the best setting did, in one line (`analysis.trace_replay.same_run`).
+    """
+    lines = _about_answer(info, best, allowed_drop, confirmation, line, same_run)
+    config, is_cut = TrialConfig(method="none"), False
+    if best is not None and is_answer(best):
+        config, is_cut = config_of(best), bool(cut_words(best))
+        lines += length_lines(best)
+        if config.skips_gradients:
+            lines.append("# Iterations are those of a run of this length.")
+    elif info.method == "compression":
+        return "\n".join([*lines, "# Compression alone was searched, which no variable sets: no schedule."]) + "\n"
+    return "\n".join(lines + environment_lines(config, schedule="best.yaml", is_cut=is_cut)) + "\n"
+
+
+def best_schedule(
+    info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
+    line: pd.DataFrame | None = None, same_run: str = "",
+) -> str | None:  # fmt: skip
+    """Return the best trial's compression schedule as plain YAML, with the comments of `best_env`; None without one."""
+    if best is None or not is_answer(best) or not compresses(config := config_of(best)):
+        return None
+    about = _about_answer(info, best, allowed_drop, confirmation, line, same_run)
+    return schedule_text(config, [*about, "# Epochs are those of a run of this length."])
+
+
+def _about_answer(
+    info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, confirmation: pd.DataFrame | None,
+    line: pd.DataFrame | None, same_run: str,
+) -> list[str]:  # fmt: skip
+    """Return the comments at the top of a file with the best settings: their origin and confirmation."""
+    study = f"# tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {info.seed}"
+    if best is None or not is_answer(best):
+        sure = best is not None and "holds" in best.index
+        return [
+            study,
+            f"# Nothing tried saves compute within the allowed {drop_words(info.quality)} of "
+            f"{allowed_text(allowed_drop, info.quality)}"
+            f"{' and is sure enough to hold on another seed' if sure else ''}: off.",
+        ]
+    saved, words = saved_words(saving_of(best)), DropWords(best, allowed_drop)
+    quality = words.quality
+    lines = [
+        study,
+        f"# trial {best['trial']}: {saved} {percent(saved_of_one(best))}, {metric_words(quality)} "
+        f"{value_text(best[quality.name], quality)}, {drop_words(quality)} {drop_text(best[quality.drop], quality)} "
+        f"(allowed {words.allowed})",
+    ]
+    if options := searched_options(best):
+        lines.append(f"# With these options of the workload: {options}")
+    lines += comment_lines(time_beside(best).rstrip("."))
+    word = pd.NA if line is None or len(line) == 0 else beats_shorter(best.to_frame().T, line).iloc[0]
+    if line is not None and not pd.isna(word):
+        reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
+        value = f"{metric_words(quality)} {value_text(reached, quality)}"
+        lines.append(f"# Dense run cut to the same compute: {value} on that seed; beaten: {word}.")
+    lines += comment_lines(same_run)
+    again = confirmation_of(confirmation, best)
+    if again is None:
+        return [*lines, f"# {one_seed_sentence(best)}"]
+    if not again["confirmed"]:
+        return [*lines, f"# Not confirmed: {retraining_sentence(again, words)}."]
+    split = "" if pd.isna(best.get(quality.test)) else " and the test split"
+    return [
+        *lines,
+        f"# Confirmed on {plural(again['seeds'], 'fresh seed')}{split}: {saved} {percent(retrained_saving(again))},",
+        f"#   {drop_words(quality)} {drop_text(again[quality.drop], quality)}; {words.at_most(again['drop_high'])} "
+        f"with {whole_percent(again['confidence'])} confidence.",
+    ]
+
+
+def comment_lines(text: str) -> list[str]:
+    """Return a sentence as lines of a comment; none for an empty one."""
+    return textwrap.wrap(text and f"{text}.", LINE_WIDTH, initial_indent="# ", subsequent_indent="#   ")
