@@ -160,16 +160,10 @@ class KnowledgeDistillationPolicy:
 
     def attach(self) -> None:
         """Install a hook that runs the teacher at each call of the student in training mode with gradients enabled."""
-
-        def called(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            # A copy of the student has the hook, too.
-            if module is self.student and module.training and not self._in_forward:
-                self._keep(args, named, output)
-
         if self._handle is None:
             self.clear()
             self._was_attached = True
-            self._handle = self.student.register_forward_hook(called, with_kwargs=True)
+            self._handle = self.student.register_forward_hook(_Watch(self), with_kwargs=True)
 
     def detach(self) -> None:
         """Remove the hook from the student and discard stored logits."""
@@ -240,6 +234,21 @@ class KnowledgeDistillationPolicy:
         here = next((parameter.device for parameter in self.teacher.parameters()), device)
         if device is not None and here != device:
             self.teacher.to(device)
+
+
+class _Watch:
+    """The hook on the student, which can be saved with it; on a copy of the student it does nothing."""
+
+    def __init__(self, policy: KnowledgeDistillationPolicy) -> None:
+        self._policy = policy
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        policy = self._policy
+        if module is policy.student and module.training and not policy._in_forward:
+            policy._keep(args, named, output)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Watch:
+        return self
 
 
 def _checked(output: Any, who: str) -> Tensor:

@@ -275,6 +275,7 @@ class SkippingStep:
         self._clean = self.stops.any and not self.settings.reference
         self._busy = bool(
             self._clean
+            or self._example is not None  # let go of after the first step
             or self.signal.every_step
             or self.numbering.records
             or self._earlier

@@ -217,7 +217,10 @@ class Workload(ABC):
                 targets += batch[1].numel()
                 yield batch
 
-        return count_hits(model, counted(), device) / targets
+        hits = count_hits(model, counted(), device)
+        if not targets:
+            raise UserError(f"workload {self.name} must define evaluate, or evaluation_batches of {split}: got none")
+        return hits / targets
 
     def picture(self, model: nn.Module, device: Any) -> str:
         """Return a picture of what the model makes, a PNG as base64; empty where there is nothing to see.

@@ -74,6 +74,14 @@ def digit_splits() -> dict[str, tuple[Tensor, Tensor]]:
     return {name: (images[part], labels[part]) for name, part in parts}
 
 
+@lru_cache(maxsize=2)
+def _order(samples: int, batch_size: int, epoch: int, seed: int) -> tuple[Tensor, ...]:
+    """Return the sample numbers of each batch."""
+    # One generator per epoch: the order of epoch k is drawn without drawing those of the epochs before it.
+    generator = torch.Generator().manual_seed(epoch_seed(epoch, seed))
+    return torch.randperm(samples, generator=generator).split(batch_size)
+
+
 class Digits(Workload):
     """Six 3x3 convolutions with batch norm, SGD with momentum and weight decay, cosine schedule.
 
@@ -115,7 +123,7 @@ class Digits(Workload):
 
     def batch_at(self, epoch: int, seed: int, step: int) -> Batch:
         images, labels = digit_splits()["train"]
-        part = self._order(epoch, seed)[step]
+        part = _order(self.train_samples, self.batch_size, epoch, seed)[step]
         return images[part], labels[part]
 
     def fingerprint(self) -> str:
@@ -126,13 +134,7 @@ class Digits(Workload):
         return len(digit_splits()["train"][1])
 
     def train_sample_indices(self, epoch: int, seed: int) -> Iterator[Tensor]:
-        yield from self._order(epoch, seed)
-
-    def _order(self, epoch: int, seed: int) -> tuple[Tensor, ...]:
-        """Return the sample numbers of each batch."""
-        # One generator per epoch: the order of epoch k is drawn without drawing those of the epochs before it.
-        generator = torch.Generator().manual_seed(epoch_seed(epoch, seed))
-        return torch.randperm(self.train_samples, generator=generator).split(self.batch_size)
+        yield from _order(self.train_samples, self.batch_size, epoch, seed)
 
     def samples(self) -> TensorSamples:
         return TensorSamples(digit_splits()["train"], self.batch_size)

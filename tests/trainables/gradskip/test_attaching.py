@@ -204,3 +204,14 @@ class TestParametrizedWeights:
         before = weights(model)
         train(model, optimizer, 3, start=24)
         assert all(torch.equal(before[n], weights(model)[n]) for n in skip.stopped)
+
+
+def test_example_inputs_are_let_go_of_after_the_first_step() -> None:
+    model, inputs = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(5, 3)
+    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(start_itr=100), model=model, example_inputs=inputs)
+    kept = weakref.ref(inputs)
+    model(inputs).sum().backward()
+    del inputs
+    optimizer.step()
+    gc.collect()
+    assert kept() is None

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trainables.errors import UserError
 from trainables.workloads import build
+from trainables.workloads.base import Workload
 
 OPTIONS = {
     "digits": ("activations=binary",),
@@ -61,3 +62,14 @@ def test_the_fingerprint_tells_options_apart(name: str) -> None:
 def test_wrong_options_are_refused(name: str, option: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(name, (option,))
+
+
+def test_a_workload_that_cannot_be_evaluated_is_told_what_to_define() -> None:
+    from tiny_workload import Tiny
+
+    class Without(Tiny):
+        evaluate, evaluation_batches = Workload.evaluate, Workload.evaluation_batches  # type: ignore[assignment]
+
+    workload = Without()
+    with pytest.raises(UserError, match="tiny must define evaluate, or evaluation_batches of validation: got none"):
+        workload.evaluate(workload.make_model(), "validation", "cpu")

@@ -29,6 +29,18 @@ def test_three_disjoint_thirds_of_all_images() -> None:
     assert 1 / 599 < 0.002  # accuracy resolves 0.2 points
 
 
+def test_the_order_is_drawn_once_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainables.workloads import digits
+
+    digits._order.cache_clear()
+    draws = []
+    monkeypatch.setattr(digits, "epoch_seed", lambda epoch, seed: draws.append(epoch) or epoch)
+    for epoch in range(3):
+        assert len(list(Digits().train_batches(epoch, 0))) == Digits().steps_per_epoch
+    digits._order.cache_clear()
+    assert draws == [0, 1, 2]
+
+
 def test_six_convolutions_with_batch_norm() -> None:
     model = Digits().make_model()
     kinds = [type(module).__name__ for module in model.children()]

@@ -406,7 +406,7 @@ class ActivationWatch:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._found = None
+        self._found, self._open = None, {}
 
     def _begun(self, model: nn.Module, inputs: object) -> None:
         self._calls.clear()
@@ -446,6 +446,7 @@ class ActivationWatch:
             for name, (_, sums) in self._open.items():
                 self._add(name, sums)
             self._found = {call: names for call, names in self._finding.items() if names}
+            self._open = {}  # it holds the graph, without which the model can be copied
 
     def _consumed(self, activation: Tensor) -> list[str]:
         """Return the open convolutions that this activation is computed from, by a search back through the graph."""

@@ -191,7 +191,8 @@ class Quantizer:
             # schedules refer to groups by index.
             last = optimizer.param_groups[-1]
             named = "param_names" in last
-            optimizer.add_param_group({"params": learned if named else [p for _, p in learned]})
+            options = {name: value for name, value in last.items() if name not in ("params", "param_names")}
+            optimizer.add_param_group({**options, "params": learned if named else [p for _, p in learned]})
             added = optimizer.param_groups.pop()
             for key in ("params", "param_names") if named else ("params",):
                 last[key].extend(added[key])

@@ -150,13 +150,17 @@ def value_range(w: Tensor, axis: int | None) -> tuple[Tensor, Tensor]:
 
 # --- Straight-through estimators: gradients pass through rounding as if the value had not been rounded ----------------
 # g is the gradient of the quantized value. Results are new tensors, not views: later operations may write into them.
+# Contexts are set up apart from the forward pass, which `torch.func` asks for.
 
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, quantize: Callable[[Tensor], Tensor], inside: Tensor | None) -> Tensor:
-        ctx.save_for_backward(inside)
+    def forward(x: Tensor, quantize: Callable[[Tensor], Tensor], inside: Tensor | None) -> Tensor:
         return quantize(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -178,12 +182,16 @@ def straight_through(x: Tensor, quantize: Callable[[Tensor], Tensor], inside: Te
 
 class _LearnedClip(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, alpha: Tensor, bits: int) -> Tensor:
-        ctx.save_for_backward((x >= 0) & (x < alpha), x >= alpha, alpha)
+    def forward(x: Tensor, alpha: Tensor, bits: int) -> Tensor:
         values = wide(x)
         clip = alpha.to(values.dtype).clamp(min=torch.finfo(values.dtype).tiny)
         scale = ((2**bits - 1) / clip).clamp(max=torch.finfo(values.dtype).max)
         return (values.clamp(min=0).minimum(clip) * scale).round_().div_(scale).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, alpha, _ = inputs
+        ctx.save_for_backward((x >= 0) & (x < alpha), x >= alpha, alpha)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:

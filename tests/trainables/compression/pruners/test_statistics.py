@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +64,16 @@ def test_the_activation_behind_a_batch_norm(inplace: bool) -> None:
             second.append(F.relu(model[3](first[-1])))
     check(watch, "0.weight", first)
     check(watch, "3.weight", second)
+
+
+def test_a_watched_model_can_be_copied_between_passes() -> None:
+    model = nn.Sequential(conv(), nn.ReLU(), conv(5, 4), nn.Conv2d(4, 4, 1))  # two of them without an activation
+    watch = ActivationWatch(["0.weight", "2.weight", "3.weight"])
+    watch.start(model)
+    model(images()[0])
+    copy.deepcopy(model)
+    watch.start(model)  # the search begins anew
+    copy.deepcopy(model)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from quantized_nets import LOW_BITS, NAMES, Net, batches, make_model, prepared, settings_of, step
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.optim.optimizer import required
 
 from trainables.compression.quantizers import Bits, Quantizer, build_quantizer, is_quantized, plan_bits
 from trainables.compression.schedule.configs import DorefaQuantizerConfig
@@ -377,3 +378,19 @@ def test_one_module_under_two_names_must_be_given_the_same_bits() -> None:
         planned({"second": {"bits_activations": 4}}, model)
     assert planned({"first|second": {"bits_activations": 4}}, model)["first"]["activations"] == 4
     assert planned({}, model)["first"] == DEFAULT
+
+
+def test_learned_clips_join_an_optimizer_whose_groups_must_give_their_rate() -> None:
+    class Demanding(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {"lr": required})
+
+        def step(self, closure: Any = None) -> None: ...
+
+    model = make_model()
+    optimizer = Demanding([{"params": list(model.parameters()), "lr": 0.5}])
+    before = len(optimizer.param_groups[0]["params"])
+    build_quantizer("q", settings_of("PACTQuantizer")).prepare(model, optimizer)
+    (group,) = optimizer.param_groups
+    assert group["lr"] == 0.5
+    assert len(group["params"]) > before
