@@ -9,7 +9,7 @@ but the last at T; ``dense``: none. Printed: compute saved, mean loss of validat
 epochs of the same seed with its standard deviation over seeds, in points, and the share of the seeds on which it is
 within half a point. A shorter run shares nothing with the baseline of its seed, so it is compared with further
 baselines, too (all pairs; `against_all`, `kept_all`): the seeds' own may be lucky. Then how well the losses are
-explained by the compute saved and by `quality_model.trend` (least squares without a constant). Rows that a file has
+explained by the compute saved and by `quality_on_seeds.trend` (least squares without a constant). Rows that a file has
 already are not trained again.
 """
 
@@ -65,7 +65,7 @@ def trained(epochs: int, stops: tuple[tuple[int, float], ...], seed: int) -> dic
 
 
 def as_known(epochs: int, stops: tuple[tuple[int, float], ...], saved: float) -> np.ndarray:
-    """Return an outcome as `quality_model` knows it, with parameters for depths."""
+    """Return an outcome as `quality_on_seeds` knows it, with parameters for depths."""
     ended = epochs / FULL
     return features_of([(when * ended, unit) for unit, when in stops], UNITS, end=ended, saved=saved)
 
