@@ -37,6 +37,8 @@ _COLUMNS = {
     BOTH: ((f"{saved_words(BOTH)} (%)", SAVED), _TRAINING, *_INFERENCE),
     TIME: (("training time saved (%)", "time_saved"), ("peak memory saved (%)", "peak_memory_saved")),
 }
+#: What pandas leaves in LaTeX, where other characters are printed for it.
+_LATEX = str.maketrans({"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"})
 _MARKDOWN = str.maketrans({character: "\\" + character for character in "\\|*_`<>[]"})
 
 
@@ -169,7 +171,7 @@ def hidden_columns(trials: pd.DataFrame) -> list[str]:
 def _latex(cells: list[list[str]]) -> str:
     table = pd.DataFrame(cells[1:], columns=cells[0]).map(one_line)
     text = table.to_latex(index=False, escape=True, column_format="r" * (len(cells[0]) - 1) + "l")
-    return f"% Needs \\usepackage{{booktabs}}.\n{text}"
+    return f"% Needs \\usepackage{{booktabs}}.\n{text.translate(_LATEX)}"
 
 
 def _markdown(cells: list[list[str]]) -> str:

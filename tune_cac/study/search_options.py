@@ -350,7 +350,7 @@ class SearchOptions(StudyOptions):
             ("sampler", self.sampler, SAMPLERS),
             ("saving", self.saving, SAVINGS),
         ):
-            if given is not None and given not in valid:
+            if given not in valid and (what, given) != ("saving", None):
                 raise unknown_name(what, str(given), valid)
         if self.lengths != AUTO_LENGTHS:
             read_lengths(self.lengths)

@@ -173,6 +173,8 @@ def test_latex_is_one_balanced_table(study: Layout) -> None:
         assert len(re.findall(r"(?<!\\)&", row)) == 5
         assert not re.search(r"(?<!\\)[%#$_]", row)
     assert r"STOP\_LAYER\_NUM=2,10" in text
+    trials = ranking_of(study).assign(options="rule=a<b|c>d")
+    assert r"rule=a\textless{}b\textbar{}c\textgreater{}d" in str(export_table(trials, "latex"))
 
 
 def test_wrong_tables_are_refused(study: Layout) -> None:

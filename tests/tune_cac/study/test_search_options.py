@@ -52,6 +52,12 @@ def test_what_is_no_number(name: str, value: Any) -> None:
         SearchOptions(**{name: value})
 
 
+@pytest.mark.parametrize("name", ["sampler", "device"])
+def test_none_is_no_name(name: str) -> None:
+    with pytest.raises(UserError, match=rf"^unknown (--)?{name} 'None': Valid: auto, "):
+        SearchOptions(**{name: None})
+
+
 def test_a_forward_cache_is_for_trials_of_one_process() -> None:
     SearchOptions(hold={"forward_cache_mb": 64})
     with pytest.raises(UserError, match=r"forward_cache_mb must be 0 with several workers a trial, .*, got 64"):
