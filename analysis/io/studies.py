@@ -227,7 +227,8 @@ def read_experiment(folder: Path) -> list[RayTrial]:
     lines = [_read_lines(path / "result.json") for path in folders]
     params = [_params(path, rows) for path, rows in zip(folders, lines, strict=True)]
     fields = set(field_names())
-    if any(given and not set(given.get("config", given)) <= fields for given in params):
+    named = [given.get("config", given) for given in params if given]
+    if not all(isinstance(config, Mapping) and set(config) <= fields for config in named):
         raise UserError(
             f"a Ray experiment must be of trainables.trial.Trial, the trials of {folder} are others: read them with "
             "ray.tune.ExperimentAnalysis"

@@ -1,7 +1,7 @@
 """Count the FLOPs of a user's training from inside its process, forward and backward separately.
 
-FLOPs follow the formulas of `runtime.operator_flops` and count as backward while autograd's backward pass runs. Operations
-without gradients outside of it, such as an evaluation between two steps, are not counted.
+FLOPs follow the formulas of `runtime.operator_flops` and count as backward while autograd's backward pass runs.
+Operations without gradients outside of it, such as an evaluation between two steps, are not counted.
 """
 
 from __future__ import annotations
