@@ -91,7 +91,6 @@ def test_the_journals_operations_have_these_codes_and_its_lock_this_name() -> No
     codes = {operation.name: operation.value for operation in JournalOperation}
     assert codes["CREATE_STUDY"] == journal._CREATE_STUDY
     assert codes["DELETE_STUDY"] == journal._DELETE_STUDY
-    assert codes["SET_STUDY_SYSTEM_ATTR"] == journal._STUDY_SYSTEM_ATTR
     assert codes["CREATE_TRIAL"] == journal._CREATE_TRIAL
     assert codes["SET_TRIAL_PARAM"] == journal._TRIAL_PARAM
     assert codes["SET_TRIAL_STATE_VALUES"] == journal._TRIAL_STATE

@@ -201,8 +201,6 @@ BAD = [
     ("StepLR", {"gamma": 0.1}, "StepLR needs step_size: StepLR(step_size, gamma=0.1)"),
     ("StepLR", {"step_size": 2.5}, "step_size of StepLR must be a whole number >= 1, got 2.5: "
      "StepLR(step_size, gamma=0.1)"),
-    ("ExponentialLR", {"gamma": "9e-1"}, "gamma of ExponentialLR must be a number >= 0, got '9e-1' (YAML reads that "
-     "as text: a number with an exponent needs a point, as 1.0e-4): ExponentialLR(gamma)"),
     ("PolynomialLR", {"Tmax": 3}, "unknown argument of PolynomialLR 'Tmax': did you mean 'T_max'? Valid: T_max, power, "
      "total_iters in PolynomialLR(total_iters=5, power=1.0) or PolynomialLR(T_max, power)"),
     ("PolynomialLR", {"T_max": 3, "total_iters": 3, "power": 1}, "PolynomialLR takes T_max or total_iters: "
