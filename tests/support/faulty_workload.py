@@ -47,7 +47,7 @@ def loss(model, batch):
     if state["taken"] == "nan":
         return value * float("nan")
     if state["taken"] == "cuda_memory":
-        raise torch.OutOfMemoryError("CUDA out of memory. BegunOutcome to allocate 2.00 GiB.")
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     if state["taken"] == "memory":
         kept = [torch.ones(2**26) for _ in range(20)]  # 5 GiB
         time.sleep(60)

@@ -153,7 +153,7 @@ def test_a_ray_experiment(tmp_path: Path) -> None:
     write_trial(tmp_path / "Trial_2", {"config": stops}, rows[:1])
     write_trial(tmp_path / "Trial_3", {"config": {**stops, "epochs": 0}}, [], error="Traceback\n  1\nUserError: no\n\n")
     write_trial(tmp_path / "Trial_4", {"config": {**dense, "epochs": 2}}, rows[:2], done=True)
-    # BegunOutcome again after an error.
+    # Tried again after an error.
     write_trial(tmp_path / "Trial_5", {"config": stops}, rows, done=True, error="RuntimeError: once")
     write_trial(tmp_path / "Trial_6", {"config": {**stops, "epochs": 9}}, rows)  # of another length
     trials = analysis.load(tmp_path)

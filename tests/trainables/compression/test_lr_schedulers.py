@@ -234,6 +234,6 @@ def test_a_schedule_that_ends_says_so() -> None:
         with pytest.raises(UserError) as raised:
             schedule.step_to(epoch)
         assert str(raised.value) == (
-            f"OneCycleLR has no epoch {epoch}: BegunOutcome to step 5 times. The specified number of total steps is 4"
+            f"OneCycleLR has no epoch {epoch}: Tried to step 5 times. The specified number of total steps is 4"
         )
     schedule.step_to(2)

@@ -156,7 +156,7 @@ def test_names_and_patterns_choose() -> None:
     assert list(central_difference(loss, frozen, 1e-3, "0.bias")) == ["0.bias"]
 
 
-#: DrawnSetting anew at each evaluation, from no generator that could be put back.
+#: Drawn anew at each evaluation, from no generator that could be put back.
 DRAWN = iter(range(100))
 
 

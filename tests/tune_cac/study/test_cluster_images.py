@@ -33,7 +33,7 @@ def test_pictures_are_the_samples_with_their_labels() -> None:
         assert np.abs(pixels(found[number].png) - 255 * (image - low) / (high - low)).max() <= 0.5001
 
 
-class DrawnSetting(Samples):
+class Drawn(Samples):
     """Samples of any shape."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
@@ -45,7 +45,7 @@ class DrawnSetting(Samples):
 
 def test_other_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(*tensors: torch.Tensor, numbers: tuple[int, ...] = (0,)) -> dict:
-        monkeypatch.setattr(Digits, "samples", lambda self: DrawnSetting(*tensors))
+        monkeypatch.setattr(Digits, "samples", lambda self: Drawn(*tensors))
         return cluster_images("digits", [], numbers)
 
     wide = found(torch.linspace(-3, 3, 3 * 60 * 120).reshape(1, 3, 60, 120))[0]

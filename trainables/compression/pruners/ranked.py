@@ -166,7 +166,7 @@ class NormRankedPruner(StructuresPruner):
     def map(self, name: str, weight: Tensor, share: float) -> Tensor:
         norms = torch.linalg.vector_norm(self.structures.split(weight), self.order, dim=1)
         if noise := getattr(self.settings, "noise", 0.0):
-            # DrawnSetting on the CPU, so that the ranking is the same on every device.
+            # Drawn on the CPU, so that the ranking is the same on every device.
             factors = torch.randn(len(norms), generator=self.generator, dtype=torch.float64)
             norms = norms * (1 + noise * factors).to(norms)
         return kept_after(norms, structure_count(share, len(norms), getattr(self.settings, "group_size", 1)))
