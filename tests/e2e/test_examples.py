@@ -102,6 +102,7 @@ def photos(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_imagenet_trains_resumes_and_evaluates(tmp_path: Path) -> None:
     """Manual stops come at their iterations; a resumed run ends as one that was not interrupted."""

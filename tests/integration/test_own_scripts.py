@@ -168,6 +168,7 @@ for epoch in range(3):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
 def test_fine_tuning_without_weight_decay_is_searched_by_explicit_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -331,6 +331,6 @@ def test_of_outcomes_that_cannot_be_told_apart_one_is_trained(tmp_path: Path, mo
     monkeypatch.setattr(module, "WORTHWHILE", 0.06)
     made = learning(tmp_path)
     trained_by(made, tmp_path)
-    tried = queue_of(made)._features(queue_of(made)._tried(made.trials.baseline_row() or {}, {}))
+    tried = queue_of(made)._features(queue_of(made)._begun_outcomes(made.trials.baseline_row() or {}, {}))
     for number, one in enumerate(tried[2:], 2):
         assert are_new(one[None], tried[1:number]).all()
