@@ -292,6 +292,7 @@ class ExecutionRecorder(OwnedHooks):
         if self._running:
             return
         if index != 0:  # a model that is called in parts: the next call may use this output
+            self._masks.forget_behind(output)
             return
         self._masks.forget()
         if sys.exc_info()[0] is not None:  # the pass raised: the next one is recorded instead
@@ -337,17 +338,40 @@ def _called_modules(module: nn.Module, known: dict[int, nn.Module]) -> dict[int,
     return known
 
 
+#: Maximum number of outputs of a model's parts whose graphs are kept until an optimizer steps.
+_MOST_ENDS = 64
+
+
 class _GraphMasks:
     """Masks of the parameters that a tensor's autograd graph reaches, cached by node until `forget`."""
 
     def __init__(self, number_of: dict[int, int]) -> None:
         self._number_of = number_of
         self._masks: dict[Any, int] = {}
+        self._ends: dict[Any, None] = {}  # nodes that `forget_behind` keeps, the latest used last
         self._plain: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # of tensors without a graph, by id
 
     def forget(self) -> None:
         self._plain.clear()
         self._masks.clear()
+        self._ends.clear()
+
+    def forget_behind(self, value: Any) -> None:
+        """Release the graph except the nodes that made these tensors, and those of the latest such calls.
+
+        Later calls with these tensors find the masks there and do not traverse the graph further.
+        """
+        for tensor in tensors_of(value):
+            if tensor.grad_fn is not None:
+                self._of_node(tensor.grad_fn)
+                self._touch(tensor.grad_fn)
+        while len(self._ends) > _MOST_ENDS:
+            self._ends.pop(next(iter(self._ends)))
+        self._masks = {node: self._masks[node] for node in self._ends}
+
+    def _touch(self, node: Any) -> None:
+        self._ends.pop(node, None)
+        self._ends[node] = None
 
     def of(self, value: Any, *, without_graph: int = 0) -> int:
         """Return the mask of the tensors in a nest; ``without_graph`` for one without gradient and mark."""
@@ -355,6 +379,8 @@ class _GraphMasks:
         for tensor in tensors_of(value):
             if tensor.grad_fn is not None:
                 mask |= self._of_node(tensor.grad_fn)
+                if tensor.grad_fn in self._ends:
+                    self._touch(tensor.grad_fn)
             elif tensor.requires_grad:
                 mask |= self._of_leaf(tensor)
             else:
