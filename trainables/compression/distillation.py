@@ -227,8 +227,10 @@ class KnowledgeDistillationPolicy:
         if self._calls == 1:  # else before_backward will raise
             student = _checked(output, "student")
             self._follow(student.device)
+            if self.teacher.training:
+                self.teacher.eval()
             with torch.no_grad():
-                self._logits = (student, _checked(self.teacher.eval()(*args, **named), "teacher"))
+                self._logits = (student, _checked(self.teacher(*args, **named), "teacher"))
 
     def _follow(self, device: torch.device | None) -> None:
         here = next((parameter.device for parameter in self.teacher.parameters()), device)

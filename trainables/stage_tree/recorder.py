@@ -39,6 +39,7 @@ class SignalRecorder:
         self._read: dict[int, dict[str, float]] = {}
         self._sparse: dict[str, dict[int, float]] = {}
         self._begin = run.step
+        self._stopped_through, self._ahead = -1, frozenset[int]()
         if self._gradskip is not None and self._gradskip.settings.mode in MEASURED_RULES:
             settings = self._gradskip.settings
             self._gradskip.on_measured.append(
@@ -52,13 +53,15 @@ class SignalRecorder:
         """Record the step that is about to begin, without waiting for the device."""
         # Layers that run before stopped ones and were stopped with them by CAC_PREFIX_AUTOGRAD=0 no longer train, but
         # the rule has yet to decide on them.
-        gradskip, ahead = self._gradskip, set[int]()
-        if gradskip is not None and gradskip.stopped_through >= 0:
-            ahead = set(gradskip.plan.order[gradskip.stopped_through + 1 :])
+        gradskip = self._gradskip
+        if gradskip is not None and gradskip.stopped_through != self._stopped_through:
+            self._stopped_through = gradskip.stopped_through
+            ahead = gradskip.plan.order[self._stopped_through + 1 :] if self._stopped_through >= 0 else ()
+            self._ahead = frozenset(ahead)
         alive = [
             (name, weights)
             for name, numbers, weights in self._layers
-            if any(weight.requires_grad for weight in weights) or ahead.intersection(numbers)
+            if any(weight.requires_grad for weight in weights) or not self._ahead.isdisjoint(numbers)
         ]
         values = [variance(weights) for _, weights in alive]
         names = tuple(name for name, _ in alive)
