@@ -5,16 +5,17 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
-import ray
 
-from tune_cac.ray_backend.session import ray_session
-
-#: What `one_ray` has started; tests/conftest.py closes it behind the last test of a group.
+#: Holds the session that `one_ray` has started; tests/conftest.py closes it behind the last test of a group.
 RAY = ExitStack()
 
 
 @pytest.fixture(scope="module")
 def one_ray() -> None:
     """One cluster for all searches in this process. Commands that are processes of their own start their own."""
+    import ray  # most processes of a test run need none
+
+    from tune_cac.ray_backend.session import ray_session
+
     if not ray.is_initialized():
         RAY.enter_context(ray_session(cpus=2))
