@@ -1,4 +1,4 @@
-"""What every registered method and workload must do; new ones are covered by being registered."""
+"""The contract of methods and workloads; a new one is covered by being registered."""
 
 from __future__ import annotations
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
-from typing import Any
-
 import pytest
 import torch
 from masked_lines import MOMENTUM, RATE, START, line, row, step, weights_of
+from saved_states import round_trip
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -118,14 +116,6 @@ def test_messages() -> None:
     masks.set("0.weight", row(1, 0, 1, 0))
     with pytest.raises(UserError, match=r"unknown parameter '0\.weight'"):
         Masks(line()).load_state_dict(masks.state_dict())
-
-
-def round_trip(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
 
 
 @pytest.mark.parametrize("forward_only", [False, True])

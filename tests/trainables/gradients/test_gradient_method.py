@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sampled_nets import cross_entropy, gradients_of, noisy_net, table, table_net
+from saved_states import round_trip
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
@@ -131,10 +132,8 @@ def test_it_resumes_bit_for_bit_through_a_file(method: str) -> None:
         whole.step()
     for _ in range(5):
         first.step()
-    saved = io.BytesIO()
-    torch.save([first.state_dict(), first.model.state_dict(), first.optimizer.state_dict()], saved)  # type: ignore[union-attr]
-    saved.seek(0)
-    state, weights, optimizer = torch.load(saved, weights_only=True)
+    states = [first.state_dict(), first.model.state_dict(), first.optimizer.state_dict()]  # type: ignore[union-attr]
+    state, weights, optimizer = round_trip(states)
     second.load_state_dict(state)
     second.model.load_state_dict(weights)
     second.optimizer.load_state_dict(optimizer)  # type: ignore[union-attr]

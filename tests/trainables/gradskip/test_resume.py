@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from conv_models import conv_model
 from loops import DecayInside, equal, train, weights
+from saved_states import round_trip
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
@@ -61,10 +61,8 @@ def test_resume_at_every_iteration_is_bit_exact(rule: str, kind: str, whole_unit
     for cut in range(STEPS):
         model, optimizer, schedule = build()
         train(model, optimizer, cut, each=lambda _, s=schedule: s.step())  # type: ignore[misc]
-        file = io.BytesIO()
-        torch.save([model.state_dict(), optimizer.state_dict(), schedule.state_dict()], file)
-        file.seek(0)
-        model_state, state, schedule_state = torch.load(file, weights_only=True)
+        states = [model.state_dict(), optimizer.state_dict(), schedule.state_dict()]
+        model_state, state, schedule_state = round_trip(states)
         for into_stopped in (False, True):
             resumed, resumed_optimizer, resumed_schedule = build()
             if into_stopped:

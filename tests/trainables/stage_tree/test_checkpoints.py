@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ import torch
 from checkpoint_files import LARGE, content, object_bytes, object_files, object_of
 from hypothesis import given
 from hypothesis import strategies as st
+from saved_states import round_trip
 from torch import Tensor, nn
 
 from trainables.stage_tree import checkpoints
@@ -407,10 +407,7 @@ def test_the_choice_is_the_greedy_one(forest: tuple[Stages, dict[str, StageWeigh
 
 
 def through_a_file(state: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(pack(state), file)
-    file.seek(0)
-    return unpack(torch.load(file, weights_only=True))
+    return unpack(round_trip(pack(state)))
 
 
 def alike(one: Any, other: Any) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
 import torch
+from saved_states import round_trip
 from torch import Tensor, nn
 
 from trainables.compression.pruners import build_pruner
@@ -79,14 +79,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> Non
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
-def round_trip(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
 
 
 @pytest.mark.parametrize("class_", PRUNERS)
