@@ -37,7 +37,7 @@ _COLUMNS = {
     BOTH: ((f"{saved_words(BOTH)} (%)", SAVED), _TRAINING, *_INFERENCE),
     TIME: (("training time saved (%)", "time_saved"), ("peak memory saved (%)", "peak_memory_saved")),
 }
-#: What pandas leaves in LaTeX, where other characters are printed for it.
+#: Characters that pandas leaves as they are and LaTeX prints as others.
 _LATEX = str.maketrans({"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"})
 _MARKDOWN = str.maketrans({character: "\\" + character for character in "\\|*_`<>[]"})
 

@@ -102,7 +102,7 @@ _CODE: Mapping[str, Mapping[Any, tuple[str, ...]]] = {
         False: ("loader = DataLoader(..., pin_memory=False)",),
     },
 }
-#: What the table of effects holds.
+#: Caption of the table of effects.
 RECIPE_NOTE = (
     "What a choice changes while the rest stays as it is, by least squares over all completed trials: shares of "
     "training time (compilation included) and of peak memory, and the change of the metric. One measurement a trial."

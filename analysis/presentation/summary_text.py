@@ -1,4 +1,4 @@
-"""The study's result in words and as settings to paste. Pure: frames in, text out."""
+"""The study's result in words. Pure: frames in, text out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every search space must do; a new one is covered by being there."""
+"""The contract of search spaces; a new one is covered by being there."""
 
 from __future__ import annotations
 

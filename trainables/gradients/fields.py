@@ -9,7 +9,7 @@ from typing import Any
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import is_number
 
-#: What importance sampling draws by.
+#: Scores by which importance sampling draws.
 IMPORTANCE_SCORES = ("loss", "output_gradient", "gradient")
 #: From which labels K-FAC's factors are measured: drawn from the model's own distribution, or the batch's.
 FISHERS = ("sampled", "empirical")
@@ -17,7 +17,7 @@ FISHERS = ("sampled", "empirical")
 STATISTICS_SAMPLES = 50
 #: Samples that are kept of an epoch whose samples have no numbers, unless specified.
 KEPT_SAMPLES = 5000
-#: How clusters of gradients are found: passes over all samples, or from the batches that are trained.
+#: Ways to find clusters of gradients: passes over all samples, or from the batches that are trained.
 CLUSTER_MODES = ("full", "online")
 #: Steps from one update of the clusters to the next: the least of full updates, and of those from trained batches.
 FULL_CLUSTER_EVERY, ONLINE_CLUSTER_EVERY = 100, 10
@@ -31,7 +31,7 @@ STE_ESTIMATORS: Mapping[str, str | None] = {
     "proposal": "stochastic",
     "nes": None,
 }
-#: How samples become one direction: their mean; their mean weighted by max(effect, 0); the one of the largest effect.
+#: Ways to one direction from samples: their mean; their mean weighted by max(effect, 0); the one of the largest effect.
 STE_WEIGHTINGS = ("uniform", "effect", "best")
 
 

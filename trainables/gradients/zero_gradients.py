@@ -40,7 +40,7 @@ from trainables.gradients.perturbations import CONVOLUTION_ARGUMENTS, CONVOLUTIO
 FIRST_PROOFS, PROOF_EVERY = 8, 16
 
 _aten = torch.ops.aten
-#: Whether saved tensors go through hooks, as where activations are computed again in the backward pass.
+#: True if saved tensors go through hooks, as where activations are computed again in the backward pass.
 _saved_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks
 
 

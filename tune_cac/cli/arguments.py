@@ -27,7 +27,7 @@ STUDY = (argument("study", metavar="STUDY", help="a study's folder, or its name 
 ALLOWED_DROP = argument(
     "--allowed-drop", help="how much worse the metric may be, such as 0.005 or 2% (default: the study's)"
 )
-#: What is shown of a ranking, and in which order.
+#: Columns of a ranking that are shown, in this order.
 RANKING = (
     ALLOWED_DROP,
     argument("--top", default=20, at_least=1, help="rows to show"),

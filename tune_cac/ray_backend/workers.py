@@ -26,7 +26,7 @@ from tune_cac.ray_backend.session import DEATHS
 
 # --- The cause of a failed trial: an exception of its code, or the death of its process -------------------------------
 
-#: What to do when a node's memory, or a GPU's, is used up.
+#: Advice for when a node's memory, or a GPU's, is used up.
 _LESS_MEMORY = "with --concurrency fewer trials share the memory; or take a smaller batch or model"
 _LESS_GPU_MEMORY = "with a larger --gpus-per-trial fewer trials share a GPU; or take a smaller batch or model"
 #: Parts of the messages with which torch says that the host's memory does not suffice.

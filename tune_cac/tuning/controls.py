@@ -1,4 +1,4 @@
-"""What a search trains beside its settings: dense runs cut short, and runs with stops at random.
+"""Controls of a search, trained beside its settings: dense runs cut short, and runs with stops at random.
 
 Both are trials whose values are given in full, are not suggested and do not count among the requested trials. A cut
 dense run saves compute by itself and is what a setting of its compute has to beat. Where stops are searched on it, too,

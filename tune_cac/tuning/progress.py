@@ -1,4 +1,4 @@
-"""What follows a search while Ray runs it: its progress on the screen, its budgets, and its probabilities in the study.
+"""A search while Ray runs it: its progress on the screen, its budgets, and its probabilities in the study.
 
 Progress is a live line on a terminal, one plain line per trial elsewhere.
 """
