@@ -61,11 +61,12 @@ def test_pinning_on_a_cpu_is_said_to_do_nothing() -> None:
 
 def test_channels_last_is_the_format_of_weights_and_images() -> None:
     with TrainingRun(TrialConfig(method="none", epochs=1, channels_last=True)) as run:
+        run.begin_epoch()
+        run.train_step()  # unless this process has done so, counts FLOPs on a copy of the model, hooks included
         seen = []
         run.model.register_forward_pre_hook(
             lambda _, inputs: seen.append(inputs[0].is_contiguous(memory_format=torch.channels_last))
         )
-        run.begin_epoch()
         run.train_step()
         weight = run.model.get_parameter("conv3.weight")
     assert seen == [True]
