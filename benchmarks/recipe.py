@@ -17,7 +17,6 @@ import argparse
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
@@ -195,16 +194,13 @@ def loader_speed(arguments: argparse.Namespace) -> None:
         ]
     )
     theirs = vision.datasets.ImageFolder(arguments.loader, transform=transform)
-    with tempfile.TemporaryDirectory() as cache, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        kept = Images(data=arguments.loader, cache=f"{cache}/kept")
-        decoded = Images(data=arguments.loader, cache=f"{cache}/none", cache_limit_gb=0)
+    with tempfile.TemporaryDirectory() as cache:
+        kept = Images(data=arguments.loader, cache=cache)
         for workers in (0, 1, 2):
-            of_batch, of_kept = (BatchLoader(images, 0, workers=workers) for images in (decoded, kept))
+            of_kept = BatchLoader(kept, 0, workers=workers)
             folder = DataLoader(theirs, batch_size=128, shuffle=True, num_workers=workers)
             makers: dict[str, Callable[[int], Iterator[Any]]] = {
                 "ImageFolder in a DataLoader": lambda _, loader=folder: iter(loader),
-                "ours, decoded for each batch": lambda epoch, loader=of_batch: loader.batches(epoch, 0),
                 "ours, kept decoded": lambda epoch, loader=of_kept: loader.batches(epoch, 0),
             }
             speeds: dict[str, list[float]] = {name: [] for name in makers}

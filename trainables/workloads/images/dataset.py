@@ -10,11 +10,9 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,17 +20,13 @@ from numpy.typing import NDArray
 
 from trainables.errors import UserError
 from trainables.workload_options import CACHE_VARIABLE
-from trainables.workloads.images.source import ImageSplit, Source, cached_json, content_digest, find_source
+from trainables.workloads.images.source import Source, content_digest, find_source
 from trainables.workloads.images.store import (
     Layout,
     choose_layout,
-    decode_rows,
-    decoding_threads,
-    image_moments,
     locked,
     mean_and_deviation,
     read_store,
-    statistics_indices,
     write_store,
 )
 
@@ -40,13 +34,8 @@ from trainables.workloads.images.store import (
 FORMAT = 2
 #: Disk space that a store leaves free, in bytes.
 SPARE_BYTES = 10**9
-#: Images that a thread decodes at a time where nothing is stored.
-PIECE_IMAGES = 8
 #: Seed of the choice of validation images; not a hyperparameter, so that every study has the same split.
 SPLIT_SEED = 0
-
-#: From numbers of images (B,) to their pixels (B, 3, T, T).
-TakePixels = Callable[[NDArray[np.int64]], NDArray[np.uint8]]
 
 
 def default_cache() -> Path:
@@ -67,41 +56,22 @@ class ImageData:
     """S and T."""
     class_names: list[str] | None
     """Names by class number, if the source has them."""
-    pixels: Mapping[str, TakePixels]
-    """Takes pixels of each split."""
+    pixels: Mapping[str, NDArray[np.uint8]]
+    """Pixels (N, 3, T, T) by split, in memory maps."""
     labels: Mapping[str, NDArray[np.int64]]
     """Labels (N,) by split."""
-    moments: NDArray[np.int64] | None
-    """Moments (N, 2, 3) of the training images; None where nothing is stored."""
-    memory: Path
-    """Common beginning of the paths of files that cache facts about this data."""
+    moments: NDArray[np.int64]
+    """Moments (N, 2, 3) of the training images."""
 
     def statistics(self, indices: NDArray[np.int64]) -> tuple[list[float], list[float]]:
-        """Return mean and standard deviation of each channel over these training images, in 0..255.
-
-        Exact up to `store.STATISTICS_IMAGES` images, else over that many of them.
-        """
-        chosen = statistics_indices(indices)
-        image_pixels = self.layout.stored_size**2
-        if self.moments is not None:
-            return mean_and_deviation(self.moments[chosen], image_pixels)
-
-        def compute() -> dict[str, list[float]]:
-            parts = [chosen[at : at + 256] for at in range(0, len(chosen), 256)]
-            moments = np.concatenate([image_moments(self.pixels["train"](part)) for part in parts])
-            mean, deviation = mean_and_deviation(moments, image_pixels)
-            return {"mean": mean, "deviation": deviation}
-
-        name = hashlib.sha256(chosen.tobytes()).hexdigest()[:16]
-        facts = cached_json(self.memory.with_name(f"{self.memory.name}-statistics-{name}.json"), compute)
-        return facts["mean"], facts["deviation"]
+        """Return mean and standard deviation of each channel over these training images, in 0..255."""
+        return mean_and_deviation(self.moments[indices], self.layout.stored_size**2)
 
 
 def open_images(data: str, *, cache: Path, cache_limit_bytes: float, image_size: int | None) -> ImageData:
     """Open the images at a path; decode them into ``cache`` if that was not done before.
 
-    Where decoded images would take more than ``cache_limit_bytes``, or leave less than 1 GB of the disk free, they are
-    decoded for each batch instead, with a warning: the same pixels, slower. Resized images also cause a warning.
+    Warns where images are resized that were expected to stay as they are.
 
     Args:
         data: a Parquet file or a folder, see `source.find_source`.
@@ -110,7 +80,8 @@ def open_images(data: str, *, cache: Path, cache_limit_bytes: float, image_size:
         image_size: S in pixels, or None, see `store.choose_layout`.
 
     Raises:
-        UserError: data that cannot be read, an empty split, or a folder that cannot be written.
+        UserError: data that cannot be read, an empty split, a folder that cannot be written, or decoded images that
+            would take more than ``cache_limit_bytes`` or leave less than 1 GB of the disk free.
     """
     source = find_source(data)
     with _cache_errors(cache):
@@ -126,60 +97,30 @@ def open_images(data: str, *, cache: Path, cache_limit_bytes: float, image_size:
         with _cache_errors(cache), locked(cache / f"{key}.lock"):
             store = read_store(folder)  # another process may have written it meanwhile
             if store is None:
-                splits, layout = _read_splits(source, folder, image_size)
-                if _fits(cache, 3 * layout.stored_size**2 * sum(map(len, splits.values())), cache_limit_bytes):
-                    write_store(folder, splits, layout, source.class_names())
-                    store = read_store(folder)
-                else:
-                    store = {
-                        "layout": layout,
-                        "class_names": source.class_names(),
-                        "pixels": {name: partial(_decoded, split, layout) for name, split in splits.items()},
-                        "labels": {name: split.labels for name, split in splits.items()},
-                        "moments": None,
-                    }
+                splits = source.open()
+                for name, split in splits.items():
+                    if not len(split):
+                        raise UserError(f"{source.root} must have images in every split, and {name} is empty")
+                layout = choose_layout(splits, image_size)
+                _check_fits(cache, 3 * layout.stored_size**2 * sum(map(len, splits.values())), cache_limit_bytes)
+                write_store(folder, splits, layout, source.class_names())
+                store = read_store(folder)
                 if store is None:
                     raise UserError(f"the image cache in {folder} was written and cannot be read: use another folder")
     if store["layout"].note:
         warnings.warn(store["layout"].note, stacklevel=2)
-    return ImageData(source=source, digest=digest, memory=folder, **store)
+    return ImageData(source=source, digest=digest, **store)
 
 
-def _decoded(split: ImageSplit, layout: Layout, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-    numbers = [int(index) for index in indices]
-    encoded = split.encoded(numbers)
-    pieces = [slice(at, at + PIECE_IMAGES) for at in range(0, len(numbers), PIECE_IMAGES)]
-
-    def decoded(piece: slice) -> NDArray[np.uint8]:
-        return decode_rows(split, numbers[piece], encoded[piece], layout)
-
-    with ThreadPoolExecutor(decoding_threads()) as pool:
-        return np.concatenate(list(pool.map(decoded, pieces)))
-
-
-def _read_splits(source: Source, folder: Path, image_size: int | None) -> tuple[dict[str, ImageSplit], Layout]:
-    splits = source.open()
-    for name, split in splits.items():
-        if not len(split):
-            raise UserError(f"{source.root} must have images in every split, and {name} is empty")
-    facts = folder.with_name(f"{folder.name}-layout.json")
-    return splits, Layout(**cached_json(facts, lambda: asdict(choose_layout(splits, image_size))))
-
-
-def _fits(cache: Path, needed_bytes: int, limit_bytes: float) -> bool:
+def _check_fits(cache: Path, needed_bytes: int, limit_bytes: float) -> None:
     free_bytes = shutil.disk_usage(cache).free
-    if needed_bytes <= limit_bytes and needed_bytes + SPARE_BYTES <= free_bytes:
-        return True
-    why = (
-        f"the limit is {limit_bytes / 1e9:.3g} GB (cache_limit_gb)"
-        if needed_bytes > limit_bytes
-        else f"the disk of {cache} has {free_bytes / 1e9:.3g} GB free (cache=FOLDER names another)"
-    )
-    warnings.warn(
-        f"images are decoded anew for each batch, which is slow: decoded they take {needed_bytes / 1e9:.3g} GB, {why}",
-        stacklevel=2,
-    )
-    return False
+    if needed_bytes > limit_bytes:
+        why = f"cache_limit_gb must be at least that, got {limit_bytes / 1e9:.3g}"
+    elif needed_bytes + SPARE_BYTES > free_bytes:
+        why = f"the disk of {cache} has {free_bytes / 1e9:.3g} GB free: cache=FOLDER names another"
+    else:
+        return
+    raise UserError(f"decoded the images take {needed_bytes / 1e9:.3g} GB; {why}; a smaller image_size=S takes less")
 
 
 @contextmanager

@@ -11,9 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,8 +37,6 @@ SPLIT_NAMES: dict[str, tuple[str, ...]] = {
 #: Accepted column names; the first that exists is used.
 IMAGE_COLUMNS = ("img", "image")
 LABEL_COLUMNS = ("label", "labels", "fine_label")
-#: Most bytes of encoded images of row groups that are kept in memory for reading single rows.
-KEPT_BYTES = 256 * 10**6
 #: File name suffixes of images.
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
@@ -73,12 +69,12 @@ class ImageSplit:
         """Return the location of an image for messages: the file, and its row there."""
         return str(self._files[index])
 
-    def encoded(self, indices: Sequence[int]) -> list[Encoded]:
-        """Return the images with these numbers; UserError where there is no image in a row."""
-        return [self._files[index] for index in indices]
-
     def chunks(self, size: int) -> Iterator[tuple[int, list[Encoded]]]:
-        """Yield all images in order, at most ``size`` at a time, with the first one's number; errors as `encoded`."""
+        """Yield all images in order, at most ``size`` at a time, with the first one's number.
+
+        Raises:
+            UserError: there is no image in a row.
+        """
         for first in range(0, len(self._files), size):
             yield first, list(self._files[first : first + size])
 
@@ -168,10 +164,6 @@ class ParquetSplit(ImageSplit):
     def __init__(self, paths: Sequence[Path], image_column: str, label_column: str) -> None:
         self._image_column = image_column
         self._starts: list[tuple[int, Path]] = []  # number of its first row, file
-        self._groups: list[tuple[int, Path, int]] = []  # number of its first row, file, number in the file
-        self._kept: OrderedDict[int, list[Encoded | None]] = OrderedDict()
-        self._kept_bytes = 0
-        self._lock = threading.Lock()
         labels, first = [np.empty(0, dtype=np.int64)], 0
         for path in paths:
             _columns(path, (image_column,), (label_column,))
@@ -184,9 +176,7 @@ class ParquetSplit(ImageSplit):
                         f"column {image_column} of {path} must be a struct with bytes or a path, or binary, got {kind}"
                     )
                 labels.append(_read_labels(path, file, label_column))
-                for group in range(file.metadata.num_row_groups):
-                    self._groups.append((first, path, group))
-                    first += file.metadata.row_group(group).num_rows
+            first += len(labels[-1])
         self.labels = np.concatenate(labels)
 
     def place(self, index: int) -> str:
@@ -201,14 +191,6 @@ class ParquetSplit(ImageSplit):
                     yield first, [self._present(number, image) for number, image in enumerate(images, start=first)]
                     first += len(images)
 
-    def encoded(self, indices: Sequence[int]) -> list[Encoded]:
-        found = {}
-        with self._lock:  # batches for training and for evaluation may be read at the same time
-            for index in sorted(indices):  # row group by row group, so that each is read once for a batch
-                number = bisect_right(self._groups, index, key=lambda group: group[0]) - 1
-                found[index] = self._present(index, self._row_group(number)[index - self._groups[number][0]])
-        return [found[index] for index in indices]
-
     def _present(self, index: int, image: Encoded | None) -> Encoded:
         if image is None:
             raise UserError(
@@ -217,22 +199,6 @@ class ParquetSplit(ImageSplit):
         if isinstance(image, Path) and not image.exists():
             raise UserError(f"{self.place(index)}: the image has no bytes, and its path {str(image)!r} does not exist")
         return image
-
-    def _row_group(self, number: int) -> list[Encoded | None]:
-        if number not in self._kept:
-            _, path, group = self._groups[number]
-            with _opened(path) as file:
-                column = file.read_row_group(group, columns=[self._image_column]).column(0).combine_chunks()
-            self._kept[number] = _encoded_images(path, column)
-            self._kept_bytes += _bytes(self._kept[number])
-            while len(self._kept) > 1 and self._kept_bytes > KEPT_BYTES:
-                self._kept_bytes -= _bytes(self._kept.popitem(last=False)[1])
-        self._kept.move_to_end(number)
-        return self._kept[number]
-
-
-def _bytes(images: list[Encoded | None]) -> int:
-    return sum(len(image) for image in images if isinstance(image, bytes))
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,8 +43,6 @@ LARGE_IMAGE_SIZE = 224
 STORED_SHARE = 256 / 224
 #: Images processed at a time.
 CHUNK_IMAGES = 64
-#: Most images from which the normalisation is computed; of more images, this many at equal distances are used.
-STATISTICS_IMAGES = 50_000
 META_FILE = "meta.json"
 #: Most decoding threads; Pillow releases the interpreter lock.
 MOST_THREADS = 16
@@ -125,27 +122,19 @@ def _sizes(splits: Mapping[str, ImageSplit]) -> tuple[Counter[tuple[int, int]], 
     return sizes, places
 
 
-def decode_rows(
-    split: ImageSplit, indices: Sequence[int], encoded: Sequence[Encoded], layout: Layout
-) -> NDArray[np.uint8]:
-    """Decode images to pixels (B, 3, T, T).
+def _decoded_chunk(split: ImageSplit, first: int, encoded: Sequence[Encoded], layout: Layout) -> NDArray[np.uint8]:
+    """Decode successive images of a split, from number ``first`` on, to pixels (B, 3, T, T).
 
     If an image is resized, its shorter side becomes T (bilinear over all source pixels of a target pixel, also called
     antialias), and the central square is kept.
-
-    Args:
-        split: gives the place of an image for messages.
-        indices: numbers of the images in the split.
-        encoded: the images.
-        layout: T.
 
     Raises:
         UserError: an image that cannot be decoded, with its place.
     """
     side = layout.stored_size
     pixels = np.empty((len(encoded), 3, side, side), dtype=np.uint8)
-    for row, (index, content) in enumerate(zip(indices, encoded, strict=True)):
-        with _blamed(split, index):
+    for row, content in enumerate(encoded):
+        with _blamed(split, first + row):
             with Image.open(_file(content)) as image:
                 rgb = image.convert("RGB")
             if rgb.size != (side, side) or not layout.as_they_are:
@@ -179,11 +168,6 @@ def _blamed(split: ImageSplit, index: int) -> Iterator[None]:
         ) from error
 
 
-def decoding_threads() -> int:
-    """Return the number of decoding threads: one per processor that this process may use, at most `MOST_THREADS`."""
-    return min(MOST_THREADS, processors())
-
-
 # --- Exact mean and standard deviation of pixels, for any subset of images --------------------------------------------
 
 
@@ -192,13 +176,6 @@ def image_moments(pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
     flat = pixels.reshape(*pixels.shape[:2], -1)
     squares = np.square(flat, dtype=np.uint16)  # 255 squared fits
     return np.stack([flat.sum(axis=2, dtype=np.int64), squares.sum(axis=2, dtype=np.int64)], axis=1)
-
-
-def statistics_indices(indices: NDArray[np.int64], limit: int = STATISTICS_IMAGES) -> NDArray[np.int64]:
-    """Return all indices, or ``limit`` of them at equal distances."""
-    if len(indices) <= limit:
-        return indices
-    return indices[np.arange(limit) * len(indices) // limit]
 
 
 def mean_and_deviation(moments: NDArray[np.int64], image_pixels: int) -> tuple[list[float], list[float]]:
@@ -253,8 +230,7 @@ def read_store(folder: Path) -> dict[str, Any] | None:
         return None
     if not all(shapes) or any(array.dtype != np.uint8 for array in pixels.values()):
         return None
-    taken = {split: partial(np.take, array, axis=0) for split, array in pixels.items()}
-    return {"layout": layout, "class_names": names, "pixels": taken, "labels": labels, "moments": moments}
+    return {"layout": layout, "class_names": names, "pixels": pixels, "labels": labels, "moments": moments}
 
 
 def write_store(folder: Path, splits: Mapping[str, ImageSplit], layout: Layout, class_names: list[str] | None) -> None:
@@ -309,12 +285,11 @@ def _write_pixels(path: Path, split: ImageSplit, layout: Layout, progress: Any) 
 
 def _decoded(split: ImageSplit, layout: Layout) -> Iterator[NDArray[np.uint8]]:
     """Yield pixels, chunk by chunk in order; only a few chunks are in memory."""
-    threads = decoding_threads()
+    threads = min(MOST_THREADS, processors())
     under_way: deque[Future[NDArray[np.uint8]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         for first, chunk in split.chunks(CHUNK_IMAGES):
-            numbers = range(first, first + len(chunk))
-            under_way.append(pool.submit(decode_rows, split, numbers, chunk, layout))
+            under_way.append(pool.submit(_decoded_chunk, split, first, chunk, layout))
             if len(under_way) > 2 * threads:
                 yield under_way.popleft().result()
         while under_way:

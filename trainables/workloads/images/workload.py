@@ -184,7 +184,7 @@ class Images(Workload):
     cache: str | None = None
     """Folder for the decoded images. None: `dataset.default_cache`."""
     cache_limit_gb: float = 20.0
-    """Limit for stored decoded images in 10^9 bytes, >= 0; larger data is decoded for each batch instead."""
+    """Limit for stored decoded images in 10^9 bytes, >= 0; larger data is refused."""
     classes: int | None = None
     """K. None: the number of class names in the data, or else the greatest training label plus one."""
 
@@ -209,8 +209,6 @@ class Images(Workload):
         self._data = open_images(
             str(self.data), cache=cache, cache_limit_bytes=self.cache_limit_gb * 1e9, image_size=self.image_size
         )
-        # Taking kept arrays is faster than sending batches between processes; decoding is not (docs/recipe.md).
-        self.loader_workers = 0 if self._data.moments is not None else 1
         self._classes = count_classes(self._data, self.classes)
         self._size = self._data.layout.image_size
         self._last_order: tuple[tuple[int, int, int], tuple[Tensor, ...]] = ((-1, -1, -1), ())
@@ -272,7 +270,7 @@ class Images(Workload):
     def _take(self, split: str, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return the stored images (B, 3, T, T) uint8 and labels (B,) of rows of a split."""
         home, numbers = self._home[split], self._parts[split][rows]
-        images, labels = self._data.pixels[home](numbers), self._data.labels[home][numbers]
+        images, labels = self._data.pixels[home][numbers], self._data.labels[home][numbers]
         return torch.from_numpy(images), torch.from_numpy(labels)
 
     def _augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:

@@ -13,7 +13,6 @@ from image_files import encoded, noise, write_folder, write_parquet
 
 from trainables.errors import UserError
 from trainables.workload_options import CACHE_VARIABLE
-from trainables.workloads.images import source as source_module
 from trainables.workloads.images.dataset import ImageData, count_classes, default_cache, hold_out, open_images
 from trainables.workloads.images.source import find_source
 
@@ -61,17 +60,13 @@ def test_parquet_files_by_split(tmp_path: Path, train: list[str], others: list[s
     assert read == [encoded(content) for content in pixels[: 7 * len(train)]]
 
 
-def test_rows_are_found_in_any_order_across_files_and_row_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_in_order_across_files_and_row_groups(tmp_path: Path) -> None:
     pixels = noise(20, 8)
     write_parquet(tmp_path / "train-0.parquet", pixels[:13], [0] * 13, group_rows=4)
     write_parquet(tmp_path / "train-1.parquet", pixels[:0], pa.array([], pa.int64()))
     write_parquet(tmp_path / "train-2.parquet", pixels[13:], [1] * 7, group_rows=3)
-    monkeypatch.setattr(source_module, "KEPT_BYTES", 2000)  # a few row groups
     split = find_source(str(tmp_path)).open()["train"]
-    order = [*np.random.default_rng(0).permutation(20).tolist(), 5, 5]
-    assert split.encoded(order) == [encoded(pixels[index]) for index in order]
+    assert [image for _, chunk in split.chunks(3) for image in chunk] == [encoded(content) for content in pixels]
     assert split.place(12).endswith("train-0.parquet, row 12 (from 0)")
     assert split.place(13).endswith("train-2.parquet, row 0 (from 0)")
 
@@ -85,20 +80,16 @@ def test_names_of_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"fine_label": [1, 0], "coarse_label": [0, 0], "image": images}), path)
     assert find_source(str(path)).open()["train"].labels.tolist() == [1, 0]
     pq.write_table(pa.table({"label": [1, 0], "image": images.field("bytes")}), path)
-    assert find_source(str(path)).open()["train"].encoded([1]) == [encoded(noise(2, 8)[1])]
+    ((_, chunk),) = find_source(str(path)).open()["train"].chunks(2)
+    assert chunk == [encoded(content) for content in noise(2, 8)]
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_an_image_without_bytes(tmp_path: Path, streamed: bool) -> None:
+def test_an_image_without_bytes(tmp_path: Path) -> None:
     rows = [encoded(noise(1, 8)[0]), {"bytes": None, "path": "gone.png"}]
     path = write_parquet(tmp_path / "train.parquet", rows, [0, 1])
-
-    def read() -> object:
-        return find_source(str(path)).open()["train"].encoded([1]) if streamed else opened(path)
-
-    refused(read, path, "row 1", "no bytes", "gone.png", "does not exist")
+    refused(lambda: opened(path), path, "row 1", "no bytes", "gone.png", "does not exist")
     write_parquet(path, [rows[0], {"bytes": None, "path": None}], [0, 1])
-    refused(read, path, "row 1", "bytes or a path")
+    refused(lambda: opened(path), path, "row 1", "bytes or a path")
 
 
 def test_an_unlabelled_test_split_is_none(tmp_path: Path) -> None:
