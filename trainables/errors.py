@@ -9,6 +9,9 @@ from collections.abc import Iterable
 #: What takes the place of names that earlier versions had.
 GONE = {
     "recommend": "it was off by more than the allowed loss: search, which takes 3 to 6 full trainings",
+    "rank": "report NAME prints the same table, with the same options",
+    "compare": "analysis.load reads each study, relative to its own baseline",
+    "dashboard": "optuna-dashboard results/NAME/optuna.journal, of pip install 'tune-cac[dashboard]'",
     "jobs": "ray job list, status, logs and stop; submit with --results s3://... has its studies at hand",
     "--most-mb": "Ray refuses more than 500 MiB itself: leave it out",
     "--prior": "a search from earlier studies cost as much as one without: leave it out",
@@ -18,7 +21,7 @@ GONE = {
     "--early-ending": "it saved 0 to 1.7 % of a study: leave it out",
     **dict.fromkeys(
         ("--png", "--svg"),
-        "compare and tree --html FILE write a page, and the button at the top of each plot of a page saves it as SVG",
+        "tree --html FILE writes a page, and the button at the top of each plot of a page saves it as SVG",
     ),
     **dict.fromkeys(
         ("auto_thresholds_by_network", "gradskip_by_network"),

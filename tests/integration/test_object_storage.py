@@ -56,7 +56,7 @@ def test_trials_on_two_nodes_share_training_and_the_study_comes_back(
     assert not any(name.endswith(".lock") for name in there)
     # From another machine: everything comes back by the URI, and the search goes on where it was.
     shutil.rmtree(tmp_path / "results")
-    ranked = tune_cac_command("rank", study)
+    ranked = tune_cac_command("report", study)
     assert ranked.returncode == 0, ranked.stderr
     assert "baseline" in ranked.stdout
     replayed = tune_cac_command("replay", "s", "--set", "CAC_VAR_START_THR=0.9")
@@ -122,12 +122,12 @@ def test_storage_that_cannot_be_used_is_one_line(s3: str, tune_cac_command: Run,
         assert message in done.stderr
         assert "secret@" not in done.stderr
         assert len(done.stderr.splitlines()) == 1
-    done = tune_cac_command("rank", f"{s3}/none")
+    done = tune_cac_command("report", f"{s3}/none")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "no study at s3://" in done.stderr
     files_of(f"{s3}/s").write("study.json", [b"{}"])
     files_of(f"{s3}/s").write("../../escaped", [b"x"])
-    done = tune_cac_command("rank", f"{s3}/s")
+    done = tune_cac_command("report", f"{s3}/s")
     assert done.returncode == 2
     assert not list(tmp_path.glob("**/escaped"))
 

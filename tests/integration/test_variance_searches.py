@@ -74,10 +74,6 @@ def test_a_grid_and_gradient_skip_beside_it_are_compared_at_equal_compute(one_ra
     for _, row in joined.head(2).iterrows():
         assert_equals_alone(row)
     assert "zero_threshold=" in (tmp_path / "results" / "both" / "best.env").read_text()
-    done = run_here(tmp_path, "compare", "grid", "both", "--budgets", "0.5,1")
-    assert done.returncode == 0, done.stderr
-    assert "grid" in done.stdout
-    assert "both" in done.stdout
 
 
 def test_what_cannot_be_searched_is_one_line_before_anything_begins(tmp_path: Path) -> None:

@@ -14,12 +14,9 @@ from contextlib import nullcontext
 from analysis.io.study_options import RESULTS
 from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
 from tune_cac.cli import (
-    compare,
     confirm,
-    dashboard,
     doctor,
     export,
-    rank,
     replay,
     report,
     schedule,
@@ -37,8 +34,7 @@ from tune_cac.messages import close_unread, say, warnings_as_messages
 
 #: Commands in the order in which help lists them.
 COMMANDS = (
-    search, trial, confirm, report, rank, compare, export, dashboard, tree, replay, spaces, doctor, schedule,
-    sensitivity, workloads, submit,
+    search, trial, confirm, report, export, tree, replay, spaces, doctor, schedule, sensitivity, workloads, submit,
 )  # fmt: skip
 
 

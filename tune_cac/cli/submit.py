@@ -95,7 +95,7 @@ def _entrypoint_of(command: Sequence[str], job: str, parsers: dict[str, argparse
     """
     if not command:
         raise UserError("submit needs a command after --, such as: submit -- search --space auto_thresholds")
-    known = [name for name in parsers if name not in ("submit", "dashboard")]
+    known = [name for name in parsers if name != "submit"]
     if command[0] not in known:
         raise unknown_name("command of a job", command[0], known)
     arguments = parsers[command[0]].parse_args(command[1:])

@@ -277,8 +277,8 @@ def written(layout: Layout, again: str) -> Iterator[None]:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "it is not UTF-8"
         raise UserError(
-            f"the journal {layout.journal} is damaged ({reason}), so Optuna cannot go on with it: rank and report "
-            "read what can be read; search under another --name"
+            f"the journal {layout.journal} is damaged ({reason}), so Optuna cannot go on with it: report "
+            "reads what can be read; search under another --name"
         ) from error
 
 

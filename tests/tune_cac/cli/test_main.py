@@ -136,14 +136,16 @@ doctor --script python\ absent.py
 submit
     submit needs a command after --, such as: submit -- search --space auto_thresholds
 submit -- dashboard s
-    unknown command of a job 'dashboard': Valid: compare, confirm, doctor, export, rank, replay, report, schedule,
-submit -- rank s --results here
+    command of a job dashboard is gone: optuna-dashboard results/NAME/optuna.journal
+submit -- submit
+    unknown command of a job 'submit': Valid: confirm, doctor, export, replay, report, schedule, search, sensitivity,
+submit -- report s --results here
     --results of a job must be an absolute folder of the cluster or a URI, got here: a job's own folder is removed;
-submit --env RAY_AUTH_TOKEN -- rank s
+submit --env RAY_AUTH_TOKEN -- report s
     --env must not pass RAY_AUTH_TOKEN, which a job gets from Ray itself: leave it out
-submit --env NOT_SET_HERE -- rank s
+submit --env NOT_SET_HERE -- report s
     --env must name a variable that is set here, or NAME=VALUE, got NOT_SET_HERE
-submit --pip none.txt -- rank s
+submit --pip none.txt -- report s
     --pip must be a requirements file, got none.txt: there is no such file
 spaces zzz
     unknown space 'zzz': Valid: agp, auto_thresholds, braking_distance, central_difference, discrete_gradient, distilla
@@ -151,7 +153,7 @@ spaces auto_thresholds --epochs 0
     --epochs must be an integer >= 1, got 0
 report nothing --results elsewhere
     no study 'nothing' in elsewhere: there is no study there yet
-rank nothing --top 0
+report nothing --top 0
     --top must be an integer >= 1, got 0
 """
 
@@ -197,13 +199,13 @@ def test_folders_that_cannot_hold_a_new_study(tmp_path: Path, refused: Callable[
 
 def test_studies_that_cannot_be_read(tmp_path: Path, refused: Callable[..., str]) -> None:
     layout = a_study(tmp_path / "results" / "one")
-    assert refused("rank", "one").endswith("its search never began; delete the folder and search anew")
+    assert refused("report", "one").endswith("its search never began; delete the folder and search anew")
     for text, message in (
         ("{", "study.json cannot be read: "),
         (json.dumps({"format": 99}), "has format 99, this version reads 1"),
     ):
         layout.info.write_text(text)
-        assert message in refused("rank", "one")
+        assert message in refused("report", "one")
 
 
 def test_debug_shows_the_traceback() -> None:
@@ -258,7 +260,7 @@ def test_the_console_script_is_the_module() -> None:
         ),
         (["lst"], "tune_cac: error: unknown command 'lst'; valid: search, trial, "),
         (["serach"], "tune_cac: error: unknown command 'serach': did you mean search?; valid: search, "),
-        (["rank", "mine", "more"], "tune_cac rank: error: unknown argument 'more'"),
+        (["report", "mine", "more"], "tune_cac report: error: unknown argument 'more'"),
         (["tree"], "tune_cac tree: error: "),
     ],
 )

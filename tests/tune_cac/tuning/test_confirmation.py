@@ -429,4 +429,3 @@ def test_a_damaged_journal_is_one_line(damage: bytes, tmp_path: Path, capsys: py
     with pytest.warns(UserWarning, match="optuna.journal"):
         assert main(["search", "--resume", str(layout.root)]) == 2
     assert f"the journal {layout.journal} is damaged (" in capsys.readouterr().err
-    assert main(["dashboard", str(layout.root), "--no-browser", "--port", "1"]) == 2
