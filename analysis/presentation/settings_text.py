@@ -123,8 +123,6 @@ def recipe_lines(values: Mapping[str, Any]) -> list[str]:
 # --- A trial's compression schedule: as plain YAML, and its settings in one line --------------------------------------
 # A schedule's text is never shown in full, only its marked values or its number of lines.
 
-#: Fields whose value is the text of a whole file.
-WHOLE_FILES = ("schedule",)
 #: Suffix of parameter names, omitted in the output.
 _WEIGHT = ".weight"
 #: Default temperature, weight and first epoch of distillation (`from_config`).
@@ -232,18 +230,16 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def schedule_summary(text: str) -> str:
-    r"""Return a replacement for a schedule's text that fits into one cell or line.
-
-    >>> schedule_summary("version: 1\npolicies: []\n")
-    'YAML of 2 lines'
-    """
-    return f"YAML of {plural(len(text.strip().splitlines()), 'line')}"
-
-
 def without_files(hold: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a search's fixed parameters for display in one line; a whole file is replaced by its length."""
-    return {name: schedule_summary(value) if name in WHOLE_FILES else value for name, value in hold.items()}
+    r"""Return a search's fixed parameters for display in one line; a schedule's text is replaced by its length.
+
+    >>> without_files({"schedule": "version: 1\npolicies: []\n"})
+    {'schedule': 'YAML of 2 lines'}
+    """
+    return {
+        name: f"YAML of {plural(len(value.strip().splitlines()), 'line')}" if name == "schedule" else value
+        for name, value in hold.items()
+    }
 
 
 # --- A trial that trains fewer epochs than its study's full run -------------------------------------------------------
