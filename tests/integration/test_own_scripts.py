@@ -263,7 +263,7 @@ def test_stops_are_searched_on_shorter_runs_of_a_script_that_takes_epochs(
     assert len(short) > 0
     assert (short["compute_saved"] > 1 - short["epochs"] / 5).all()
     study = Layout(tmp_path / "results" / "s")
-    kept = read_study(study.journal).trials
+    kept = read_study(study.journal)
     foreseen = [kept[number].user_attrs[PREDICTED] for number in short["trial"]]
     off = np.abs(short["compute_saved"].to_numpy() - foreseen)  # a stop after the first depends on it, too
     assert off.min() < 2e-3

@@ -31,7 +31,8 @@ def both(tmp_path: Path) -> pd.DataFrame:
     """An easy seed and a hard one: what is good on the hard one is worse than anything on the easy one."""
     easy = study(tmp_path / "easy", 0.98, [(0.96, 0.3), (0.95, 0.5), (0.90, 0.4)])
     hard = study(tmp_path / "hard", 0.90, [(0.90, 0.4), (0.89, 0.6), (0.80, 0.7)], seed=1)
-    return analysis.load([easy, hard])
+    frames = [analysis.load(folder).assign(study=folder.name) for folder in (easy, hard)]
+    return pd.concat(frames, ignore_index=True)
 
 
 def test_each_trial_counts_by_its_own_baseline_in_ranks_and_fronts(both: pd.DataFrame) -> None:

@@ -268,7 +268,9 @@ def test_pictures_are_drawn_over_what_the_study_ranks_by(data: ReportData) -> No
 
 def test_the_ranking_has_what_its_saving_consists_of(data: ReportData) -> None:
     html = report_html(data)
-    headings = re.findall(r"<th [^>]*>(.*?)</th>", html[html.index("<caption>The completed trials") :].split("</tr>")[0])
+    headings = re.findall(
+        r"<th [^>]*>(.*?)</th>", html[html.index("<caption>The completed trials") :].split("</tr>")[0]
+    )
     assert {"rank", "trial", "saved", "sparsity", "MACs", "test acc."} < set(headings)
     assert "beats cut dense run" not in headings
     rows = table_of(html, "The completed trials, best first")
