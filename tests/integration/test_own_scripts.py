@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import analysis
@@ -20,6 +21,7 @@ from analysis.presentation.settings_text import EPOCHS_VARIABLE
 from analysis.presentation.summary_text import config_of
 from search_spaces import SpaceContext
 from search_spaces.auto_thresholds import SPACE
+from trainables.config import TrialConfig
 from trainables.errors import UserError
 from tune_cac.cli.main import main
 from tune_cac.tuning.scripts import NOT_RECORDED, START_DOES_NOTHING
@@ -94,7 +96,7 @@ def test_what_settings_of_a_script_stop_is_known_before_they_are_trained(
     assert len(trained) > 2
     recorded = analysis.load_trace(tmp_path / "results" / "s")
     with pytest.raises(UserError, match="search the script anew with --set CAC_WATCH=linear"):
-        analysis.replay(recorded, {"method": "gradskip", "CAC_WATCH": ("linear",)})
+        analysis.replay(recorded, TrialConfig(method="gradskip", CAC_WATCH=("linear",)))
     predicted = analysis.replay(recorded, [config_of(t) for _, t in trained.iterrows()])
     # Outcomes differ as they are foreseen; what a script stops after the first stop may come a step earlier or later.
     assert not predicted.assign(braking=trained["CAC_BRAKING_DISTANCE"].to_numpy()).duplicated(
@@ -127,7 +129,7 @@ def test_a_starting_point_that_stops_nothing_is_not_trained(
     assert found.trials["role"].tolist() == ["baseline", "search", "search"]
     assert START_DOES_NOTHING in capsys.readouterr().err
     published = {"method": "gradskip", **SPACE.start(SpaceContext(total_steps=24))}
-    (known,) = analysis.replay(analysis.load_trace(tmp_path / "results" / "s"), published).to_dict("records")
+    (known,) = analysis.replay(analysis.load_trace(tmp_path / "results" / "s"), pd.DataFrame([published])).to_dict("records")
     assert (known["stops"], known["exact"]) == (0, True)
 
 
