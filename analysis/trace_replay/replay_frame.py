@@ -139,6 +139,8 @@ def _columns_of_settings(settings: Any) -> tuple[pd.Index, dict[str, Sequence[An
                 raise unknown_name("variable", str(name), BY_NAME)
         return settings.index, {name: settings[name].to_numpy() for name in _READ if name in settings.columns}
     configs = [settings] if isinstance(settings, TrialConfig) else settings
+    if isinstance(configs, Sequence) and configs and all(isinstance(values, Mapping) for values in configs):
+        return _columns_of_settings(pd.DataFrame(configs, dtype=object))
     if not isinstance(configs, Sequence) or not all(isinstance(config, TrialConfig) for config in configs):
         raise UserError(f"settings must be a TrialConfig, several of them or a DataFrame, got {settings!r}")
     for config in configs:
@@ -522,8 +524,8 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
 
     Args:
         trace: trace from `load_trace`.
-        settings: a `TrialConfig`, a sequence of these, or a DataFrame with its fields as columns (missing and NaN:
-            published default; other columns are not read). Workload and length are those of the trace. A hundred
+        settings: a `TrialConfig`, a sequence of these, or a DataFrame with its fields as columns, or its rows as
+            mappings (missing and NaN: published default; other columns are not read). Workload and length are those of the trace. A hundred
             thousand settings of the variance rule take seconds as a DataFrame. Rows of a DataFrame that also compress
             have NaN savings and no other results.
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import analysis
@@ -129,7 +128,7 @@ def test_a_starting_point_that_stops_nothing_is_not_trained(
     assert found.trials["role"].tolist() == ["baseline", "search", "search"]
     assert START_DOES_NOTHING in capsys.readouterr().err
     published = {"method": "gradskip", **SPACE.start(SpaceContext(total_steps=24))}
-    (known,) = analysis.replay(analysis.load_trace(tmp_path / "results" / "s"), pd.DataFrame([published])).to_dict("records")
+    (known,) = analysis.replay(analysis.load_trace(tmp_path / "results" / "s"), [published]).to_dict("records")
     assert (known["stops"], known["exact"]) == (0, True)
 
 

@@ -144,6 +144,7 @@ def test_forms_of_settings_are_one() -> None:
     assert expected.loc[0, "stops"] > 0
     for form in (
         [TrialConfig(**row)],
+        [row],
         TrialConfig(**row, epochs=7, seed=3),  # where it trains is the trace's
         pd.DataFrame([{**row, "CAC_VAR_MT_THR": np.nan, "CAC_WATCH": None, "trial": 7, "epochs": 3}]),
         pd.DataFrame([{**row, "CAC_WATCH": '["conv"]', "CAC_WHOLE_UNITS": pd.NA, "CAC_RULE": "variance"}]),
