@@ -525,16 +525,15 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
     Args:
         trace: trace from `load_trace`.
         settings: a `TrialConfig`, a sequence of these, or a DataFrame with its fields as columns, or its rows as
-            mappings (missing and NaN: published default; other columns are not read). Workload and length are those of the trace. A hundred
-            thousand settings of the variance rule take seconds as a DataFrame. Rows of a DataFrame that also compress
-            have NaN savings and no other results.
+            mappings (missing and NaN: published default; other columns are not read). Workload and length are those of
+            the trace. A hundred thousand settings of the variance rule take seconds as a DataFrame. Rows that also
+            compress have NaN savings and no other results.
 
     Returns:
         One row per setting, on the index of the settings, with the columns of `COLUMNS`.
 
     Raises:
-        UserError: an unknown variable, an invalid value, a setting outside a DataFrame that compresses, or a setting
-            for which the study has not recorded the plan of layers or costs (`missing_facts`, `missing_costs`).
+        UserError: an unknown variable, an invalid value, a `TrialConfig` that compresses, or a setting for which the study has not recorded the plan of layers or costs (`missing_facts`, `missing_costs`).
     """
     index, found = batches(settings)
     predicted = nothing_stopped(len(index), trace)
