@@ -533,7 +533,8 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
         One row per setting, on the index of the settings, with the columns of `COLUMNS`.
 
     Raises:
-        UserError: an unknown variable, an invalid value, a `TrialConfig` that compresses, or a setting for which the study has not recorded the plan of layers or costs (`missing_facts`, `missing_costs`).
+        UserError: an unknown variable, an invalid value, a `TrialConfig` that compresses, or a setting for which the
+            study has not recorded the plan of layers or costs (`missing_facts`, `missing_costs`).
     """
     index, found = batches(settings)
     predicted = nothing_stopped(len(index), trace)

@@ -37,7 +37,7 @@ def frame(rows: list[tuple[float, float, str]], baseline: float | None = 0.5) ->
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(outcomes, st.integers(0, 4).map(lambda v: v / 8))
 def test_ranking_is_the_documented_order(rows: list[tuple[float, float, str]], allowed: float) -> None:
     trials = frame(rows)

@@ -76,7 +76,7 @@ def stage_id(path: tuple[tuple[int, int], ...]) -> str:
 
 @pytest.mark.slow
 @given(st.lists(paths, min_size=1, max_size=12))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_every_stage_once_with_those_that_went_through_it(trials: list[tuple[tuple[int, int], ...]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         frame = a_study(Path(folder) / "s", trials).set_index("stage", drop=False)
@@ -220,7 +220,7 @@ def drawn(frame: pd.DataFrame) -> Counter[str]:
 
 @pytest.mark.slow
 @given(st.lists(paths, min_size=1, max_size=12))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_the_plot_has_every_stage_once_and_no_joint_crosses_a_bar(trials: list[tuple[tuple[int, int], ...]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         frame = a_study(Path(folder) / "s", trials)
