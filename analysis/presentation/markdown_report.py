@@ -267,8 +267,8 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
     return "\n\n".join(parts) + "\n"
 
 
-def _about_best(best: pd.Series, ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> list[str]:
-    """Return what is said of the best trial beside its settings: test split, savings, stops, sparsity."""
+def beside_answer(best: pd.Series, ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> str:
+    """Return sentences on the best trial's test split, and on what it saves beside what the study ranks by."""
     quality = quality_of(best)
     if pd.isna(best[quality.test]):
         values = "accuracies" if quality.is_accuracy else "values"
@@ -287,7 +287,12 @@ def _about_best(best: pd.Series, ranking: pd.DataFrame, confirmation: pd.DataFra
         savings.append(f"Backward FLOPs saved: {percent(best['backward_saved'])}.")
     time = percent(best["time_saved"])
     savings.append(f"Training time saved in this run: {time} (one measurement, beside other trials).")
-    parts = [f"{tested}\n{' '.join(savings)}"]
+    return f"{tested}\n{' '.join(savings)}"
+
+
+def _about_best(best: pd.Series, ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> list[str]:
+    """Return what is said of the best trial beside its settings: test split, savings, stops, sparsity."""
+    parts = [beside_answer(best, ranking, confirmation)]
     if len(stops := stop_table(best)) > 1:
         parts.append(_table(stops, "--:|--:|:--|:--|--:"))
     if is_compressed(best):

@@ -17,19 +17,13 @@ import numpy as np
 import pandas as pd
 
 from analysis.formatting import (
-    ROUNDING,
     allowed_text,
-    drop_text,
     drop_words,
     percent,
     plural,
     value_text,
-    value_with_unit,
 )
-from analysis.io.checked import number_of
-from analysis.metrics.accounting import search_cost
-from analysis.metrics.confirmation import compared, confirmation_of, retrained_saving
-from analysis.metrics.ranking import baseline_of, beats_shorter, control_line
+from analysis.metrics.ranking import beats_shorter, control_line
 from analysis.metrics.saving import saved_of_one
 from analysis.presentation.figures.figure import Figure, is_one_of, plain, texts
 from analysis.presentation.figures.gradient_noise import shown_trial
@@ -37,6 +31,7 @@ from analysis.presentation.figures.palette import DARK, DEPTH_DARK, DEPTH_LIGHT,
 from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.figures.report_figures import report_figures
 from analysis.presentation.markdown_report import (
+    beside_answer,
     confirmation_table,
     control_cells,
     is_compressed,
@@ -48,8 +43,8 @@ from analysis.presentation.markdown_report import (
 from analysis.presentation.settings_text import compresses, without_files
 from analysis.presentation.summary_text import TREE_CAPTION, compression_of, config_of, is_answer
 from trainables.errors import UserError
-from trainables.quality import ACCURACY, Quality
-from trainables.savings import BOTH, TIME, TRAINING
+from trainables.quality import Quality
+from trainables.savings import TRAINING
 
 #: Most rows that are listed of clusters, of failed trials and of the ranking.
 _MOST_CLUSTERS, _MOST_FAILURES, _MOST_RANKED = 30, 200, 200
@@ -85,14 +80,14 @@ def _pictures(figures: Mapping[str, Figure], *names: str) -> str:
     return "".join(_picture(figures[name]) for name in names if name in figures)
 
 
-def _facts(kind: str, cells: Iterable[tuple[str, str]]) -> str:
-    """Return a description list from names and the HTML of their values; empty without any."""
-    shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in cells)
-    return f'<dl class="{kind}">{shown}</dl>' if shown else ""
+def _facts(cells: Iterable[tuple[str, str]]) -> str:
+    """Return a description list from names and values; empty without any."""
+    shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in cells)
+    return f'<dl class="facts">{shown}</dl>' if shown else ""
 
 
 def _table(caption: str, cells: Sequence[Sequence[str]], *, numeric: Sequence[int] = ()) -> str:
-    """Return a table, header first, in its own scrollable box; cells are text, or `Markup`."""
+    """Return a table, header first, in its own box that scrolls, also by keyboard; cells are text, or `Markup`."""
     kinds = [' class="number"' if place in numeric else "" for place in range(len(cells[0]))]
 
     def row(values: Sequence[str], tag: str) -> str:
@@ -103,28 +98,14 @@ def _table(caption: str, cells: Sequence[Sequence[str]], *, numeric: Sequence[in
     head = row(cells[0], 'th scope="col"')
     body = "".join(f"<tr>{row(values, 'td')}</tr>" for values in cells[1:])
     inner = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return _scrollable(caption, f"<table>{inner}</table>")
-
-
-def _scrollable(label: str, body: str) -> str:
-    """Return a box that scrolls, also by keyboard."""
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(label)}">{body}</div>'
-
-
-def _sample(png: bytes, size: tuple[int, int], alt: str, caption: str) -> str:
-    """Return an item of a list of small pictures; the caption is HTML."""
-    text, source = escape(alt), base64.b64encode(png).decode()
-    return (
-        f'<li><img alt="{text}" title="{text}" width="{size[0]}" height="{size[1]}" '
-        f'src="data:image/png;base64,{source}">{caption}</li>'
-    )
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(caption)}"><table>{inner}</table></div>'
 
 
 # --- The header -------------------------------------------------------------------------------------------------------
 
 
 def _header(data: ReportData) -> str:
-    """Return the header: the result in one sentence, and the numbers behind it."""
+    """Return the header: the result in one sentence, and what else is said of it."""
     info, quality = data.info, data.quality
     counts = data.trials["status"].value_counts()
     told = ", ".join(f"{n} {status}" for status, n in counts.items()) or "none"
@@ -136,6 +117,9 @@ def _header(data: ReportData) -> str:
             f"The search is running ({what}): this is what it had found when the report was made.", "running"
         )
     answer, caveats = first_sentence(data.headline)
+    beside = ""
+    if data.best is not None and saved_of_one(data.best) > 0:
+        beside = _paragraph(beside_answer(data.best, data.ranking, data.confirmation))
     length = (
         f"{info.length_text}, seed {info.seed}; allowed {drop_words(quality)} "
         f"{allowed_text(data.allowed_drop, quality)}; trials: {told}."
@@ -143,7 +127,7 @@ def _header(data: ReportData) -> str:
     return (
         f"{_paragraph(f'{info.space} on {info.workload}', 'study')}<h1>{escape(answer)}</h1>"
         f"{_paragraph(caveats, 'caveats') if caveats else ''}{running}{_paragraph(data.cost_line, 'cost')}"
-        f"{_tiles(data)}{_paragraph(length, 'faint')}"
+        f"{beside}{_paragraph(length, 'faint')}"
     )
 
 
@@ -155,63 +139,6 @@ def first_sentence(text: str) -> tuple[str, str]:
     """
     first, *others = re.split(r"(?<=\.)\s+(?=[A-Z])", text, maxsplit=1)
     return first, "".join(others)
-
-
-def _tiles(data: ReportData) -> str:
-    tiles: list[tuple[str, str, str]] = []
-    best, quality, allowed = data.best, data.quality, allowed_text(data.allowed_drop, data.quality)
-    if best is not None and saved_of_one(best) > 0:
-        again = confirmation_of(data.confirmation, best)
-        if again is not None and again["confirmed"]:
-            over = f"over {plural(int(again['seeds']), 'fresh seed')}"
-            tiles.append((data.saved_words, percent(retrained_saving(again)), over))
-            beside = f"{compared(again).removesuffix(' accuracy')}, {over}; allowed {allowed}"
-            tiles.append((drop_words(quality), _drop(again[quality.drop], quality), beside))
-        else:
-            tiles.append((data.saved_words, percent(saved_of_one(best)), _beside_saved(best, data.saving)))
-            drop = number_of(best, quality.drop)
-            tiles.append((drop_words(quality), _drop(drop, quality), f"validation; allowed {allowed}"))
-        test = number_of(best, quality.test)
-        if np.isfinite(test) and is_one_of(data.ranking, "role", "baseline").any():
-            base = number_of(baseline_of(data.ranking, best), quality.test)
-            beside = "" if np.isnan(base) else f"baseline {value_with_unit(base, quality)}"
-            tiles.append((f"test {quality.name}", value_with_unit(test, quality), beside))
-    total = search_cost(data.trials)
-    if total.dense_equivalents > 0:
-        tiles.append(("search cost", f"{total.dense_equivalents:.1f} full trainings", plural(total.trials, "trial")))
-    return _facts(
-        "tiles",
-        (
-            (name, f"<strong>{escape(value)}</strong>" + (f"<span>{escape(beside)}</span>" if beside else ""))
-            for name, value, beside in tiles
-        ),
-    )
-
-
-def _beside_saved(best: pd.Series, saving: str) -> str:
-    """Return the note on a saving: backward pass, sparsity, or the two savings of which it is the mean."""
-    if saving == BOTH:
-        training, inference = number_of(best, "compute_saved"), number_of(best, "inference_saved")
-        return f"training {percent(training)}, inference {percent(inference)}"
-    name, said = {
-        TRAINING: ("backward_saved", "{} of the backward pass"),
-        TIME: ("peak_memory_saved", "{} of the peak memory"),
-    }.get(saving, ("sparsity", "sparsity {}"))
-    value = number_of(best, name)
-    return "" if np.isnan(value) else said.format(percent(value))
-
-
-def _drop(drop: float, quality: Quality = ACCURACY) -> str:
-    """Return a drop in words; a gain is marked as "better".
-
-    >>> _drop(0.001), _drop(0.0), _drop(-0.002)
-    ('0.10 points', 'none', '0.20 points better')
-    """
-    if np.isnan(drop):
-        return "unknown"
-    if abs(drop) <= ROUNDING:
-        return "none"
-    return drop_text(drop, quality) if drop > 0 else f"{drop_text(-drop, quality)} better"
 
 
 # --- The sections -----------------------------------------------------------------------------------------------------
@@ -288,7 +215,7 @@ def _sparsity(data: ReportData) -> str:
     best = data.best
     if best is None or not is_compressed(best):
         return ""
-    found = _facts("facts", [(name, escape(value)) for name, value in sums(best)])
+    found = _facts(sums(best))
     if rows := layers(best):
         caption = f"Sparsity by layer of the chosen trial {best['trial']}"
         found += _table(caption, [("layer", "sparsity"), *rows], numeric=(1,))
@@ -388,8 +315,11 @@ def _epoch_sample(row: dict[Any, Any], quality: Quality) -> str:
     width, height = (_FACTOR * int.from_bytes(row["png"][at : at + 4], "big") for at in (16, 20))
     value = row.get(quality.name)
     words = "" if value is None or pd.isna(value) else f", {quality.name} {value_text(value, quality)}"
-    caption = f"<small>epoch {int(row['epoch'])}{escape(words)}</small>"
-    return _sample(row["png"], (width, height), f"samples after epoch {row['epoch']}{words}", caption)
+    text, source = escape(f"samples after epoch {row['epoch']}{words}"), base64.b64encode(row["png"]).decode()
+    return (
+        f'<li><img alt="{text}" title="{text}" width="{width}" height="{height}" src="data:image/png;base64,{source}">'
+        f"<small>epoch {int(row['epoch'])}{escape(words)}</small></li>"
+    )
 
 
 def _png(text: Any) -> bytes:
@@ -429,7 +359,7 @@ def _environment(data: ReportData) -> str:
     if data.info.hold:
         held = without_files(data.info.hold)
         entries["fixed in every trial but the baseline"] = " ".join(f"{k}={v}" for k, v in held.items())
-    found = _facts("facts", [(str(name), escape(str(value))) for name, value in entries.items()])
+    found = _facts((str(name), str(value)) for name, value in entries.items())
     return found or _paragraph("Nothing is known of where this ran.", "none")
 
 
