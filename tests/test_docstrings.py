@@ -18,8 +18,7 @@ PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")
 #: Public functions of `analysis` that read a study's files, and those that draw its tree: docs/analysis.ipynb and
 #: docs/stage-tree.md show these.
 NEED_A_STUDY = {
-    "load", "history", "importance", "compare", "equal_compute", "export_trial", "replay", "load_trace",
-    "stage_frame", "tree_text",
+    "load", "history", "export_trial", "replay", "load_trace", "stage_frame", "tree_text",
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.metrics.saving import quality_of
 from trainables.config import field_kinds
 from trainables.metrics import METRICS, metrics_of, row_metrics
-from trainables.quality import ACCURACY, QUALITY_FIELDS, Quality
+from trainables.quality import ACCURACY, Quality
 
 #: Columns that identify the trial of a row.
 IDENTITY: dict[str, str] = {
@@ -84,27 +84,10 @@ class Descriptions(dict[str, dict[str, Any]]):
 
 def described(frame: pd.DataFrame) -> pd.DataFrame:
     """Store unit, direction and meaning of each result column in ``frame.attrs["columns"]``; return the frame."""
-    known = dict(METRICS)
-    if "metric" in frame.columns:
-        for _, row in frame[list(QUALITY_FIELDS)].drop_duplicates().iterrows():
-            known |= metrics_of(quality_of(row))
+    known = metrics_of(quality_of(frame)) if "metric" in frame.columns else METRICS
     frame.attrs["columns"] = Descriptions(
         (name, {"unit": known[name].unit, "direction": known[name].direction, "meaning": known[name].meaning})
         for name in frame.columns
         if name in known
     )
     return frame
-
-
-def side_by_side(names: Sequence[str], frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Concatenate frames, with the name of each in a first column ``study``.
-
-    Where a frame already has a column ``study``, the new values are the frame's name, a slash and the old value.
-    """
-    named = []
-    for name, frame in zip(names, frames, strict=True):
-        study = pd.Series(name, index=frame.index, dtype="string")
-        if "study" in frame.columns:
-            study = study + "/" + frame["study"].astype("string")
-        named.append(pd.concat([study.rename("study"), frame.drop(columns="study", errors="ignore")], axis="columns"))
-    return described(pd.concat(named, ignore_index=True))

@@ -2,28 +2,26 @@
 
 Compute is that of training, that of inference or their mean, as the study specifies (`analysis.metrics.saving`).
 
-| trial | ranking | front, hypervolume, knee |
+| trial | ranking | front |
 |---|---|---|
 | completed | by its values | by its values |
 | failed, pruned, interrupted, running | left out: no result (an interrupted one goes on as a later trial) | left out |
 | completed, an objective missing (NaN) | after the others of its kind | left out |
-| of several studies or seeds, its own without a baseline | after the others; a warning says so | left out; so it says |
+| of several studies or seeds, its own without a baseline | after the others; a warning says so | left out |
 | tie in the order | the higher accuracy first, then the earlier trial | |
-| equal in all objectives | see tie | on the front together, counted once in the volume |
+| equal in all objectives | see tie | on the front together |
 | duplicate of an earlier one (`analysis.metrics.duplicates`) | stays; `duplicate_of` is the earlier trial | stays |
 | role ``control`` | left out | left out |
 | role ``baseline`` | ranked like any other: it saves nothing at no loss | like any other |
 
 What is said of accuracy holds for a study's own metric, too: a higher accuracy is a better value of it. Among trials of
-one study, workload and seed, fronts use accuracy. Among several, and among several combinations of searched options of
-the workload, each trial counts by the accuracy loss against its own baseline.
+one study, workload and seed, the front uses accuracy. Among several, and among several combinations of searched options
+of the workload, each trial counts by the accuracy loss against its own baseline.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,23 +32,14 @@ from analysis.formatting import ROUNDING
 from analysis.io.checked import check_distinct_trials, group_codes, is_value, keys_of, numbers_of, plain
 from analysis.metrics.duplicates import duplicate_of
 from analysis.metrics.noise import is_unsure, resolution_of, seed_noise
-from analysis.metrics.pareto import hypervolume, knee, non_dominated
-from analysis.metrics.saving import quality_of, ranks_by_training, saved_of, saving_of, savings_of
-from trainables.errors import UserError, unknown_name
-from trainables.metrics import RELATIVE, metrics_of
+from analysis.metrics.pareto import non_dominated
+from analysis.metrics.saving import quality_of, ranks_by_training, saved_of
+from trainables.errors import UserError
+from trainables.metrics import RELATIVE
 from trainables.quality import ACCURACY, Quality, allowed_amount, default_drop, read_drop
-from trainables.savings import SAVED, objectives_of, share_saved
+from trainables.savings import SAVED, share_saved
 
 # --- Drops of the metric --------------------------------------------------------------------------------------------
-
-#: Accuracy, or share of the value of a metric that is no fraction, by which the default reference of the hypervolume is
-#: worse than the baseline.
-GIVEN_AWAY = 0.05
-
-
-def given_away(quality: Quality, baseline: float) -> float:
-    """Return by how much the default reference of the hypervolume is worse than the baseline, in the metric's unit."""
-    return GIVEN_AWAY if quality.is_fraction else GIVEN_AWAY * abs(baseline)
 
 
 def reference_values(rows: pd.DataFrame, quality: Quality) -> pd.Series[float]:
@@ -58,14 +47,10 @@ def reference_values(rows: pd.DataFrame, quality: Quality) -> pd.Series[float]:
     return rows[quality.name] + quality.sign * rows[quality.drop]
 
 
-def reference_of(trials: pd.DataFrame) -> float:
-    """Return the mean value of the baselines; NaN where there is none."""
-    return float(numbers_of(trials[is_value(trials, "role", "baseline")], quality_of(trials).name).mean())
-
-
 def allowed_limit(ranking: pd.DataFrame, allowed_drop: float | str) -> float:
     """Return an allowed drop in the metric's unit, a relative one of the mean baseline; NaN where there is none."""
-    return float(allowed_amount(allowed_drop, reference_of(ranking)))
+    baselines = ranking[is_value(ranking, "role", "baseline")]
+    return float(allowed_amount(allowed_drop, float(numbers_of(baselines, quality_of(ranking).name).mean())))
 
 
 # --- Comparison of every trial with the baseline of its own study, workload, seed and searched options ----------------
@@ -347,40 +332,30 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
 
 # --- Ranking of trials by compute saved and accuracy loss, or the drop of another metric ------------------------------
 
-#: One point of accuracy, the unit of a price; that of a metric that is no fraction is 1.
-POINT = 0.01
 #: Decimals of an accuracy loss that count: differences of equal counts over equal splits agree to about 1e-16.
 _DECIMALS = 12
 
 
-def price_unit(quality: Quality) -> str:
-    """Return what a price is paid for, in words."""
-    return f"a {'point' if quality.is_fraction else 'unit'} of {quality.name}"
-
-
-def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None, price: float | None = None) -> pd.DataFrame:
+def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None) -> pd.DataFrame:
     """Return the completed trials, best first.
 
-    Without a price: first trials within the allowed accuracy loss by `saved`, then the others by their loss (smallest
-    first). With a price: by `worth`, that is `saved` minus the price of the accuracy loss. Ties are ordered by higher
-    accuracy, then by earlier trial.
+    First trials within the allowed accuracy loss by `saved`, then the others by their loss (smallest first). Ties are
+    ordered by higher accuracy, then by earlier trial.
 
     Args:
         trials: one row per trial.
         allowed_drop: largest accuracy loss allowed against the baseline, a fraction in [0, 1); of another metric its
             largest drop in its unit, >= 0; or text such as ``2%`` of the baseline's value. By default 0.005, and 1 % of
             a metric that is no fraction.
-        price: price of a point (0.01) of accuracy, or of a unit of another metric, as a fraction of the compute, > 0.
 
     Returns:
-        The trials with `rank` (from 1), `within_drop`, `on_front` (of accuracy and `saved`, among the ranked) and
-        `duplicate_of` (Int64: an earlier trial, see `duplicates`) before the other columns; where a study searches
-        options of the workload also `baseline` (Int64: the trial of the same options that it is compared with); with a
-        price also `worth`.
+        The trials with `rank` (from 1), `within_drop`, `on_front` (the Pareto front of accuracy and `saved`: no other
+        trial is at least as good in both and better in one) and `duplicate_of` (Int64: an earlier trial, see
+        `duplicates`) before the other columns; where a study searches options of the workload also `baseline` (Int64:
+        the trial of the same options that it is compared with).
 
     Raises:
-        UserError: the allowed loss or the price is out of range; a column is missing or holds text instead of numbers;
-            a trial occurs twice.
+        UserError: the allowed loss is out of range, a column is missing, or a trial occurs twice.
 
     Warns:
         UserWarning: some of several studies, workloads or seeds have no completed baseline, or there is none at all.
@@ -391,54 +366,35 @@ def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None, price
     ... })
     >>> rank(trials, allowed_drop=0.005)[["rank", "trial", "within_drop", "on_front"]].values.tolist()
     [[1, 1, True, True], [2, 0, True, True], [3, 2, False, True], [4, 3, False, False]]
-    >>> rank(trials, price=0.1).set_index("trial")["worth"].round(3).to_dict()
-    {1: 0.27, 2: 0.25, 3: 0.05, 0: 0.0}
     """
     quality = quality_of(trials)
     allowed_drop = default_drop(quality) if allowed_drop is None else read_drop(allowed_drop, quality)
-    if price is not None and not (math.isfinite(price) and price > 0):
-        raise UserError(
-            f"the price of {price_unit(quality)} must be a fraction of the compute above 0, "
-            f"such as 0.1 for 10 %, got {price}"
-        )
-    attrs, trials = trials.attrs, plain(trials, needed=("trial", "status", quality.name, "compute_saved"))
+    attrs, trials = trials.attrs, plain(trials, needed=("trial", "role", "status", quality.name, "compute_saved"))
     trials = trials.reset_index(drop=True).copy()  # one block a type: pandas warns of frames in more than 100
     check_distinct_trials(trials)
-    _add_drops(trials, quality)
-    done = trials[_has_result(trials)].copy(deep=False)
-    if len(done) and done[quality.name].isna().all():
-        raise UserError(
-            f"no completed trial has a value in the column '{quality.name}': give it a metric of your own, a fraction "
-            'of which more is better, as in trials["accuracy"] = trials["my_metric"], or name another by columns '
-            "metric and direction"
-        )
+    _add_relative(trials)
+    done = trials[is_value(trials, "status", "completed") & ~is_value(trials, "role", "control")].copy(deep=False)
     several = _are_several(done)
     if several or not is_value(trials, "role", "baseline").any():
         _warn_of_missing_baselines(done, trials)
     limit = allowed_amount(allowed_drop, reference_values(done, quality))
     done["within_drop"] = (done[quality.drop] <= limit + ROUNDING).astype(bool)  # False where it is not known
-    values = _to_maximise(done, (quality.drop if several else quality.name, SAVED), quality)
+    gain = -done[quality.drop].round(_DECIMALS) if several else quality.sign * numbers_of(done, quality.name)
+    values = np.column_stack([gain, done[SAVED]])
     known = np.flatnonzero(~np.isnan(values).any(axis=1))
     done["on_front"] = np.isin(np.arange(len(done)), known[non_dominated(values[known])])
-    if "role" not in done.columns:
-        done["role"] = pd.Series(pd.NA, index=done.index, dtype="string")
     done["duplicate_of"] = duplicate_of(done)
-    front = ["trial", "role", "within_drop", "on_front", quality.name, quality.drop, "compute_saved"]
+    front = ["trial", "role", "within_drop", "on_front", quality.name, quality.drop, "compute_saved", "duplicate_of"]
     if (numbers := _baseline_numbers(trials)) is not None:
         done["baseline"] = numbers
         front.insert(2, "baseline")
-    keys = [done["trial"], -quality.sign * done[quality.name]]  # the last key is the primary one
-    if price is None:
-        keys += [
-            -done[SAVED].where(done["within_drop"], 0),
-            done[quality.drop].where(~done["within_drop"], 0),
-            ~done["within_drop"],
-        ]
-    else:
-        done["worth"] = done[SAVED] - price * done[quality.drop] / (POINT if quality.is_fraction else 1)
-        keys.append(-done["worth"])
-        front.append("worth")
-    front.append("duplicate_of")
+    keys = (  # the last one is the primary one
+        done["trial"],
+        -quality.sign * done[quality.name],
+        -done[SAVED].where(done["within_drop"], 0),
+        done[quality.drop].where(~done["within_drop"], 0),
+        ~done["within_drop"],
+    )
     done = done.iloc[np.lexsort(keys)].reset_index(drop=True)
     done = done[front + [name for name in done.columns if name not in front]]
     done.insert(0, "rank", np.arange(1, len(done) + 1))
@@ -449,10 +405,9 @@ def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None, price
 def best(ranking: pd.DataFrame, *, sure: float = 0.0) -> pd.Series | None:
     """Return the first trial of a ranking that is within the allowed accuracy loss, None if there is none.
 
-    With a price it is the trial of the largest worth among those within the allowed loss, which remains a limit. It
-    stays within that on another seed with a probability (column `holds`) of at least `sure`, where that is known.
+    It stays within that on another seed with a probability (column `holds`) of at least `sure`, where that is known.
 
-    >>> ranking = pd.DataFrame({"trial": [2, 1, 0], "worth": [0.3, 0.2, 0.0], "within_drop": [False, True, True]})
+    >>> ranking = pd.DataFrame({"trial": [2, 1, 0], "within_drop": [False, True, True]})
     >>> int(best(ranking)["trial"])
     1
     >>> best(ranking.head(1)) is None
@@ -460,143 +415,6 @@ def best(ranking: pd.DataFrame, *, sure: float = 0.0) -> pd.Series | None:
     """
     within = ranking[ranking["within_drop"].astype(bool) & ~is_unsure(ranking, sure)]
     return within.iloc[0] if len(within) else None
-
-
-def pareto_front(trials: pd.DataFrame, objectives: Sequence[str] | None = None) -> pd.DataFrame:
-    """Return the trials on the Pareto front.
-
-    A trial is on the front unless another is at least as good in every objective and better in one; trials with equal
-    values are all on it. Only completed trials with a value in each objective count.
-
-    Args:
-        trials: one row per trial.
-        objectives: columns of `trainables.metrics.METRICS` that have a direction, at least one; by default accuracy
-            (for several studies or seeds the accuracy loss against the baseline of each) and the compute saved that
-            the study ranks by.
-
-    Returns:
-        The front, best in the last objective first (by default: most saved), ties by the objective before it.
-
-    Raises:
-        UserError: an objective is unknown, has no direction or is not a column of these trials; a column is missing.
-
-    Warns:
-        UserWarning: some of several studies, workloads or seeds have no completed baseline; or accuracy itself is an
-            objective among several.
-
-    >>> trials = pd.DataFrame({
-    ...     "trial": [0, 1, 2, 3], "role": ["baseline", "search", "search", "search"], "status": "completed", "seed": 0,
-    ...     "accuracy": [0.975, 0.972, 0.95, 0.94], "compute_saved": [0.0, 0.3, 0.5, 0.4],
-    ... })
-    >>> pareto_front(trials)["trial"].tolist()
-    [2, 1, 0]
-    >>> pareto_front(trials, ["compute_saved"])["trial"].tolist()
-    [2]
-    """
-    *_, values = _counting(trials, objectives)
-    front = values[non_dominated(values)]
-    return trials.iloc[front.index[np.lexsort(-front.to_numpy().T)]]
-
-
-def front_hypervolume(
-    trials: pd.DataFrame, objectives: Sequence[str] | None = None, reference: Sequence[float] | None = None
-) -> float:
-    """Compute the volume of the objectives that the trials dominate above a reference, in the product of their units.
-
-    Args:
-        trials: one row per trial.
-        objectives: as for `pareto_front`.
-        reference: one number per objective, in its units; trials that are not better in every objective add nothing.
-            By default the mean of the completed baselines, with accuracies less and accuracy losses more by
-            `GIVEN_AWAY`. Volumes are comparable only with the same reference.
-
-    Raises:
-        UserError: as `pareto_front`; there is no baseline for a default reference; the reference has another length.
-
-    >>> trials = pd.DataFrame({
-    ...     "role": ["baseline", "search", "search"], "status": "completed",
-    ...     "accuracy": [0.97, 0.96, 0.94], "compute_saved": [0.0, 0.3, 0.5],
-    ... })
-    >>> round(front_hypervolume(trials), 6)  # above (0.92, 0): 0.3 at 0.04 and 0.2 more at 0.02
-    0.016
-    >>> round(front_hypervolume(trials, reference=(0.95, 0.1)), 6)
-    0.002
-    """
-    done, objectives, quality, values = _counting(trials, objectives)
-    values = values.loc[np.isfinite(values.to_numpy()).all(axis=1)]
-    if reference is not None:
-        if len(reference) != len(objectives):
-            raise UserError(
-                f"the reference must hold one number for each of {', '.join(objectives)}, got {len(reference)}"
-            )
-        return hypervolume(values, np.asarray(reference, dtype=float) * _signs(objectives, quality))
-    baselines = done[is_value(done, "role", "baseline")]
-    point = values[values.index.isin(baselines.index)].mean()
-    if point.isna().any():
-        raise UserError(
-            "there is no completed baseline to take the hypervolume's reference from: give reference=, one number for "
-            f"each of {', '.join(objectives)}"
-        )
-    measured = float(baselines[quality.name].mean()) if quality.name in baselines else math.nan
-    of_quality = (quality.name, quality.test, quality.drop, quality.test_drop)
-    worse = [given_away(quality, measured) if name in of_quality else 0.0 for name in objectives]
-    return hypervolume(values, point - worse)
-
-
-def knee_trial(trials: pd.DataFrame, objectives: Sequence[str] | None = None) -> pd.Series | None:
-    """Return the trial at the knee of the front (`pareto.knee`), None if the front has no knee.
-
-    Args and errors are those of `pareto_front`; of trials with equal values it is the earlier row.
-
-    >>> trials = pd.DataFrame({
-    ...     "trial": [0, 1, 2], "role": "search", "status": "completed",
-    ...     "accuracy": [0.97, 0.965, 0.90], "compute_saved": [0.0, 0.4, 0.5],
-    ... })
-    >>> int(knee_trial(trials)["trial"])
-    1
-    """
-    *_, values = _counting(trials, objectives)
-    place = knee(values)
-    return None if place is None else trials.iloc[values.index[place]]
-
-
-def _counting(
-    trials: pd.DataFrame, objectives: Sequence[str] | None
-) -> tuple[pd.DataFrame, Sequence[str], Quality, pd.DataFrame]:
-    """Return the trials that count, the objectives, the metric, and the known values to maximise.
-
-    Both frames are indexed by position; a trial that lacks an objective has no values.
-    """
-    quality = quality_of(trials)
-    drops = {quality.name: quality.drop, quality.test: quality.test_drop}
-    table = plain(trials, needed=("status",)).reset_index(drop=True)
-    done = table[_has_result(table)]
-    several = _are_several(done)
-    if objectives is None:
-        saved = objectives_of(saving_of(done))[1] if len(savings_of(done)) < 2 else SAVED
-        objectives = (quality.drop if several else quality.name, saved)
-    elif several and (raw := [name for name in objectives if name in drops]):
-        warnings.warn(
-            f"{raw[0]} of several studies, workloads or seeds is compared as it is: {drops[raw[0]]} compares each "
-            "trial with its own baseline",
-            stacklevel=3,
-        )
-    if several and set(objectives) & set(drops.values()):
-        _add_drops(table, quality)
-        done = table.loc[done.index]
-        _warn_of_missing_baselines(done, table)
-    values = pd.DataFrame(_to_maximise(done, objectives, quality), index=done.index)
-    return done, objectives, quality, values.dropna()
-
-
-def _add_drops(trials: pd.DataFrame, quality: Quality) -> None:
-    """Add the columns relative to the baseline to a frame in place."""
-    if "role" not in trials.columns and quality.drop not in trials.columns:
-        raise UserError(
-            "the trials have no column 'role', which says which of them is the baseline, and no column "
-            f"'{quality.drop}': load them with analysis.load, or add one of the two"
-        )
-    _add_relative(trials)
 
 
 def _warn_of_missing_baselines(done: pd.DataFrame, trials: pd.DataFrame) -> None:
@@ -616,35 +434,5 @@ def _warn_of_missing_baselines(done: pd.DataFrame, trials: pd.DataFrame) -> None
         "known, so they come last and are on no front"
         if keys
         else "no completed baseline: no accuracy loss is known, and no trial is within the allowed one",
-        stacklevel=4,
+        stacklevel=3,
     )
-
-
-def _has_result(trials: pd.DataFrame) -> pd.Series[bool]:
-    return is_value(trials, "status", "completed") & ~is_value(trials, "role", "control")
-
-
-def _signs(objectives: Sequence[str], quality: Quality) -> NDArray[np.float64]:
-    """Return 1 for objectives to be maximised, -1 for the others."""
-    directions = {name: metric.direction for name, metric in metrics_of(quality).items() if metric.direction}
-    if len(objectives) == 0:
-        raise UserError(f"a front needs at least one objective, got none. Valid: {', '.join(sorted(directions))}")
-    for name in objectives:
-        if name not in directions:
-            raise unknown_name("objective", name, list(directions))
-    return np.array([1.0 if directions[name] == "max" else -1.0 for name in objectives])
-
-
-def _to_maximise(trials: pd.DataFrame, objectives: Sequence[str], quality: Quality) -> NDArray[np.float64]:
-    """Return (N, M) values of the objectives, signed so that all are to be maximised; NaN where missing."""
-    signs, columns = _signs(objectives, quality), []
-    for name in objectives:
-        needed = "compute_saved" if name == SAVED else name  # SAVED is computed from other columns
-        if needed not in trials.columns:
-            raise UserError(
-                f"the trials have no column {needed!r}: load them with analysis.load or choose another objective"
-            )
-        column = saved_of(trials) if name == SAVED else trials[name]
-        column = column.round(_DECIMALS) if name in (quality.drop, quality.test_drop) else column
-        columns.append(column.to_numpy(dtype="float64", na_value=np.nan))
-    return np.column_stack(columns) * signs

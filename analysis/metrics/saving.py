@@ -94,8 +94,3 @@ def saving_of(trials: pd.DataFrame | pd.Series | None) -> str:
     elif trials is not None and "saving" in trials.columns:
         found = next(iter(trials["saving"].dropna()), None)
     return TRAINING if found is None or pd.isna(found) else str(found)
-
-
-def savings_of(trials: pd.DataFrame) -> list[str]:
-    """Return the different values of ``saving`` of these trials, without missing ones."""
-    return [str(found) for found in trials["saving"].dropna().unique()] if "saving" in trials.columns else []

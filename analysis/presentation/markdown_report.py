@@ -19,7 +19,7 @@ from analysis.formatting import (
     value_text,
     whole_percent,
 )
-from analysis.io.checked import number_of
+from analysis.io.checked import is_value, number_of
 from analysis.io.layout import StudyInfo
 from analysis.metrics.accounting import SearchCost, search_cost, search_fraction
 from analysis.metrics.confirmation import compared, retrained_saving
@@ -27,7 +27,7 @@ from analysis.metrics.ranking import RANDOM_STOPS, allowed_limit, baseline_of, b
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.best_env import best_env
 from analysis.presentation.figures.figure import stop_events
-from analysis.presentation.settings_text import RECIPE_NOTE, compresses, recipe_table, without_files
+from analysis.presentation.settings_text import compresses, without_files
 from analysis.presentation.summary_text import compression_of, config_of, headline, settings_text, short
 from trainables.gradskip.variables import ratio_name
 from trainables.quality import Quality
@@ -255,10 +255,8 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
             f"{compared(confirmation.iloc[0])}, with intervals that hold together.",
             _table(cells, "--:|--:|--:|--:|--:|--:|:--"),
         ]
-    if controls := control_lines(trials, line):
-        parts.append("\n".join(controls))
-    if effects := recipe_table(trials):
-        parts += ["## What each choice brought", RECIPE_NOTE, _table(effects, ":--|--:|--:|--:|--:")]
+    if controls := control_cells(trials, line):
+        parts += ["## Controls", _table(controls, ":--|--:|--:")]
     table = ranked_table(ranking, top=top, test=True, beats=beats_shorter(ranking, line), allowed_drop=allowed_drop)
     parts += ["## Ranking", _table(table, "|".join(["--"] * len(table[0])))]
     failed = trials[trials["status"] == "failed"]
@@ -269,8 +267,8 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
     return "\n\n".join(parts) + "\n"
 
 
-def _about_best(best: pd.Series, ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> list[str]:
-    """Return what is said of the best trial beside its settings: test split, savings, stops, sparsity."""
+def beside_answer(best: pd.Series, ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> str:
+    """Return sentences on the best trial's test split, and on what it saves beside what the study ranks by."""
     quality = quality_of(best)
     if pd.isna(best[quality.test]):
         values = "accuracies" if quality.is_accuracy else "values"
@@ -289,7 +287,12 @@ def _about_best(best: pd.Series, ranking: pd.DataFrame, confirmation: pd.DataFra
         savings.append(f"Backward FLOPs saved: {percent(best['backward_saved'])}.")
     time = percent(best["time_saved"])
     savings.append(f"Training time saved in this run: {time} (one measurement, beside other trials).")
-    parts = [f"{tested}\n{' '.join(savings)}"]
+    return f"{tested}\n{' '.join(savings)}"
+
+
+def _about_best(best: pd.Series, ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> list[str]:
+    """Return what is said of the best trial beside its settings: test split, savings, stops, sparsity."""
+    parts = [beside_answer(best, ranking, confirmation)]
     if len(stops := stop_table(best)) > 1:
         parts.append(_table(stops, "--:|--:|:--|:--|--:"))
     if is_compressed(best):
@@ -303,18 +306,16 @@ def _about_best(best: pd.Series, ranking: pd.DataFrame, confirmation: pd.DataFra
     return parts
 
 
-def control_lines(trials: pd.DataFrame, line: pd.DataFrame) -> list[str]:
-    """Return the lines of the section on controls; empty if there are none."""
-    stops = trials[(trials["status"] == "completed") & (trials["role"] == "control")]
-    stops = stops[stops["control"] == RANDOM_STOPS] if len(stops) else stops
+def control_cells(trials: pd.DataFrame, line: pd.DataFrame) -> list[list[str]]:
+    """Return what the controls saved and reached as text cells, header first; empty if there are none."""
+    stops = trials[(trials["status"] == "completed") & is_value(trials, "control", RANDOM_STOPS)]
     if len(line) == 0 and len(stops) == 0:
         return []
     quality = quality_of(trials)
     rows = [(plural(int(row["epochs"]), "epoch"), row) for _, row in line.iterrows()]
     rows += [(settings_text(row), row) for _, row in stops.iterrows()]
     cells = [[trained, percent(row["compute_saved"]), value_text(row[quality.name], quality)] for trained, row in rows]
-    table = _table([["trained", "compute saved", quality.name], *cells], ":--|--:|--:")
-    return ["## Controls", "", *table.splitlines()]
+    return [["trained", "compute saved", quality.name], *cells]
 
 
 def _table(cells: Sequence[Sequence[str]], alignment: str) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from analysis.formatting import percent, plural, value_text
-from analysis.metrics.recipe_effects import recipe_effects
-from analysis.metrics.saving import quality_of
+from analysis.formatting import plural
 from trainables.config import TrialConfig
 from trainables.gradients.fields import FIELD_NAMES
 from trainables.script.placeholders import EPOCHS_VARIABLE
@@ -50,7 +47,7 @@ def _assignments(values: Mapping[str, Any], names: Iterable[str], digits: int | 
     return " ".join(f"{name}={text(values[name])}" for name in names if values.get(name) is not None)
 
 
-# --- A trial's training recipe as lines of code for a script, and what its choices brought ----------------------------
+# --- A trial's training recipe as lines of code for a script --------------------------------------------------------
 
 #: Lines of code by field and value; None: any other value.
 _CODE: Mapping[str, Mapping[Any, tuple[str, ...]]] = {
@@ -102,11 +99,6 @@ _CODE: Mapping[str, Mapping[Any, tuple[str, ...]]] = {
         False: ("loader = DataLoader(..., pin_memory=False)",),
     },
 }
-#: Caption of the table of effects.
-RECIPE_NOTE = (
-    "What a choice changes while the rest stays as it is, by least squares over all completed trials: shares of "
-    "training time (compilation included) and of peak memory, and the change of the metric. One measurement a trial."
-)
 
 
 def recipe_lines(values: Mapping[str, Any]) -> list[str]:
@@ -128,26 +120,9 @@ def recipe_lines(values: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def recipe_table(trials: pd.DataFrame) -> list[list[str]]:
-    """Return what each choice of the recipe brought as text cells, header first; empty without such choices."""
-    effects = recipe_effects(trials)
-    if effects.empty:
-        return []
-    quality = quality_of(trials)
-    cells = [["choice", "trials", "time saved", "memory saved", f"change of {quality.name}"]]
-    for row in effects.to_dict("records"):
-        shares = ("-" if pd.isna(row[name]) else percent(row[name]) for name in ("time_saved", "memory_saved"))
-        change = row["quality_change"]
-        told = "-" if pd.isna(change) else f"{'-' if change < 0 else '+'}{value_text(abs(change), quality)}"
-        cells.append([f"{row['field']}={row['value']}", str(row["trials"]), *shares, told])
-    return cells
-
-
 # --- A trial's compression schedule: as plain YAML, and its settings in one line --------------------------------------
 # A schedule's text is never shown in full, only its marked values or its number of lines.
 
-#: Fields whose value is the text of a whole file.
-WHOLE_FILES = ("schedule",)
 #: Suffix of parameter names, omitted in the output.
 _WEIGHT = ".weight"
 #: Default temperature, weight and first epoch of distillation (`from_config`).
@@ -255,37 +230,16 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def schedule_summary(text: str) -> str:
-    r"""Return a replacement for a schedule's text that fits into one cell or line.
-
-    >>> schedule_summary("version: 1\npolicies: []\n")
-    'YAML of 2 lines'
-    """
-    return f"YAML of {plural(len(text.strip().splitlines()), 'line')}"
-
-
 def without_files(hold: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a search's fixed parameters for display in one line; a whole file is replaced by its length."""
-    return {name: schedule_summary(value) if name in WHOLE_FILES else value for name, value in hold.items()}
+    r"""Return a search's fixed parameters for display in one line; a schedule's text is replaced by its length.
 
-
-def field_text(name: str, text: str) -> str:
-    """Return a table's field in short form; lists are given as JSON.
-
-    >>> field_text("pruning_sensitivities", '["conv1.weight=0.5"]'), field_text("CAC_STOP_LAYER_NUM", "[3, 9]")
-    ('conv1 0.5', '3,9')
+    >>> without_files({"schedule": "version: 1\npolicies: []\n"})
+    {'schedule': 'YAML of 2 lines'}
     """
-    if name in WHOLE_FILES:
-        return schedule_summary(text)
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return text
-    if not isinstance(found, list):
-        return text
-    if name == "pruning_sensitivities":
-        return _sensitivities_text(found)
-    return marks_text(found) if name == "schedule_values" else ",".join(map(str, found))
+    return {
+        name: f"YAML of {plural(len(value.strip().splitlines()), 'line')}" if name == "schedule" else value
+        for name, value in hold.items()
+    }
 
 
 # --- A trial that trains fewer epochs than its study's full run -------------------------------------------------------

@@ -114,7 +114,7 @@ def _pair(name: str, value: Any) -> str:
 _COLUMNS = {
     "root": "string", "stage": "string", "parent": "string", "depth": "int64", "begin": "Int64", "start": "int64",
     "known_until": "int64", "action": "string", "trials": "object", "ends": "object", "quality": "float64",
-    "compute_saved": "float64", "inference_saved": "float64", "saved": "float64", "steps_shared": "int64",
+    "compute_saved": "float64", "inference_saved": "float64", "saved": "float64",
     "checkpoints": "int64", "checkpoint_bytes": "int64", "checkpoint_steps": "object",
 }  # fmt: skip
 
@@ -158,7 +158,6 @@ def stage_frame(path: str | Path) -> pd.DataFrame:
         - ``accuracy`` (validation) or the study's metric, ``compute_saved``, ``inference_saved``, ``saved``
           (fractions; the study ranks by the last one): results of the run that ends in the stage, NaN if none was
           trained to the end. Of a run with fewer epochs, what is saved of the compute of the study's longest one.
-        - ``steps_shared``: additional steps that the stage's trials would have executed without sharing it.
         - ``checkpoints``, ``checkpoint_bytes`` (contents shared by two stages count for both), ``checkpoint_steps``:
           number, bytes and ascending iterations of its checkpoints.
 
@@ -211,12 +210,9 @@ def _root_rows(
     order, layer_names = _in_order(stages), tuple(facts.get("layer_names", ()))
     ends = {name: [trial for trial, stage in sorted(last.items()) if stage == name] for name, _ in order}
     through = {name: list(trials) for name, trials in ends.items()}
-    # For each trial of a stage, the steps from the stage's begin to where the trial leaves it or ends.
-    spans = {name: [stages[name].known_until - stages[name].begin] * len(trials) for name, trials in ends.items()}
     for name, _ in reversed(order):  # children before their parents
         if link := stages[name].link:
             through[link[0]] += through[name]
-            spans[link[0]] += [stages[name].begin - stages[link[0]].begin] * len(through[name])
     rows = []
     for name, depth in order:
         stage, kept = stages[name], checkpoints.entries(name)
@@ -237,7 +233,6 @@ def _root_rows(
                 "trials": tuple(sorted(through[name])),
                 "ends": tuple(ends[name]),
                 **{column: stage.result.get(column) for column in ("quality", "compute_saved", "inference_saved")},
-                "steps_shared": sum(spans[name]) - max(spans[name], default=0),
                 "checkpoints": len(kept),
                 "checkpoint_bytes": sum({entry.sha256: entry.bytes for entry in kept}.values()),
                 "checkpoint_steps": tuple(sorted({entry.step for entry in kept})),

@@ -32,7 +32,6 @@ from analysis.metrics.ranking import (
     baseline_of,
     beats_shorter,
     insignificant_difference,
-    price_unit,
     reference_values,
 )
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
@@ -225,8 +224,6 @@ def _no_recommendation(
     quality = quality_of(ranking)
     if unsure := _less_sure(without_refuted(ranking, confirmation), 0.0, sure):
         return f"No setting tried saves compute and is sure enough to hold on another seed. {unsure}"
-    if "worth" in ranking.columns and bool((ranking["within_drop"] & (ranking[SAVED] > 0)).any()):
-        return f"No setting tried is worth more at this price of {price_unit(quality)} than training in full."
     text = (
         f"No setting tried saves compute within the allowed {drop_words(quality)} of "
         f"{allowed_text(allowed_drop, quality)}."

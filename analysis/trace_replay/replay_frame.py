@@ -22,7 +22,7 @@ from analysis.trace_replay.traces import (
     take_outcomes,
     trains_after,
 )
-from trainables.config import TrialConfig, field_names
+from trainables.config import TrialConfig
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import estimator_in
 from trainables.gradskip.replay import Blueprint, GradskipReplay, StopEvent, Unit, signal_name, stop_action
@@ -30,7 +30,7 @@ from trainables.gradskip.rules.freezeout import FreezeOutRule
 from trainables.gradskip.rules.published import next_examination
 from trainables.gradskip.rules.published_batch import CONDITIONS, AutoNumbers, Curve, examinations
 from trainables.gradskip.rules.state_machine import Decision, first_step_after
-from trainables.gradskip.settings import OFF_FIELD, Settings
+from trainables.gradskip.settings import OFF_FIELD
 from trainables.gradskip.variables import BY_NAME, DEFAULT_SAMPLES, VARIABLES
 from trainables.interventions import MissingSignal
 from trainables.savings import share_of_budget
@@ -45,7 +45,6 @@ from trainables.savings import share_of_budget
 AUTO_COLUMNS = {v.name: v for v in VARIABLES if v.published and v.mode in ("auto", "both")}
 #: Fields of a configuration that replay reads; workload and length are those of the trace.
 _READ = (*BY_NAME, "forward_cache_mb", "method")
-_KNOWN = frozenset(field_names())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,42 +138,20 @@ def _columns_of_settings(settings: Any) -> tuple[pd.Index, dict[str, Sequence[An
             if str(name).startswith("CAC") and name not in BY_NAME:
                 raise unknown_name("variable", str(name), BY_NAME)
         return settings.index, {name: settings[name].to_numpy() for name in _READ if name in settings.columns}
-    index: pd.Index | None = None
-    one = (Settings, TrialConfig, Mapping)
-    if isinstance(settings, Mapping) and settings and all(isinstance(value, one) for value in settings.values()):
-        index, settings = pd.Index(list(settings)), settings.values()
-    elif isinstance(settings, one):
-        settings = [settings]
-    elif not isinstance(settings, Iterable) or isinstance(settings, (str, bytes)):
-        raise UserError(f"settings must be Settings, a TrialConfig, several of them or a DataFrame, got {settings!r}")
-    rows = [_fields_of(setting) for setting in settings]
-    names = [name for name in _READ if any(name in row for row in rows)]
-    columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
-    return pd.RangeIndex(len(rows)) if index is None else index, columns
-
-
-def _fields_of(setting: Settings | TrialConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that a setting gives and replay reads."""
-    method = str(setting.get("method", "") if isinstance(setting, Mapping) else getattr(setting, "method", ""))
-    if estimator_in(method) or "compression" in method.split("+"):
-        raise UserError(
-            f"replay predicts Gradient-Skip alone, got a setting with method {method}, which trains on other weights "
-            "or steps than were recorded: train it, or replay its Gradient-Skip with method gradskip"
-        )
-    if isinstance(setting, TrialConfig):
-        given = {name: getattr(setting, name) for name in _READ}
-        return {name: value for name, value in given.items() if value is not None}
-    if isinstance(setting, Settings):
-        if setting.reference:
-            raise UserError("settings to replay must not have reference=True: no trial trains with the published steps")
-        given = {variable.name: getattr(setting, variable.field) for variable in VARIABLES}
-        return {name: value for name, value in given.items() if value != BY_NAME[name].default}
-    if not isinstance(setting, Mapping):
-        raise UserError(f"a setting must be Settings, a TrialConfig or a mapping of its fields, got {setting!r}")
-    for name in setting:
-        if name not in _KNOWN:
-            raise unknown_name("variable" if str(name).startswith("CAC") else "setting", str(name), _KNOWN)
-    return {name: value for name, value in setting.items() if name in _READ}
+    configs = [settings] if isinstance(settings, TrialConfig) else settings
+    if isinstance(configs, Sequence) and configs and all(isinstance(values, Mapping) for values in configs):
+        return _columns_of_settings(pd.DataFrame(configs, dtype=object))
+    if not isinstance(configs, Sequence) or not all(isinstance(config, TrialConfig) for config in configs):
+        raise UserError(f"settings must be a TrialConfig, several of them or a DataFrame, got {settings!r}")
+    for config in configs:
+        if estimator_in(config.method) or config.compresses:
+            raise UserError(
+                f"replay predicts Gradient-Skip alone, got a setting with method {config.method}, which trains on "
+                "other weights or steps than were recorded: train it, or replay its Gradient-Skip with method gradskip"
+            )
+    given = {name: [getattr(config, name) for config in configs] for name in _READ}
+    index = pd.RangeIndex(len(configs))
+    return index, {name: values for name, values in given.items() if any(value is not None for value in values)}
 
 
 # --- values ---------------------------------------------------------------------------------------------------------
@@ -547,17 +524,17 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
 
     Args:
         trace: trace from `load_trace`.
-        settings: a `Settings`, a `TrialConfig` or a mapping of its fields; a sequence of these; a mapping from labels
-            to these; or a DataFrame with fields as columns (missing and NaN: published default; other columns are not
-            read). Workload and length are those of the trace. A hundred thousand settings of the variance rule take
-            seconds as a DataFrame. Rows of a DataFrame that also compress have NaN savings and no other results.
+        settings: a `TrialConfig`, a sequence of these, or a DataFrame with its fields as columns, or its rows as
+            mappings (missing and NaN: published default; other columns are not read). Workload and length are those of
+            the trace. A hundred thousand settings of the variance rule take seconds as a DataFrame. Rows that also
+            compress have NaN savings and no other results.
 
     Returns:
         One row per setting, on the index of the settings, with the columns of `COLUMNS`.
 
     Raises:
-        UserError: an unknown variable, an invalid value, a setting outside a DataFrame that compresses, or a setting
-            for which the study has not recorded the plan of layers or costs (`missing_facts`, `missing_costs`).
+        UserError: an unknown variable, an invalid value, a `TrialConfig` that compresses, or a setting for which the
+            study has not recorded the plan of layers or costs (`missing_facts`, `missing_costs`).
     """
     index, found = batches(settings)
     predicted = nothing_stopped(len(index), trace)

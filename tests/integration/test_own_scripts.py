@@ -20,6 +20,7 @@ from analysis.presentation.settings_text import EPOCHS_VARIABLE
 from analysis.presentation.summary_text import config_of
 from search_spaces import SpaceContext
 from search_spaces.auto_thresholds import SPACE
+from trainables.config import TrialConfig
 from trainables.errors import UserError
 from tune_cac.cli.main import main
 from tune_cac.tuning.scripts import NOT_RECORDED, START_DOES_NOTHING
@@ -94,7 +95,7 @@ def test_what_settings_of_a_script_stop_is_known_before_they_are_trained(
     assert len(trained) > 2
     recorded = analysis.load_trace(tmp_path / "results" / "s")
     with pytest.raises(UserError, match="search the script anew with --set CAC_WATCH=linear"):
-        analysis.replay(recorded, {"method": "gradskip", "CAC_WATCH": ("linear",)})
+        analysis.replay(recorded, TrialConfig(method="gradskip", CAC_WATCH=("linear",)))
     predicted = analysis.replay(recorded, [config_of(t) for _, t in trained.iterrows()])
     # Outcomes differ as they are foreseen; what a script stops after the first stop may come a step earlier or later.
     assert not predicted.assign(braking=trained["CAC_BRAKING_DISTANCE"].to_numpy()).duplicated(
@@ -127,7 +128,7 @@ def test_a_starting_point_that_stops_nothing_is_not_trained(
     assert found.trials["role"].tolist() == ["baseline", "search", "search"]
     assert START_DOES_NOTHING in capsys.readouterr().err
     published = {"method": "gradskip", **SPACE.start(SpaceContext(total_steps=24))}
-    (known,) = analysis.replay(analysis.load_trace(tmp_path / "results" / "s"), published).to_dict("records")
+    (known,) = analysis.replay(analysis.load_trace(tmp_path / "results" / "s"), [published]).to_dict("records")
     assert (known["stops"], known["exact"]) == (0, True)
 
 
@@ -263,7 +264,7 @@ def test_stops_are_searched_on_shorter_runs_of_a_script_that_takes_epochs(
     assert len(short) > 0
     assert (short["compute_saved"] > 1 - short["epochs"] / 5).all()
     study = Layout(tmp_path / "results" / "s")
-    kept = read_study(study.journal).trials
+    kept = read_study(study.journal)
     foreseen = [kept[number].user_attrs[PREDICTED] for number in short["trial"]]
     off = np.abs(short["compute_saved"].to_numpy() - foreseen)  # a stop after the first depends on it, too
     assert off.min() < 2e-3

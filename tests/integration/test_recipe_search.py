@@ -1,4 +1,4 @@
-"""A search of the training recipe on a real Ray: each trial alone, by the clock, and what each choice brought."""
+"""A search of the training recipe on a real Ray: each trial alone, by the clock."""
 
 from __future__ import annotations
 
@@ -31,17 +31,7 @@ def test_a_recipe_is_searched_by_the_clock_and_ends_in_lines_to_paste(one_ray: N
     assert len(alone) == 3
     for row in alone:  # each further trial differs from the baseline in one choice
         assert sum(not pd.isna(row[name]) for name in ("precision", "batch_size", "fused_optimizer")) == 1
-    assert "choice" in done.stdout
-    assert "precision=bfloat16" in done.stdout.partition("change of accuracy")[2]
-    effects = analysis.recipe_effects(trials).set_index(["field", "value"])
-    baseline, changed = trials.iloc[0], next(row for row in alone if row["precision"] == "bfloat16")
-    assert effects.loc[("batch_size", "32"), "trials"] == 1
-    assert changed["train_time_s"] > 0
-    assert baseline["stage"] == "" or not pd.isna(baseline["stage"])
-    report = run_here(tmp_path, "report", "results/s")
-    assert "## What each choice brought" in report.stdout
-    page = (tmp_path / "results" / "s" / "report.html").read_text()
-    assert "What each choice brought" in page
+    assert "precision=bfloat16" in done.stdout
 
 
 @pytest.mark.thorough

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from report_data import report_data
 
 from analysis.metrics.gradient_history import gradient_clusters, gradient_statistics
-from analysis.presentation.figures.report_data import SampleImage
 from analysis.presentation.html import ReportData
 
 STEPS = (0, 75, 150, 225)
@@ -50,16 +47,7 @@ def clusters(trial: int = 1) -> pd.DataFrame:
     return gradient_clusters(pd.DataFrame({"trial": [trial], "epoch": [4], "gradient_clusters": [text]}))
 
 
-def image(label: str) -> SampleImage:
-    """A picture of 8 x 4 pixels."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(np.arange(32, dtype=np.uint8).reshape(4, 8) * 8).save(file, "PNG")
-    return SampleImage(label=label, png=file.getvalue(), width=8, height=4)
-
-
 def with_gradients(trials: int = 2, **more: Any) -> ReportData:
-    """The usual report of a small study, with statistics of so many trials, clusters and a picture of sample 4."""
-    values = {"gradients": statistics(trials), "clusters": clusters(), "cluster_images": {4: image("<b>4</b>")}}
+    """The usual report of a small study, with statistics of so many trials and clusters."""
+    values = {"gradients": statistics(trials), "clusters": clusters()}
     return report_data(12, **{**values, **more})

@@ -44,10 +44,8 @@ def report_data(trials: int = 60, *, seed: int = 0, allowed_drop: float = 0.005,
         "cost_line": search_cost_line(search_cost(frame)),
         "best_env": best_env(info, found, allowed_drop),
         "history": history(frame),
-        "importance": importance(),
         "controls": controls(),
         "confirmation": confirmation(ranking),
-        **variance(rng),
         "stages": stages(),
         "environment": {"Python": "3.11.7", "machine": "AMD EPYC, 2 cores"},
     }
@@ -117,21 +115,6 @@ def history(trials: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def importance() -> pd.DataFrame:
-    """Two objectives, shares that sum to 1."""
-    names = ["CAC_VAR_START_THR", "CAC_VAR_SLOPE_THR", "CAC_VAR_START_ITR", "CAC_VAR_SAMPLES", "CAC_BRAKING_DISTANCE"]
-    shares = {"accuracy": [0.2, 0.15, 0.4, 0.05, 0.2], "compute_saved": [0.45, 0.3, 0.15, 0.08, 0.02]}
-    frame = pd.DataFrame(
-        [
-            {"objective": objective, "parameter": name, "importance": share}
-            for objective, values in shares.items()
-            for name, share in zip(names, values, strict=True)
-        ]
-    )
-    frame.attrs["explained"] = {"accuracy": 0.432, "compute_saved": 0.91}
-    return frame
-
-
 def controls() -> pd.DataFrame:
     """Training shorter, and two random stops."""
     shares = (0.9, 0.8, 0.7, 0.6, 0.5)
@@ -152,28 +135,3 @@ def confirmation(ranking: pd.DataFrame) -> pd.DataFrame:
             "confirmed": drop + 0.003 <= 0.005,
         }
     )  # fmt: skip
-
-
-def variance(rng: np.random.Generator) -> dict[str, pd.DataFrame]:
-    """Six layers; the first three stop one after the other."""
-    rows, stops = [], []
-    stopped_at = [90, 150, 210]
-    for n, name in enumerate(LAYERS):
-        begin = ([0, *stopped_at] + [STEPS] * len(LAYERS))[n]
-        end = stopped_at[n] + 1 if n < len(stopped_at) else STEPS
-        step = np.arange(STEPS)
-        value = 1 + 0.3 * np.exp(-(((step - 30) / 20) ** 2)) - 0.0004 * step + 0.002 * rng.standard_normal(STEPS)
-        ratio = value / np.maximum.accumulate(value)
-        looks = np.arange(begin, end, 10)
-        seen = value[looks] / np.maximum.accumulate(value[looks]) if len(looks) else np.zeros(0)
-        before = step[: min(begin + 1, STEPS)]
-        rows.append(pd.DataFrame({"iteration": before, "layer": name, "ratio": ratio[before], "examined": False}))
-        rows.append(pd.DataFrame({"iteration": looks, "layer": name, "ratio": seen, "examined": True}))
-        if n < len(stopped_at):
-            stops.append({"iteration": stopped_at[n], "layer": name, "ratio": float(seen[-1])})
-    thresholds = {"CAC_VAR_START_THR": 0.78, "CAC_VAR_MT_THR": 0.982, "CAC_VAR_SLOPE_THR": 0.979}
-    return {
-        "variance": pd.concat(rows, ignore_index=True),
-        "stops": pd.DataFrame(stops),
-        "thresholds": pd.DataFrame({"name": list(thresholds), "value": list(thresholds.values())}),
-    }

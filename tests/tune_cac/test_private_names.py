@@ -90,9 +90,7 @@ def test_a_queued_trial_keeps_its_parameters() -> None:
 def test_the_journals_operations_have_these_codes_and_its_lock_this_name() -> None:
     codes = {operation.name: operation.value for operation in JournalOperation}
     assert codes["CREATE_STUDY"] == journal._CREATE_STUDY
-    assert codes["DELETE_STUDY"] == journal._DELETE_STUDY
     assert codes["CREATE_TRIAL"] == journal._CREATE_TRIAL
-    assert codes["SET_TRIAL_PARAM"] == journal._TRIAL_PARAM
     assert codes["SET_TRIAL_STATE_VALUES"] == journal._TRIAL_STATE
     assert codes["SET_TRIAL_USER_ATTR"] == journal._TRIAL_USER_ATTR
     assert tuple(state.name for state in sorted(TrialState, key=lambda state: state.value)) == journal._STATES

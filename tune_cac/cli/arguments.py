@@ -31,11 +31,7 @@ ALLOWED_DROP = argument(
 RANKING = (
     ALLOWED_DROP,
     argument("--top", default=20, at_least=1, help="rows to show"),
-    argument(
-        "--price", type=float, metavar="SHARE", help="rank by worth: the share of the training compute that a point of "
-        "accuracy, or a unit of another metric, is worth, such as 0.1",
-    ),
-)  # fmt: skip
+)
 HTML = argument("--html", metavar="FILE", help="write the picture as a page, too")
 #: Variables, for `read_assignments`.
 ASSIGNMENTS = argument(

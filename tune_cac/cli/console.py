@@ -22,7 +22,7 @@ def answer_of(arguments: argparse.Namespace) -> tuple[Layout, StudyInfo, SearchR
     from tune_cac.study.study_result import answer
 
     layout, info, drop = study_of(arguments)
-    return layout, info, answer(layout, allowed_drop=drop, price=arguments.price)
+    return layout, info, answer(layout, allowed_drop=drop)
 
 
 def read_numbers(flag: str, text: str, example: str) -> list[float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,7 +14,6 @@ from tune_cac.messages import say
 
 if TYPE_CHECKING:
     from analysis.io.layout import Layout
-    from analysis.presentation.figures.report_data import SampleImage
     from analysis.presentation.html import ReportData
     from tune_cac.study.study_result import SearchResult
 
@@ -50,23 +48,21 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
     """Collect everything that a study's report shows, without what is missing or cannot be read."""
     from analysis.io.studies import history
     from analysis.metrics.gradient_history import gradient_clusters, gradient_statistics
-    from analysis.metrics.parameter_importance import importance
     from analysis.metrics.ranking import is_control, is_shorter
     from analysis.presentation.best_env import best_env
-    from analysis.presentation.html import ReportData, variance_frames
+    from analysis.presentation.html import ReportData
     from analysis.presentation.stage_frame import stage_frame
     from analysis.trace_replay.traces import load_trace
     from tune_cac.study.folder import is_locked
 
     info, trials, best = layout.read_info(), found.trials, found.best
     trace = _or_none(lambda: load_trace(layout.root, epochs=None if best is None else int(best["epochs"])))
-    picture = _or_none(lambda: variance_frames(trace, best)) if trace is not None and best is not None else None
     controls = trials[(is_control(trials) | is_shorter(trials)) & (trials["status"] == "completed")]
     environment = dict(info.versions)
     if trace is not None and "device_kind" in trace.run:
         environment["trained on"] = str(trace.run["device_kind"])
     epochs = _or_none(lambda: history(layout.root))
-    data = ReportData(
+    return ReportData(
         info=info,
         trials=trials,
         ranking=found.ranking,
@@ -79,32 +75,11 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
         history=epochs,
         gradients=None if epochs is None else gradient_statistics(epochs),
         clusters=gradient_clusters(trials),
-        importance=_or_none(lambda: importance(layout.root)),
         controls=controls if len(controls) else None,
         confirmation=found.confirmation,
-        variance=None if picture is None else picture.variance,
-        stops=None if picture is None else picture.stops,
-        thresholds=None if picture is None else picture.thresholds,
         stages=_or_none(lambda: stage_frame(layout.root)),
         environment=environment,
     )
-    return replace(data, cluster_images=_cluster_images(data))
-
-
-def _cluster_images(data: ReportData) -> dict[int, SampleImage]:
-    """Return pictures of the examples of the clusters that the report shows."""
-    from analysis.presentation.figures.variance import shown_trial
-    from analysis.presentation.summary_text import config_of
-    from tune_cac.study.decoded_images import cluster_images
-
-    trial = shown_trial(data, data.clusters)
-    if trial is None or data.clusters is None:
-        return {}
-    config = _or_none(lambda: config_of(data.trials[data.trials["trial"] == trial].iloc[0]))
-    if config is None:
-        return {}
-    examples = data.clusters.loc[data.clusters["trial"] == trial, "examples"]
-    return cluster_images(config.workload, config.options, [n for named in examples for n in named])
 
 
 def _or_none(read: Callable[[], _Found]) -> _Found | None:

@@ -42,7 +42,6 @@ OPTIONS = options_of(SearchOptions)
 def run(arguments: argparse.Namespace) -> int:
     """Search a space or resume a study; print the ranked table."""
     given = options_given(arguments)
-    from analysis.presentation.settings_text import recipe_table
     from analysis.presentation.summary_text import is_answer
     from tune_cac.tuning.run import resume as resume_study
     from tune_cac.tuning.run import search as search_study
@@ -52,9 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
         print()
     if len(found.ranking):
         print_table(found.table(top=15))
-        print()
-    if table := recipe_table(found.trials):
-        print_table(table)
         print()
     print(found.headline)
     print(found.cost_line)

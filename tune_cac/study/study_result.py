@@ -143,12 +143,10 @@ def same_run_line(folder: Path, trial: pd.Series | None) -> str:
     return f"trial {trial['trial']} is the same run, bit for bit, with any one of these: {found}" if found else ""
 
 
-def answer(
-    layout: Layout, *, allowed_drop: float | str, price: float | None = None, interrupted: bool = False
-) -> SearchResult:
-    """Load and rank a study, by worth if a price is given (`analysis.rank`); write nothing."""
+def answer(layout: Layout, *, allowed_drop: float | str, interrupted: bool = False) -> SearchResult:
+    """Load and rank a study (`analysis.rank`); write nothing."""
     trials, info = load(layout.root), layout.read_info() if layout.info.exists() else None
-    ranking = rank(trials, allowed_drop=allowed_drop, price=price)
+    ranking = rank(trials, allowed_drop=allowed_drop)
     if info is not None and info.allowed_drop == allowed_drop:
         ranking = with_holds(ranking, info.holds)
     confirmation = read_confirmation(layout, ranking, allowed_drop=allowed_drop)
@@ -169,7 +167,7 @@ def answer(
 def best_or_confirmed(
     ranking: pd.DataFrame, confirmation: pd.DataFrame | None, *, sure: float = 0.0
 ) -> pd.Series | None:
-    """Return the confirmed setting that saves most, or with a price has most worth; else the best not refuted.
+    """Return the confirmed setting that saves most; else the best not refuted.
 
     Args:
         ranking: from `analysis.rank`.
@@ -180,6 +178,4 @@ def best_or_confirmed(
     found = ranking[ranking["within_drop"] & outcomes(ranking).isin(confirmed)]
     if found.empty:
         return best(without_refuted(ranking, confirmation), sure=sure)
-    if "worth" not in found.columns:  # else in the order of worth
-        found = found.iloc[outcomes(found).map(confirmed.index).argsort(kind="stable")]
-    return found.iloc[0]
+    return found.iloc[outcomes(found).map(confirmed.index).argmin()]

@@ -22,7 +22,6 @@ from analysis.formatting import (
     plotted,
     plotted_text,
     plural,
-    short_name,
     value_with_unit,
 )
 from analysis.io.checked import array_of, number_of
@@ -41,7 +40,6 @@ from analysis.presentation.figures.figure import (
     note,
     percent_values,
     saved,
-    short,
     texts,
 )
 from analysis.presentation.figures.report_data import ReportData
@@ -49,8 +47,6 @@ from analysis.presentation.summary_text import settings_text, trial_numbers
 from trainables.quality import Quality
 from trainables.savings import TIME, TRAINING, saved_words
 
-#: Maximum number of bars per objective in the plot of importance.
-_MOST_BARS = 10
 #: Margin above and below, as a share of the range of values shown.
 _MARGIN = 0.12
 #: Trials that cost this many times the median of the costly ones are left of the Pareto picture.
@@ -267,45 +263,3 @@ def confirmation(data: ReportData) -> Figure | None:
         height=150 + 36 * len(frame),
         notes=[f"A candidate is confirmed when the upper end of its interval is within the allowed {words}."],
     )
-
-
-def importance(data: ReportData) -> Figure | None:
-    """Return grouped bars of each parameter's share of each objective's explained variance; None if unknown.
-
-    Parameters are in the order of the first objective.
-    """
-    if data.importance is None or len(data.importance) == 0:
-        return None
-    explained = data.importance.attrs.get("explained", {})
-    shares = {
-        str(objective): rows.nlargest(_MOST_BARS, "importance").set_index("parameter")["importance"]
-        for objective, rows in data.importance.groupby("objective", sort=False)
-    }
-    names = list(dict.fromkeys(name for values in shares.values() for name in map(str, values.index)))
-    traces = []
-    for (objective, values), colour in zip(shares.items(), ("@front", "@control"), strict=False):
-        title = objective.replace("_", " ")
-        if objective in explained:
-            title += f": shares of {percent(explained[objective])} of its variance"
-        values = values.reindex([name for name in names if name in values.index])
-        hover = [
-            f"{short_name(str(name))}\nimportance (share) for {objective}: {share:.3f}"
-            for name, share in values.items()
-        ]
-        traces.append(
-            {
-                "type": "bar", "orientation": "h", "name": title, "y": [names.index(name) for name in values.index],
-                "x": values.tolist(), "marker": {"color": colour}, "hoverinfo": "text", "hovertext": hover,
-            }
-        )  # fmt: skip
-    first, values = next(iter(shares.items()))
-    return Figure(
-        name="importance",
-        alt=f"Importance of parameters: for {first} most of all {short_name(names[0])} ({percent(values.iloc[0])}).",
-        traces=traces,
-        layout={
-            "barmode": "group", "bargap": 0.3, "xaxis": axis("importance (share)", rangemode="tozero"),
-            "yaxis": names_axis([short(short_name(name)) for name in names], autorange="reversed"),
-        },
-        height=130 + 30 * max(2, len(names)),
-    )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,20 +12,6 @@ from analysis.metrics.ranking import allowed_limit
 from analysis.metrics.saving import saving_of
 from trainables.quality import Quality
 from trainables.savings import saved_words
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleImage:
-    """A training sample as a picture."""
-
-    label: str
-    """Its label; empty if it has none."""
-    png: bytes
-    """The picture, a PNG file."""
-    width: int
-    """Its width in pixels."""
-    height: int
-    """Its height in pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,27 +41,16 @@ class ReportData:
     """``finished`` or ``running``."""
     history: pd.DataFrame | None = None
     """One row per epoch and trial: trial, epoch, and the columns of `trainables.metrics.ROW`."""
-    importance: pd.DataFrame | None = None
-    """Columns objective, parameter, importance (sums to 1 per objective); if empty, ``attrs["reason"]`` tells why."""
     controls: pd.DataFrame | None = None
     """Trials that any setting has to beat: control (for example ``shorter 0.8``, ``random stops``), compute_saved,
     accuracy or the study's metric."""
     confirmation: pd.DataFrame | None = None
     """One row per retrained candidate: candidate, seeds, compute_saved, saved (if the study does not rank by training
     compute), the drop of the metric, drop_low, drop_high, confidence, confirmed."""
-    variance: pd.DataFrame | None = None
-    """Weight variance of the chosen trial: iteration, layer (name), ratio (variance over its running peak), and, if
-    known, examined (whether the rule examined the layer at that iteration)."""
-    stops: pd.DataFrame | None = None
-    """Stops of layers in the variance picture: iteration, layer (name), ratio."""
-    thresholds: pd.DataFrame | None = None
-    """Thresholds in the variance picture: name, value."""
     gradients: pd.DataFrame | None = None
     """Gradient statistics (`analysis.gradient_statistics`)."""
     clusters: pd.DataFrame | None = None
     """Clusters of similar gradients (`analysis.gradient_clusters`)."""
-    cluster_images: Mapping[int, SampleImage] = field(default_factory=dict)
-    """Pictures of examples of the clusters of the trial that the report shows, by the sample's number."""
     stages: pd.DataFrame | None = None
     """The stage tree (`analysis.stage_frame`)."""
     environment: dict[str, str] = field(default_factory=dict)

@@ -5,7 +5,6 @@ html = report_html(ReportData(info=..., trials=..., ranking=..., ...))
 """
 
 from analysis.presentation.figures.report_data import ReportData
-from analysis.presentation.figures.variance import variance_frames
 from analysis.presentation.html.page import figure_html, report_html
 
-__all__ = ["ReportData", "figure_html", "report_html", "variance_frames"]
+__all__ = ["ReportData", "figure_html", "report_html"]

@@ -8,131 +8,15 @@
 
   // --- settings ------------------------------------------------------------------------------------------------
 
-  async function copyText(text) {
-    try {
-      await navigator.clipboard.writeText(text);
-      return true;
-    } catch {
-      // No clipboard here (an insecure context, a refusal): the old way, through a selection.
-      const area = document.createElement("textarea");
-      area.value = text;
-      area.setAttribute("readonly", "");
-      area.style.cssText = "position:fixed;top:0;left:-999rem";
-      document.body.append(area);
-      const before = document.activeElement;
-      area.select();
-      let done = false;
-      try { done = document.execCommand("copy"); } catch { /* said below */ }
-      area.remove();
-      if (before instanceof HTMLElement) before.focus();
-      return done;
-    }
-  }
-
   byId("copy")?.addEventListener("click", async () => {
-    const done = await copyText(`${byId("settings-text").textContent}\n`);
-    byId("copied").textContent = done ? "Copied" : "Not copied: select the lines and copy them by hand";
+    let said = "Copied";
+    try {
+      await navigator.clipboard.writeText(`${byId("settings-text").textContent}\n`);
+    } catch {
+      said = "Not copied: select the lines and copy them by hand";
+    }
+    byId("copied").textContent = said;
   });
-
-  // --- table ---------------------------------------------------------------------------------------------------
-
-  const ROWS_A_PAGE = 50;
-
-  function makeTable(table, { columns, rows }) {
-    const chosen = table.dataset.chosen;
-    const words = rows.map((row) => row.map((value) => String(value ?? "")).join("\n").toLowerCase());
-    const state = { column: -1, direction: 1, page: 0, order: rows.map((_, place) => place) };
-
-    const shown = (value, column) => {
-      if (value === null || value === undefined) return "";
-      if (column.kind !== "number" || column.digits === null) return String(value);
-      const text = value.toFixed(column.digits);
-      return Number(text) === 0 ? text.replace("-", "") : text;
-    };
-
-    // What holds nothing comes last, whichever way the column is sorted; equal rows stay in the order of trials.
-    function compare(a, b) {
-      const first = rows[a][state.column], second = rows[b][state.column];
-      const without = (value) => value === null || value === "";
-      if (without(first) || without(second)) return Number(without(first)) - Number(without(second)) || a - b;
-      const order = typeof first === "number" && typeof second === "number"
-        ? first - second : String(first).localeCompare(String(second), undefined, { numeric: true });
-      return state.direction * order || a - b;
-    }
-
-    const wide = (label) => label.toLowerCase().replace(/[ %.]/g, "");
-    function condition(word) {
-      const found = /^(.+?)(>=|<=|>|<|=)(-?[\d.]+)$/.exec(word);
-      const column = found ? columns.findIndex((c) => [wide(c.label), c.key.toLowerCase()].includes(wide(found[1]))
-        || c.key.toLowerCase() === found[1]) : -1;
-      if (column < 0 || columns[column].kind !== "number") return (place) => words[place].includes(word);
-      const limit = Number(found[3]);
-      const holds = { ">": (v) => v > limit, "<": (v) => v < limit, ">=": (v) => v >= limit, "<=": (v) => v <= limit,
-        "=": (v) => v === limit }[found[2]];
-      return (place) => rows[place][column] !== null && holds(rows[place][column]);
-    }
-
-    function arrange() {
-      const conditions = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean).map(condition);
-      state.order = rows.map((_, place) => place).filter((place) => conditions.every((holds) => holds(place)));
-      if (state.column >= 0) state.order.sort(compare);
-      state.page = 0;
-      draw();
-    }
-
-    function draw() {
-      const begin = state.page * ROWS_A_PAGE;
-      const places = state.order.slice(begin, begin + ROWS_A_PAGE);
-      const body = document.createElement("tbody");
-      for (const place of places) {
-        const line = body.insertRow();
-        if (chosen !== undefined && String(rows[place][0]) === chosen) line.className = "chosen";
-        columns.forEach((column, i) => {
-          const cell = line.insertCell();
-          cell.textContent = shown(rows[place][i], column);
-          cell.className = column.kind === "number" ? "number" : column.key === "error" ? "long" : "";
-        });
-      }
-      table.tBodies[0].replaceWith(body);
-      const of = state.order.length === rows.length ? `${rows.length} trials` : `${state.order.length} of ${rows.length} trials`;
-      byId("page-status").textContent = places.length ? `${begin + 1} to ${begin + places.length} of ${of}` : "no trial matches";
-      byId("previous").disabled = state.page === 0;
-      byId("next").disabled = begin + ROWS_A_PAGE >= state.order.length;
-    }
-
-    function sortBy(column) {
-      const best = columns[column].kind === "number" && !["trial", "rank"].includes(columns[column].key) ? -1 : 1;
-      state.direction = state.column === column ? -state.direction : best;
-      state.column = column;
-      [...table.tHead.rows[0].cells].forEach((cell, i) => {
-        cell.setAttribute("aria-sort", i !== column ? "none" : state.direction > 0 ? "ascending" : "descending");
-      });
-      arrange();
-    }
-
-    const head = table.tHead.insertRow();
-    columns.forEach((column, i) => {
-      const cell = document.createElement("th");
-      cell.scope = "col";
-      cell.setAttribute("aria-sort", "none");
-      if (column.kind === "number") cell.className = "number";
-      const button = document.createElement("button");
-      button.type = "button";
-      button.textContent = column.label;
-      button.title = column.title;
-      button.addEventListener("click", () => sortBy(i));
-      cell.append(button);
-      head.append(cell);
-    });
-    const turn = (pages) => () => { state.page += pages; draw(); };
-    byId("previous").addEventListener("click", turn(-1));
-    byId("next").addEventListener("click", turn(1));
-    byId("filter").addEventListener("input", arrange);
-    sortBy(columns.some((c) => c.key === "rank") ? 1 : 0);
-  }
-
-  const table = byId("trials-table");
-  if (table) makeTable(table, read("table"));
 
   // --- plots ---------------------------------------------------------------------------------------------------
 
@@ -214,7 +98,6 @@
   const see = (element) => { loadPlotly(); if (!drawn.has(element)) draw(element); };
 
   function begin() {
-    if (!("IntersectionObserver" in window)) { plots.forEach(see); return; }
     const observer = new IntersectionObserver((entries) => {
       for (const entry of entries) {
         if (entry.isIntersecting) { observer.unobserve(entry.target); see(entry.target); }

@@ -17,51 +17,40 @@ import numpy as np
 import pandas as pd
 
 from analysis.formatting import (
-    ROUNDING,
     allowed_text,
-    drop_text,
     drop_words,
     percent,
     plural,
-    short_name,
     value_text,
-    value_with_unit,
 )
-from analysis.io.checked import array_of, number_of
-from analysis.metrics.accounting import search_cost, search_fraction
-from analysis.metrics.confirmation import compared, confirmation_of, retrained_saving
-from analysis.metrics.ranking import CONTROL_NAMES, baseline_of, beats_shorter, control_line
+from analysis.metrics.ranking import beats_shorter, control_line
 from analysis.metrics.saving import saved_of_one
-from analysis.presentation.figures.figure import Figure, is_one_of, plain, saved, texts
+from analysis.presentation.figures.figure import Figure, is_one_of, plain, texts
+from analysis.presentation.figures.gradient_noise import shown_trial
 from analysis.presentation.figures.palette import DARK, DEPTH_DARK, DEPTH_LIGHT, LIGHT
-from analysis.presentation.figures.report_data import ReportData, SampleImage
+from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.figures.report_figures import report_figures
-from analysis.presentation.figures.variance import shown_trial
-from analysis.presentation.markdown_report import confirmation_table, is_compressed, layers, stop_table, sums
-from analysis.presentation.settings_text import (
-    RECIPE_NOTE,
-    WHOLE_FILES,
-    compresses,
-    field_text,
-    recipe_table,
-    without_files,
+from analysis.presentation.markdown_report import (
+    beside_answer,
+    confirmation_table,
+    control_cells,
+    is_compressed,
+    layers,
+    ranked_table,
+    stop_table,
+    sums,
 )
+from analysis.presentation.settings_text import compresses, without_files
 from analysis.presentation.summary_text import TREE_CAPTION, compression_of, config_of, is_answer
-from trainables.config import field_kinds
 from trainables.errors import UserError
-from trainables.metrics import metrics_of
-from trainables.quality import ACCURACY, FRACTION, Quality
-from trainables.savings import BOTH, TIME, TRAINING
+from trainables.quality import Quality
+from trainables.savings import TRAINING
 
-#: Most rows that are listed of clusters and of failed trials.
-_MOST_CLUSTERS, _MOST_FAILURES = 30, 200
-#: Shown side of small pictures in pixels: the longer side is enlarged to at least this, in whole factors.
-_SIDE = 44
+#: Most rows that are listed of clusters, of failed trials and of the ranking.
+_MOST_CLUSTERS, _MOST_FAILURES, _MOST_RANKED = 30, 200, 200
 #: Most epochs of a trial of which a generator's samples are shown, evenly spread, and their enlargement.
 _MOST_EPOCHS, _FACTOR = 8, 2
 _PNG = b"\x89PNG\r\n\x1a\n"
-#: Maximum characters of an error in the table; the section of failed trials shows it in full.
-_MOST_LETTERS = 120
 
 # --- Elements ---------------------------------------------------------------------------------------------------------
 
@@ -91,14 +80,14 @@ def _pictures(figures: Mapping[str, Figure], *names: str) -> str:
     return "".join(_picture(figures[name]) for name in names if name in figures)
 
 
-def _facts(kind: str, cells: Iterable[tuple[str, str]]) -> str:
-    """Return a description list from names and the HTML of their values; empty without any."""
-    shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in cells)
-    return f'<dl class="{kind}">{shown}</dl>' if shown else ""
+def _facts(cells: Iterable[tuple[str, str]]) -> str:
+    """Return a description list from names and values; empty without any."""
+    shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in cells)
+    return f'<dl class="facts">{shown}</dl>' if shown else ""
 
 
 def _table(caption: str, cells: Sequence[Sequence[str]], *, numeric: Sequence[int] = ()) -> str:
-    """Return a table, header first, in its own scrollable box; cells are text, or `Markup`."""
+    """Return a table, header first, in its own box that scrolls, also by keyboard; cells are text, or `Markup`."""
     kinds = [' class="number"' if place in numeric else "" for place in range(len(cells[0]))]
 
     def row(values: Sequence[str], tag: str) -> str:
@@ -109,28 +98,14 @@ def _table(caption: str, cells: Sequence[Sequence[str]], *, numeric: Sequence[in
     head = row(cells[0], 'th scope="col"')
     body = "".join(f"<tr>{row(values, 'td')}</tr>" for values in cells[1:])
     inner = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return _scrollable(caption, f"<table>{inner}</table>")
-
-
-def _scrollable(label: str, body: str) -> str:
-    """Return a box that scrolls, also by keyboard."""
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(label)}">{body}</div>'
-
-
-def _sample(png: bytes, size: tuple[int, int], alt: str, caption: str) -> str:
-    """Return an item of a list of small pictures; the caption is HTML."""
-    text, source = escape(alt), base64.b64encode(png).decode()
-    return (
-        f'<li><img alt="{text}" title="{text}" width="{size[0]}" height="{size[1]}" '
-        f'src="data:image/png;base64,{source}">{caption}</li>'
-    )
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(caption)}"><table>{inner}</table></div>'
 
 
 # --- The header -------------------------------------------------------------------------------------------------------
 
 
 def _header(data: ReportData) -> str:
-    """Return the header: the result in one sentence, and the numbers behind it."""
+    """Return the header: the result in one sentence, and what else is said of it."""
     info, quality = data.info, data.quality
     counts = data.trials["status"].value_counts()
     told = ", ".join(f"{n} {status}" for status, n in counts.items()) or "none"
@@ -142,6 +117,9 @@ def _header(data: ReportData) -> str:
             f"The search is running ({what}): this is what it had found when the report was made.", "running"
         )
     answer, caveats = first_sentence(data.headline)
+    beside = ""
+    if data.best is not None and saved_of_one(data.best) > 0:
+        beside = _paragraph(beside_answer(data.best, data.ranking, data.confirmation))
     length = (
         f"{info.length_text}, seed {info.seed}; allowed {drop_words(quality)} "
         f"{allowed_text(data.allowed_drop, quality)}; trials: {told}."
@@ -149,7 +127,7 @@ def _header(data: ReportData) -> str:
     return (
         f"{_paragraph(f'{info.space} on {info.workload}', 'study')}<h1>{escape(answer)}</h1>"
         f"{_paragraph(caveats, 'caveats') if caveats else ''}{running}{_paragraph(data.cost_line, 'cost')}"
-        f"{_tiles(data)}{_paragraph(length, 'faint')}"
+        f"{beside}{_paragraph(length, 'faint')}"
     )
 
 
@@ -163,86 +141,23 @@ def first_sentence(text: str) -> tuple[str, str]:
     return first, "".join(others)
 
 
-def _tiles(data: ReportData) -> str:
-    tiles: list[tuple[str, str, str]] = []
-    best, quality, allowed = data.best, data.quality, allowed_text(data.allowed_drop, data.quality)
-    if best is not None and saved_of_one(best) > 0:
-        again = confirmation_of(data.confirmation, best)
-        if again is not None and again["confirmed"]:
-            over = f"over {plural(int(again['seeds']), 'fresh seed')}"
-            tiles.append((data.saved_words, percent(retrained_saving(again)), over))
-            beside = f"{compared(again).removesuffix(' accuracy')}, {over}; allowed {allowed}"
-            tiles.append((drop_words(quality), _drop(again[quality.drop], quality), beside))
-        else:
-            tiles.append((data.saved_words, percent(saved_of_one(best)), _beside_saved(best, data.saving)))
-            drop = number_of(best, quality.drop)
-            tiles.append((drop_words(quality), _drop(drop, quality), f"validation; allowed {allowed}"))
-        test = number_of(best, quality.test)
-        if np.isfinite(test) and is_one_of(data.ranking, "role", "baseline").any():
-            base = number_of(baseline_of(data.ranking, best), quality.test)
-            beside = "" if np.isnan(base) else f"baseline {value_with_unit(base, quality)}"
-            tiles.append((f"test {quality.name}", value_with_unit(test, quality), beside))
-    total = search_cost(data.trials)
-    if total.dense_equivalents > 0:
-        tiles.append(("search cost", f"{total.dense_equivalents:.1f} full trainings", plural(total.trials, "trial")))
-    return _facts(
-        "tiles",
-        (
-            (name, f"<strong>{escape(value)}</strong>" + (f"<span>{escape(beside)}</span>" if beside else ""))
-            for name, value, beside in tiles
-        ),
-    )
-
-
-def _beside_saved(best: pd.Series, saving: str) -> str:
-    """Return the note on a saving: backward pass, sparsity, or the two savings of which it is the mean."""
-    if saving == BOTH:
-        training, inference = number_of(best, "compute_saved"), number_of(best, "inference_saved")
-        return f"training {percent(training)}, inference {percent(inference)}"
-    name, said = {
-        TRAINING: ("backward_saved", "{} of the backward pass"),
-        TIME: ("peak_memory_saved", "{} of the peak memory"),
-    }.get(saving, ("sparsity", "sparsity {}"))
-    value = number_of(best, name)
-    return "" if np.isnan(value) else said.format(percent(value))
-
-
-def _drop(drop: float, quality: Quality = ACCURACY) -> str:
-    """Return a drop in words; a gain is marked as "better".
-
-    >>> _drop(0.001), _drop(0.0), _drop(-0.002)
-    ('0.10 points', 'none', '0.20 points better')
-    """
-    if np.isnan(drop):
-        return "unknown"
-    if abs(drop) <= ROUNDING:
-        return "none"
-    return drop_text(drop, quality) if drop > 0 else f"{drop_text(-drop, quality)} better"
-
-
 # --- The sections -----------------------------------------------------------------------------------------------------
 
 
 def _sections(data: ReportData, figures: Mapping[str, Figure]) -> list[tuple[str, str, str]]:
     """Return anchor, heading and HTML of all sections that are not empty, in the order of the page."""
-    stopped = data.stops is not None and len(data.stops) > 0
     made = [
         ("settings", "Settings to use", _settings(data)),
         ("trade-off", f"{data.saved_words.capitalize()} against {data.quality.name}",
-         _pictures(figures, "pareto") + _controls_note(data)),
-        ("recipe", "What each choice brought", _recipe(data)),
+         _pictures(figures, "pareto") + _controls(data)),
         ("confirmation", "Confirmation on fresh seeds", _confirmation(data, figures)),
         ("sparsity", "What is zero", _sparsity(data)),
         ("stops", "When layers stopped", _stops(data, figures)),
-        ("why", "Why they stopped" if stopped else "Weight variances", _pictures(figures, "variance")),
-        ("training", "Training", _pictures(figures, "learning")),
         ("gradients", "Noise of the gradients", _gradients(figures)),
         ("clusters", "Samples with similar gradients", clusters(data)),
         ("samples", "Samples", sample_pictures(data)),
-        ("parameters", "What mattered", _mattered(data, figures)),
-        ("search", "The search", _search(figures)),
         ("tree", "Stage tree", f"<p>{TREE_CAPTION}</p>{_picture(figures['tree'])}" if "tree" in figures else ""),
-        ("trials", "All trials", _all_trials(data)),
+        ("trials", "Ranking", _ranking(data)),
         ("failed", "Failed trials", _failed(data.trials)),
         ("environment", "Environment", _environment(data)),
     ]  # fmt: skip
@@ -272,20 +187,15 @@ def _settings(data: ReportData) -> str:
     )
 
 
-def _controls_note(data: ReportData) -> str:
-    if data.controls is not None or data.saving != TRAINING:
+def _controls(data: ReportData) -> str:
+    if data.saving != TRAINING:
         return ""
+    if cells := control_cells(data.trials, control_line(data.trials)):
+        return _table("Controls: what any setting has to beat", cells, numeric=(1, 2))
     return _paragraph(
         f"No controls were trained, so the {data.quality.name} of a dense run cut to the same compute is not known.",
         "none",
     )
-
-
-def _recipe(data: ReportData) -> str:
-    cells = recipe_table(data.trials)
-    if not cells:
-        return ""
-    return _paragraph(RECIPE_NOTE) + _table("Effects of the recipe's choices", cells, numeric=(1, 2, 3, 4))
 
 
 def _confirmation(data: ReportData, figures: Mapping[str, Figure]) -> str:
@@ -305,7 +215,7 @@ def _sparsity(data: ReportData) -> str:
     best = data.best
     if best is None or not is_compressed(best):
         return ""
-    found = _facts("facts", [(name, escape(value)) for name, value in sums(best)])
+    found = _facts(sums(best))
     if rows := layers(best):
         caption = f"Sparsity by layer of the chosen trial {best['trial']}"
         found += _table(caption, [("layer", "sparsity"), *rows], numeric=(1,))
@@ -344,13 +254,13 @@ def clusters(data: ReportData) -> str:
     found = data.clusters[data.clusters["trial"] == trial]
     cells = [["cluster", "samples", "share", "spread", "examples"]]
     for row in found.head(_MOST_CLUSTERS).to_dict("records"):
-        examples = _examples(list(row["examples"]), data.cluster_images)
+        examples = ", ".join(map(str, row["examples"]))
         cells.append(
             [str(row["cluster"] + 1), str(row["size"]), percent(row["share"]), _spread(row["spread"]), examples]
         )
     text = _paragraph(
         "Samples of a cluster have similar gradients. Spread is their mean squared distance from the cluster's centre, "
-        "and examples are the training samples nearest to it, the nearest first."
+        "and examples are the numbers of the training samples nearest to it, the nearest first."
     )
     caption = f"{plural(len(found), 'cluster')} of trial {trial}, the largest first"
     return text + _table(caption, cells, numeric=(0, 1, 2, 3)) + _and_more(len(found) - _MOST_CLUSTERS, "cluster")
@@ -362,22 +272,6 @@ def _spread(value: float) -> str:
 
 def _and_more(count: int, noun: str) -> str:
     return _paragraph(f"and {plural(count, f'more {noun}')}", "none") if count > 0 else ""
-
-
-def _examples(numbers: list[int], images: Mapping[int, SampleImage]) -> str:
-    """Return the samples' numbers, with small pictures and labels where there are any."""
-    if not any(number in images for number in numbers):
-        return ", ".join(map(str, numbers))
-    items = []
-    for number in numbers:
-        if (image := images.get(number)) is None:
-            items.append(f"<li>{number}</li>")
-            continue
-        factor = max(1, -(-_SIDE // max(image.width, image.height)))
-        alt = f"sample {number}, {f'label {image.label}' if image.label else 'no label'}"
-        caption = f"<span>{escape(image.label)}</span><small>{number}</small>"
-        items.append(_sample(image.png, (factor * image.width, factor * image.height), alt, caption))
-    return Markup(f'<ul class="samples">{"".join(items)}</ul>')
 
 
 def sample_pictures(data: ReportData) -> str:
@@ -421,8 +315,11 @@ def _epoch_sample(row: dict[Any, Any], quality: Quality) -> str:
     width, height = (_FACTOR * int.from_bytes(row["png"][at : at + 4], "big") for at in (16, 20))
     value = row.get(quality.name)
     words = "" if value is None or pd.isna(value) else f", {quality.name} {value_text(value, quality)}"
-    caption = f"<small>epoch {int(row['epoch'])}{escape(words)}</small>"
-    return _sample(row["png"], (width, height), f"samples after epoch {row['epoch']}{words}", caption)
+    text, source = escape(f"samples after epoch {row['epoch']}{words}"), base64.b64encode(row["png"]).decode()
+    return (
+        f'<li><img alt="{text}" title="{text}" width="{width}" height="{height}" src="data:image/png;base64,{source}">'
+        f"<small>epoch {int(row['epoch'])}{escape(words)}</small></li>"
+    )
 
 
 def _png(text: Any) -> bytes:
@@ -434,44 +331,17 @@ def _png(text: Any) -> bytes:
     return found if found.startswith(_PNG) and len(found) >= 24 else b""
 
 
-def _mattered(data: ReportData, figures: Mapping[str, Figure]) -> str:
-    drawn, attrs = _pictures(figures, "importance"), {} if data.importance is None else data.importance.attrs
-    if not drawn and data.importance is not None:
-        reason = attrs.get("reason") or "no trial says anything of it"
-        return _paragraph(f"Importance of parameters is unknown: {reason}.", "none")
-    explained = attrs.get("explained")
-    if not drawn or not explained:
-        return drawn
-    said = " and ".join(
-        f"{percent(share)} of the variance of {name.replace('_', ' ')}" for name, share in explained.items()
-    )
-    text = _paragraph(
-        f"Each alone, the parameters explain together {said}. Importance is the share of that; the rest is what "
-        "they do in combination, and noise."
-    )
-    return text + drawn
-
-
-def _search(figures: Mapping[str, Figure]) -> str:
-    titles = {"convergence": "Best found so far", "hypervolume": "Hypervolume", "cost": "Cost"}
-    return "".join(f"<h3>{title}</h3>{_picture(figures[name])}" for name, title in titles.items() if name in figures)
-
-
-def _all_trials(data: ReportData) -> str:
-    if len(data.trials) == 0:
-        return _paragraph("The study has no trials yet.", "none")
-    chosen = "" if data.best is None else f' data-chosen="{escape(str(data.best["trial"]))}"'
-    table = (
-        f'<table id="trials-table"{chosen}><caption>All trials; a heading sorts by its column.</caption>'
-        "<thead></thead><tbody></tbody></table>"
-    )
-    return f"""<div class="controls"><label for="filter">Filter</label><input id="filter" type="search"
-autocomplete="off" spellcheck="false" aria-describedby="filter-help"><span id="filter-help" class="faint">words that a
-row must have, such as <kbd>completed</kbd> or <kbd>saved&gt;30</kbd></span></div>{_scrollable("all trials", table)}
-<div class="pages"><button type="button" id="previous">Previous</button><span id="page-status" role="status"></span>
-<button type="button" id="next">Next</button></div>
-<noscript><p>The table and the plots need JavaScript; ranking.csv, which the search wrote, has the same.</p></noscript>
-"""
+def _ranking(data: ReportData) -> str:
+    if len(data.ranking) == 0:
+        return _paragraph("No trial has completed yet.", "none")
+    cells = ranked_table(
+        data.ranking, top=_MOST_RANKED, test=True, beats=beats_shorter(data.ranking, control_line(data.trials)),
+        allowed_drop=data.allowed_drop,
+    )  # fmt: skip
+    words = ("trial", "within", "front", "beats cut dense run", "configuration")
+    numeric = [place for place, heading in enumerate(cells[0]) if heading not in words]
+    table = _table("The completed trials, best first", cells, numeric=numeric)
+    return table + _and_more(len(data.ranking) + 1 - len(cells), "trial")
 
 
 def _failed(trials: pd.DataFrame) -> str:
@@ -489,94 +359,8 @@ def _environment(data: ReportData) -> str:
     if data.info.hold:
         held = without_files(data.info.hold)
         entries["fixed in every trial but the baseline"] = " ".join(f"{k}={v}" for k, v in held.items())
-    found = _facts("facts", [(str(name), escape(str(value))) for name, value in entries.items()])
+    found = _facts((str(name), str(value)) for name, value in entries.items())
     return found or _paragraph("Nothing is known of where this ran.", "none")
-
-
-# --- The page's table of all trials -----------------------------------------------------------------------------------
-
-#: Result columns beside the metric, with their headings; meanings are those of `trainables.metrics`.
-_OTHERS = {
-    "backward_saved": "backward", "communication_saved": "commun.", "time_saved": "time",
-    "peak_memory_saved": "memory",
-}  # fmt: skip
-#: Columns of savings for a study that ranks by inference compute or by both.
-_OF_INFERENCE = {
-    "saved": "saved", "inference_saved": "inference", "sparsity": "sparsity", "structured_sparsity": "structured",
-    "compute_saved": "training",
-}  # fmt: skip
-#: Hyperparameters that are shown elsewhere or are not part of a setting.
-_ELSEWHERE = ("workload", "unnamed", *WHOLE_FILES)
-
-
-def trial_table(data: ReportData) -> dict[str, Any]:
-    """Return the columns and rows of the table.
-
-    Returns:
-        ``columns``: dicts with key, label, title, kind (``number`` or ``text``) and digits (None: unrounded); ``rows``:
-        lists of values in the order of the columns, None for a missing value.
-    """
-    trials, quality = data.trials, data.quality
-    columns: list[dict[str, Any]] = []
-    values: list[list[Any]] = []
-
-    def add(
-        key: str, label: str, title: str, found: list[Any], kind: str = "number", digits: int | None = None
-    ) -> None:
-        columns.append({"key": key, "label": label, "title": title, "kind": kind, "digits": digits})
-        values.append(found)
-
-    def of_ranking(name: str) -> list[Any]:
-        found = dict(zip(data.ranking.get("trial", ()), data.ranking.get(name, ()), strict=True))
-        return [None if pd.isna(found.get(trial)) else int(found[trial]) for trial in trials["trial"]]
-
-    add("trial", "trial", "number of the trial", [int(trial) for trial in trials["trial"]])
-    add("rank", "rank", "place in the ranking", of_ranking("rank"))
-    roles = [
-        f"{role}: {CONTROL_NAMES.get(control, control)}" if control else role
-        for role, control in zip(texts(trials, "role"), texts(trials, "control"), strict=True)
-    ]
-    add("role", "role", "baseline, published defaults, search or control", roles, "text")
-    if "baseline" in data.ranking:
-        title = "trial of the same options that it is compared with"
-        add("baseline", "baseline", title, of_ranking("baseline"))
-    add("status", "status", "how it ended", texts(trials, "status"), "text")
-    savings = {TRAINING: {"compute_saved": "saved"}, TIME: {"saved": "saved"}}.get(data.saving, _OF_INFERENCE)
-    headings = {
-        quality.name: quality.name, quality.drop: drop_words(quality), **savings, **_OTHERS,
-        quality.test: "test" if quality.is_fraction else quality.test,
-    }  # fmt: skip
-    results, metrics = trials.assign(saved=saved(trials)), metrics_of(quality)
-    for name, heading in headings.items():
-        metric = metrics[name]
-        is_fraction, is_drop = metric.unit == FRACTION, name == quality.drop
-        found = array_of(results, name) * (100 if is_fraction else 1)
-        if np.isfinite(found).any():
-            unit = ("points" if is_drop else "percent") if is_fraction else metric.unit
-            is_metric = name in (quality.name, quality.test, quality.drop)
-            digits = (2 if is_metric else 1) if is_fraction else None
-            shown = [round(float(value), 6) + 0.0 for value in found]  # adding 0.0 turns -0.0 into 0.0
-            label = f"{heading} %" if is_fraction and not is_drop else heading
-            add(name, label, f"{metric.meaning}{', ' if unit else ''}{unit}", shown, digits=digits)
-    cost = search_fraction(trials).to_numpy(dtype=float)
-    if np.isfinite(cost).any():
-        title = "compute that the search executed for it, in full trainings of the baseline"
-        add("search_cost", "search cost", title, cost.round(6).tolist(), digits=2)
-    beats = [None if pd.isna(b) else str(b) for b in beats_shorter(trials, control_line(trials))]
-    if any(beats):
-        title = "whether it is better than a dense run cut to the same compute"
-        add("beats_shorter", "beats cut dense run", title, beats, "text")
-    for name, kind in field_kinds().items():
-        if name not in _ELSEWHERE and name in trials.columns and trials[name].dropna().nunique() > 1:
-            if kind in (int, float):
-                numbers = [None if np.isnan(v) else kind(float(f"{v:.6g}")) for v in array_of(trials, name)]
-                add(name, short_name(name), name, numbers)
-            else:
-                add(name, short_name(name), name, [field_text(name, text) for text in texts(trials, name)], "text")
-    errors = [error if len(error) <= _MOST_LETTERS else f"{error[:_MOST_LETTERS]}…" for error in texts(trials, "error")]
-    if any(errors):
-        add("error", "error", "what went wrong", errors, "text")
-    return {"columns": columns, "rows": plain([list(row) for row in zip(*values, strict=True)])}
 
 
 # --- The whole page ---------------------------------------------------------------------------------------------------
@@ -600,7 +384,6 @@ def report_html(data: ReportData) -> str:
 <main id="main" tabindex="-1">{body}</main>""",
         f"{measured} of the validation split unless said otherwise.",
         figures,
-        f'<script type="application/json" id="table">{_json(trial_table(data))}</script>\n',
     )
 
 
@@ -608,10 +391,10 @@ def figure_html(title: str, figure: Figure) -> str:
     """Return a page with one plot; UserError if plotly is not installed."""
     body = f"""<header><h1>{escape(title)}</h1></header>
 <main id="main" tabindex="-1">{_picture(figure)}</main>"""
-    return _page(title, body, "", {figure.name: figure}, "")
+    return _page(title, body, "", {figure.name: figure})
 
 
-def _page(title: str, body: str, note: str, figures: Mapping[str, Figure], data: str) -> str:
+def _page(title: str, body: str, note: str, figures: Mapping[str, Figure]) -> str:
     """Return a page as HTML.
 
     The content security policy lets a browser run only the page's two scripts, identified by their hashes, and load
@@ -622,7 +405,6 @@ def _page(title: str, body: str, note: str, figures: Mapping[str, Figure], data:
         body: its HTML, with a main element ``main``.
         note: a sentence of the footer.
         figures: its plots, by name.
-        data: further script elements that its script reads.
     """
     plotly, script = _plotly(), _asset("page.js")
     hashes = " ".join(
@@ -658,7 +440,7 @@ def _page(title: str, body: str, note: str, figures: Mapping[str, Figure], data:
 {body}
 <footer><p>Made by tune_cac. {escape(note)}</p></footer>
 <script type="application/json" id="figures">{_json({n: f.to_dict() for n, f in figures.items()})}</script>
-{data}<script type="application/json" id="colours">{_json(colours)}</script>
+<script type="application/json" id="colours">{_json(colours)}</script>
 <script>{script}</script>
 <script type="text/plain" id="plotly">{plotly}</script>
 </body>

@@ -101,17 +101,18 @@ def test_a_torn_last_line_is_left_out(study: Layout) -> None:
 
 
 def test_numbers_that_are_none(tmp_path: Path) -> None:
+    layout = write_study(tmp_path / "t", [{"row": result_row()}])
     rows = [
         row(1, math.nan, train_loss=math.inf, learning_rate=-math.inf, test_accuracy=None),
         row(2, 0.5, train_loss=np.float64("nan"), gradient_bytes=None, wall_time_s=np.float32("nan")),
         row(3, 0.5, step=np.int64(7), train_time_s=np.float32(0.5)),
     ]
-    path = write_trial(tmp_path / "t" / "trial-00000", {"config": DENSE, "trial": 0}, rows)
+    path = write_trial(folder(layout, 0, 0), {"config": DENSE, "trial": 0}, rows)
     raw = (path / "result.json").read_text()
     assert "NaN" in raw  # what Ray writes is no JSON by the letter
     assert "-Infinity" in raw
     assert '"null"' in raw
-    frame = history(tmp_path / "t")
+    frame = history(layout.root)
     assert frame["train_loss"].tolist()[:1] == [math.inf]
     assert frame["learning_rate"].tolist()[:1] == [-math.inf]
     missing = frame[["accuracy", "test_accuracy", "train_loss", "gradient_bytes", "wall_time_s"]].isna()
@@ -124,24 +125,9 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
     assert str(frame["gradient_bytes"].dtype) == "Int64"
 
 
-def test_a_ray_experiment_alone_and_several(study: Layout) -> None:
-    alone = history(study.ray / "run-001")
-    assert epochs(alone, 2) == {2: 0.22, 3: 0.23}
-    both = history([study.root, study.ray / "run-000"])
-    assert both["study"].unique().tolist() == ["s", "run-000"]
-    assert len(both) == len(history(study.root)) + 6
-    assert set(both.attrs["columns"]) == set(NAMES)
-
-
-def test_without_its_journal_roles_are_told_by_the_methods(study: Layout) -> None:
-    study.journal.unlink()
-    with pytest.warns(UserWarning, match="roles are told by the trials' methods alone: the study has no journal"):
-        frame = history(study.root)
-    assert frame.groupby("trial")["role"].first().tolist() == ["baseline", "search", "search", "search"]
-
-
-def test_a_file_holds_no_epochs(study: Layout, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^epochs are read from the folder of a study or of a Ray exper"):
-        history(study.journal)
+def test_what_has_no_epochs_is_said(study: Layout, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^no study in "):
         history(tmp_path / "nowhere")
+    study.journal.unlink()
+    with pytest.raises(UserError, match=r"^the study has no journal"):
+        history(study.root)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from analysis.io.journal import JournalStudy, read_studies, read_study, torn_end
+from analysis.io.journal import read_study, torn_end
 from analysis.io.layout import STUDY_NAME
 from trainables.errors import UserError
 
@@ -30,17 +30,14 @@ def storage(path: Path) -> optuna.storages.JournalStorage:
     return optuna.storages.JournalStorage(JournalFileBackend(str(path)))
 
 
-def as_optuna_reads(path: Path) -> dict[str, Facts]:
-    """Number, state, attributes and values of each trial of each study."""
-    opened, found = storage(path), {}
-    for name in optuna.get_all_study_names(opened):
-        trials = optuna.load_study(study_name=name, storage=opened).get_trials(deepcopy=False)
-        found[name] = [(t.number, t.state.name, dict(t.user_attrs), t.values) for t in trials]
-    return found
+def as_optuna_reads(path: Path) -> Facts:
+    """Number, state, attributes and values of each trial."""
+    study = optuna.load_study(study_name=STUDY_NAME, storage=storage(path))
+    return [(t.number, t.state.name, dict(t.user_attrs), t.values) for t in study.get_trials(deepcopy=False)]
 
 
-def facts(studies: list[JournalStudy]) -> dict[str, Facts]:
-    return {s.name: [(t.number, t.state, t.user_attrs, t.values) for t in s.trials] for s in studies}
+def facts(path: Path) -> Facts:
+    return [(t.number, t.state, t.user_attrs, t.values) for t in read_study(path)]
 
 
 @contextmanager
@@ -58,7 +55,7 @@ steps = st.lists(
 
 @settings(max_examples=25)
 @given(steps, st.booleans())
-def test_every_study_reads_as_optuna_reads_it(actions: list[tuple[int, str]], delete: bool) -> None:
+def test_a_study_reads_as_optuna_reads_it(actions: list[tuple[int, str]], delete: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "optuna.journal"
         opened = storage(path)
@@ -89,8 +86,7 @@ def test_every_study_reads_as_optuna_reads_it(actions: list[tuple[int, str]], de
         if delete:
             optuna.delete_study(study_name="other", storage=opened)
         with no_warning():
-            found = read_studies(path)
-        assert facts(found) == as_optuna_reads(path)
+            assert facts(path) == as_optuna_reads(path)
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +107,9 @@ def damaged(path: Path, content: bytes, *numbers: int) -> Facts:
     path.write_bytes(content)
     said = f"line{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
     with pytest.warns(UserWarning, match=rf"^{path}: damaged and left out: {said}$") as caught:
-        found = facts(read_studies(path))
+        found = facts(path)
     assert len(caught) == 1
-    assert list(found) in ([STUDY_NAME], [])
-    return found.get(STUDY_NAME, [])
+    return found
 
 
 def test_a_journal_cut_anywhere_reads_as_far_as_optuna_reads_it(tmp_path: Path, lines: list[bytes]) -> None:
@@ -124,24 +119,19 @@ def test_a_journal_cut_anywhere_reads_as_far_as_optuna_reads_it(tmp_path: Path, 
             path = tmp_path / "cut.journal"
             content = b"".join(lines)[: whole + kept]
             path.write_bytes(content)
-            if kept == 0:
+            assert torn_end(path) == (whole if kept else None)
+            if number > 1:  # else there is no study yet
                 with no_warning():
-                    found = facts(read_studies(path)).get(STUDY_NAME, [])
-                assert torn_end(path) is None
-            else:
-                found = damaged(path, content, number)
-                assert torn_end(path) == whole
-            assert found == as_optuna_reads(path).get(STUDY_NAME, [])
+                    assert facts(path) == as_optuna_reads(path)
         whole += len(line)
 
 
-@pytest.mark.parametrize("left", [0, 40])  # nothing that tells what it was; only what it was
-def test_damage_in_the_middle_costs_what_that_line_said(tmp_path: Path, lines: list[bytes], left: int) -> None:
+def test_damage_in_the_middle_costs_what_that_line_said(tmp_path: Path, lines: list[bytes]) -> None:
     path = tmp_path / "optuna.journal"
     path.write_bytes(b"".join(lines))
-    whole = as_optuna_reads(path)[STUDY_NAME]
-    for number, line in enumerate(lines[:-1], start=1):
-        rest = line[:left] + b"\x00\xff" * 5 + b"\n"
+    whole = as_optuna_reads(path)
+    for number, line in enumerate(lines, start=1):
+        rest = line[:40] + b"\x00\xff" * 5 + b"\n"
         found = damaged(path, b"".join([*lines[: number - 1], rest, *lines[number:]]), number)
         with pytest.raises(ValueError, match=r".+"):  # Optuna gives up
             as_optuna_reads(path)
@@ -153,6 +143,10 @@ def test_damage_in_the_middle_costs_what_that_line_said(tmp_path: Path, lines: l
                 assert got == expected
         if trial is not None:
             assert (found[trial] == whole[trial]) == (operation["op_code"] == 5)  # parameters are not read
+        # A line that does not even tell whether it created a trial might change the numbers of others.
+        path.write_bytes(b"".join([*lines[: number - 1], b"\x00\xff" * 5 + b"\n", *lines[number:]]))
+        with pytest.raises(UserError, match=rf"is damaged: nothing tells what its line {number} was; restore it from"):
+            read_study(path)
 
 
 def test_what_is_said_of_a_trial_after_its_end_is_void(tmp_path: Path) -> None:
@@ -165,7 +159,7 @@ def test_what_is_said_of_a_trial_after_its_end_is_void(tmp_path: Path) -> None:
     with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
         opened.set_trial_user_attr(trial._trial_id, "late", True)
     assert path.stat().st_size > size  # written, and then refused
-    assert facts(read_studies(path)) == as_optuna_reads(path) == {STUDY_NAME: [(0, "COMPLETE", {}, [0.5])]}
+    assert facts(path) == as_optuna_reads(path) == [(0, "COMPLETE", {}, [0.5])]
 
 
 def test_a_line_appended_to_a_torn_one_is_read(tmp_path: Path, lines: list[bytes]) -> None:
@@ -188,20 +182,13 @@ def test_after_a_cut_at_the_torn_end_optuna_goes_on(tmp_path: Path, lines: list[
     assert optuna.load_study(study_name=STUDY_NAME, storage=storage(path)).ask().number == 5
 
 
-def test_which_study_of_a_journal(tmp_path: Path) -> None:
+def test_a_journal_without_a_search_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "optuna.journal"
+    path.touch()
+    with pytest.raises(UserError, match="holds no study of a search of tune_cac"):
+        read_study(path)
     optuna.create_study(study_name="mine", storage=storage(path))
-    assert read_study(path).name == "mine"
-    optuna.create_study(study_name="yours", storage=storage(path))
-    with pytest.raises(UserError, match=rf"one study or one named {STUDY_NAME}, .*journal holds mine, yours: copy"):
+    with pytest.raises(UserError, match="or it is of another program, for optuna"):
         read_study(path)
-    optuna.create_study(study_name=STUDY_NAME, storage=storage(path))
-    assert read_study(path).name == STUDY_NAME
-    path.write_bytes(b"")
-    with pytest.raises(UserError, match="holds no study: its search never began"):
-        read_study(path)
-
-
-def test_a_journal_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^the journal .* cannot be read: Is a directory$"):
-        read_studies(tmp_path)
+        read_study(tmp_path)

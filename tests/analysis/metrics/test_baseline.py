@@ -55,7 +55,7 @@ def share(spent: Any, whole: float) -> float:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(trial, min_size=1, max_size=12))
 def test_against_the_baseline_of_its_own_study_workload_and_seed(trials: list[dict[str, Any]]) -> None:
     relative = analysis.relative_to_baseline(pd.DataFrame(trials))

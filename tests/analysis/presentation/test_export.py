@@ -1,10 +1,8 @@
-"""What is exported reads back: in a shell, as YAML, JSON, CSV and Parquet; tables are well formed."""
+"""What is exported reads back: in a shell, as YAML and as JSON."""
 
 from __future__ import annotations
 
-import io
 import json
-import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from studies import result_row, write_study
 import analysis
 from analysis.io.layout import Layout
 from analysis.presentation.best_env import best_env
-from analysis.presentation.export import export_table, export_trial, paper_cells
+from analysis.presentation.export import export_trial
 from analysis.presentation.settings_text import EPOCHS_VARIABLE
 from trainables.compression.schedule import read_schedule
 from trainables.config import TrialConfig
@@ -121,67 +119,8 @@ def test_a_trial_without_a_result_and_a_wrong_format_are_refused(study: Layout) 
     assert str(caught.value) == (
         "only a completed trial can be exported, trial 6 is failed (it broke rm -rf /): choose another"
     )
-    with pytest.raises(UserError, match="unknown format of a trial 'jsn': did you mean 'json'"):
+    with pytest.raises(UserError, match="unknown --format 'jsn': did you mean 'json'"):
         export(study, 1, "jsn")
-
-
-# --- tables ---------------------------------------------------------------------------------------------------------
-
-
-def ranking_of(layout: Layout) -> pd.DataFrame:
-    return analysis.rank(analysis.load(layout.root))
-
-
-def test_data_formats_read_back_equal_without_the_test_split(study: Layout) -> None:
-    ranking = ranking_of(study)
-    content, text = export_table(ranking, "parquet"), export_table(ranking, "csv")
-    assert isinstance(content, bytes)
-    assert isinstance(text, str)
-    ranking = ranking.drop(columns=["test_accuracy", "test_accuracy_drop"])
-    pd.testing.assert_frame_equal(pd.read_parquet(io.BytesIO(content)), ranking)
-    # Text that is empty and text that is missing are one in a CSV file.
-    texts = [name for name, dtype in ranking.dtypes.items() if dtype == "string"]
-    ranking[texts] = ranking[texts].replace("", pd.NA)
-    pd.testing.assert_frame_equal(pd.read_csv(io.StringIO(text), dtype=dict(ranking.dtypes)), ranking)
-
-
-def test_the_table_of_a_paper(study: Layout) -> None:
-    assert paper_cells(ranking_of(study))[:3] == [
-        ["rank", "accuracy (%)", "accuracy loss (points)", "compute saved (%)", "backward saved (%)", "settings"],
-        [
-            "1", "97.00", "0.00", "30.0", "45.0",
-            "RULE=freezeout RULE_START_ITR=5 RULE_END_ITR=50 RULE_CUBIC=1 RULE_SCALED=0 WATCH=conv,linear "
-            "WHOLE_UNITS=1 NORM_STATISTICS=hold",
-        ],
-        ["2", "97.00", "0.00", "20.0", "30.0", "STOP_LAYER_NUM=2,10 STOP_LAYER_ITR=0,1000000"],
-    ]  # fmt: skip
-    (baseline,) = [row for row in paper_cells(ranking_of(study)) if row[-1] == "baseline"]
-    assert baseline[1:4] == ["97.00", "0.00", "0.0"]
-    old = ranking_of(study).drop(columns="backward_saved")
-    old["accuracy_drop"] = float("nan")
-    assert paper_cells(old)[1][1:5] == ["97.00", "-", "30.0", "-"]
-
-
-def test_latex_is_one_balanced_table(study: Layout) -> None:
-    text = export_table(ranking_of(study), "latex")
-    assert isinstance(text, str)
-    lines = text.splitlines()
-    assert (lines[1], lines[-1]) == (r"\begin{tabular}{rrrrrl}", r"\end{tabular}")
-    rows = [line for line in lines if line.endswith(r" \\")]
-    assert len(rows) == 1 + 6
-    for row in rows:
-        assert len(re.findall(r"(?<!\\)&", row)) == 5
-        assert not re.search(r"(?<!\\)[%#$_]", row)
-    assert r"STOP\_LAYER\_NUM=2,10" in text
-    trials = ranking_of(study).assign(options="rule=a<b|c>d")
-    assert r"rule=a\textless{}b\textbar{}c\textgreater{}d" in str(export_table(trials, "latex"))
-
-
-def test_wrong_tables_are_refused(study: Layout) -> None:
-    with pytest.raises(UserError, match="unknown format of a table 'tex': did you mean 'latex'"):
-        export_table(ranking_of(study), "tex")
-    with pytest.raises(UserError, match="top must be an integer >= 1, got 0"):
-        export_table(ranking_of(study), "csv", top=0)
 
 
 # --- trials that compress -------------------------------------------------------------------------------------------
@@ -192,7 +131,7 @@ policies: [{pruner: {instance_name: one}, epochs: [2]}]
 """
 
 
-def test_schedules_are_exported_plain_and_printed_in_no_table(tmp_path: Path) -> None:
+def test_schedules_are_exported_plain(tmp_path: Path) -> None:
     together = {"CAC_VAR_START_THR": 0.97, "agp_final_sparsity": 0.8, "agp_weights": ("fc.weight",)}
     marked = {"schedule": MARKED, "schedule_values": ("pruners.one.levels.fc.weight=0.25",)}
     trials = [
@@ -206,8 +145,3 @@ def test_schedules_are_exported_plain_and_printed_in_no_table(tmp_path: Path) ->
     assert "!search" not in text
     assert yaml.safe_load(text)["pruners"]["one"]["levels"] == {"fc.weight": 0.25}
     assert [len(read_schedule(export(compressed, n, "schedule")).policies) for n in (1, 2, 3)] == [1, 1, 1]
-    for format in ("csv", "latex", "markdown"):
-        table = export_table(ranking_of(compressed), format)
-        assert isinstance(table, str)
-        assert "LevelParameterPruner" not in table
-        assert ("YAML of 3 lines" in table) == (format == "csv")

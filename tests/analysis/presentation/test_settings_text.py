@@ -9,9 +9,7 @@ from compressed import SENSITIVITIES
 
 from analysis.presentation.settings_text import (
     compression_text,
-    field_text,
     marks_text,
-    schedule_summary,
     without_files,
 )
 
@@ -61,16 +59,6 @@ def test_marks_say_as_much_of_their_paths_as_tells_them_apart() -> None:
 
 
 def test_a_schedule_is_counted_and_never_shown() -> None:
-    assert schedule_summary(SCHEDULE) == field_text("schedule", SCHEDULE) == "YAML of 4 lines"
-    assert schedule_summary("version: 1") == "YAML of 1 line"
     assert without_files({"schedule": SCHEDULE, "CAC_VAR_SAMPLES": 5}) == {
         "schedule": "YAML of 4 lines", "CAC_VAR_SAMPLES": 5,
     }  # fmt: skip
-
-
-def test_fields_of_a_table() -> None:
-    assert field_text("pruning_sensitivities", '["conv1.weight=0.5", "fc.weight=0"]') == "conv1 0.5"
-    assert field_text("schedule_values", '["pruners.agp.final_sparsity=0.7"]') == "final_sparsity=0.7"
-    assert field_text("CAC_STOP_LAYER_NUM", "[3, 9]") == "3,9"
-    assert field_text("CAC_RULE", "linear") == "linear"
-    assert field_text("device", "7") == "7"

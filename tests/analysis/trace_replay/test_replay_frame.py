@@ -21,7 +21,6 @@ from analysis.trace_replay.replay_frame import COLUMNS, missing_costs, missing_f
 from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.settings import Settings
 from trainables.stage_tree.store import StageStore
 
 
@@ -102,7 +101,7 @@ def test_many_at_once_are_what_the_machine_does_one_by_one(seed: int, single_pre
         trained=[config for config in trained if config.CAC_VAR_START_THR != -1],
         single_precision=single_precision,
     )
-    found = replay(trace, rows)
+    found = replay(trace, pd.DataFrame(rows))
     for number, row in enumerate(rows):
         config = TrialConfig(**row)
         if row["CAC_VAR_START_THR"] == -1:
@@ -144,21 +143,14 @@ def test_forms_of_settings_are_one() -> None:
     assert list(expected.columns) == list(COLUMNS)
     assert expected.loc[0, "stops"] > 0
     for form in (
-        row,
+        [TrialConfig(**row)],
         [row],
-        Settings(start_itr=4, start_thr=0.99, slope_thr=0.99, samples=2),
         TrialConfig(**row, epochs=7, seed=3),  # where it trains is the trace's
         pd.DataFrame([{**row, "CAC_VAR_MT_THR": np.nan, "CAC_WATCH": None, "trial": 7, "epochs": 3}]),
         pd.DataFrame([{**row, "CAC_WATCH": '["conv"]', "CAC_WHOLE_UNITS": pd.NA, "CAC_RULE": "variance"}]),
         pd.DataFrame([{name: str(value) for name, value in row.items()}]),
     ):
         pd.testing.assert_frame_equal(replay(trace, form), expected)
-    labelled = replay(
-        trace, {"mine": TrialConfig(**row), "off": {"method": "none"}, "also off": Settings(start_thr=-1)}
-    )
-    assert list(labelled.index) == ["mine", "off", "also off"]
-    assert list(labelled["stops"]) == [expected.loc[0, "stops"], 0, 0]
-    assert list(labelled["exact"]) == [False, True, True]
     again = replay(trace, pd.DataFrame([row, row], index=[5, 2]))
     assert list(again.index) == [5, 2]
     assert len(replay(trace, [])) == 0
@@ -167,20 +159,27 @@ def test_forms_of_settings_are_one() -> None:
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ({"CAC_VAR_STRT_THR": 0.9}, "unknown variable 'CAC_VAR_STRT_THR': did you mean 'CAC_VAR_START_THR'?"),
-        ({"CAC_VAR_START_THR": 1.5}, "CAC_VAR_START_THR must be"),
+        (pd.DataFrame({"CAC_VAR_START_THR": [1.5]}), "CAC_VAR_START_THR must be"),
         (pd.DataFrame({"CAC_VAR_SAMPLES": [1.0, 2.5]}), "CAC_VAR_SAMPLES must be an integer >= 1, got 2.5"),
         (pd.DataFrame({"CAC_VAR_SLOPE_THR": [0.9, 0.0]}), "CAC_VAR_SLOPE_THR must be in (0, 1], got 0.0"),
-        (pd.DataFrame({"CAC_VAR_SLOPE": [0.9]}), "unknown variable 'CAC_VAR_SLOPE'"),
-        ({"CAC_RULE": "freezeout"}, "CAC_RULE_END_ITR must be set for CAC_RULE=freezeout"),
-        ({"CAC_STOP_LAYER_NUM": [90], "CAC_STOP_LAYER_ITR": [3]}, "CAC_STOP_LAYER_NUM must be at most 10"),
         (
-            {"CAC_STOP_LAYER_NUM": [4], "CAC_STOP_LAYER_ITR": [3]},
+            pd.DataFrame({"CAC_VAR_STRT_THR": [0.9]}),
+            "unknown variable 'CAC_VAR_STRT_THR': did you mean 'CAC_VAR_START_THR'?",
+        ),
+        (pd.DataFrame({"CAC_RULE": ["freezeout"]}), "CAC_RULE_END_ITR must be set for CAC_RULE=freezeout"),
+        (
+            TrialConfig(CAC_STOP_LAYER_NUM=(90,), CAC_STOP_LAYER_ITR=(3,)),
+            "CAC_STOP_LAYER_NUM must be at most 10",
+        ),
+        (
+            TrialConfig(CAC_STOP_LAYER_NUM=(4,), CAC_STOP_LAYER_ITR=(3,)),
             "the study has not counted what a step costs with p0, p1, p2, p3, p4 stopped (costs of trains=00000111111)",
         ),
-        ({"CAC_WATCH": ["linear"]}, "CAC_WATCH=linear CAC_WHOLE_UNITS=0: the command replay looks at the model itself"),
-        (Settings(reference=True), "settings to replay must not have reference=True"),
-        (5, "settings must be Settings, a TrialConfig, several of them or a DataFrame, got 5"),
+        (
+            TrialConfig(CAC_WATCH=("linear",)),
+            "CAC_WATCH=linear CAC_WHOLE_UNITS=0: the command replay looks at the model itself",
+        ),
+        (5, "settings must be a TrialConfig, several of them or a DataFrame, got 5"),
     ],
 )
 def test_what_cannot_be_replayed_is_said(form: Any, message: str) -> None:
@@ -192,7 +191,7 @@ def test_what_cannot_be_replayed_is_said(form: Any, message: str) -> None:
 def test_what_is_missing_can_be_asked_for_first() -> None:
     trace = invented_trace(random.Random(0), layers=3, total_steps=40, steps_per_epoch=10)
     manual = TrialConfig(CAC_STOP_LAYER_NUM=(1, 10), CAC_STOP_LAYER_ITR=(3, 5))
-    assert missing_costs(trace, [TrialConfig(), {"CAC_VAR_START_THR": -1.0}]) == []
+    assert missing_costs(trace, [TrialConfig(), TrialConfig(CAC_VAR_START_THR=-1.0)]) == []
     # Through the last parameter: one stays in the graph, so that the loss has a gradient.
     assert missing_costs(trace, manual) == ["00111111111", "00000000001"]
     whole = TrialConfig(CAC_WHOLE_UNITS=True)
@@ -203,7 +202,7 @@ def test_other_rules_are_followed_by_their_schedules() -> None:
     """linear on three layers: floor(1.0 * 3) stops at 3, 6, 9 of 12 steps, told from the rule's formula."""
     trace = invented_trace(random.Random(1), layers=3, total_steps=12, steps_per_epoch=4)
     schedule = {"CAC_RULE": "linear", "CAC_RULE_START_ITR": 0, "CAC_RULE_END_ITR": 9, "CAC_RULE_DEPTH": 1.0}
-    found = replay(trace, [schedule, {**schedule, "CAC_BRAKING_DISTANCE": 2}])
+    found = replay(trace, pd.DataFrame([schedule, {**schedule, "CAC_BRAKING_DISTANCE": 2}]))
     for number, braking in ((0, 1), (1, 2)):
         events = json.loads(found.loc[number, "stop_events"])
         assert [(e["iteration"], e["layer"]) for e in events] == [(3, 0), (6, 3), (9, 6)]
@@ -253,10 +252,10 @@ def test_freezeout_stops_as_its_machine_does_step_by_step(
 def test_signals_that_nobody_recorded_leave_savings_open() -> None:
     trace = invented_trace(random.Random(1), layers=3, total_steps=40, steps_per_epoch=10)
     for rule, first in (("gradient_norm", 4), ("plasticity", 4)):
-        found = replay(trace, {"CAC_RULE": rule, "CAC_RULE_START_ITR": 4, "CAC_RULE_INTERVAL": 3}).loc[0]
+        found = replay(trace, TrialConfig(CAC_RULE=rule, CAC_RULE_START_ITR=4, CAC_RULE_INTERVAL=3)).loc[0]
         assert (found["exact"], found["exact_until"]) == (False, first)
         assert np.isnan(found["compute_saved"])
-    assert replay(trace, {"CAC_RULE": "plasticity", "CAC_RULE_START_ITR": 40}).loc[0, "exact"]
+    assert replay(trace, TrialConfig(CAC_RULE="plasticity", CAC_RULE_START_ITR=40)).loc[0, "exact"]
 
 
 # --- against training -----------------------------------------------------------------------------------------------
@@ -299,7 +298,7 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> tuple[StageStore, Stage
 def test_where_the_tree_has_been_replay_is_the_trial(studies: Any) -> None:
     _, whole, rows = studies
     trace = load_trace(folder_of(whole).parent.parent)
-    found = replay(trace, list(_TRAINED))
+    found = replay(trace, [TrialConfig(**values) for values in _TRAINED])
     assert list(found["exact"]) == [True] * len(rows)
     assert list(found["exact_until"]) == [trace.total_steps] * len(rows)
     for name in ("stopped_through", "stop_events", "compute_saved", "backward_saved"):
@@ -313,7 +312,7 @@ def test_from_the_dense_run_alone_the_first_stop_is_exact(studies: Any) -> None:
     dense, _, rows = studies
     trace = load_trace(folder_of(dense).parent.parent)
     assert len(trace.stages) == 1
-    found = replay(trace, list(_TRAINED))
+    found = replay(trace, [TrialConfig(**values) for values in _TRAINED])
     assert not found["exact"].any()
     for number, row in enumerate(rows):
         (predicted, trained) = (json.loads(text) for text in (found.loc[number, "stop_events"], row["stop_events"]))
@@ -332,8 +331,7 @@ _COMPRESSES = r"^replay predicts Gradient-Skip alone, got a setting with method 
 
 
 @pytest.mark.parametrize("method", ["compression", "gradskip+compression"])
-@pytest.mark.parametrize("form", [lambda c: c, lambda c: [TrialConfig(), c], lambda c: c.to_dict(),
-                                  lambda c: {"a": c.to_dict()}])  # fmt: skip
+@pytest.mark.parametrize("form", [lambda c: c, lambda c: [TrialConfig(), c]])
 def test_a_setting_that_compresses_is_refused(method: str, form: Any) -> None:
     trace = invented_trace(random.Random(1), layers=3, total_steps=40, steps_per_epoch=10)
     setting = form(TrialConfig(method=method, pruning_sensitivities=("a.weight=1",)))

@@ -1,4 +1,4 @@
-"""The plots' numbers and texts: against counting by hand, and the hypervolume against the general one."""
+"""The plots' numbers and texts against counting by hand."""
 
 from __future__ import annotations
 
@@ -13,25 +13,15 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_data import EPOCHS, LAYERS, STEPS, report_data
+from report_data import report_data
 from studies import result_row
 
 from analysis.io.studies import to_frame
-from analysis.metrics.accounting import search_cost
-from analysis.metrics.pareto import hypervolume as area_above
 from analysis.metrics.ranking import best, rank
 from analysis.presentation.figures.figure import Figure
-from analysis.presentation.figures.outcomes import importance, pareto
+from analysis.presentation.figures.outcomes import pareto
 from analysis.presentation.figures.palette import DARK, LIGHT
-from analysis.presentation.figures.report_figures import (
-    MOST_ROWS,
-    convergence,
-    cost,
-    hypervolume,
-    learning_curves,
-    timeline,
-    variance,
-)
+from analysis.presentation.figures.report_figures import MOST_ROWS, timeline
 from analysis.presentation.figures.sensitivity import sensitivity
 from analysis.presentation.html import ReportData
 from trainables.config import TrialConfig
@@ -52,7 +42,7 @@ def study(*outcomes: tuple[float, float], events: list[list[dict[str, Any]]] | N
         )  # fmt: skip
     trials = to_frame(records)
     ranking = rank(trials, allowed_drop=0.01)
-    optional = ("history", "importance", "controls", "confirmation", "variance", "stops", "thresholds")
+    optional = ("history", "controls", "confirmation")
     empty: dict[str, Any] = dict.fromkeys(optional)
     given = {"trials": trials, "ranking": ranking, "best": best(ranking), "allowed_drop": 0.01, **empty}
     return ReportData(**{**vars(_template()), **given})
@@ -114,71 +104,6 @@ class TestPareto:
         found = pareto(replace(study((0.89, 0.3)), controls=controls))
         assert places(found, "cut dense runs") == [(0, 90), (20, 88), (50, 80)]
         assert places(found, "random stops") == [(30, 70)]
-
-
-def test_bars_are_greatest_first_and_named_in_short() -> None:
-    data = report_data(20)
-    found = importance(data)
-    assert found is not None
-    names = found.layout["yaxis"]["ticktext"]
-    assert names[:2] == ["START_ITR", "START_THR"]
-    accuracy, saved = found.traces
-    assert accuracy["name"] == "accuracy: shares of 43.2 % of its variance"
-    assert accuracy["y"] == list(range(len(names)))
-    assert accuracy["x"] == sorted(accuracy["x"], reverse=True)
-    assert sum(accuracy["x"]) == pytest.approx(1)
-    assert saved["x"][names.index("START_ITR")] == 0.15
-    assert saved["hovertext"][0] == "START_ITR\nimportance (share) for compute_saved: 0.150"
-    assert found.alt == "Importance of parameters: for accuracy most of all START_ITR (40.0 %)."
-    assert importance(replace(data, importance=None)) is None
-
-
-class TestConvergence:
-    def test_only_what_is_within_the_drop_counts(self) -> None:
-        found = convergence(study((0.895, 0.1), (0.5, 0.9), (0.895, 0.05), (0.89, 0.3)))
-        assert places(found, "best so far") == [(0, 0), (1, 10), (2, 10), (3, 10), (4, 30)]
-        assert places(found, "within the allowed accuracy loss") == [(0, 0), (1, 10), (3, 5), (4, 30)]
-        assert places(found, "over the allowed accuracy loss") == [(2, 90)]
-
-    @pytest.mark.slow
-    @given(st.lists(st.tuples(st.integers(700, 1000), st.integers(-100, 900)), min_size=1, max_size=12))
-    def test_hypervolume_of_every_prefix(self, outcomes: list[tuple[int, int]]) -> None:
-        accuracy = np.array([900, *(a for a, _ in outcomes)]) / 1000
-        saved = np.array([0, *(s for _, s in outcomes)]) / 1000
-        trials = pd.DataFrame(
-            {"trial": range(len(saved)), "role": "search", "status": "completed", "compute_saved": saved,
-             "accuracy_drop": 0.9 - accuracy}
-        )  # fmt: skip
-        found = hypervolume(replace(one_trial(), trials=trials))
-        points = 100 * np.stack([saved, accuracy], axis=1)
-        areas = [area_above(points[: n + 1], (0.0, 85.0)) for n in range(len(points))]
-        assert trace(found, "hypervolume")["y"] == pytest.approx(areas, abs=1e-4)
-
-
-def test_cost_ends_at_what_the_search_cost() -> None:
-    data = report_data(40)
-    found, total = cost(data), search_cost(data.trials)
-    executed = trace(found, "executed by the search")["y"]
-    assert executed[-1] == pytest.approx(total.dense_equivalents)
-    assert trace(found, "each trial alone")["y"][-1] == pytest.approx(total.own_equivalents)
-    assert executed == sorted(executed)
-
-
-def test_learning_curves_of_baseline_and_chosen_come_last_so_that_they_lie_on_top() -> None:
-    data = report_data(40)
-    found = learning_curves(data)
-    assert found is not None
-    assert data.best is not None
-    chosen = found.traces[-1]
-    assert [curve["legendgroup"] for curve in found.traces[-2:]] == ["baseline", "chosen"]
-    assert sum(curve["showlegend"] for curve in found.traces[:-2]) == 1  # one entry for all the others
-    assert chosen["name"] == f"trial {data.best['trial']} (chosen)"
-    assert chosen["x"] == list(range(1, EPOCHS + 1))
-    assert chosen["y"][-1] == pytest.approx(100 * data.best["accuracy"], abs=0.5)
-    low, high = found.layout["yaxis"]["range"]
-    assert low > chosen["y"][0]
-    assert high > max(chosen["y"])
-    assert learning_curves(replace(data, history=None)) is None
 
 
 def stretches(figure: Figure, row: int) -> list[tuple[int, int, str, str]]:
@@ -246,27 +171,6 @@ class TestTimeline:
     def test_without_events_there_is_no_timeline(self, text: str | None) -> None:
         data = study((0.89, 0.3))
         assert timeline(replace(data, ranking=data.ranking.assign(stop_events=text))) is None
-
-
-class TestVariance:
-    def test_lines_by_layer_and_whether_they_were_examined(self) -> None:
-        found = variance(report_data(10))
-        assert found is not None
-        lines = [line for line in found.traces if line["mode"].startswith("lines")]
-        examined = [line for line in lines if line["line"]["dash"] == "solid"]
-        assert [line["name"] for line in lines if line["showlegend"]] == list(LAYERS)
-        assert [line["line"]["color"] for line in examined] == [f"@depth:{n / 5:.3f}" for n in range(4)]
-        assert all("(not examined yet)" in line["hovertext"][0] for line in lines if line not in examined)
-        assert len(trace(found, "stopped")["x"]) == 3
-        assert max(i for line in lines for i in line["x"]) < STEPS
-
-    def test_a_long_run_is_thinned_and_keeps_its_end(self) -> None:
-        frame = pd.DataFrame({"iteration": np.arange(100_001), "layer": "w", "ratio": 1.0})
-        found = variance(replace(report_data(5), variance=frame, stops=None, thresholds=None))
-        assert found is not None
-        iterations = found.traces[0]["x"]
-        assert len(iterations) <= 402
-        assert iterations[-1] == 100_000
 
 
 def test_a_trial_at_hundreds_of_dense_runs_does_not_squash_the_others() -> None:

@@ -1,152 +1,16 @@
-"""The pictures of variances: of weights over their peak, as the variance rule saw it, and of gradients.
-
-The variance rule examines one layer at a time, at every n-th iteration, and measures the peak from the iteration at
-which the layer became its target. Therefore a layer has two lines: the ratio to the peak since the run's start, which
-the rule does not use, and the ratios that the rule compared with a threshold, the last of them below it.
-"""
+"""The plots of gradient statistics: variance in the course of the training, and of single layers."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from analysis.formatting import plural
-from analysis.presentation.figures.figure import MOST_MARKED, Figure, axis, line, marks, names_axis, stop_events
+from analysis.presentation.figures.figure import MOST_MARKED, Figure, axis, line, marks, names_axis
 from analysis.presentation.figures.report_data import ReportData
-from analysis.presentation.summary_text import config_of
-from analysis.trace_replay.traces import RunTrace
-from trainables.gradskip.replay import Unit, variance_name
-from trainables.gradskip.rules.published_batch import Curve, examinations
-from trainables.gradskip.rules.state_machine import first_step_after
-from trainables.gradskip.settings import Settings
-
-
-@dataclass(frozen=True, kw_only=True)
-class VarianceFrames:
-    """Frames of the variance picture, named as in `ReportData`."""
-
-    variance: pd.DataFrame
-    """Columns iteration, layer (name), ratio in [0, 1], examined (bool)."""
-    stops: pd.DataFrame
-    """Columns iteration, layer, ratio."""
-    thresholds: pd.DataFrame
-    """Columns name, value."""
-
-
-def variance_frames(trace: RunTrace, row: pd.Series) -> VarianceFrames | None:
-    """Return the variance picture's frames for one trial.
-
-    Args:
-        trace: recorded runs of its study (`analysis.load_trace`).
-        row: the trial's row of `analysis.load` or of a ranking.
-
-    Returns:
-        The frames; None if the trace has no training of this trial or no variances, or if the trial only compresses.
-
-    Raises:
-        UserError: if the study has not recorded the trial's layer plan.
-    """
-    config = config_of(row)
-    path = _path(trace, row)
-    if path is None or (config.compresses and not config.skips_gradients):
-        return None  # pruning's effect on weight variances is unrelated to a rule
-    settings = config.gradskip_settings()
-    blueprint = trace.blueprint(config)
-    events = stop_events(row.get("stop_events"))
-    automatic = config.method != "none" and settings.mode == "auto"
-    names = blueprint.names or trace.layer_names
-    found: list[pd.DataFrame] = []
-    stops: list[dict[str, Any]] = []
-    anchor: int | None = 0 if automatic else None  # iteration from which the current target is examined
-    for unit in blueprint.plan.units[: blueprint.stoppable]:
-        values = _values(trace, path, unit)
-        if np.isnan(values).all():
-            continue
-        name, stop = names[unit.number], _stop_of(unit, events, blueprint.plan.order)
-        ratio = np.nan  # the last one
-        for when, examined in _examined(len(values), settings, anchor, stop, first=not found):
-            if len(kept := when[~np.isnan(values[when])]):
-                ratios = Curve.of(kept, values[kept], single_precision=blueprint.single_precision).ratios
-                ratios = np.where(np.isinf(ratios), 1.0, ratios)  # 1: a new peak
-                found.append(pd.DataFrame({"iteration": kept, "layer": name, "ratio": ratios, "examined": examined}))
-                ratio = float(ratios[-1])
-        if stop is not None:
-            stops.append({"iteration": stop, "layer": name, "ratio": ratio})
-        if anchor is not None:
-            anchor = stop  # the next layer is examined from here on; None: this layer never stops
-    if not found:
-        return None
-    limits = {}
-    if automatic:
-        limits["CAC_VAR_START_THR"] = settings.start_thr
-        if events:
-            limits |= {"CAC_VAR_MT_THR": settings.mt_thr, "CAC_VAR_SLOPE_THR": settings.slope_thr}
-    return VarianceFrames(
-        variance=pd.concat(found, ignore_index=True),
-        stops=pd.DataFrame(stops, columns=["iteration", "layer", "ratio"]),
-        thresholds=pd.DataFrame(list(limits.items()), columns=["name", "value"]),
-    )
-
-
-def _path(trace: RunTrace, row: pd.Series) -> list[int] | None:
-    """Return the indices of the trial's stages, the dense run first; None if its training is not in the trace."""
-    stage = row.get("stage")
-    places = [] if stage is None or pd.isna(stage) else [p for p, s in enumerate(trace.stages) if s.id == str(stage)]
-    place = places[0] if places else None
-    path: list[int] = []
-    while place is not None:
-        path.insert(0, place)
-        place = trace.stages[place].parent
-    return path or None
-
-
-def _values(trace: RunTrace, path: list[int], unit: Unit) -> NDArray[np.float64]:
-    """Return the layer's weight variance along the path, (T,); NaN where it was not recorded.
-
-    A stage's signals replace those of its ancestors from its start on. Nothing is recorded after the layer has stopped.
-    """
-    values = np.full(trace.total_steps, np.nan)
-    for place in path:
-        stage = trace.stages[place]
-        values[stage.start :] = np.nan
-        recorded, there = stage.signal(variance_name(unit.watched))
-        count = min(len(recorded), trace.total_steps - stage.start)
-        span = slice(stage.start, stage.start + count)
-        values[span] = np.where(there[:count], recorded[:count], np.nan)
-    return values
-
-
-def _stop_of(unit: Unit, events: list[dict[str, Any]], order: tuple[int, ...]) -> int | None:
-    """Return the iteration of the first stop that includes this layer; None if it never stops."""
-    for event in events:
-        if order.index(int(event["layer"])) >= max(order.index(number) for number in unit.watched):
-            return int(event["iteration"])
-    return None
-
-
-def _examined(
-    total: int, settings: Settings, anchor: int | None, stop: int | None, *, first: bool
-) -> tuple[tuple[NDArray[np.int64], bool], tuple[NDArray[np.int64], bool]]:
-    """Return a layer's iterations before the rule examined it, and those at which it did (True)."""
-    end = total if stop is None else min(stop + 1, total)
-    looks: NDArray[np.int64] = np.zeros(0, np.int64)
-    if anchor is not None:
-        looks = examinations(
-            begin=anchor if first else first_step_after(anchor, settings.braking_distance),
-            end=end,
-            start_itr=settings.start_itr,
-            interval=settings.sampling_interval,
-            anchor=None if first else anchor,
-        )
-    return (np.arange(end if len(looks) == 0 else looks[0] + 1), False), (looks, True)
-
-
-# --- The plots of gradient statistics: variance in the course of the training, and of single layers -------------------
 
 #: Maximum number of trials with lines of their own; of more, mean and range are shown.
 _MOST_TRIALS = 6
