@@ -19,6 +19,8 @@ GONE = {
     "--study-storage": "the journal on a disk that all nodes see, or --results s3://..., takes its place",
     "--fresh-processes": "a search finds out by itself whether training repeats: leave it out",
     "--early-ending": "it saved 0 to 1.7 % of a study: leave it out",
+    **dict.fromkeys(("csv", "parquet"), "the study's folder has ranking.csv and trials.parquet"),
+    **dict.fromkeys(("latex", "markdown"), "the study's report.md has the table"),
     **dict.fromkeys(
         ("--png", "--svg"),
         "tree --html FILE writes a page, and the button at the top of each plot of a page saves it as SVG",

@@ -85,8 +85,8 @@ def files_below(cwd: Path, folder: Path) -> Iterator[tuple[float, Path]]:
 LINE_CHARACTERS = 2**20
 #: Maximum number of bytes read from a log's end.
 TAIL_BYTES = 2**18
-#: Seconds between two looks for a report while stdout is silent, and lines of stdout that are read ahead.
-_LOOK_S, _WAITING_LINES = 0.1, 10_000
+#: Seconds between two looks for a report while stdout is silent.
+_LOOK_S = 0.1
 #: Seconds to wait for a killed process to disappear.
 KILL_S = 10.0
 
@@ -102,23 +102,20 @@ class ScriptProcess:
         environment: the complete environment of the command: nothing else is inherited. ``PYTHONUNBUFFERED=1`` is added
             unless it is given, because Python scripts would buffer their lines.
         cwd: the command's working directory.
-        log: a file to which stdout and stderr are appended as they arrive.
-        reports: a file, made empty here, whose lines come among those of stdout; None for none.
+        log: a file to which stdout and stderr are appended as they arrive. Beside it `REPORTS_FILE` is made empty,
+            whose lines come among those of stdout.
 
     Raises:
         OSError: the log cannot be opened, a folder does not exist, or no process can be started.
     """
 
-    def __init__(
-        self, command: str, *, environment: Mapping[str, str], cwd: Path, log: Path, reports: Path | None = None
-    ) -> None:
+    def __init__(self, command: str, *, environment: Mapping[str, str], cwd: Path, log: Path) -> None:
         self._log = log.absolute()
-        self._reports = None
         self._waiting = threading.Lock()
         with self._log.open("ab") as end_of_log, ExitStack() as on_failure:
-            if reports is not None:
-                reports.write_bytes(b"")
-                self._reports = on_failure.enter_context(reports.open(encoding="utf-8", errors="replace"))
+            reports = self._log.with_name(REPORTS_FILE)
+            reports.write_bytes(b"")
+            self._reports = on_failure.enter_context(reports.open(encoding="utf-8", errors="replace"))
             self._log_start = end_of_log.tell()
             self._guard, theirs = socket.socketpair()
             on_failure.enter_context(self._guard)
@@ -143,6 +140,9 @@ class ScriptProcess:
                     f"the guard of a script could not be started (exit status {launcher.returncode}): see {self._log}"
                 )
             on_failure.pop_all()
+        self._arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None after the last line of stdout
+        self._reader = threading.Thread(target=self._read_stdout, daemon=True)
+        self._reader.start()
         self._lines = self._read_lines()
         self.returncode: int | None = None
         """The command's exit status once it has ended, negative for signals; known when `lines` has ended.
@@ -178,53 +178,34 @@ class ScriptProcess:
         with suppress(OSError):  # the guard has ended, or this is the second call
             self._guard.send(f"{grace_s}\n".encode())
         self._wait(all_gone=True, timeout_s=max(0.0, grace_s) + KILL_S)
+        self._reports.close()
+        self._reader.join(KILL_S)
         self._guard.close()
         self._output.close()
-        if self._reports is not None:
-            self._reports.close()
+
+    def _read_stdout(self) -> None:
+        with suppress(ValueError):  # closed meanwhile
+            for line in cut_lines(self._output.readline):
+                self._arrived.put(line)
+        self._arrived.put(None)
 
     def _read_lines(self) -> Iterator[str]:
         """Yield lines of stdout and reports; a line of stdout that has not ended must not delay a report."""
+        begun, ended = "", False
         with suppress(ValueError):  # closed meanwhile
-            if self._reports is None:
-                yield from cut_lines(self._output.readline)
-            else:
-                begun = ""
-                for line in self._lines_or_pauses():
-                    for part in self._reports:
-                        begun += part
-                        if begun.endswith("\n"):
-                            yield begun[:-1]
-                            begun = ""
-                    if line is not None:
-                        yield line
+            while not ended:
+                line = None
+                with suppress(queue.Empty):
+                    line = self._arrived.get(timeout=_LOOK_S)
+                    ended = line is None
+                for part in self._reports:
+                    begun += part
+                    if begun.endswith("\n"):
+                        yield begun[:-1]
+                        begun = ""
+                if line is not None:
+                    yield line
         self._wait(all_gone=False, timeout_s=None)
-
-    def _lines_or_pauses(self) -> Iterator[str | None]:
-        """Yield lines of stdout, and None where none comes for a while, and at the end."""
-        arrived: queue.Queue[str | None] = queue.Queue(_WAITING_LINES)
-
-        def put(line: str | None) -> None:
-            while not self._output.closed:  # else nobody takes it any more
-                with suppress(queue.Full):
-                    return arrived.put(line, timeout=_LOOK_S)
-
-        def read() -> None:
-            with suppress(ValueError):  # closed meanwhile
-                for line in cut_lines(self._output.readline):
-                    put(line)
-            put(None)
-
-        threading.Thread(target=read, daemon=True).start()
-        while not self._output.closed:
-            try:
-                line = arrived.get(timeout=_LOOK_S)
-            except queue.Empty:
-                yield None
-                continue
-            yield line
-            if line is None:
-                return
 
     def _wait(self, *, all_gone: bool, timeout_s: float | None) -> None:
         """Wait until the exit status is known, or until no process of the script runs."""
@@ -316,16 +297,11 @@ def _settings(config: TrialConfig) -> Settings:
 
 
 def placeholders(config: TrialConfig, folder: Path) -> dict[str, Any]:
-    """Return the values of ``{NAME}`` in the command.
-
-    These are the variables, seed, epochs, trial_dir, forward_cache_mb, and options that a space searches.
-    """
+    """Return the values of ``{NAME}`` in the command."""
     settings = _settings(config)
-    variables = {name: getattr(settings, variable.field) for name, variable in BY_NAME.items()}
-    searched = {name: value for name, value in read_options(config.options).items() if name not in SCRIPT_OPTIONS}
     return {
-        **searched,
-        **variables,
+        **{name: value for name, value in read_options(config.options).items() if name not in SCRIPT_OPTIONS},
+        **{name: getattr(settings, variable.field) for name, variable in BY_NAME.items()},
         "CAC_VAR_SAMPLES": settings.sampling_interval,
         "seed": config.seed,
         "epochs": config.epochs,
@@ -364,11 +340,7 @@ def working_directory(config: TrialConfig) -> Path:
 
 
 def start_script(config: TrialConfig, folder: Path, variables: Mapping[str, str]) -> ScriptProcess:
-    """Start the trial's command in its folder, with further variables.
-
-    Its environment is this process's with the trial's variables in place of all ``CAC_*``, and without the epochs of
-    a ``best.env`` that the shell has sourced. Of several processes that a launcher such as torchrun starts, only the
-    first one's stdout is read.
+    """Start the trial's command, with its variables in place of all ``CAC_*`` of a shell and of a sourced ``best.env``.
 
     Raises:
         UserError: the command has an unknown placeholder.
@@ -391,7 +363,6 @@ def start_script(config: TrialConfig, folder: Path, variables: Mapping[str, str]
         environment=environment,
         cwd=working_directory(config),
         log=folder / LOG_FILE,
-        reports=folder / REPORTS_FILE,
     )
 
 
@@ -464,20 +435,19 @@ class ScriptRun:
                 yield pending
             count += 1
             pending, last = self._row(report, count), report
-        if self._process.returncode != 0:
-            raise ScriptFailed(self._how_it_failed(self._process.returncode))
+        if (code := self._process.returncode) != 0:
+            how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+            raise ScriptFailed(f"the script {how}{self._tail()}")
         if pending is None and evaluations and not has_no_step(evaluations[-1]):
             pending = self._row(evaluations[-1], 1)  # which says what it lacks
         if pending is None:
             lacking = (
-                f"printed no metric: call tune_cac.report({name}=..., step=...), or print a line such as "
+                f"reported before its first optimizer step alone ({len(evaluations)} times): report after each epoch "
+                "of training"
+                if evaluations
+                else f"printed no metric: call tune_cac.report({name}=..., step=...), or print a line such as "
                 f'{{"{name}": 0.91, "step": 100}}'
             )
-            if evaluations:
-                lacking = (
-                    f"reported before its first optimizer step alone ({len(evaluations)} times): report after each "
-                    "epoch of training"
-                )
             raise ScriptFailed(f"the script {lacking}{self._left_behind()}{self._tail()}")
         self._check_length(last)
         self.close()
@@ -513,12 +483,6 @@ class ScriptRun:
             f": it may have gone on from what an earlier trial left in {cwd} ({names}{more}). Give each trial a folder "
             "of its own for its checkpoints, {trial_dir} in the command"
         )
-
-    def _how_it_failed(self, code: int | None) -> str:
-        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-        if code is not None and 128 < code <= 192:
-            how += f" (signal {code - 128}, as a shell says it)"
-        return f"the script {how}{self._tail()}"
 
     def _tail(self) -> str:
         printed = last_lines_of_failed_process(self._process)[-_SHOWN_LINES:]

@@ -25,14 +25,6 @@ def answer_of(arguments: argparse.Namespace) -> tuple[Layout, StudyInfo, SearchR
     return layout, info, answer(layout, allowed_drop=drop, price=arguments.price)
 
 
-def read_numbers(flag: str, text: str, example: str) -> list[float]:
-    """Return the numbers between the commas of a flag's text; UserError if it has others."""
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"{flag} must be numbers separated by commas, such as {example}, got {text!r}") from None
-
-
 def write_asked(path: Path, content: str | bytes, what: str, instead: str = "choose another file") -> None:
     """Write an output file of a command atomically.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,6 @@ MOST_ROWS = 60
         "--script", metavar="COMMAND", help="look at your own training instead, 'python train.py ...': it is run for "
         "some steps and ended",
     ),
-    argument("--all-layers", action="store_true", help="show every parameter of a large model"),
     help="a short dry run: layers, FLOPs, memory, times, and whether it repeats exactly",
     description="A short dry run of a training: layers with numbers, names and FLOPs, memory, time of a step, how long "
     "a search would take, and whether training repeats bit for bit on this machine.",
@@ -45,12 +45,12 @@ def run(arguments: argparse.Namespace) -> int:
     from trainables.training.doctor.checks import report_text
     from trainables.training.doctor.checkup import run_findings
     from trainables.training.doctor.determinism import why_not_repeatable
-    from trainables.training.doctor.dry_run import MOST_UNITS, dry_run
+    from trainables.training.doctor.dry_run import dry_run
     from trainables.workloads import build_for
     from tune_cac.study.folder import package_versions
 
     build_for(config).check(config.seed)
-    found = dry_run(config, most_units=None if arguments.all_layers else MOST_UNITS)
+    found = dry_run(config)
     print("versions: " + ", ".join(f"{name} {version}" for name, version in package_versions().items()))
     print(f"device: {config.device} ({device_kind(config.device)}), {plural(config.threads, 'thread')} a trial")
     samples = "" if found.train_samples is None else f"{found.train_samples:,} samples, "
@@ -59,19 +59,16 @@ def run(arguments: argparse.Namespace) -> int:
         f"run: {samples}{found.steps_per_epoch:,} steps an epoch, {found.epochs:,} epochs, "
         f"{found.total_steps:,} steps in all; a batch is {shapes}\n"
     )
-    _print_layers(found, arguments.all_layers)
+    _print_layers(found)
     print()
     _print_costs(found, config, arguments.trials)
     if reason := why_not_repeatable(config):
         print(
             f"training {config.workload} does not repeat bit for bit here: {reason}. A search of one's own workload "
-            "then trains every trial alone, in a process of its own. On a GPU, call "
-            "torch.use_deterministic_algorithms(True) in the workload: operations with deterministic kernels then "
-            "repeat"
+            "then trains every trial alone. On a GPU, call torch.use_deterministic_algorithms(True) in the workload"
         )
     else:
-        trial = "a trial that is forked from another equals the trial alone"
-        print(f"training {config.workload} repeats bit for bit: {trial}")
+        print(f"training {config.workload} repeats bit for bit: a trial forked from another equals the trial alone")
     print(report_text(run_findings(config, found.loader_share)))
     return 0
 
@@ -94,7 +91,7 @@ def _look_at_script(command: str) -> int:
     return subprocess.run([sys.executable, "-m", script_probe.__name__, *rest]).returncode
 
 
-def _print_layers(found: DryRun, all_layers: bool) -> None:
+def _print_layers(found: DryRun) -> None:
     """Print one row a parameter, or for a large model one a unit, and notes on how to read them."""
     rows = found.parameters
     units: list[list[ParameterFacts]] = [[]]  # parameters after the last unit's end form one more group
@@ -103,7 +100,7 @@ def _print_layers(found: DryRun, all_layers: bool) -> None:
         if row.unit_end:
             units.append([])
     units = [unit for unit in units if unit]
-    by_units = len(rows) > MOST_ROWS and len(units) > 1 and not all_layers
+    by_units = len(rows) > MOST_ROWS and len(units) > 1
     print(f"layers: {len(rows)} parameters in the model's order, {sum(row.elements for row in rows):,} elements")
     names = ["unit", "parameters"] if by_units else ["parameter", "shape"]
     header = ["number", *names, "elements", "watched", "forward", "backward", "saved"]
@@ -116,11 +113,10 @@ def _print_layers(found: DryRun, all_layers: bool) -> None:
         "number: what CAC_STOP_LAYER_NUM takes; a stop at N stops the parameters 0..N. saved: share of a step's FLOPs "
         "that is gone then, at the ends of units (a layer with its bias and norm)"
     )
-    ends = [row for row in rows if row.unit_end]
-    if uncounted := sum(row.saved is None for row in ends):
-        print(f"saved is not counted for {uncounted} of the {len(ends)} units: --all-layers counts each")
+    if any(row.unit_end and row.saved is None for row in rows):
+        print("saved is counted for some of the units, evenly spread")
     if by_units:
-        print(f"one row a unit, for the model has more than {MOST_ROWS} parameters: --all-layers shows each")
+        print(f"one row a unit, for the model has more than {MOST_ROWS} parameters")
     if not any(row.watched for row in rows):
         print("the rule watches nothing here by default (CAC_WATCH=conv): set CAC_WATCH=linear, or module classes")
 
@@ -187,16 +183,9 @@ def quantity_text(count: float, unit: str) -> str:
 def time_text(seconds: float) -> str:
     """Return a time as text, from microseconds to days.
 
-    >>> [time_text(s) for s in (0.00025, 0.0123, 4.0, 75, 7500, 200_000)]
-    ['0.25 ms', '12.3 ms', '4 s', '1 min 15 s', '2 h 05 min', '2 d 7 h']
+    >>> [time_text(s) for s in (0.00025, 0.0123, 4.0, 75, 200_000)]
+    ['0.25 ms', '12.3 ms', '4 s', '0:01:15', '2 days, 7:33:20']
     """
-    if seconds < 0.9995:
-        return f"{1000 * seconds:.3g} ms"
-    if seconds < 59.95:
-        return f"{seconds:.3g} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+    if seconds >= 59.95:
+        return str(timedelta(seconds=round(seconds)))
+    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"

@@ -1,4 +1,4 @@
-"""The command ``export``: a trial's settings or the ranking, in other programs' formats."""
+"""The command ``export``: a trial's settings in other programs' formats."""
 
 from __future__ import annotations
 
@@ -16,48 +16,30 @@ if TYPE_CHECKING:
 
 
 @command(
-    argument("--format", default="env", help="env, yaml, json, schedule, csv, parquet, latex or markdown"),
+    argument("--format", default="env", help="env, yaml, json or schedule"),
     argument("--trial", type=int, help="number of the trial (default: the best)"),
     argument("--output", metavar="FILE", help="write there instead of printing"),
-    argument("--top", at_least=1, help="rows of the ranking (default: all)"),
     ALLOWED_DROP,
     *STUDY,
-    help="a trial's settings or the ranking in other programs' formats",
-    description="Write one trial's settings (env, yaml, json, schedule; the best's without --trial) or the ranking "
-    "(csv, parquet, latex, markdown).",
+    help="write a trial's settings in other programs' formats",
 )
 def run(arguments: argparse.Namespace) -> int:
-    """Write one trial's settings, by default the best's, or the ranking, to a file or to standard output."""
-    from analysis.io.studies import load
-    from analysis.metrics.ranking import rank
-    from analysis.presentation.export import FORMATS, TABLE_FORMATS, export_table
+    """Write one trial's settings, by default the best's, to a file or to standard output."""
+    from analysis.presentation.export import TRIAL_FORMATS
     from tune_cac.cli.console import write_asked
 
     format, output = arguments.format, arguments.output
-    if format not in FORMATS:
-        raise unknown_name("--format", format, FORMATS)
-    table = format in TABLE_FORMATS
-    if table and arguments.trial is not None:
-        raise UserError(
-            f"--format {format} is a table of the whole ranking, got --trial {arguments.trial}: "
-            "leave it out, or choose env, yaml, json or schedule"
-        )
-    if not table and arguments.top is not None:
-        raise UserError(f"--format {format} is one trial, got --top {arguments.top}: give --trial")
-    if format == "parquet" and output is None:
-        raise UserError("--format parquet needs --output, a file: it is no text to print")
+    if format not in TRIAL_FORMATS:
+        raise unknown_name("--format", format, TRIAL_FORMATS)
     layout, info, drop = study_of(arguments)
-    content: str | bytes
-    if table:
-        content = export_table(rank(load(layout.root), allowed_drop=drop), format, top=arguments.top)
-    elif arguments.trial is None:
+    if arguments.trial is None:
         content = _best(layout, info, drop, format)
     else:
         content = _trial(layout, info, arguments.trial, format)
-    if output is not None:
-        write_asked(Path(output), content, "--output")
+    if output is None:
+        sys.stdout.write(content)
     else:
-        sys.stdout.write(content if isinstance(content, str) else content.decode())
+        write_asked(Path(output), content, "--output")
     return 0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import search_spaces
 from search_spaces import Space, SpaceContext
 from search_spaces.grid import GridPoints, grid_points
-from search_spaces.grid_file import read_grid
+from search_spaces.grid_file import GRID, read_grid
 from search_spaces.own_space import NOT_OF_A_SPACE, SET_BY_NAME
 from search_spaces.space import ANY_RUN, corners, searched_fields
 from trainables.config import TrialConfig, field_kinds, field_names
@@ -86,12 +86,6 @@ def check_hold(
 ) -> dict[str, Any]:
     """Return the checked values that a search of a space fixes, in plain types (JSON, Ray).
 
-    Args:
-        space: its name.
-        hold: values by name.
-        files: as in `search_spaces.load`.
-        grid: likewise.
-
     Raises:
         UserError: an unknown name, a value that is not valid, or a field that the space searches.
     """
@@ -128,11 +122,6 @@ def check_hold_on_run(
 def with_schedule(hold: Mapping[str, Any], file: str | Path | None, *, compatible: bool = False) -> dict[str, Any]:
     """Return the fixed values, with the text of a schedule's file.
 
-    Args:
-        hold: fixed values by name.
-        file: the schedule's file, or None.
-        compatible: whether the schedule may contain what Distiller silently accepted, with a warning for each.
-
     Raises:
         UserError: the file cannot be read or is no schedule, or ``compatible`` is set without a file.
     """
@@ -145,24 +134,13 @@ def with_schedule(hold: Mapping[str, Any], file: str | Path | None, *, compatibl
     marked = read_marks(Path(file))
     marked.read(marked.middles(), compatible=compatible)  # reports all errors with the file's name and lines
     how = {"schedule_compatible": True} if compatible else {}
-    return {**hold, "schedule": _with_whole_paths(Path(file).read_text(encoding="utf-8")), **how}
 
+    def whole(found: re.Match[str]) -> str:  # paths of teachers' checkpoints, because trials run in another folder
+        path = Path(found[2].strip("'\""))
+        return found[0] if path.is_absolute() or not path.exists() else f"{found[1]}{json.dumps(str(path.resolve()))}"
 
-def has_marks(text: str) -> bool:
-    """Return whether a schedule has values to search."""
-    from trainables.compression.schedule import read_marks
-
-    return bool(read_marks(text).marks)
-
-
-def _with_whole_paths(text: str) -> str:
-    """Return a schedule's text with absolute paths of teacher checkpoints, because trials run in another folder."""
-
-    def whole(found: re.Match[str]) -> str:
-        file = Path(found[2].strip("'\""))
-        return found[0] if file.is_absolute() or not file.exists() else f"{found[1]}{json.dumps(str(file.resolve()))}"
-
-    return re.sub(r"(\bcheckpoint:[ \t]*)([^\s,}#]+)", whole, text)
+    text = Path(file).read_text(encoding="utf-8")
+    return {**hold, "schedule": re.sub(r"(\bcheckpoint:[ \t]*)([^\s,}#]+)", whole, text), **how}
 
 
 def with_watch(hold: Mapping[str, Any], context: SpaceContext) -> dict[str, Any]:
@@ -194,14 +172,6 @@ def shown(value: Any) -> str:
 AUTO = "auto"
 #: Names of the samplers.
 SAMPLERS = (AUTO, "tpe", "random", "grid", "gp", "nsga2")
-#: A script's run is known when its baseline has ended: a grid's points must be the same on runs of both lengths.
-_OTHER_RUN = SpaceContext(
-    total_steps=3100,
-    layer_names=tuple(f"layer{n}" for n in range(20)),
-    unit_ends=(2, 5, 8, 11),
-    weight_names=tuple(f"block{n}.weight" for n in range(5)),
-    epochs=100,
-)
 
 
 def grid_of(given: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -240,33 +210,20 @@ def check_points(points: Mapping[str, Any], hold: Mapping[str, Any]) -> None:
 
 
 def points_of(space: Space, context: SpaceContext | None) -> GridPoints:
-    """Return the points that a grid search trains.
-
-    Args:
-        space: what is searched.
-        context: of the run; None for a script, whose run is not known before its baseline.
+    """Return the points that a grid search trains; the context is None for a script, known after its baseline alone.
 
     Raises:
-        UserError: the space is no grid, or the points of a script depend on its run.
+        UserError: the space is no grid, or a script's is no grid file.
     """
-    if context is not None:
-        return grid_points(space, context)
-    found, other = (grid_points(space, run) for run in (ANY_RUN, _OTHER_RUN))
-    if found != other:
+    if context is None and space.name != GRID:
         raise UserError(
-            f"a grid over space {space.name} depends on the run, which a script tells when its baseline has ended: "
+            f"a grid over space {space.name} may depend on the run, which a script tells when its baseline has ended: "
             "give the values to try in a grid file (--grid FILE), or take another --sampler"
         )
-    return found
+    return grid_points(space, context or ANY_RUN)
 
 
 def trials_in_all(before: int, more: int | None, grid: GridPoints | None) -> int:
-    """Return the number of trials of a study with those that a search adds; a grid has no more than its points.
-
-    Args:
-        before: trials that were asked for so far.
-        more: trials to add; None for all of a grid.
-        grid: the points; None for another sampler.
-    """
+    """Return the number of trials of a study with those that a search adds (None: all of a grid's points)."""
     most = math.inf if grid is None else 1 + len(grid)  # and the baseline
     return int(min(most, math.inf if more is None else before + more))

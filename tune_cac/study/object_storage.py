@@ -31,12 +31,7 @@ _CHECK = (
 
 
 class _StudyCopy:
-    """Copy of a study's files in object storage.
-
-    Args:
-        layout: of the study on this machine.
-        storage: its URI.
-    """
+    """Copy of a study's files in object storage."""
 
     def __init__(self, layout: Layout, storage: str) -> None:
         self._layout, self._storage = layout, storage
@@ -91,15 +86,12 @@ class _StudyCopy:
                 self.copy()
             except OSError as error:
                 if not failed:
-                    say(
-                        f"warning: {self._storage} cannot be written ({_reason(error)}): the search goes on and tries "
-                        "again"
-                    )
+                    say(f"warning: {self._storage} cannot be written ({_reason(error)}): the search tries again")
                 failed = True
-                continue
-            if failed:
-                say(f"{self._storage} can be written again")
-            failed = False
+            else:
+                if failed:
+                    say(f"{self._storage} can be written again")
+                failed = False
 
     def release(self) -> None:
         """Remove the mark."""

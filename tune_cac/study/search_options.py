@@ -10,11 +10,11 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from typing import Any, TypeVar, cast
 
 import search_spaces
 from analysis.io.layout import StudyInfo
-from analysis.io.study_options import RESULTS, TRIALS, Option, StudyOptions, option, options_of, results_here
+from analysis.io.study_options import RESULTS, TRIALS, StudyOptions, option, options_of, results_here
 from search_spaces import _FILES, Space, first_options
 from search_spaces.grid_file import COMBINATIONS, GRID
 from search_spaces.yaml_space import text_of
@@ -31,27 +31,14 @@ from trainables.script.placeholders import names
 from trainables.storage import check_place, is_uri
 from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
-from tune_cac.study.fixed_params import SAMPLERS, check_hold, check_points, grid_of, has_marks, with_schedule
+from tune_cac.study.fixed_params import SAMPLERS, check_hold, check_points, grid_of, with_schedule
 
 # --- Signature and documentation of a function whose keywords are declared options ------------------------------------
 
-_Result = TypeVar("_Result")
-_Keywords = ParamSpec("_Keywords")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-@overload
-def with_options(
-    declared: Callable[_Keywords, Any],
-) -> Callable[[Callable[..., _Result]], Callable[_Keywords, _Result]]: ...
-
-
-@overload
-def with_options(
-    declared: type, *, on_resume: Literal[True]
-) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]: ...
-
-
-def with_options(declared: Any, *, on_resume: bool = False) -> Any:
+def with_options(declared: type, *, on_resume: bool = False) -> Callable[[_Function], _Function]:
     """Return a decorator that gives a function the options of a dataclass as its keywords.
 
     The function takes them as ``**given``. Its signature and docstring list them, the latter in place of its line
@@ -68,24 +55,21 @@ def with_options(declared: Any, *, on_resume: bool = False) -> Any:
         for name, found in options.items()
     )
 
-    def decorate(function: Callable[..., _Result]) -> Callable[..., _Result]:
-        own = {
-            name: found
-            for name, found in inspect.signature(function).parameters.items()
-            if found.kind is not found.VAR_KEYWORD
-        }
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        own = [found for found in signature.parameters.values() if found.kind is not found.VAR_KEYWORD]
 
         @functools.wraps(function)
-        def checked(*args: Any, **given: Any) -> _Result:
+        def checked(*args: Any, **given: Any) -> Any:
             for name in given:
-                if name not in options and name not in own:
+                if name not in options and name not in signature.parameters:
                     raise unknown_name("option", name, options)
             return function(*args, **given)
 
-        checked.__signature__ = inspect.Signature([*own.values(), *map(keywords.get, options)])  # type: ignore
+        checked.__signature__ = signature.replace(parameters=[*own, *map(keywords.get, options)])  # type: ignore
         text = inspect.cleandoc(function.__doc__ or "")
         checked.__doc__ = re.sub(r"^    given: .*$", lambda _: listed, text, count=1, flags=re.MULTILINE)
-        return checked
+        return cast(_Function, checked)
 
     return decorate
 
@@ -156,17 +140,6 @@ def read_lengths(text: str) -> tuple[float, ...]:
             f"only runs of full length), got {text!r}"
         )
     return found
-
-
-def _check_number(declared: Option, value: Any) -> None:
-    """Raise UserError unless a number is in the declared range; None, and what has no range, is left alone."""
-    low = declared.at_least
-    if low is None or value is None:
-        return
-    if declared.type is int:
-        check_integer(declared.flag, value, low, declared.at_most)
-    elif not is_number(value) or value < low:
-        raise UserError(f"{declared.flag} must be a number >= {low}, got {value!r}")
 
 
 # --- The options ------------------------------------------------------------------------------------------------------
@@ -344,7 +317,13 @@ class SearchOptions(StudyOptions):
     def _check_values(self, options: Mapping[str, str]) -> None:
         """Raise UserError for an option whose value is none by itself; make numbers of those that are text."""
         for declared in options_of(SearchOptions):
-            _check_number(declared, getattr(self, declared.name))
+            low, value = declared.at_least, getattr(self, declared.name)
+            if low is None or value is None:
+                continue
+            if declared.type is int:
+                check_integer(declared.flag, value, low, declared.at_most)
+            elif not is_number(value) or value < low:
+                raise UserError(f"{declared.flag} must be a number >= {low}, got {value!r}")
         for what, given, valid in (
             ("--device", self.device, DEVICES),
             ("sampler", self.sampler, SAMPLERS),
@@ -392,15 +371,18 @@ class SearchOptions(StudyOptions):
             self._set(controls=False)
 
     def _check_compression(self, space: Space) -> None:
-        parts = search_spaces.parts_of(self.space)
-        if "schedule" in parts and not self.schedule_text:
-            raise UserError("space schedule searches a schedule of yours: give its file by --schedule FILE, got none")
-        if "schedule" in parts and not has_marks(str(self.schedule_text)):
-            raise UserError(
-                "space schedule searches marked values, and the schedule has none: mark some, such as "
-                "!search {low: 0.1, high: 0.9}, or search another space"
-            )
-        if self.schedule_text and not self.compresses:
+        parts, schedule = search_spaces.parts_of(self.space), self.fixed.get("schedule")
+        if "schedule" in parts:
+            from trainables.compression.schedule import read_marks
+
+            if not schedule:
+                raise UserError("space schedule searches a schedule of yours: give its file by --schedule, got none")
+            if not read_marks(schedule).marks:
+                raise UserError(
+                    "space schedule searches marked values, and the schedule has none: mark some, such as "
+                    "!search {low: 0.1, high: 0.9}, or search another space"
+                )
+        if schedule and not self.compresses:
             raise UserError(f"--schedule needs a space of compression, such as schedule, got --space {self.space}")
         if "distillation" in parts and not (self.fixed.get("distill_teacher") or self.fixed.get("distill_checkpoint")):
             raise UserError(
@@ -516,24 +498,9 @@ class SearchOptions(StudyOptions):
         return self.hold or {}
 
     @property
-    def schedule_text(self) -> str | None:
-        """Return the text of the schedule that is searched or fixed; None if there is none."""
-        return self.fixed.get("schedule")
-
-    @property
-    def budget_bytes(self) -> int:
-        """Return `checkpoint_budget` as a number."""
-        return read_bytes(self.checkpoint_budget)
-
-    @property
     def time_budget_s(self) -> float | None:
         """Return `time_budget` in seconds; None for no limit."""
         return None if self.time_budget is None else float(self.time_budget)
-
-    @property
-    def trial_timeout_s(self) -> float | None:
-        """Return `trial_timeout` in seconds; None for no limit."""
-        return None if self.trial_timeout is None else float(self.trial_timeout)
 
     @property
     def trial_epochs(self) -> int:

@@ -270,11 +270,11 @@ def plan_of(
         "holds": {int(trial): share for trial, share in info.holds.items()},
         "run_folder": f"{layout.ray.name}/{run_name}",
         "checkpoint_every_s": options.checkpoint_every_s,
-        "trial_timeout_s": options.trial_timeout_s,
+        "trial_timeout_s": options.trial_timeout,
         "hold": with_watch(options.fixed, context) if options.skips_gradients else dict(options.fixed),
         "tree": layout.shared_tree if info.storage else layout.tree.resolve(),
         "sharing": bool(options.sharing),
-        "budget_bytes": options.budget_bytes,
+        "budget_bytes": options.checkpoint_budget,
         "trials": info.trials,
         "retries": options.retries,
         "repeats": not options.fresh_processes,
@@ -311,7 +311,7 @@ def _grid(options: SearchOptions, context: SpaceContext | None) -> GridPoints | 
 
 def _as_searched(context: SpaceContext, options: SearchOptions) -> SpaceContext:
     """Return the facts on a run with what its search fixes: the schedule and the options of the workload."""
-    return replace(context, schedule=options.schedule_text, workload_options=tuple(options.workload_options))
+    return replace(context, schedule=options.fixed.get("schedule"), workload_options=tuple(options.workload_options))
 
 
 def _search(

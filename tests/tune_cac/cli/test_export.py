@@ -8,13 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import yaml
 from compressed import pruned, write_compressed
 from studies import result_row, write_study
 
-import analysis
 from analysis.io.layout import Layout
 from trainables.config import TrialConfig
 from tune_cac.cli.main import main
@@ -75,31 +73,13 @@ def test_a_trial_into_a_file(study: Layout, tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.slow
-def test_tables(study: Layout, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    csv, parquet = tmp_path / "t.csv", tmp_path / "t.parquet"
-    assert run(study, "--format", "csv", "--output", str(csv)) == 0
-    assert run(study, "--format", "parquet", "--output", str(parquet)) == 0
-    ranking = analysis.rank(analysis.load(study.root)).drop(columns=["test_accuracy", "test_accuracy_drop"])
-    pd.testing.assert_frame_equal(pd.read_parquet(parquet), ranking)
-    assert pd.read_csv(csv)["trial"].tolist() == ranking["trial"].tolist() == [1, 0, 3, 2]
-    assert run(study, "--format", "latex", "--top", "1") == 0
-    out = capsys.readouterr().out
-    assert out.count(r" \\") == 3  # header, the best, the baseline
-    assert run(study, "--format", "markdown", "--allowed-drop", "0.03") == 0
-    assert capsys.readouterr().out.splitlines()[2].startswith("| 1 | 95.00 | 2.00 | 50.0 |")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("--trial 99", r"no trial 99 in .*s: it has 0 to 4"),
         ("--trial 4", r"only a completed trial can be exported, trial 4 is failed \(it broke\): choose another"),
-        ("--format parquet", "--format parquet needs --output, a file: it is no text to print"),
-        ("--format csv --trial 1", "--format csv is a table of the whole ranking, got --trial 1: leave it out"),
         ("--format schedule", "a trial must compress something to have a schedule, trial 1 does not: choose another"),
-        ("--format env --top 3", "--format env is one trial, got --top 3: give --trial"),
-        ("--format csv --top 0", "--top must be an integer >= 1, got 0"),
+        ("--format csv", "--format csv is gone: the study's folder has ranking.csv and trials.parquet"),
         ("--format ymal", "unknown --format 'ymal': did you mean 'yaml'"),
         ("--allowed-drop 2.0", "the allowed accuracy loss must be a fraction in .*, got 2.0"),
         ("--output /no/best.env", "cannot write --output /no/best.env: No such file or directory; choose another"),
@@ -135,7 +115,6 @@ def test_no_best_is_said(
 def test_a_study_that_has_not_begun(tmp_path: Path, refused: Callable[..., str]) -> None:
     root = str(write_study(tmp_path / "s", []).root)
     assert refused("export", root, "--trial", "0").endswith("s: it has none yet")
-    assert "no trial has completed, so there is no table to export" in refused("export", root, "--format", "csv")
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def test_a_file_its_text_and_a_map_are_the_same_grid_and_a_study_keeps_it(tmp_pa
         SearchOptions(grid=file, trials=4, name="it", results=tmp_path, epochs=30, saving="training")
     )
     file.write_text(TEXT.replace("0.9", "0.8"))
-    with pytest.raises(UserError, match="holds a study of another grid: choose another --name, or the same --grid to"):
+    with pytest.raises(UserError, match="holds a study of another grid: choose another --name, or the same settings"):
         open_study(SearchOptions(grid=file, name="it", results=tmp_path))
     with pytest.raises(UserError, match="holds a study with sampler 'grid', not 'random'"):
         open_study(SearchOptions(grid=given.grid, sampler="random", name="it", results=tmp_path))
@@ -95,10 +95,10 @@ def test_the_trials_of_a_grid_are_its_points_and_the_baseline() -> None:
     assert trials_in_all(24, 24, None) == 48
 
 
-def test_a_script_has_a_grid_if_its_points_do_not_depend_on_the_run() -> None:
+def test_a_script_has_the_grid_of_a_file() -> None:
     found = points_of(SearchOptions(grid=TEXT).loaded_space, None)
     assert found == grid_points(SearchOptions(grid=TEXT).loaded_space, CONTEXT)
-    with pytest.raises(UserError, match="a grid over space braking_distance depends on the run, which a script tells"):
+    with pytest.raises(UserError, match="a grid over space braking_distance may depend on the run, which a"):
         points_of(SearchOptions(space="braking_distance").loaded_space, None)
 
 

@@ -24,7 +24,7 @@ from tune_cac.study.search_options import SearchOptions
     [("20GB", 20 * 10**9), ("1.5 mb", 1_500_000), ("512MiB", 512 * 2**20), ("4096", 4096), ("0", 0), (7, 7)],
 )
 def test_bytes_with_units(text: str | int, number: int) -> None:
-    assert SearchOptions(checkpoint_budget=text).budget_bytes == number
+    assert SearchOptions(checkpoint_budget=text).checkpoint_budget == number
 
 
 @pytest.mark.parametrize(
