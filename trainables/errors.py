@@ -22,8 +22,8 @@ GONE = {
     **dict.fromkeys(("csv", "parquet"), "the study's folder has ranking.csv and trials.parquet"),
     **dict.fromkeys(("latex", "markdown"), "the study's report.md has the table"),
     **dict.fromkeys(
-        ("--png", "--svg"),
-        "tree --html FILE writes a page, and the button at the top of each plot of a page saves it as SVG",
+        ("--png", "--svg", "--html"),
+        "report writes a page with all pictures, and the button at the top of each saves it as SVG",
     ),
     **dict.fromkeys(
         ("auto_thresholds_by_network", "gradskip_by_network"),

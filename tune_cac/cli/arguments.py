@@ -36,7 +36,6 @@ RANKING = (
         "accuracy, or a unit of another metric, is worth, such as 0.1",
     ),
 )  # fmt: skip
-HTML = argument("--html", metavar="FILE", help="write the picture as a page, too")
 #: Variables, for `read_assignments`.
 ASSIGNMENTS = argument(
     "--set", action="append", default=[], metavar="VARIABLE=VALUE", dest="assignments",
