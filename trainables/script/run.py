@@ -10,7 +10,6 @@ import json
 import math
 import os
 import platform
-import queue
 import re
 import shutil
 import signal
@@ -21,7 +20,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,11 +80,11 @@ def files_below(cwd: Path, folder: Path) -> Iterator[tuple[float, Path]]:
 
 # --- A shell command as a child process: its output is read as it arrives, and no process of it is left behind --------
 
-#: Maximum number of characters kept of a line.
-LINE_CHARACTERS = 2**20
+#: Maximum number of bytes kept of a line.
+LINE_BYTES = 2**20
 #: Maximum number of bytes read from a log's end.
 TAIL_BYTES = 2**18
-#: Seconds between two looks for a report while stdout is silent.
+#: Seconds between two looks at what the command has printed and reported.
 _LOOK_S = 0.1
 #: Seconds to wait for a killed process to disappear.
 KILL_S = 10.0
@@ -102,47 +101,39 @@ class ScriptProcess:
         environment: the complete environment of the command: nothing else is inherited. ``PYTHONUNBUFFERED=1`` is added
             unless it is given, because Python scripts would buffer their lines.
         cwd: the command's working directory.
-        log: a file to which stdout and stderr are appended as they arrive. Beside it `REPORTS_FILE` is made empty,
-            whose lines come among those of stdout.
+        folder: where stdout and stderr are appended to `LOG_FILE` and `ERRORS_FILE`, and `REPORTS_FILE` is made empty.
 
     Raises:
-        OSError: the log cannot be opened, a folder does not exist, or no process can be started.
+        OSError: a file cannot be opened, a folder does not exist, or no process can be started.
     """
 
-    def __init__(self, command: str, *, environment: Mapping[str, str], cwd: Path, log: Path) -> None:
-        self._log = log.absolute()
+    def __init__(self, command: str, *, environment: Mapping[str, str], cwd: Path, folder: Path) -> None:
         self._waiting = threading.Lock()
-        with self._log.open("ab") as end_of_log, ExitStack() as on_failure:
-            reports = self._log.with_name(REPORTS_FILE)
-            reports.write_bytes(b"")
-            self._reports = on_failure.enter_context(reports.open(encoding="utf-8", errors="replace"))
-            self._log_start = end_of_log.tell()
+        folder = folder.absolute()
+        with ExitStack() as opened, ExitStack() as on_failure:
+            log, errors = (opened.enter_context((folder / name).open("ab")) for name in (LOG_FILE, ERRORS_FILE))
+            self._printed = [(folder / LOG_FILE, log.tell()), (folder / ERRORS_FILE, errors.tell())]
+            (folder / REPORTS_FILE).write_bytes(b"")
+            sources = ((folder / REPORTS_FILE, 0), self._printed[0])
+            self._sources = [GrowingFile(path, start) for path, start in sources]
+            for source in self._sources:
+                on_failure.callback(source.close)
             self._guard, theirs = socket.socketpair()
             on_failure.enter_context(self._guard)
+            opened.enter_context(theirs)
             # -I -S: neither the user's variables nor installed packages can change the guard.
             arguments = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(os.getpid())]
-            with theirs:
-                launcher = subprocess.Popen(
-                    [*arguments, environment.get("LC_CTYPE", ""), command, str(Path(psutil.__file__).parents[1])],
-                    env={"PYTHONUNBUFFERED": "1", **environment},
-                    cwd=cwd,
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.PIPE,
-                    stderr=end_of_log,
-                    start_new_session=True,
-                    encoding="utf-8",
-                    errors="replace",
-                )
-            assert launcher.stdout is not None
-            self._output = on_failure.enter_context(launcher.stdout)
-            if launcher.wait() != 0:  # it ends as soon as the guard has detached itself
+            started = subprocess.run(  # it ends as soon as the guard has detached itself
+                [*arguments, environment.get("LC_CTYPE", ""), command, str(Path(psutil.__file__).parents[1])],
+                env={"PYTHONUNBUFFERED": "1", **environment}, cwd=cwd, stdin=theirs.fileno(), stdout=log, stderr=errors,
+                start_new_session=True,
+            )  # fmt: skip
+            if started.returncode != 0:
                 raise OSError(
-                    f"the guard of a script could not be started (exit status {launcher.returncode}): see {self._log}"
+                    f"the guard of a script could not be started (exit status {started.returncode}): see "
+                    f"{folder / ERRORS_FILE}"
                 )
             on_failure.pop_all()
-        self._arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None after the last line of stdout
-        self._reader = threading.Thread(target=self._read_stdout, daemon=True)
-        self._reader.start()
         self._lines = self._read_lines()
         self.returncode: int | None = None
         """The command's exit status once it has ended, negative for signals; known when `lines` has ended.
@@ -157,17 +148,17 @@ class ScriptProcess:
         self.close()
 
     def lines(self) -> Iterator[str]:
-        r"""Return the lines of stdout, and of the reports, as they arrive, without ends, until the command has ended.
+        """Return the lines of the reports and of stdout, as they arrive, without ends, until the command has ended.
 
-        Every call returns the same iterator. It ends when all processes have closed stdout, at the latest a second
-        after the command itself, and after `close`. Bytes that are not UTF-8 become U+FFFD, ``\r`` and ``\r\n`` also
-        end a line, and longer lines are cut to their first `LINE_CHARACTERS` characters.
+        Every call returns the same iterator. It ends when no process writes any more, at the latest a second after the
+        command itself, and after `close`.
         """
         return self._lines
 
     def last_lines(self, n: int = 20) -> list[str]:
-        """Return up to ``n`` last lines of the log that this command wrote, stdout and stderr."""
-        return tail(self._log, n, start=self._log_start)
+        """Return up to ``n`` last lines that this command printed on stdout and then on stderr."""
+        lines = [line for path, start in self._printed for line in tail(path, n, start=start)]
+        return lines[max(0, len(lines) - n) :]
 
     def close(self, grace_s: float = 5.0) -> None:
         """End the command and all its descendants: SIGTERM, then SIGKILL after ``grace_s`` seconds; callable twice.
@@ -178,34 +169,18 @@ class ScriptProcess:
         with suppress(OSError):  # the guard has ended, or this is the second call
             self._guard.send(f"{grace_s}\n".encode())
         self._wait(all_gone=True, timeout_s=max(0.0, grace_s) + KILL_S)
-        self._reports.close()
-        self._reader.join(KILL_S)
         self._guard.close()
-        self._output.close()
-
-    def _read_stdout(self) -> None:
-        with suppress(ValueError):  # closed meanwhile
-            for line in cut_lines(self._output.readline):
-                self._arrived.put(line)
-        self._arrived.put(None)
+        for source in self._sources:
+            source.close()
 
     def _read_lines(self) -> Iterator[str]:
-        """Yield lines of stdout and reports; a line of stdout that has not ended must not delay a report."""
-        begun, ended = "", False
+        has_ended = False
         with suppress(ValueError):  # closed meanwhile
-            while not ended:
-                line = None
-                with suppress(queue.Empty):
-                    line = self._arrived.get(timeout=_LOOK_S)
-                    ended = line is None
-                for part in self._reports:
-                    begun += part
-                    if begun.endswith("\n"):
-                        yield begun[:-1]
-                        begun = ""
-                if line is not None:
-                    yield line
-        self._wait(all_gone=False, timeout_s=None)
+            while not has_ended:
+                self._wait(all_gone=False, timeout_s=_LOOK_S)
+                has_ended = self.returncode is not None
+                for source in self._sources:
+                    yield from source.lines(to_the_end=has_ended)
 
     def _wait(self, *, all_gone: bool, timeout_s: float | None) -> None:
         """Wait until the exit status is known, or until no process of the script runs."""
@@ -221,13 +196,37 @@ class ScriptProcess:
                 return
 
 
-def cut_lines(readline: Callable[[int], str]) -> Iterator[str]:
-    """Yield the lines of a text file without their ends, cut to `LINE_CHARACTERS`, each as soon as it has arrived."""
-    begins = True
-    while part := readline(LINE_CHARACTERS + 1):
-        if begins:
-            yield part.removesuffix("\n")[:LINE_CHARACTERS]
-        begins = part.endswith("\n")
+class GrowingFile:
+    r"""Lines of a text file that is being written, from a byte on.
+
+    Bytes that are not UTF-8 become U+FFFD, ``\r`` and ``\r\n`` also end a line, and longer lines are cut to their first
+    `LINE_BYTES` bytes.
+    """
+
+    def __init__(self, path: Path, start: int = 0) -> None:
+        self._file = path.open("rb")
+        self._file.seek(start)
+        self._begun = b""
+
+    def close(self) -> None:
+        """Close it; callable twice."""
+        self._file.close()
+
+    def lines(self, *, to_the_end: bool) -> Iterator[str]:
+        """Yield the lines that have come since the last call; one that has not ended only if nothing more will come.
+
+        Raises:
+            ValueError: it is closed.
+        """
+        while data := self._file.read(LINE_BYTES):
+            data = (self._begun + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            *whole, self._begun = data.split(b"\n")
+            self._begun = self._begun[:LINE_BYTES]
+            for line in whole:
+                yield line[:LINE_BYTES].decode("utf-8", errors="replace")
+        if to_the_end and self._begun:
+            yield self._begun.decode("utf-8", errors="replace")
+            self._begun = b""
 
 
 def tail(path: Path, n: int, *, start: int = 0) -> list[str]:
@@ -268,8 +267,8 @@ def last_lines_of_failed_process(script: ScriptProcess) -> Sequence[str]:
 
 # --- A trial that a user's command trains -----------------------------------------------------------------------------
 
-#: The script's output, in the trial's folder.
-LOG_FILE = "output.log"
+#: What the script prints on stdout and on stderr, in the trial's folder.
+LOG_FILE, ERRORS_FILE = "output.log", "errors.log"
 #: Additional column of a row: facts about the run that a space may use, as JSON.
 RUN_FACTS = "run_facts"
 #: Lines of output that a failure shows, and characters of each.
@@ -362,7 +361,7 @@ def start_script(config: TrialConfig, folder: Path, variables: Mapping[str, str]
         _filled_command(config, folder),
         environment=environment,
         cwd=working_directory(config),
-        log=folder / LOG_FILE,
+        folder=folder,
     )
 
 

@@ -15,7 +15,16 @@ from runs import rows_to_the_end
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.metrics import ROW
-from trainables.script.run import LOG_FILE, RUN_FACTS, OwnLength, ScriptFailed, ScriptRun, check_command, placeholders
+from trainables.script.run import (
+    ERRORS_FILE,
+    LOG_FILE,
+    RUN_FACTS,
+    OwnLength,
+    ScriptFailed,
+    ScriptRun,
+    check_command,
+    placeholders,
+)
 from trainables.workloads import build
 
 
@@ -42,9 +51,8 @@ def test_lines_of_a_shell_script_become_rows(tmp_path: Path) -> None:
     assert rows[1]["executed_flops"] is None
     assert {metric.name for metric in ROW} | {RUN_FACTS} == {*rows[0], "further_metrics"}
     assert json.loads(rows[1][RUN_FACTS])["total_steps"] == 20
-    log = (tmp_path / LOG_FILE).read_text()
-    assert "training" in log
-    assert "noise" in log
+    assert "training" in (tmp_path / LOG_FILE).read_text()
+    assert (tmp_path / ERRORS_FILE).read_text() == "noise\n"
 
 
 def test_flops_that_a_script_counted_itself(tmp_path: Path) -> None:
