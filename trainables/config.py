@@ -30,11 +30,7 @@ MOST_SEED = 2**32 - 1
 
 
 def wrapped_seed(number: int) -> int:
-    """Return a number as a seed: after `MOST_SEED` they begin again at 0.
-
-    >>> wrapped_seed(MOST_SEED), wrapped_seed(MOST_SEED + 1)
-    (4294967295, 0)
-    """
+    """Return a number as a seed: after `MOST_SEED` they begin again at 0."""
     return number % (MOST_SEED + 1)
 
 
@@ -223,10 +219,7 @@ class TrialConfig(RecipeFields, GradientFields, _VariableFields, _RunFields):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> TrialConfig:
-        """Build a config from a mapping; raise UserError for a key that is no field.
-
-        Fields that are gone are left out, so that studies which have them can be read.
-        """
+        """Build a config from a mapping, without fields that are gone; raise UserError for a key that is no field."""
         known = field_names()
         values = {key: value for key, value in values.items() if key not in _GONE}
         for key in values:
@@ -261,7 +254,7 @@ def method_of(names: Iterable[str]) -> str:
 
 @cache
 def field_names() -> tuple[str, ...]:
-    """Return the names of the hyperparameters, in the order of `TrialConfig`."""
+    """Return the names of the fields of `TrialConfig`."""
     return tuple(field.name for field in fields(TrialConfig))
 
 

@@ -32,18 +32,15 @@ _Number = TypeVar("_Number")
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """A metric by which trials are compared.
+    """A metric by which trials are compared: its column, ``max`` or ``min``, `FRACTION` or other words for its unit.
 
     Raises:
         UserError: no such direction, or a name that no column can have.
     """
 
     name: str = "accuracy"
-    """Also that of its column."""
     direction: str = "max"
-    """``max`` where larger is better, ``min`` where smaller is."""
     unit: str = FRACTION
-    """`FRACTION`, another unit in words, or empty."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):

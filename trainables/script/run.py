@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ from trainables.workload_options import SCRIPT_OPTIONS, read_options
 
 #: Share of the baseline's steps, scaled to a trial's epochs, that a trial must take: a scaler may skip some.
 _LEAST = 0.98
-#: Most entries of the working directory that are looked at, and most files that are named.
-_MOST_ENTRIES, _NAMED = 5000, 4
+#: Most files of the working directory that are looked at, and that are named.
+_MOST_FILES, _NAMED = 5000, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,22 +61,12 @@ class OwnLength:
     """Unix time at which the study's first trial began."""
 
 
-def files_below(cwd: Path, folder: Path) -> Iterator[tuple[float, Path]]:
-    """Yield the files below a folder with the times of their last change; hidden ones and the study's are left out."""
-    seen = 0
+def _files_below(cwd: Path, own: Path) -> Iterator[Path]:
+    """Yield the files below a folder, without hidden ones and those of the study, which has the folder ``own``."""
     for here, folders, names in os.walk(cwd):
         place = Path(here)
-        folders[:] = [
-            name
-            for name in folders
-            if not name.startswith((".", "__")) and place / name not in (folder, *folder.parents)
-        ]
-        for name in names:
-            seen += 1
-            if seen > _MOST_ENTRIES:
-                return
-            with suppress(OSError):  # gone meanwhile
-                yield (place / name).stat().st_mtime, place / name
+        folders[:] = [f for f in folders if not f.startswith((".", "__")) and place / f not in (own, *own.parents)]
+        yield from (place / name for name in names)
 
 
 # --- A shell command as a child process: its output is read as it arrives, and no process of it is left behind --------
@@ -251,10 +242,9 @@ _READ_LINES = 400
 
 
 def last_lines_of_failed_process(script: ScriptProcess) -> Sequence[str]:
-    """Return the last lines that the process printed which failed first; all lines if no launcher reported it.
+    """Return the last lines of the process that failed first; of all where no launcher or no line says which.
 
-    Others fail after it, with errors about the connection. torch writes the rank before each line of an exception as
-    soon as the processes are connected; without it, the lines of all processes are returned.
+    Others fail after it, with errors about the connection. torch writes the rank before each line of an exception.
     """
     lines = script.last_lines(_READ_LINES)
     end = next((number for number, line in enumerate(lines) if _REPORT.match(line)), None)
@@ -370,8 +360,7 @@ class ScriptRun:
 
     Args:
         config: of the trial, with the options ``command`` and ``cwd``.
-        folder: of the trial; the command's output is kept there. Of a URI, the command has a folder of this machine,
-            whose files are written there when the run is closed.
+        folder: of the trial. Of a URI, the command has a folder of this machine, which is copied there at the end.
         trace: what its optimizer records (`trace_file.TRACE_VARIABLE`); empty for nothing.
         length: what the trial's length asks of it; None for the baseline.
 
@@ -470,13 +459,14 @@ class ScriptRun:
         """Return the words for files that earlier trials wrote in the working directory; empty if there are none."""
         if self._length is None:
             return ""
-        cwd = working_directory(self.config)
-        found = sorted(
-            ((s, p) for s, p in files_below(cwd, self._here) if self._length.since_s <= s < self._begun_s), reverse=True
-        )
+        cwd, found = working_directory(self.config), []
+        for path in islice(_files_below(cwd, self._here), _MOST_FILES):
+            with suppress(OSError):  # gone meanwhile
+                if self._length.since_s <= path.stat().st_mtime < self._begun_s:
+                    found.append(str(path.relative_to(cwd)))
         if not found:
             return ""
-        names = ", ".join(str(path.relative_to(cwd)) for _, path in found[:_NAMED])
+        names = ", ".join(found[:_NAMED])
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         return (
             f": it may have gone on from what an earlier trial left in {cwd} ({names}{more}). Give each trial a folder "
@@ -533,16 +523,17 @@ class ScriptRun:
 
 def _check_ranges(report: Mapping[str, Any], *, method: str) -> None:
     """Raise ScriptFailed for a number that is out of its range."""
-    for name, rule, holds in (
-        ("accuracy", "a fraction, 1 at most: divide a percentage by 100", lambda value: not value > 1),
-        ("test_accuracy", "a fraction, 1 at most: divide a percentage by 100", lambda value: not value > 1),
-        ("compute_saved", "a fraction, 1 at most", lambda value: value <= 1),
-        ("executed_flops", ">= 0", lambda value: value >= 0),
-        ("dense_flops", "> 0", lambda value: value > 0),
-        ("step", ">= 1", lambda value: value >= 1),
+    for name, rule, low, high in (
+        ("accuracy", "a fraction, 1 at most: divide a percentage by 100", -math.inf, 1),
+        ("test_accuracy", "a fraction, 1 at most: divide a percentage by 100", -math.inf, 1),
+        ("compute_saved", "a fraction, 1 at most", -math.inf, 1),
+        ("executed_flops", ">= 0", 0, math.inf),
+        ("dense_flops", ">= 1", 1, math.inf),
+        ("step", ">= 1", 1, math.inf),
     ):
-        if report.get(name) is not None and not holds(report[name]):
-            raise ScriptFailed(f"{name} of a report must be {rule}, got {report[name]:g}")
+        value = report.get(name)
+        if value is not None and (value < low or value > high):
+            raise ScriptFailed(f"{name} of a report must be {rule}, got {value:g}")
     if method == "none" and abs(report.get("compute_saved", 0.0)) > _NOTHING:
         raise ScriptFailed(
             "the baseline's compute_saved must be 0, for the others are compared with it, got "
@@ -551,10 +542,7 @@ def _check_ranges(report: Mapping[str, Any], *, method: str) -> None:
 
 
 def _costs(report: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the FLOPs and the savings: as the script reports them, or as its optimizer counted them.
-
-    If a script reports ``executed_flops`` without ``dense_flops``, the baseline's are used for these; if it reports
-    only ``compute_saved``, no FLOPs are known.
+    """Return the FLOPs and the savings, as the script reports them or as its optimizer counted them.
 
     Raises:
         ScriptFailed: nothing is known.

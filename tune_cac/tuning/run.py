@@ -80,7 +80,7 @@ def search(**given: Any) -> SearchResult:
     options = options.with_metric(own_metric(options))
     study = None if options.name is None else Layout(options.folder / options.name)
     begun = study if study is not None and study.journal.exists() else None
-    options, context = _checked_on_run(options, begun)
+    options, context = _checked_on_run(options)
     options, device = settle_device(options, begun)
     grid = _grid(options, context)
     layout = open_study(options)
@@ -107,7 +107,7 @@ def search(**given: Any) -> SearchResult:
         return _run(layout, options, device, context, grid)
 
 
-def _checked_on_run(options: SearchOptions, begun: Layout | None) -> tuple[SearchOptions, SpaceContext | None]:
+def _checked_on_run(options: SearchOptions) -> tuple[SearchOptions, SpaceContext | None]:
     """Check the user's code and values before the folder exists; return the context of the run if that took it."""
     base, context = baseline_config(options, device="cpu"), None
     own = is_factory(options.workload) or options.first_options
@@ -116,10 +116,6 @@ def _checked_on_run(options: SearchOptions, begun: Layout | None) -> tuple[Searc
     if options.estimates:
         check_methods(options)
     if options.is_script:
-        if not options.is_on_cluster and begun is None:
-            from trainables.script.first_step import check_starts
-
-            check_starts(base)
         return options, context
     if options.metric is not None:
         check_measured(base)
