@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +19,6 @@ from tune_cac.cli.console import print_table
 
 if TYPE_CHECKING:
     from trainables.training.doctor.dry_run import DryRun, ParameterFacts
-
-#: Most parameters to show one by one; larger models are shown by units.
-MOST_ROWS = 60
 
 
 @command(
@@ -92,50 +88,39 @@ def _look_at_script(command: str) -> int:
 
 
 def _print_layers(found: DryRun) -> None:
-    """Print one row a parameter, or for a large model one a unit, and notes on how to read them."""
+    """Print one row a unit, named by the parameter whose module computes most, and notes on how to read them."""
     rows = found.parameters
     units: list[list[ParameterFacts]] = [[]]  # parameters after the last unit's end form one more group
     for row in rows:
         units[-1].append(row)
         if row.unit_end:
             units.append([])
-    units = [unit for unit in units if unit]
-    by_units = len(rows) > MOST_ROWS and len(units) > 1
     print(f"layers: {len(rows)} parameters in the model's order, {sum(row.elements for row in rows):,} elements")
-    names = ["unit", "parameters"] if by_units else ["parameter", "shape"]
-    header = ["number", *names, "elements", "watched", "forward", "backward", "saved"]
-    print_table([header, *(_cells(group, by_units) for group in (units if by_units else [[row] for row in rows]))])
+    table = [["number", "unit", "parameters", "elements", "watched", "forward", "backward", "saved"]]
+    for unit in filter(None, units):
+        last = unit[-1]
+        cells = [
+            str(last.number),
+            max(unit, key=lambda row: row.forward_flops or 0).name,
+            str(len(unit)),
+            f"{sum(row.elements for row in unit):,}",
+            "yes" if any(row.watched for row in unit) else "",
+            quantity_text(sum(row.forward_flops or 0 for row in unit), "FLOP"),
+            quantity_text(sum(row.backward_flops or 0 for row in unit), "FLOP"),
+            "" if last.saved is None else percent(last.saved),
+        ]
+        table.append(cells)
+    print_table(table)
     outside = found.outside
     if outside.forward_flops or outside.backward_flops:
         forward, backward = (quantity_text(n, "FLOP") for n in (outside.forward_flops, outside.backward_flops))
         print(f"outside layers: {forward} forward, {backward} backward")
     print(
-        "number: what CAC_STOP_LAYER_NUM takes; a stop at N stops the parameters 0..N. saved: share of a step's FLOPs "
-        "that is gone then, at the ends of units (a layer with its bias and norm)"
+        "unit: a layer with its bias and norm. number: what CAC_STOP_LAYER_NUM takes; a stop at N stops the parameters "
+        "0..N. saved: share of a step's FLOPs that is gone then, counted for some of many units"
     )
-    if any(row.unit_end and row.saved is None for row in rows):
-        print("saved is counted for some of the units, evenly spread")
-    if by_units:
-        print(f"one row a unit, for the model has more than {MOST_ROWS} parameters")
     if not any(row.watched for row in rows):
         print("the rule watches nothing here by default (CAC_WATCH=conv): set CAC_WATCH=linear, or module classes")
-
-
-def _cells(group: Sequence[ParameterFacts], by_units: bool) -> list[str]:
-    """Return the row of a parameter, or of a unit, named by the parameter whose module computes most."""
-    leading = max(group, key=lambda row: row.forward_flops or 0)
-    last = group[-1]
-    listed = by_units or leading.forward_flops is not None  # else an earlier parameter of the module has them
-    flops = (sum(row.forward_flops or 0 for row in group), sum(row.backward_flops or 0 for row in group))
-    return [
-        str(last.number),
-        leading.name,
-        str(len(group)) if by_units else "x".join(map(str, leading.shape)) or "scalar",
-        f"{sum(row.elements for row in group):,}",
-        "yes" if any(row.watched for row in group) else "",
-        *(quantity_text(count, "FLOP") if listed else "" for count in flops),
-        "" if last.saved is None else percent(last.saved),
-    ]
 
 
 def _print_costs(found: DryRun, config: TrialConfig, trials: int) -> None:

@@ -94,7 +94,10 @@ def _train(run: TrainingRun, config: TrialConfig) -> dict[str, Any]:
 
 def _results(run: TrainingRun, config: TrialConfig, row: Mapping[str, Any]) -> list[str]:
     """Return the results of a trained run in words."""
+    import pandas as pd
+
     from analysis.formatting import metric_words, percent, value_text
+    from analysis.presentation.markdown_report import sums
 
     quality, tested = run.quality, row["test_quality"]
     lines = [
@@ -104,17 +107,7 @@ def _results(run: TrainingRun, config: TrialConfig, row: Mapping[str, Any]) -> l
         f"{row['executed_flops'] / 1e9:.2f} of {row['dense_flops'] / 1e9:.2f} GFLOPs executed",
     ]
     if config.compresses:
-        lines.append(
-            f"sparsity {percent(row['sparsity'])} (in whole structures {percent(row['structured_sparsity'])}), "
-            f"inference compute saved {percent(row['inference_saved'])}"
-        )
-        if row["dense_macs"] is not None:
-            lines.append(
-                f"multiply-adds of a sample: {row['effective_macs'] / 1e6:.3f} of {row['dense_macs'] / 1e6:.3f} "
-                f"million with weights that are not zero; {row['parameters']} parameters"
-            )
-        if row["latency_s"] is not None:
-            lines.append(f"latency of a sample {1000 * row['latency_s']:.2f} ms")
+        lines += [f"{name} {value}" for name, value in sums(pd.Series(row))]
     events = run.method.events()
     if config.skips_gradients and not events:
         lines.append(f"nothing stopped: {why_nothing_stopped(config.gradskip_settings(), run.total_steps)}")
