@@ -171,16 +171,13 @@ def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Attached
 def metadata_key(config: TrialConfig) -> Hashable:
     """Return a key: configurations of one workload with equal keys have equal `Attached.model_metadata`."""
     module = METHODS[config.method].replay_module
-    if module is None:
-        return config.method
-    key: Hashable = importlib.import_module(module).blueprint_key(config)
+    key: Hashable = importlib.import_module(module).blueprint_key(config) if module else config.method
     return key
 
 
 def start_replay(config: TrialConfig, model_metadata: Mapping[str, Any]) -> MethodReplay:
     """Start the replay of the configuration's method over recorded training. Loads no torch."""
-    module = METHODS[config.method].replay_module
-    if module is None:
+    if (module := METHODS[config.method].replay_module) is None:
         return PlannedActs((), METHOD_DEFAULTS)
     replay: MethodReplay = importlib.import_module(module).start_replay(config, model_metadata)
     return replay

@@ -313,12 +313,8 @@ def check_command(config: TrialConfig) -> None:
         )
 
 
-def working_directory(config: TrialConfig) -> Path:
-    """Return the folder in which the command runs: the one in which the search was started.
-
-    Raises:
-        ScriptFailed: that folder does not exist, for example on another machine.
-    """
+def _working_directory(config: TrialConfig) -> Path:
+    """Return the folder in which the command runs: the one in which the search was started."""
     wanted = Path(read_options(config.options).get("cwd", os.curdir))
     if not wanted.is_dir():
         raise ScriptFailed(
@@ -328,31 +324,19 @@ def working_directory(config: TrialConfig) -> Path:
     return wanted.absolute()
 
 
-def start_script(config: TrialConfig, folder: Path, variables: Mapping[str, str]) -> ScriptProcess:
-    """Start the trial's command, with its variables in place of all ``CAC_*`` of a shell and of a sourced ``best.env``.
-
-    Raises:
-        UserError: the command has an unknown placeholder.
-        ScriptFailed: the folder in which it runs does not exist here.
-    """
+def _environment(config: TrialConfig, folder: Path, trace: str) -> dict[str, str]:
+    """Return this process's variables, the trial's in place of all ``CAC_*`` of a shell or of a sourced ``best.env``."""
     others = ("CAC_", EPOCHS_VARIABLE)
-    environment = {
+    return {
         "PET_REDIRECTS": _REDIRECTS,
         "PET_LOG_DIR": str(folder / RANKS_FOLDER),
         **{name: value for name, value in os.environ.items() if not name.startswith(others)},
         **_settings(config).to_environment(),
         "TUNE_CAC_SEED": str(config.seed),
         TRIAL_FOLDER: str(folder),
-        TRACE_VARIABLE: "",
+        TRACE_VARIABLE: trace,
         "OMP_NUM_THREADS": str(config.threads),
-        **variables,
     }
-    return ScriptProcess(
-        _filled_command(config, folder),
-        environment=environment,
-        cwd=working_directory(config),
-        folder=folder,
-    )
 
 
 class ScriptRun:
@@ -364,9 +348,10 @@ class ScriptRun:
         trace: what its optimizer records (`trace_file.TRACE_VARIABLE`); empty for nothing.
         length: what the trial's length asks of it; None for the baseline.
 
-    Raises (in `train_epoch`):
-        ScriptFailed: the command ended with an error, reported nothing, or no savings.
-        TrainingDiverged: an accuracy that is not finite.
+    Raises:
+        UserError: the command has an unknown placeholder.
+        ScriptFailed: its folder is not here; in `train_epoch`, it ended with an error or reported no metric or savings.
+        TrainingDiverged: in `train_epoch`, an accuracy that is not finite.
     """
 
     def __init__(
@@ -382,7 +367,12 @@ class ScriptRun:
         self._place = folder
         self._here = Path(tempfile.mkdtemp(prefix="tune_cac-")) if is_uri(folder) else Path(folder).absolute()
         self._here.mkdir(parents=True, exist_ok=True)
-        self._process = start_script(config, self._here, {TRACE_VARIABLE: trace})
+        self._process = ScriptProcess(
+            _filled_command(config, self._here),
+            environment=_environment(config, self._here, trace),
+            cwd=_working_directory(config),
+            folder=self._here,
+        )
         self._rows = self._read()
 
     def close(self) -> None:
@@ -459,7 +449,7 @@ class ScriptRun:
         """Return the words for files that earlier trials wrote in the working directory; empty if there are none."""
         if self._length is None:
             return ""
-        cwd, found = working_directory(self.config), []
+        cwd, found = _working_directory(self.config), []
         for path in islice(_files_below(cwd, self._here), _MOST_FILES):
             with suppress(OSError):  # gone meanwhile
                 if self._length.since_s <= path.stat().st_mtime < self._begun_s:

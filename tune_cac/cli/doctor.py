@@ -13,7 +13,7 @@ from analysis.io.study_options import TRIALS
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.runtime.processors import processors
-from tune_cac.cli.arguments import config_from_arguments, run_arguments
+from tune_cac.cli.arguments import RUN, config_from_arguments
 from tune_cac.cli.command import argument, command
 from tune_cac.cli.console import print_table
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @command(
-    *run_arguments(epochs="epochs of a run", seed="seed of the run"),
+    *RUN,
     argument("--trials", default=TRIALS, at_least=1, help="trials of the search that is estimated"),
     argument(
         "--script", metavar="COMMAND", help="look at your own training instead, 'python train.py ...': it is run for "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainables.errors import UserError
 from trainables.quality import DEFAULT_DROP, DEFAULT_RELATIVE_DROP, Quality, default_drop, read_drop
-from tune_cac.cli.arguments import config_from_arguments, run_arguments
+from tune_cac.cli.arguments import RUN, config_from_arguments
 from tune_cac.cli.command import argument, command
 from tune_cac.cli.console import print_table, write_asked
 from tune_cac.messages import say
@@ -23,7 +23,7 @@ _KINDS = ("element", "filter", "channel")
 
 
 @command(
-    *run_arguments(epochs="epochs to train", seed="seed of the training"),
+    *RUN,
     argument(
         "--checkpoint", metavar="FILE", help="weights to analyse: a state_dict as torch.save writes it, or a trial's"
     ),

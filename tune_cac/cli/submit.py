@@ -88,14 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _entrypoint_of(command: Sequence[str], job: str, parsers: dict[str, argparse.ArgumentParser]) -> str:
-    """Return a checked command for a shell; a new study has the job's name, unless it is given one.
-
-    Raises:
-        UserError: there is none, or it can't be run as a job.
-    """
+    """Return a checked command for a shell; a new study has the job's name, unless it is given one."""
+    known = [name for name in parsers if name != "submit"]
     if not command:
         raise UserError("submit needs a command after --, such as: submit -- search --space auto_thresholds")
-    known = [name for name in parsers if name != "submit"]
     if command[0] not in known:
         raise unknown_name("command of a job", command[0], known)
     arguments = parsers[command[0]].parse_args(command[1:])
@@ -114,11 +110,7 @@ def _entrypoint_of(command: Sequence[str], job: str, parsers: dict[str, argparse
 
 
 def entrypoint(command: Sequence[str], *, home_results: bool) -> str:
-    """Return a command of this package for a shell.
-
-    Args:
-        command: arguments after ``python -m tune_cac``.
-        home_results: whether its studies lie in the home folder of the job's user.
+    """Return a command of this package for a shell, its studies in the home folder of the job's user if asked.
 
     >>> entrypoint(["search", "--name", "s"], home_results=True)
     'exec "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/}python" -m tune_cac search --name s --results "$HOME"/tune_cac_results'

@@ -14,7 +14,7 @@ from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES, ratio_name
 from trainables.training.recipe.fields import RECIPE_FIELDS
-from tune_cac.cli.arguments import ASSIGNMENTS, COMPATIBLE, config_from_arguments, run_arguments
+from tune_cac.cli.arguments import ASSIGNMENTS, COMPATIBLE, RUN, config_from_arguments
 from tune_cac.cli.command import argument, command
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import read_assignments, with_schedule
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @command(
-    *run_arguments(),
+    *RUN,
     argument("--method", help="method (default: gradskip, with --schedule compression); none is the baseline"),
     ASSIGNMENTS,
     argument("--schedule", metavar="FILE", help="a compression schedule to train with"),

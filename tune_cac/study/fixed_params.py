@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import search_spaces
 from search_spaces import Space, SpaceContext
 from search_spaces.grid import GridPoints, grid_points
 from search_spaces.grid_file import GRID, read_grid
@@ -39,11 +38,7 @@ _OPTIONS = {
 
 
 def read_assignments(texts: Iterable[str]) -> dict[str, Any]:
-    """Return fields of `TrialConfig` from texts such as `EXAMPLE`; the last text of a name wins.
-
-    Raises:
-        UserError: no ``=``, an unknown name, or a value that is not valid.
-    """
+    """Return fields of `TrialConfig` from texts such as `EXAMPLE`; UserError for another text, name or value."""
     values: dict[str, Any] = {}
     for text in texts:
         name, separator, value = (part.strip() for part in text.partition("="))
@@ -81,9 +76,7 @@ def read_value(name: str, value: Any) -> Any:
     return value
 
 
-def check_hold(
-    space: str, hold: Mapping[str, Any], files: Mapping[str, str] | None = None, grid: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def check_hold(space: Space, hold: Mapping[str, Any]) -> dict[str, Any]:
     """Return the checked values that a search of a space fixes, in plain types (JSON, Ray).
 
     Raises:
@@ -93,30 +86,25 @@ def check_hold(
     from_file = ("schedule", "schedule_compatible")
     values = {name: value if name in from_file else read_value(name, value) for name, value in hold.items()}
     if values:
-        run = replace(ANY_RUN, schedule=values.get("schedule"))
-        searched = searched_fields(search_spaces.load(space, files, grid), run)
+        searched = searched_fields(space, replace(ANY_RUN, schedule=values.get("schedule")))
         for name in values:
             if name in searched and name not in RECIPE_FIELDS:  # a fixed field of the recipe is not searched
                 raise UserError(
-                    f"{name} is searched by space {space}, so it can't be fixed, got {name}={shown(values[name])}: "
-                    "leave it out, or take another space"
+                    f"{name} is searched by space {space.name}, so it can't be fixed, got "
+                    f"{name}={shown(values[name])}: leave it out, or take another space"
                 )
     if isinstance(values.get("distill_checkpoint"), str):  # trials run in another folder
         values["distill_checkpoint"] = str(Path(values["distill_checkpoint"]).absolute())
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def check_hold_on_run(
-    space: str, hold: Mapping[str, Any], context: SpaceContext, files: Mapping[str, str] | None = None,
-    grid: Mapping[str, Any] | None = None,
-) -> None:  # fmt: skip
+def check_hold_on_run(space: Space, hold: Mapping[str, Any], context: SpaceContext) -> None:
     """Raise UserError if fixed values conflict with the ends of the space's ranges on this run."""
-    found = search_spaces.load(space, files, grid)
-    for values in corners(found, context):
+    for values in corners(space, context):
         try:
-            TrialConfig(**{"method": found.method, **values, **hold})
+            TrialConfig(**{"method": space.method, **values, **hold})
         except UserError as error:
-            raise UserError(f"{shown_hold(hold)} can't be fixed in space {space}: {error}") from None
+            raise UserError(f"{shown_hold(hold)} can't be fixed in space {space.name}: {error}") from None
 
 
 def with_schedule(hold: Mapping[str, Any], file: str | Path | None, *, compatible: bool = False) -> dict[str, Any]:
@@ -154,11 +142,7 @@ def shown_hold(hold: Mapping[str, Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as ``--set`` takes it.
-
-    >>> shown((3, 9)), shown(True), shown(0.97)
-    ('3,9', '1', '0.97')
-    """
+    """Return a value as ``--set`` takes it."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
     if isinstance(value, str) and "\n" in value:
@@ -225,5 +209,5 @@ def points_of(space: Space, context: SpaceContext | None) -> GridPoints:
 
 def trials_in_all(before: int, more: int | None, grid: GridPoints | None) -> int:
     """Return the number of trials of a study with those that a search adds (None: all of a grid's points)."""
-    most = math.inf if grid is None else 1 + len(grid)  # and the baseline
-    return int(min(most, math.inf if more is None else before + more))
+    asked = math.inf if more is None else before + more
+    return int(asked if grid is None else min(asked, 1 + len(grid)))  # the baseline and the points

@@ -41,8 +41,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def with_options(declared: type, *, on_resume: bool = False) -> Callable[[_Function], _Function]:
     """Return a decorator that gives a function the options of a dataclass as its keywords.
 
-    The function takes them as ``**given``. Its signature and docstring list them, the latter in place of its line
-    ``given: ...``; an unknown keyword raises UserError with the nearest one.
+    The function takes them as ``**given``; its signature and, in place of the line ``given: ...``, its docstring list
+    them. An unknown keyword raises UserError with the nearest one.
 
     Args:
         declared: a dataclass of options (`analysis.io.study_options.option`).
@@ -87,14 +87,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def read_duration(value: float | str, flag: str = "--time-budget") -> float:
-    """Return a number of seconds from a number, or from text with units.
-
-    >>> read_duration("1h30m"), read_duration("90m"), read_duration("3600")
-    (5400.0, 5400.0, 3600.0)
-
-    Raises:
-        UserError: no duration, or not a positive one.
-    """
+    """Return a positive number of seconds from a number, or from text such as ``1h30m``; UserError for another."""
     text, seconds = str(value).strip().lower(), 0.0
     if is_number(value) or re.fullmatch(r"\d+(\.\d+)?", text):
         seconds = float(value)
@@ -108,14 +101,7 @@ def read_duration(value: float | str, flag: str = "--time-budget") -> float:
 
 
 def read_bytes(value: int | str) -> int:
-    """Return a number of bytes from a number, or from text with a unit.
-
-    >>> read_bytes("1.5MB")
-    1500000
-
-    Raises:
-        UserError: no such number, or a negative one.
-    """
+    """Return a number of bytes >= 0 from a number, or from text such as ``1.5MB``; UserError for another."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(value))
     if isinstance(value, bool) or found is None or found[2].upper() not in _UNITS:
         raise UserError(
@@ -125,11 +111,7 @@ def read_bytes(value: int | str) -> int:
 
 
 def read_lengths(text: str) -> tuple[float, ...]:
-    """Return the shares of a text such as ``1.0,0.8,0.6``.
-
-    Raises:
-        UserError: it is no such text, or a share is not in (0, 1].
-    """
+    """Return the shares in (0, 1] of a text such as ``1.0,0.8,0.6``; UserError for another."""
     try:
         found = tuple(float(part) for part in str(text).split(","))
     except ValueError:
@@ -269,7 +251,7 @@ class SearchOptions(StudyOptions):
         alone = self.is_script or self.workers_per_trial > 1 or self.fresh_processes
         self._set(
             sharing=not alone and self.sharing is not False,
-            hold=check_hold(self.space, self.fixed, self.space_files, self.points),
+            hold=check_hold(space, self.fixed),
         )
         if self.points is not None:
             check_points(self.points, self.fixed)
@@ -324,13 +306,10 @@ class SearchOptions(StudyOptions):
                 check_integer(declared.flag, value, low, declared.at_most)
             elif not is_number(value) or value < low:
                 raise UserError(f"{declared.flag} must be a number >= {low}, got {value!r}")
-        for what, given, valid in (
-            ("--device", self.device, DEVICES),
-            ("sampler", self.sampler, SAMPLERS),
-            ("saving", self.saving, SAVINGS),
-        ):
-            if given not in valid and (what, given) != ("saving", None):
-                raise unknown_name(what, str(given), valid)
+        valid: dict[str, tuple[str | None, ...]] = {"device": DEVICES, "sampler": SAMPLERS, "saving": (None, *SAVINGS)}
+        for name, known in valid.items():
+            if getattr(self, name) not in known:
+                raise unknown_name(f"--{name}", str(getattr(self, name)), filter(None, known))
         if self.lengths != AUTO_LENGTHS:
             read_lengths(self.lengths)
         # A factory's own metric, its direction and its unit are known only later (`with_metric`).

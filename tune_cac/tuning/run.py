@@ -123,7 +123,7 @@ def _checked_on_run(options: SearchOptions) -> tuple[SearchOptions, SpaceContext
         options = share_only_if_repeatable(options)
         context = _as_searched(context, options)
         if options.fixed:
-            check_hold_on_run(options.space, options.fixed, context, options.space_files, options.points)
+            check_hold_on_run(options.loaded_space, options.fixed, context)
         if options.compresses:
             check_schedule(options, context, None if options.schedule is None else Path(options.schedule))
     return options, context

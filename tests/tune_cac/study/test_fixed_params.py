@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import search_spaces
 import tune_cac
 from search_spaces import SpaceContext
 from trainables.errors import UserError
@@ -61,8 +62,8 @@ def test_wrong_values_are_refused_before_anything_starts(hold: dict[str, Any], m
 
 def test_what_a_space_fixes_may_be_held() -> None:
     fixed = {"CAC_WHOLE_UNITS": "0", "CAC_RULE_END_ITR": "500"}
-    held = check_hold("stop_rules", fixed)
-    check_hold_on_run("stop_rules", held, SpaceContext(total_steps=300))
+    held = check_hold(search_spaces.load("stop_rules"), fixed)
+    check_hold_on_run(search_spaces.load("stop_rules"), held, SpaceContext(total_steps=300))
     assert shown_hold(held) == "CAC_WHOLE_UNITS=0 CAC_RULE_END_ITR=500"
 
 
@@ -70,7 +71,7 @@ def test_what_would_fail_in_some_trials_only_is_refused_too() -> None:
     """Braking is 0 at the lower end of the range, where freezeout would still be valid."""
     hold = {"CAC_RULE": "freezeout", "CAC_RULE_END_ITR": 300}
     with pytest.raises(UserError) as error:
-        check_hold_on_run("braking_distance", hold, SpaceContext(total_steps=300))
+        check_hold_on_run(search_spaces.load("braking_distance"), hold, SpaceContext(total_steps=300))
     assert str(error.value) == (
         "CAC_RULE=freezeout CAC_RULE_END_ITR=300 can't be fixed in space braking_distance: CAC_BRAKING_DISTANCE "
         "must be "

@@ -70,7 +70,7 @@ def test_the_default_is_what_it_was() -> None:
     [
         (
             {"sampler": "gird"},
-            "unknown sampler 'gird': did you mean 'grid'? Valid: auto, gp, grid, nsga2, random, tpe",
+            "unknown --sampler 'gird': did you mean 'grid'? Valid: auto, gp, grid, nsga2, random, tpe",
         ),
         ({"grid": "none.yaml"}, "--grid must be a file in YAML, none.yaml cannot be read: No such file or directory"),
         ({"grid": TEXT, "space": "agp"}, "--grid is searched in place of a space, so it takes no --space, got agp"),
