@@ -22,8 +22,6 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,34 +38,6 @@ from trainables.script.placeholders import EPOCHS_VARIABLE, fill
 from trainables.script.report_lines import REPORTS_FILE, ReportError, has_cost, has_no_step, read_report
 from trainables.storage import DiskFiles, copy_files, files_of, is_uri
 from trainables.workload_options import SCRIPT_OPTIONS, read_options
-
-# --- Check that a script's trial took the steps of its length, and did not go on from what an earlier one left --------
-# Scripts that resume by themselves find, in a folder that all trials share, the checkpoint of the trial before: then a
-# trial trains on from another one's weights, and seems to cost next to nothing.
-
-#: Share of the baseline's steps, scaled to a trial's epochs, that a trial must take: a scaler may skip some.
-_LEAST = 0.98
-#: Most files of the working directory that are looked at, and that are named.
-_MOST_FILES, _NAMED = 5000, 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnLength:
-    """Requirements of a trial's length on its run."""
-
-    steps: int
-    """Optimizer steps: the baseline's, scaled to the trial's epochs."""
-    since_s: float
-    """Unix time at which the study's first trial began."""
-
-
-def _files_below(cwd: Path, own: Path) -> Iterator[Path]:
-    """Yield the files below a folder, without hidden ones and those of the study, which has the folder ``own``."""
-    for here, folders, names in os.walk(cwd):
-        place = Path(here)
-        folders[:] = [f for f in folders if not f.startswith((".", "__")) and place / f not in (own, *own.parents)]
-        yield from (place / name for name in names)
-
 
 # --- A shell command as a child process: its output is read as it arrives, and no process of it is left behind --------
 
@@ -263,6 +233,8 @@ LOG_FILE, ERRORS_FILE = "output.log", "errors.log"
 RUN_FACTS = "run_facts"
 #: Lines of output that a failure shows, and characters of each.
 _SHOWN_LINES, _SHOWN_CHARACTERS = 12, 200
+#: Share of the baseline's steps, scaled to a trial's epochs, that a trial must take: a scaler may skip some.
+_LEAST = 0.98
 #: Savings of a baseline up to this value are rounding errors.
 _NOTHING = 1e-6
 #: Folder in the trial's for what torchrun's processes print, other than the first.
@@ -325,7 +297,7 @@ def _working_directory(config: TrialConfig) -> Path:
 
 
 def _environment(config: TrialConfig, folder: Path, trace: str) -> dict[str, str]:
-    """Return this process's variables, the trial's in place of all ``CAC_*`` of a shell or of a sourced ``best.env``."""
+    """Return this process's variables, with the trial's in place of all ``CAC_*`` and of a sourced ``best.env``."""
     others = ("CAC_", EPOCHS_VARIABLE)
     return {
         "PET_REDIRECTS": _REDIRECTS,
@@ -346,7 +318,7 @@ class ScriptRun:
         config: of the trial, with the options ``command`` and ``cwd``.
         folder: of the trial. Of a URI, the command has a folder of this machine, which is copied there at the end.
         trace: what its optimizer records (`trace_file.TRACE_VARIABLE`); empty for nothing.
-        length: what the trial's length asks of it; None for the baseline.
+        steps: of the baseline's optimizer, scaled to the trial's epochs; None for the baseline.
 
     Raises:
         UserError: the command has an unknown placeholder.
@@ -354,12 +326,10 @@ class ScriptRun:
         TrainingDiverged: in `train_epoch`, an accuracy that is not finite.
     """
 
-    def __init__(
-        self, config: TrialConfig, folder: Path | str, *, trace: str = "", length: OwnLength | None = None
-    ) -> None:
+    def __init__(self, config: TrialConfig, folder: Path | str, *, trace: str = "", steps: int | None = None) -> None:
         self.config = config
-        self._length = length
-        self._begun_s, self._begun = time.time(), time.perf_counter()
+        self._steps = steps
+        self._begun = time.perf_counter()
         self.row: dict[str, Any] | None = None
         """The last report's row; None before the first."""
         self.finished = False
@@ -426,7 +396,7 @@ class ScriptRun:
                 else f"printed no metric: call tune_cac.report({name}=..., step=...), or print a line such as "
                 f'{{"{name}": 0.91, "step": 100}}'
             )
-            raise ScriptFailed(f"the script {lacking}{self._left_behind()}{self._tail()}")
+            raise ScriptFailed(f"the script {lacking}{self._tail()}")
         self._check_length(last)
         self.close()
         if not math.isfinite(pending["quality"]):
@@ -435,33 +405,20 @@ class ScriptRun:
         yield pending
 
     def _check_length(self, last: Mapping[str, Any]) -> None:
-        """Raise ScriptFailed if the command took fewer steps than its length asks for, and did not say why."""
+        """Raise ScriptFailed if the command took fewer steps than its length asks for, and did not say why.
+
+        Scripts that resume by themselves find, in a folder that all trials share, the checkpoint of the trial before:
+        then a trial trains on from another one's weights, and seems to cost next to nothing.
+        """
         steps = (last.get("gradskip") or {}).get("steps", last.get("step"))
         stopped = last.get("extra", {}).get("early_stopped")
-        if self._length is not None and steps is not None and steps < _LEAST * self._length.steps and not stopped:
+        if self._steps is not None and steps is not None and steps < _LEAST * self._steps and not stopped:
             raise ScriptFailed(
-                f"the script took {int(steps)} optimizer steps where a run of its length takes {self._length.steps}"
-                f"{self._left_behind()}. If it stopped early by itself, let its last report say so: "
+                f"the script took {int(steps)} optimizer steps where a run of its length takes {self._steps}: it may "
+                "have gone on from what an earlier trial left. Give each trial a folder of its own for its "
+                "checkpoints, {trial_dir} in the command. If it stopped early by itself, let its last report say so: "
                 "report(..., early_stopped=True)"
             )
-
-    def _left_behind(self) -> str:
-        """Return the words for files that earlier trials wrote in the working directory; empty if there are none."""
-        if self._length is None:
-            return ""
-        cwd, found = _working_directory(self.config), []
-        for path in islice(_files_below(cwd, self._here), _MOST_FILES):
-            with suppress(OSError):  # gone meanwhile
-                if self._length.since_s <= path.stat().st_mtime < self._begun_s:
-                    found.append(str(path.relative_to(cwd)))
-        if not found:
-            return ""
-        names = ", ".join(found[:_NAMED])
-        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        return (
-            f": it may have gone on from what an earlier trial left in {cwd} ({names}{more}). Give each trial a folder "
-            "of its own for its checkpoints, {trial_dir} in the command"
-        )
 
     def _tail(self) -> str:
         printed = last_lines_of_failed_process(self._process)[-_SHOWN_LINES:]
