@@ -14,6 +14,8 @@ GONE = {
     "dashboard": "optuna-dashboard results/NAME/optuna.journal, of pip install 'tune-cac[dashboard]'",
     "jobs": "ray job list, status, logs and stop; submit with --results s3://... has its studies at hand",
     "--most-mb": "Ray refuses more than 500 MiB itself: leave it out",
+    "--exclude": "what .gitignore names is not shipped",
+    "--no-ship-package": "tune_cac is always shipped as it runs here: leave it out",
     "--prior": "a search from earlier studies cost as much as one without: leave it out",
     "--part": "a grid is one study, whose trials run at once: leave it out",
     "--study-storage": "the journal on a disk that all nodes see, or --results s3://..., takes its place",

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.formatting import percent, plural
-from analysis.io.study_options import TRIALS
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.runtime.processors import processors
 from tune_cac.cli.arguments import RUN, config_from_arguments
 from tune_cac.cli.command import argument, command
 from tune_cac.cli.console import print_table
@@ -23,14 +21,13 @@ if TYPE_CHECKING:
 
 @command(
     *RUN,
-    argument("--trials", default=TRIALS, at_least=1, help="trials of the search that is estimated"),
     argument(
         "--script", metavar="COMMAND", help="look at your own training instead, 'python train.py ...': it is run for "
         "some steps and ended",
     ),
     help="a short dry run: layers, FLOPs, memory, times, and whether it repeats exactly",
-    description="A short dry run of a training: layers with numbers, names and FLOPs, memory, time of a step, how long "
-    "a search would take, and whether training repeats bit for bit on this machine.",
+    description="A short dry run of a training: layers with numbers, names and FLOPs, memory, time of a step, "
+    "and whether training repeats bit for bit on this machine.",
 )  # fmt: skip
 def run(arguments: argparse.Namespace) -> int:
     """Train and evaluate briefly; print what a run costs, and whether it repeats bit for bit."""
@@ -57,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     _print_layers(found)
     print()
-    _print_costs(found, config, arguments.trials)
+    _print_costs(found, config)
     if reason := why_not_repeatable(config):
         print(
             f"training {config.workload} does not repeat bit for bit here: {reason}. A search of one's own workload "
@@ -123,8 +120,8 @@ def _print_layers(found: DryRun) -> None:
         print("the rule watches nothing here by default (CAC_WATCH=conv): set CAC_WATCH=linear, or module classes")
 
 
-def _print_costs(found: DryRun, config: TrialConfig, trials: int) -> None:
-    """Print lines with the FLOPs, the memory and the times of steps, runs and a search."""
+def _print_costs(found: DryRun, config: TrialConfig) -> None:
+    """Print lines with the FLOPs, the memory and the times of steps and runs."""
     flops = (found.step_cost.forward_flops, found.step_cost.backward_flops, found.run_flops)
     forward, backward, of_run = (quantity_text(count, "FLOP") for count in flops)
     most = "at most " if found.train_samples is None else ""  # the last batch may be smaller
@@ -138,17 +135,6 @@ def _print_costs(found: DryRun, config: TrialConfig, trials: int) -> None:
         f"time: a step {time_text(found.step_time_s)} (median of {len(times)}, {time_text(min(times))} to "
         f"{time_text(max(times))}), {percent(found.loader_share)} of it waiting for the batch; an evaluation "
         f"{time_text(found.evaluation_time_s)}; a run {time_text(found.run_time_s)}"
-    )
-    at_a_time = max(1, processors() // config.threads)
-    if config.device == "cuda":
-        import torch
-
-        at_a_time = max(1, torch.cuda.device_count())
-    print(
-        f"search: {trials} trials, {at_a_time} at a time and each trained alone, would take "
-        f"{time_text(found.search_time_s(trials, at_a_time))} if they do not slow each other down (controls "
-        "come on top); trials share what they have in common, which makes a search several times shorter "
-        "(docs/stage-tree.md)"
     )
 
 

@@ -83,13 +83,9 @@ def _completed(layout: Layout, trace: RunTrace, settings: Any) -> RunTrace:
 def prediction_lines(
     found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int], settings: Settings
 ) -> list[str]:
-    """Return a prediction in words: its stops, or why there are none, what is saved, and which part is exact.
+    """Return a row of `analysis.replay` in words: its stops, or why there are none, what is saved, what is exact.
 
-    Args:
-        found: a row of `analysis.replay`.
-        trace: what it was predicted from.
-        trained_as: numbers of the study's trials that end in the predicted stage.
-        settings: of the rule that decides the stops.
+    ``trained_as`` are the numbers of the study's trials that end in the predicted stage.
     """
     from analysis.formatting import percent, value_text
     from trainables.gradskip.advice.why_nothing import why_nothing_stopped

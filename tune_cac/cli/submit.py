@@ -40,14 +40,6 @@ _SECRET = ("SECRET", "TOKEN", "PASSWORD", "ACCESS_KEY")
         "--env", action="append", default=[], metavar="NAME[=VALUE]",
         help="variable for the job, with its value here unless given; may be repeated. Ray shows it with the job",
     ),
-    argument(
-        "--exclude", action="append", default=[], metavar="PATTERN",
-        help="files or folders of the working directory that are not shipped; may be repeated",
-    ),
-    argument(
-        "--no-ship-package", action="store_true",
-        help="the cluster's environment has tune_cac; otherwise it is shipped as it runs here",
-    ),
     argument("--no-wait", action="store_true", help="print the job's id and end"),
     argument("job_command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="such as: -- search --name s"),
     help="run a command, such as a search, as a job of a Ray cluster",
@@ -59,14 +51,13 @@ def run(arguments: argparse.Namespace) -> int:
     given = arguments.job_command
     job = f"tune-cac-{datetime.now():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
     line = _entrypoint_of(given[1:] if given[:1] == ["--"] else given, job, arguments.parsers)
-    environment: dict[str, Any] = {"working_dir": str(Path.cwd()), "excludes": ["/results/", *arguments.exclude]}
+    environment: dict[str, Any] = {"working_dir": str(Path.cwd()), "excludes": ["/results/"]}
     if arguments.pip is not None:
         if not Path(arguments.pip).is_file():
             raise UserError(f"--pip must be a requirements file, got {arguments.pip}: there is no such file")
         environment["pip"] = arguments.pip
-    if not arguments.no_ship_package:
-        home = Path(tune_cac.__file__).resolve().parents[1]
-        environment["py_modules"] = [str(home / name) for name in ("tune_cac", *NAMES)]
+    home = Path(tune_cac.__file__).resolve().parents[1]
+    environment["py_modules"] = [str(home / name) for name in ("tune_cac", *NAMES)]
     variables = dict(_variable(text) for text in arguments.env)
 
     from tune_cac.ray_backend import job as ray_job
