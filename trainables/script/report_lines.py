@@ -11,7 +11,6 @@ import math
 import os
 import reprlib
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from trainables.errors import UserError
@@ -29,8 +28,6 @@ COUNTED = "gradskip"
 MARKER = "tune_cac"
 #: The file of a trial into which `tune_cac.report` puts its lines.
 REPORTS_FILE = "reports.jsonl"
-
-
 #: Errors of what has no ``item()``, such as a text, or several items, such as an array.
 _NO_SCALAR = (AttributeError, TypeError, ValueError, RuntimeError)
 
@@ -81,16 +78,6 @@ def format_report(**values: Any) -> str:
         except _NO_SCALAR:
             raise ReportError(f"{key} must be a value that JSON can hold, got {_shown(value)}") from None
     return json.dumps(ordered, default=_item)
-
-
-def has_no_step(report: Mapping[str, Any]) -> bool:
-    """Return whether a report says that no optimizer step was taken before it."""
-    return report.get("step", (report.get("gradskip") or {}).get("steps")) == 0
-
-
-def has_cost(report: Mapping[str, Any]) -> bool:
-    """Return whether a report tells what was computed."""
-    return any(name in report for name in ("executed_flops", "compute_saved", "gradskip"))
 
 
 def _check(values: dict[str, Any], metric: str = "accuracy") -> None:

@@ -35,7 +35,7 @@ from trainables.gradskip.variables import BY_NAME, is_number
 from trainables.metrics import METHOD_DEFAULTS, METRICS, MODEL_DEFAULTS, further_columns
 from trainables.savings import share_saved
 from trainables.script.placeholders import EPOCHS_VARIABLE, fill
-from trainables.script.report_lines import REPORTS_FILE, ReportError, has_cost, has_no_step, read_report
+from trainables.script.report_lines import REPORTS_FILE, ReportError, read_report
 from trainables.storage import DiskFiles, copy_files, files_of, is_uri
 from trainables.workload_options import SCRIPT_OPTIONS, read_options
 
@@ -376,7 +376,8 @@ class ScriptRun:
                 raise ScriptFailed(f"the script printed a report that cannot be read: {error}") from None
             if report is None:
                 continue
-            if pending is None and (has_no_step(report) or not (evaluations or has_cost(report))):
+            has_cost = not report.keys().isdisjoint(("executed_flops", "compute_saved", "gradskip"))
+            if pending is None and (_steps_of(report) == 0 or not (evaluations or has_cost)):
                 evaluations.append(report)  # an evaluation before the training is no epoch
                 continue
             if pending is not None:
@@ -386,7 +387,7 @@ class ScriptRun:
         if (code := self._process.returncode) != 0:
             how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
             raise ScriptFailed(f"the script {how}{self._tail()}")
-        if pending is None and evaluations and not has_no_step(evaluations[-1]):
+        if pending is None and evaluations and _steps_of(evaluations[-1]) != 0:
             pending = self._row(evaluations[-1], 1)  # which says what it lacks
         if pending is None:
             lacking = (
@@ -397,28 +398,21 @@ class ScriptRun:
                 f'{{"{name}": 0.91, "step": 100}}'
             )
             raise ScriptFailed(f"the script {lacking}{self._tail()}")
-        self._check_length(last)
-        self.close()
-        if not math.isfinite(pending["quality"]):
-            raise TrainingDiverged(f"the {name} is {pending['quality']} in the last report")
-        self.finished = True
-        yield pending
-
-    def _check_length(self, last: Mapping[str, Any]) -> None:
-        """Raise ScriptFailed if the command took fewer steps than its length asks for, and did not say why.
-
-        Scripts that resume by themselves find, in a folder that all trials share, the checkpoint of the trial before:
-        then a trial trains on from another one's weights, and seems to cost next to nothing.
-        """
-        steps = (last.get("gradskip") or {}).get("steps", last.get("step"))
-        stopped = last.get("extra", {}).get("early_stopped")
-        if self._steps is not None and steps is not None and steps < _LEAST * self._steps and not stopped:
+        steps, stopped_early = _steps_of(last), last.get("extra", {}).get("early_stopped")
+        # A script that resumes by itself trains on from the checkpoint of another trial in a folder that all share, and
+        # seems to cost next to nothing.
+        if self._steps is not None and steps is not None and steps < _LEAST * self._steps and not stopped_early:
             raise ScriptFailed(
                 f"the script took {int(steps)} optimizer steps where a run of its length takes {self._steps}: it may "
                 "have gone on from what an earlier trial left. Give each trial a folder of its own for its "
                 "checkpoints, {trial_dir} in the command. If it stopped early by itself, let its last report say so: "
                 "report(..., early_stopped=True)"
             )
+        self.close()
+        if not math.isfinite(pending["quality"]):
+            raise TrainingDiverged(f"the {name} is {pending['quality']} in the last report")
+        self.finished = True
+        yield pending
 
     def _tail(self) -> str:
         printed = last_lines_of_failed_process(self._process)[-_SHOWN_LINES:]
@@ -466,6 +460,12 @@ class ScriptRun:
             **stops,
             RUN_FACTS: json.dumps(_facts(counted, step)),
         }
+
+
+def _steps_of(report: Mapping[str, Any]) -> float | None:
+    """Return the optimizer steps before a report; None where it says nothing of them."""
+    steps: float | None = (report.get("gradskip") or {}).get("steps", report.get("step"))
+    return steps
 
 
 def _check_ranges(report: Mapping[str, Any], *, method: str) -> None:

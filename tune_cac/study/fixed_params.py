@@ -159,22 +159,20 @@ SAMPLERS = (AUTO, "tpe", "random", "grid", "gp", "nsga2")
 
 
 def grid_of(given: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the points of a grid file (`read_grid`), given by its path, as text or map, or as the points themselves.
+    """Return the points of a grid file (`read_grid`), given by its path, as a map, or as the points themselves.
 
     Raises:
         UserError: the file cannot be read or is no grid.
     """
     if given is None or (isinstance(given, Mapping) and "settings" in given):
         return given
-    text, source = json.dumps(given) if isinstance(given, Mapping) else str(given), "<grid>"
-    if isinstance(given, Path) or not ("\n" in text or text.lstrip().startswith("{")):
-        source = text
-        try:
-            text = Path(source).read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            said = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise UserError(f"--grid must be a file in YAML, {source} cannot be read: {said}") from None
-    return read_grid(text, source, _read)
+    if isinstance(given, Mapping):
+        return read_grid(json.dumps(given), "<grid>", _read)
+    try:
+        return read_grid(Path(given).read_text(encoding="utf-8-sig"), str(given), _read)
+    except (OSError, UnicodeDecodeError) as error:
+        said = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"--grid must be a file in YAML, {given} cannot be read: {said}") from None
 
 
 def _read(name: str, given: Any) -> Any:
