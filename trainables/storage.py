@@ -71,11 +71,7 @@ class FileState:
 
 
 class Files:
-    """The files below one folder, here of a disk. Every method raises OSError where the storage fails.
-
-    Args:
-        place: the folder; created when something is written.
-    """
+    """The files below one folder, here of a disk. Every method raises OSError where the storage fails."""
 
     def __init__(self, place: Path) -> None:
         self.place: str | Path = place
@@ -157,14 +153,7 @@ def _raise_unless_gone(error: OSError) -> None:
 
 
 class ObjectFiles(Files):
-    """The files of a folder in object storage, through pyarrow; objects appear whole.
-
-    Args:
-        place: URI of the folder.
-
-    Raises:
-        UserError: pyarrow cannot open it.
-    """
+    """The files of a folder in object storage, through pyarrow; UserError where that cannot open the URI."""
 
     def __init__(self, place: str) -> None:
         import pyarrow as pa
@@ -273,9 +262,6 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
     A reader sees the old file, the new one or none, also after this process was killed. A machine that crashes may lose
     blocks of a renamed file, which only a checksum detects (`trainables.stage_tree.store`).
-
-    Args:
-        path: in an existing folder, which also holds the temporary file; its permissions follow the umask.
 
     Raises:
         OSError: it cannot be written (disk full, file too large, read-only); the temporary file is removed.

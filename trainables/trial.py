@@ -48,19 +48,6 @@ def continued(kind: type[TrainingRun], config: TrialConfig, resume_from: str | N
     return run
 
 
-def build_shared_run(config: TrialConfig, sharing: dict[str, Any]) -> SharedRun:
-    """Build a run over a study's stage tree."""
-    from trainables.stage_tree.shared_run import SharedRun, Sharing
-
-    name = sharing["claims"]
-    how = Sharing(
-        **{key: sharing[key] for key in ("tree", "budget_bytes", "trials", "checkpoint_every_s")},
-        watches=tuple(tuple(watch) for watch in sharing["watches"]),
-    )
-    claims = None if name is None else RayLeases(name)
-    return SharedRun(config, how, claims=claims, holder=sharing["holder"])
-
-
 def keep_decoded_data(config: Mapping[str, Any]) -> None:
     """Set the folder for decoded data to the search's, for all trials of this process."""
     if config.get("cache"):
@@ -103,7 +90,12 @@ class Trial(tune.Trainable):
 
             self._run = self._trained_here = continued(TrainingRun, trial, config.get("resume_from"))
         else:
-            self._run = build_shared_run(trial, sharing)
+            from trainables.stage_tree.shared_run import SharedRun, Sharing
+
+            fields = {key: sharing[key] for key in ("tree", "budget_bytes", "trials", "checkpoint_every_s")}
+            how = Sharing(**fields, watches=tuple(tuple(watch) for watch in sharing["watches"]))
+            claims = None if sharing["claims"] is None else RayLeases(sharing["claims"])
+            self._run = SharedRun(trial, how, claims=claims, holder=sharing["holder"])
         self._folder = config.get("folder")
         self._checkpoint_every_s = float(config.get("checkpoint_every_s", 60.0))
         self._checkpointed = time.monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,17 +25,7 @@ def answer_of(arguments: argparse.Namespace) -> tuple[Layout, StudyInfo, SearchR
 
 
 def write_asked(path: Path, content: str | bytes, what: str, instead: str = "choose another file") -> None:
-    """Write an output file of a command atomically.
-
-    Args:
-        path: of the file.
-        content: text is written as UTF-8 with line feeds.
-        what: name of the file in messages, such as ``--output``.
-        instead: advice in messages.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write an output file of a command atomically; UserError names it and the way out where it cannot be written."""
     if path.is_dir():
         raise UserError(f"cannot write {what} {path}: Is a directory; {instead}")
     try:
@@ -47,19 +36,7 @@ def write_asked(path: Path, content: str | bytes, what: str, instead: str = "cho
 
 
 def print_table(cells: list[list[str]]) -> None:
-    """Print a table fitted to the terminal; on a pipe, print aligned columns without folding."""
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(show_edge=False)
-        for column in cells[0]:
-            table.add_column(column, overflow="fold")
-        for row in cells[1:]:
-            table.add_row(*(Text(cell) for cell in row))
-        Console().print(table)
-        return
+    """Print aligned columns, the header first."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -397,10 +397,7 @@ class SearchOptions(StudyOptions):
         return cls(**{**kept, "space_files": info.space_files, **how})
 
     def with_metric(self, own: Quality) -> SearchOptions:
-        """Return these options with the metric, its direction, its unit and the allowed drop settled.
-
-        Args:
-            own: the workload's own metric.
+        """Return these options with metric and allowed drop settled, given the workload's own metric.
 
         Raises:
             UserError: a direction that is not the metric's, or an allowed drop out of its range.
@@ -460,11 +457,6 @@ class SearchOptions(StudyOptions):
     def estimates(self) -> bool:
         """Return whether a gradient estimator is searched."""
         return estimator_in(self.loaded_space.method) is not None
-
-    @property
-    def skips_gradients(self) -> bool:
-        """Return whether Gradient-Skip is searched."""
-        return "gradskip" in self.loaded_space.method
 
     @property
     def ranked_by(self) -> str:

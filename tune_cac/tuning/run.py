@@ -252,7 +252,7 @@ def plan_of(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     run_name = f"run-{len(list(layout.ray.glob('run-*'))):03d}"
     gpus = {"GPU": options.gpus_per_trial} if options.gpus_per_trial else {}
-    info = layout.read_info()
+    info, skips_gradients = layout.read_info(), "gradskip" in options.loaded_space.method
     fields: dict[str, Any] = {
         "space": options.loaded_space,
         "context": _as_searched(context, options),
@@ -267,7 +267,7 @@ def plan_of(
         "run_folder": f"{layout.ray.name}/{run_name}",
         "checkpoint_every_s": options.checkpoint_every_s,
         "trial_timeout_s": options.trial_timeout,
-        "hold": with_watch(options.fixed, context) if options.skips_gradients else dict(options.fixed),
+        "hold": with_watch(options.fixed, context) if skips_gradients else dict(options.fixed),
         "tree": layout.shared_tree if info.storage else layout.tree.resolve(),
         "sharing": bool(options.sharing),
         "budget_bytes": options.checkpoint_budget,
