@@ -115,8 +115,6 @@ def test_wrong_arguments(arguments: str, message: str, refused: Callable[..., st
     ("held", "given", "message"),
     [
         ({"space": "other_space"}, [], "a study with space 'other_space', not 'auto_thresholds'"),
-        ({"epochs": 3}, [], "a study with epochs 3, not 30"),
-        ({}, ["--set", "CAC_WATCH=linear"], "a study with nothing fixed, not CAC_WATCH=linear"),
         (
             {"hold": {"CAC_WATCH": ["linear"], "CAC_WHOLE_UNITS": True}},
             ["--set", "CAC_WATCH=conv,linear"],
