@@ -206,23 +206,18 @@ def tail(path: Path, n: int, *, start: int = 0) -> list[str]:
 
 #: First line of a launcher's report, logged by torch's elastic agent: "E1123 05:31:40.446000 29506 torch/...".
 _REPORT = re.compile(r"[A-Z]\d{4} [\d:.]+ .*torch/distributed/elastic/")
-_ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*: (\d+)", re.DOTALL)
+#: An exception in one of several processes that are connected.
+_EXCEPTION = re.compile(r"(\[rank\d+\]:) Traceback")
 #: Last lines of a log that are read.
 _READ_LINES = 400
 
 
 def last_lines_of_failed_process(script: ScriptProcess) -> Sequence[str]:
-    """Return the last lines of the process that failed first; of all where no launcher or no line says which.
-
-    Others fail after it, with errors about the connection. torch writes the rank before each line of an exception.
-    """
+    """Return the last lines of the process that raised first; others fail after it. Of all if no line says which."""
     lines = script.last_lines(_READ_LINES)
-    end = next((number for number, line in enumerate(lines) if _REPORT.match(line)), None)
-    found = _ROOT_CAUSE.search("\n".join(lines[end:])) if end is not None else None
-    if found is None:
-        return lines
-    printed = lines[:end]
-    return [line for line in printed if line.startswith(f"[rank{found[1]}]:")] or printed
+    printed = lines[: next((number for number, line in enumerate(lines) if _REPORT.match(line)), None)]
+    first = next((found[1] for line in printed if (found := _EXCEPTION.match(line))), "")
+    return [line for line in printed if line.startswith(first)]
 
 
 # --- A trial that a user's command trains -----------------------------------------------------------------------------

@@ -469,11 +469,6 @@ class SearchOptions(StudyOptions):
         return self.hold or {}
 
     @property
-    def time_budget_s(self) -> float | None:
-        """Return `time_budget` in seconds; None for no limit."""
-        return None if self.time_budget is None else float(self.time_budget)
-
-    @property
     def trial_epochs(self) -> int:
         """Return the epochs per trial."""
         return self.epochs or default_epochs(self.workload, self.first_options)

@@ -322,7 +322,8 @@ def _search(
     from tune_cac.tuning.progress import Budget, SearchProgress
 
     progress = SearchProgress(searcher, to_run=to_run)
-    budget = Budget(searcher, progress, time_s=options.time_budget_s, trainings=options.cost_budget, begun=begun)
+    time_s = None if options.time_budget is None else float(options.time_budget)
+    budget = Budget(searcher, progress, time_s=time_s, trainings=options.cost_budget, begun=begun)
     searcher.ask_for(to_run, controls=options.controls)
     # The searcher ends the run earlier if fewer controls are needed.
     beside = (MOST_CONTROLS if options.controls else 0) + options.searched_lengths.count(",")

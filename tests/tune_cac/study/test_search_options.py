@@ -32,7 +32,7 @@ def test_bytes_with_units(text: str | int, number: int) -> None:
     [("90m", 5400), ("3600", 3600), ("1h30m", 5400), ("1 h 30 m", 5400), ("1.5H", 5400), ("2d", 172_800), (7, 7)],
 )
 def test_durations(text: str | int, seconds: float) -> None:
-    assert SearchOptions(time_budget=text).time_budget_s == seconds
+    assert SearchOptions(time_budget=text).time_budget == seconds
 
 
 NOT_A_NUMBER = {
