@@ -81,12 +81,7 @@ class MethodReplay(Protocol):
 
 
 class PlannedActs:
-    """Replay of a method whose interventions depend on no signal, so that they are known before the training.
-
-    Args:
-        acts: its interventions, ascending, at most one per iteration; none for plain training.
-        columns: the method's own result columns.
-    """
+    """Replay of a method whose interventions, ascending and at most one per iteration, are known before the training."""
 
     kind = "any"
     first_stage_only = False

@@ -23,14 +23,7 @@ class Argument:
 
 
 def argument(name: str, *, help: str, at_least: int | None = None, **settings: Any) -> Argument:
-    """Declare an argument; its help ends with the default, if that is a number or a text.
-
-    Args:
-        name: its flag, or the name of a positional argument.
-        help: its meaning.
-        at_least: smallest value, of an integer.
-        settings: others of `argparse.ArgumentParser.add_argument`.
-    """
+    """Declare an argument, an integer if it has a smallest value; its help ends with a default number or text."""
     default = settings.get("default")
     if isinstance(default, (int, float, str)) and not isinstance(default, bool):
         help = f"{help} (default: {default})"
@@ -96,10 +89,7 @@ def command(
 ) -> Callable[[Callable[[argparse.Namespace], int]], Command]:
     """Return a decorator that makes a function of parsed arguments the command of its module's name.
 
-    Args:
-        arguments: in the order of the help.
-        help: its line in the list of commands.
-        settings: keywords of `argparse.ArgumentParser`.
+    ``help`` is its line in the list of commands, ``settings`` are keywords of `argparse.ArgumentParser`.
     """
 
     def declared(function: Callable[[argparse.Namespace], int]) -> Command:

@@ -39,11 +39,7 @@ class _StudyCopy:
         self._copied: dict[str, tuple[int, float]] = {}
 
     def claim(self) -> None:
-        """Mark the study as searched from here.
-
-        Raises:
-            UserError: a search on another machine runs on it, or the storage cannot be written.
-        """
+        """Mark the study as searched from here; UserError where another machine's search runs or writing fails."""
         mark, ray = self._layout.lock.name, self._layout.ray.name
         try:
             if self._there.size(mark) is not None:

@@ -41,12 +41,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def with_options(declared: type, *, on_resume: bool = False) -> Callable[[_Function], _Function]:
     """Return a decorator that gives a function the options of a dataclass as its keywords.
 
-    The function takes them as ``**given``; its signature and, in place of the line ``given: ...``, its docstring list
-    them. An unknown keyword raises UserError with the nearest one.
-
-    Args:
-        declared: a dataclass of options (`analysis.io.study_options.option`).
-        on_resume: whether to take only those that a resumed study takes anew.
+    The function takes them, or only those that a resumed study takes anew, as ``**given``; its signature and, in place
+    of the line ``given: ...``, its docstring list them. An unknown keyword raises UserError with the nearest one.
     """
     options = {found.name: found for found in options_of(declared) if found.on_resume or not on_resume}
     keywords = inspect.signature(declared).parameters
