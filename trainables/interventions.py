@@ -81,7 +81,7 @@ class MethodReplay(Protocol):
 
 
 class PlannedActs:
-    """Replay of a method whose interventions, ascending and at most one per iteration, are known before the training."""
+    """Replay of a method whose interventions, ascending and at most one an iteration, are known before the training."""
 
     kind = "any"
     first_stage_only = False

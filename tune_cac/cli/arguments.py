@@ -20,22 +20,14 @@ from tune_cac.messages import say
 if TYPE_CHECKING:
     from analysis.io.layout import Layout, StudyInfo
 
-#: The folder that holds the studies.
-RESULTS_FOLDER = argument("--results", default=RESULTS, help="folder that holds the studies")
-#: A study in it.
-STUDY = (argument("study", metavar="STUDY", help="a study's folder, or its name under --results"), RESULTS_FOLDER)
+#: A study.
+STUDY = (
+    argument("study", metavar="STUDY", help="a study's folder, or its name under --results"),
+    argument("--results", default=RESULTS, help="folder that holds the studies"),
+)
 ALLOWED_DROP = argument(
     "--allowed-drop", help="how much worse the metric may be, such as 0.005 or 2% (default: the study's)"
 )
-#: Columns of a ranking that are shown, in this order.
-RANKING = (
-    ALLOWED_DROP,
-    argument("--top", default=20, at_least=1, help="rows to show"),
-    argument(
-        "--price", type=float, metavar="SHARE", help="rank by worth: the share of the training compute that a point of "
-        "accuracy, or a unit of another metric, is worth, such as 0.1",
-    ),
-)  # fmt: skip
 #: Variables, for `read_assignments`.
 ASSIGNMENTS = argument(
     "--set", action="append", default=[], metavar="VARIABLE=VALUE", dest="assignments",

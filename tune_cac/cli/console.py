@@ -1,27 +1,12 @@
-"""Input and output shared by several commands: a study's answer by their arguments, files, and tables of text cells."""
+"""Output shared by several commands: files, tables of text cells, and lists."""
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainables.errors import UserError, cannot_write
 from trainables.storage import atomic_write
-from tune_cac.cli.arguments import study_of
-
-if TYPE_CHECKING:
-    from analysis.io.layout import Layout, StudyInfo
-    from tune_cac.study.study_result import SearchResult
-
-
-def answer_of(arguments: argparse.Namespace) -> tuple[Layout, StudyInfo, SearchResult]:
-    """Return layout, settings and answer of the study that a command with `RANKING` asks for."""
-    from tune_cac.study.study_result import answer
-
-    layout, info, drop = study_of(arguments)
-    return layout, info, answer(layout, allowed_drop=drop, price=arguments.price)
 
 
 def write_asked(path: Path, content: str | bytes, what: str, instead: str = "choose another file") -> None:
