@@ -170,7 +170,7 @@ def test_every_command_is_a_file() -> None:
     from tune_cac.cli.command import Command
     from tune_cac.cli.main import COMMANDS
 
-    shared = {"main", "console", "fast_exit", "command", "arguments", "__init__"}
+    shared = {"main", "console", "command", "arguments", "__init__"}
     files = {path.stem for path in (ROOT / "tune_cac" / "cli").glob("*.py")} - shared
     assert {command.__name__.rpartition(".")[2] for command in COMMANDS} == files
     for stem in files:

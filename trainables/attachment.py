@@ -57,14 +57,11 @@ class Attached:
         return loss
 
     def estimate(self, loss: Callable[[nn.Module], Tensor], batch: tuple[Tensor, ...]) -> EstimateFlops | None:
-        """Give gradients in place of the backward pass, or beside it; called after it in each step.
+        """Give gradients in place of the backward pass, or beside it; return what was executed, None for nothing.
 
         Args:
             loss: the workload's loss of a model on the step's batch.
             batch: the step's batch, on the run's device.
-
-        Returns:
-            What was executed; None if nothing was estimated.
         """
         return None
 
@@ -97,10 +94,7 @@ class Attached:
         """Change the model's structure to that of a state that is about to be loaded."""
 
     def stop_key(self) -> Hashable:
-        """Return a key; equal keys mean equal sets of parameters without gradient.
-
-        It is read before every step, so it must be cheap.
-        """
+        """Return a key, equal for equal sets of parameters without gradient; read before every step."""
         return ()
 
     def watched_layers(self) -> list[tuple[int, ...]]:
@@ -136,7 +130,6 @@ class RunFacts:
     """Facts about a run for the method that attaches to it."""
 
     model: nn.Module
-    """The model to be trained."""
     forward: Callable[[nn.Module], Any]
     """Runs a model like `model` on one training batch."""
     total_steps: int
@@ -178,16 +171,13 @@ def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Attached
 def metadata_key(config: TrialConfig) -> Hashable:
     """Return a key: configurations of one workload with equal keys have equal `Attached.model_metadata`."""
     module = METHODS[config.method].replay_module
-    if module is None:
-        return config.method
-    key: Hashable = importlib.import_module(module).blueprint_key(config)
+    key: Hashable = importlib.import_module(module).blueprint_key(config) if module else config.method
     return key
 
 
 def start_replay(config: TrialConfig, model_metadata: Mapping[str, Any]) -> MethodReplay:
     """Start the replay of the configuration's method over recorded training. Loads no torch."""
-    module = METHODS[config.method].replay_module
-    if module is None:
+    if (module := METHODS[config.method].replay_module) is None:
         return PlannedActs((), METHOD_DEFAULTS)
     replay: MethodReplay = importlib.import_module(module).start_replay(config, model_metadata)
     return replay

@@ -6,14 +6,14 @@ Search spaces suggest its fields, the trial reads them, and analysis has them as
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from functools import cache, cached_property
 from typing import Any, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import INTEGERS, GradientFields, check_gradient_fields, estimator_in, estimator_of
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.variables import BY_NAME, is_number
+from trainables.gradskip.variables import BY_NAME, VARIABLES, is_number
 from trainables.metrics import check_metric
 from trainables.quality import ACCURACY, Quality, quality_named
 from trainables.registry import METHODS, check_workload
@@ -30,11 +30,7 @@ MOST_SEED = 2**32 - 1
 
 
 def wrapped_seed(number: int) -> int:
-    """Return a number as a seed: after `MOST_SEED` they begin again at 0.
-
-    >>> wrapped_seed(MOST_SEED), wrapped_seed(MOST_SEED + 1)
-    (4294967295, 0)
-    """
+    """Return a number as a seed: after `MOST_SEED` they begin again at 0."""
     return number % (MOST_SEED + 1)
 
 
@@ -70,37 +66,14 @@ class _RunFields:
     """Processes that train the trial data-parallel, >= 1; each uses `threads` threads."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _VariableFields:
-    """The ``CAC_*`` variables (`gradskip.variables`) under the names that users know; None: the published default."""
-
-    CAC_STOP_LAYER_NUM: tuple[int, ...] | None = None
-    CAC_STOP_LAYER_ITR: tuple[int, ...] | None = None
-    CAC_VAR_START_ITR: int | None = None
-    CAC_VAR_START_THR: float | None = None
-    CAC_VAR_MT_COUNT_THR: int | None = None
-    CAC_VAR_MT_THR: float | None = None
-    CAC_VAR_SLOPE_THR: float | None = None
-    CAC_VAR_SAMPLES: int | None = None
-    CAC_BRAKING_DISTANCE: int | None = None
-    CAC_RULE: str | None = None
-    CAC_RULE_START_ITR: int | None = None
-    CAC_RULE_END_ITR: int | None = None
-    CAC_RULE_DEPTH: float | None = None
-    CAC_RULE_CUBIC: bool | None = None
-    CAC_RULE_SCALED: bool | None = None
-    CAC_RULE_INTERVAL: int | None = None
-    CAC_RULE_PERCENTILE: float | None = None
-    CAC_RULE_TOLERANCE: float | None = None
-    CAC_RULE_WINDOW: int | None = None
-    CAC_WATCH: tuple[str, ...] | None = None
-    CAC_WHOLE_UNITS: bool | None = None
-    CAC_NORM_STATISTICS: str | None = None
-    CAC_PREFIX_AUTOGRAD: bool | None = None
+#: The ``CAC_*`` variables, declared in `gradskip.variables`, as fields; None is the published default.
+_VariableFields = make_dataclass(
+    "_VariableFields", [(v.name, v.kind | None, None) for v in VARIABLES], frozen=True, kw_only=True
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialConfig(RecipeFields, GradientFields, _VariableFields, _RunFields):
+class TrialConfig(RecipeFields, GradientFields, _VariableFields, _RunFields):  # type: ignore[valid-type, misc]
     """Configuration of one trial: what it trains and how; its fields are in the order of the bases, from the right.
 
     Raises:
@@ -223,10 +196,7 @@ class TrialConfig(RecipeFields, GradientFields, _VariableFields, _RunFields):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> TrialConfig:
-        """Build a config from a mapping; raise UserError for a key that is no field.
-
-        Fields that are gone are left out, so that studies which have them can be read.
-        """
+        """Build a config from a mapping, without fields that are gone; raise UserError for a key that is no field."""
         known = field_names()
         values = {key: value for key, value in values.items() if key not in _GONE}
         for key in values:
@@ -261,7 +231,7 @@ def method_of(names: Iterable[str]) -> str:
 
 @cache
 def field_names() -> tuple[str, ...]:
-    """Return the names of the hyperparameters, in the order of `TrialConfig`."""
+    """Return the names of the fields of `TrialConfig`."""
     return tuple(field.name for field in fields(TrialConfig))
 
 

@@ -61,10 +61,7 @@ class MethodReplay(Protocol):
         """Return the next step to replay."""
 
     def advance(self, recorded: Recorded, until: int) -> Intervention | None:
-        """Replay up to iteration ``until``, or through the first step at which the method acts.
-
-        Returns:
-            The intervention, `iteration` then being the step after it; None if there was none.
+        """Replay up to iteration ``until``, or through the first step at which the method acts; return what it does.
 
         Raises:
             MissingSignal: a signal was not recorded; `iteration` is then the step where it is missing.
@@ -84,12 +81,7 @@ class MethodReplay(Protocol):
 
 
 class PlannedActs:
-    """Replay of a method whose interventions depend on no signal, so that they are known before the training.
-
-    Args:
-        acts: its interventions, ascending, at most one per iteration; none for plain training.
-        columns: the method's own result columns.
-    """
+    """Replay of a method whose interventions, ascending and at most one an iteration, are known before the training."""
 
     kind = "any"
     first_stage_only = False

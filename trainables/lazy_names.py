@@ -11,12 +11,7 @@ from typing import Any
 def lazy_names(
     package: str, homes: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return a package's ``__getattr__`` and ``__dir__``.
-
-    Args:
-        package: its ``__name__``; its public names are those of its ``__all__``.
-        homes: names by the module below the package that defines them.
-    """
+    """Return ``__getattr__`` and ``__dir__`` of a package, given its names by the module below it that defines them."""
     home_of = {name: home for home, names in homes.items() for name in names}
 
     def load(name: str) -> Any:

@@ -20,7 +20,6 @@ class Metric:
     """One result column."""
 
     name: str
-    """Column name, including the unit if there is one."""
     dtype: str
     """pandas dtype."""
     unit: str
@@ -28,7 +27,6 @@ class Metric:
     direction: str
     """``max`` or ``min`` where larger or smaller is better, else empty."""
     meaning: str
-    """Meaning in words."""
     may_lack: bool = False
     """True if rows may have None, where it is not measured."""
 
@@ -173,21 +171,12 @@ OBJECTIVES = ("quality", "compute_saved")
 
 
 def further_columns(values: Mapping[str, float]) -> dict[str, str]:
-    """Return the keys of a row for further metrics: none where there are none.
-
-    >>> further_columns({"f1": 0.5}), further_columns({})
-    ({'further_metrics': '{"f1": 0.5}'}, {})
-    """
+    """Return the keys of a row for further metrics: none where there are none."""
     return {"further_metrics": json.dumps(values)} if values else {}
 
 
 def check_metric(quality: Quality, others: Iterable[str] = ()) -> None:
-    """Raise UserError for a metric with the name of another column.
-
-    Args:
-        quality: the metric.
-        others: columns beside those of results.
-    """
+    """Raise UserError for a metric with the name of another column of results, or of ``others``."""
     taken = {*METRICS, *ROW_KEYS, *TABLE_COLUMNS, *others} - {ACCURACY.name}
     for name in () if quality.is_accuracy else (quality.name, quality.test, quality.drop, quality.test_drop):
         if name in taken:

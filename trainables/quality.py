@@ -32,18 +32,15 @@ _Number = TypeVar("_Number")
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """A metric by which trials are compared.
+    """A metric by which trials are compared: its column, ``max`` or ``min``, `FRACTION` or other words for its unit.
 
     Raises:
         UserError: no such direction, or a name that no column can have.
     """
 
     name: str = "accuracy"
-    """Also that of its column."""
     direction: str = "max"
-    """``max`` where larger is better, ``min`` where smaller is."""
     unit: str = FRACTION
-    """`FRACTION`, another unit in words, or empty."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -113,19 +110,10 @@ ACCURACY = Quality()
 def quality_named(
     metric: str | None, direction: str | None, unit: str | None = None, *, own: Quality = ACCURACY
 ) -> Quality:
-    """Return the quality that a user names.
-
-    Args:
-        metric: its name; None for the workload's own.
-        direction: ``min`` or ``max``; None for what the workload's metric or the name says (``val_loss``: min).
-        unit: None for that of the workload's metric of this name, else none.
-        own: the workload's own metric.
+    """Return the quality that a user names, by default the workload's own; a name such as ``val_loss`` says min.
 
     Raises:
-        UserError: neither direction nor a name that says it.
-
-    >>> quality_named("val_loss", None)
-    Quality(name='val_loss', direction='min', unit='')
+        UserError: neither a direction nor a name that says it, or another direction or unit than the own metric's.
     """
     if metric is None or metric == own.name:
         if direction not in (None, own.direction):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from trainables.errors import UserError, unknown_name
 from trainables.quality import ACCURACY, Quality
-from trainables.workload_options import check_options, read_options
+from trainables.workload_options import SCRIPT_OPTIONS, read_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +19,7 @@ class Method:
     """A registered method."""
 
     name: str
-    """Name, the same in trainables, search_spaces and tests."""
     description: str
-    """Description in one line."""
     home: str | None
     """``module:function`` that attaches it: (optimizer, config, run) -> Attached. None attaches nothing."""
     replay_module: str | None
@@ -66,9 +64,7 @@ class Entry:
     home: str
     """``module:class``. The class's keyword arguments are the workload's options."""
     default_epochs: int
-    """Epochs of a run unless specified."""
     description: str
-    """Description in one line."""
     needs: tuple[str, ...] = ()
     """Required options, which have no default."""
     quality: Quality = ACCURACY
@@ -118,22 +114,20 @@ WORKLOADS: dict[str, Entry] = {
 }
 
 
-#: Options with their own command-line flag.
-_OWN_FLAGS = {"data": "--data PATH"}
-
-
 def check_workload(name: str, options: Iterable[str] = ()) -> None:
     """Raise UserError for a name neither registered nor ``module:function``, or for wrong or missing options."""
     if not isinstance(name, str) or (name not in WORKLOADS and name != SCRIPT and not is_factory(name)):
         raise unknown_name("workload", str(name), [*WORKLOADS, "package.module:function"])
     given = read_options(options)
-    check_options(name, given)
-    needs = WORKLOADS[name].needs if name in WORKLOADS else ()
-    missing = [_OWN_FLAGS.get(need, f"--option {need}=...") for need in needs if need not in given]
-    if name == SCRIPT and "command" not in given:
-        raise UserError("workload script needs a command: give --script 'python train.py'")
-    if missing:
-        raise UserError(f"workload {name} needs {' and '.join(missing)}")
+    if name == SCRIPT:
+        for option in given:
+            if option not in SCRIPT_OPTIONS and f"{{{option}}}" not in given.get("command", ""):
+                raise unknown_name("option of workload script", option, SCRIPT_OPTIONS)
+        if "command" not in given:
+            raise UserError("workload script needs a command: give --script 'python train.py'")
+    for need in WORKLOADS[name].needs if name in WORKLOADS else ():
+        if need not in given:
+            raise UserError(f"workload {name} needs {'--data PATH' if need == 'data' else f'--option {need}=...'}")
 
 
 def is_factory(name: str) -> bool:

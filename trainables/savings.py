@@ -46,8 +46,7 @@ def share_saved(executed: Any, dense: Any) -> Any:
 def share_of_budget(spared: Any, budget: float) -> Any:
     """Return the spared cost of the executed steps (dense minus executed) as a share of the full dense run's.
 
-    What was not executed yet counts as dense, so a run that is cut short saves nothing by that. For a complete run this
-    is `share_saved` of its executed cost, computed from exact integers.
+    What was not executed yet counts as dense, so a run that is cut short saves nothing by that.
 
     >>> share_of_budget(20, 100), share_of_budget(0, 0)
     (0.2, 0.0)
@@ -65,11 +64,7 @@ def ranked_saving(saving: str | None, training: Any, inference: Any, time: Any =
 
 
 def objectives_of(saving: str, quality: str = "accuracy") -> tuple[str, str]:
-    """Return the columns of a study's objectives: its metric and its saving.
-
-    >>> objectives_of("training"), objectives_of("both")
-    (('accuracy', 'compute_saved'), ('accuracy', 'saved'))
-    """
+    """Return the columns of a study's objectives: its metric and its saving."""
     return (quality, "compute_saved" if saving == TRAINING else SAVED)
 
 

@@ -25,11 +25,7 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 def is_uri(place: str | Path) -> bool:
-    """Return whether a place is a URI of object storage and not a path.
-
-    >>> is_uri("s3://bucket/studies"), is_uri("results"), is_uri("/mnt/shared")
-    (True, False, False)
-    """
+    """Return whether a place is a URI of object storage and not a path."""
     return _URI.match(str(place)) is not None
 
 
@@ -46,11 +42,7 @@ def joined(place: str | Path, *names: str) -> str | Path:
 
 
 def parent(place: str | Path) -> str | Path:
-    """Return the place that holds another one.
-
-    >>> parent("s3://bucket/studies/s/tree?scheme=http")
-    's3://bucket/studies/s?scheme=http'
-    """
+    """Return the place that holds another one."""
     if not is_uri(place):
         return Path(place).parent
     head, mark, query = str(place).partition("?")
@@ -74,16 +66,12 @@ class FileState:
 
     @property
     def is_temporary(self) -> bool:
-        """Return whether it is a file that is being written, or that a crash has left."""
+        """Return whether it is being written, or was left by a crash."""
         return self.base_name.startswith(".") and self.base_name.endswith(TEMPORARY_SUFFIX)
 
 
 class Files:
-    """The files below one folder, here of a disk. Every method raises OSError where the storage fails.
-
-    Args:
-        place: the folder; created when something is written.
-    """
+    """The files below one folder, here of a disk. Every method raises OSError where the storage fails."""
 
     def __init__(self, place: Path) -> None:
         self.place: str | Path = place
@@ -137,9 +125,7 @@ class Files:
 
     def touch(self, name: str) -> None:
         """Write an empty file, and missing folders; of an existing one set the time to now."""
-        path = self._root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        self.write(name, ())
 
     def renew(self, name: str) -> bool:
         """Set a file's time to now; return False if it has to be written anew for that."""
@@ -167,14 +153,7 @@ def _raise_unless_gone(error: OSError) -> None:
 
 
 class ObjectFiles(Files):
-    """The files of a folder in object storage, through pyarrow; objects appear whole.
-
-    Args:
-        place: URI of the folder.
-
-    Raises:
-        UserError: pyarrow cannot open it.
-    """
+    """The files of a folder in object storage, through pyarrow; UserError where that cannot open the URI."""
 
     def __init__(self, place: str) -> None:
         import pyarrow as pa
@@ -228,9 +207,6 @@ class ObjectFiles(Files):
             for part in parts:
                 file.write(part)
 
-    def touch(self, name: str) -> None:
-        self.write(name, ())
-
     def renew(self, name: str) -> bool:
         return False  # objects have no time of their own
 
@@ -244,7 +220,7 @@ _object_files = cache(ObjectFiles)
 
 def files_of(place: str | Path) -> Files:
     """Return the files below a folder or URI; those of a URI are opened once a process."""
-    return _object_files(str(place)) if is_uri(place) else DiskFiles(Path(place))
+    return _object_files(str(place)) if is_uri(place) else Files(Path(place))
 
 
 def copy_files(source: Files, target: Files, wanted: Callable[[str], bool] = lambda name: True) -> None:
@@ -255,10 +231,7 @@ def copy_files(source: Files, target: Files, wanted: Callable[[str], bool] = lam
 
 
 def check_place(place: str, option: str) -> None:
-    """Raise UserError for a URI without a folder, or with credentials, which would be kept in files and shown in lists.
-
-    ``option`` is where it was given, such as ``--results``.
-    """
+    """Raise UserError for a URI of ``option`` without a folder, or with credentials, which would be kept in files."""
     parts = urlsplit(place)
     if "@" in parts.netloc or re.search(r"(?i)(secret|token|password|access_key)[^=&]*=", parts.query):
         shown = f"{parts.scheme}://...@{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -290,9 +263,6 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     A reader sees the old file, the new one or none, also after this process was killed. A machine that crashes may lose
     blocks of a renamed file, which only a checksum detects (`trainables.stage_tree.store`).
 
-    Args:
-        path: in an existing folder, which also holds the temporary file; its permissions follow the umask.
-
     Raises:
         OSError: it cannot be written (disk full, file too large, read-only); the temporary file is removed.
     """
@@ -316,12 +286,7 @@ _RESERVE_BYTES, _RESERVE_SHARE = 256 * 2**20, 0.1
 
 
 def lacking_bytes(folder: Path, size_bytes: int) -> int:
-    """Return how many bytes of the reserve would be taken by writing this many; 0 if it stays whole.
-
-    Args:
-        folder: where they are written; it need not exist.
-        size_bytes: bytes to be written.
-    """
+    """Return how many bytes of the reserve would be taken by writing this many in a folder, which need not exist."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     disk = shutil.disk_usage(folder)

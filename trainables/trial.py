@@ -22,7 +22,7 @@ from trainables.gradskip.script_counting.trace_file import DEFAULT_WATCH
 from trainables.registry import SCRIPT
 from trainables.runtime.checkpoint_folder import has_room, on_disk, write_checkpoint
 from trainables.runtime.watchdog import Watchdog
-from trainables.script.run import OwnLength, ScriptRun
+from trainables.script.run import ScriptRun
 from trainables.stage_tree.coordinator import RayLeases
 from trainables.storage import is_uri
 from trainables.workload_options import CACHE_VARIABLE
@@ -48,19 +48,6 @@ def continued(kind: type[TrainingRun], config: TrialConfig, resume_from: str | N
     return run
 
 
-def build_shared_run(config: TrialConfig, sharing: dict[str, Any]) -> SharedRun:
-    """Build a run over a study's stage tree."""
-    from trainables.stage_tree.shared_run import SharedRun, Sharing
-
-    name = sharing["claims"]
-    how = Sharing(
-        **{key: sharing[key] for key in ("tree", "budget_bytes", "trials", "checkpoint_every_s")},
-        watches=tuple(tuple(watch) for watch in sharing["watches"]),
-    )
-    claims = None if name is None else RayLeases(name)
-    return SharedRun(config, how, claims=claims, holder=sharing["holder"])
-
-
 def keep_decoded_data(config: Mapping[str, Any]) -> None:
     """Set the folder for decoded data to the search's, for all trials of this process."""
     if config.get("cache"):
@@ -77,7 +64,7 @@ class Trial(tune.Trainable):
         cache: folder for decoded data, or None.
         resume_from: folder of a checkpoint to continue from, or None; not needed with a stage tree.
         checkpoint_every_s: seconds from one checkpoint to the next, at epoch ends.
-        length: fields of a script's `OwnLength`, or None.
+        steps: optimizer steps that a script of this length takes, or None.
         sharing: fields of `Sharing`, the name of the coordinator (``claims``, None for none) and of this trial there
             (``holder``); None: the trial shares no training.
         trial_timeout_s: seconds without a row after which this process is ended; None for no limit.
@@ -97,14 +84,18 @@ class Trial(tune.Trainable):
         keep_decoded_data(config)
         if trial.workload == SCRIPT:
             trace = "" if sharing is None else ",".join((sharing["watches"] or [[DEFAULT_WATCH]])[0])
-            length = None if (given := config.get("length")) is None else OwnLength(**given)
-            self._run = ScriptRun(trial, config["folder"], trace=trace, length=length)
+            self._run = ScriptRun(trial, config["folder"], trace=trace, steps=config.get("steps"))
         elif sharing is None:
             from trainables.training.run import TrainingRun
 
             self._run = self._trained_here = continued(TrainingRun, trial, config.get("resume_from"))
         else:
-            self._run = build_shared_run(trial, sharing)
+            from trainables.stage_tree.shared_run import SharedRun, Sharing
+
+            fields = {key: sharing[key] for key in ("tree", "budget_bytes", "trials", "checkpoint_every_s")}
+            how = Sharing(**fields, watches=tuple(tuple(watch) for watch in sharing["watches"]))
+            claims = None if sharing["claims"] is None else RayLeases(sharing["claims"])
+            self._run = SharedRun(trial, how, claims=claims, holder=sharing["holder"])
         self._folder = config.get("folder")
         self._checkpoint_every_s = float(config.get("checkpoint_every_s", 60.0))
         self._checkpointed = time.monotonic()

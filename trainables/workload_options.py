@@ -23,9 +23,6 @@ TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": 
 def read_options(texts: Iterable[str]) -> dict[str, str]:
     """Return names and values of NAME=VALUE texts; a value may contain further ``=``.
 
-    >>> read_options(["model=resnet18", "data=/photos"])
-    {'model': 'resnet18', 'data': '/photos'}
-
     Raises:
         UserError: no ``=``, an invalid name, or a name given twice.
     """
@@ -55,14 +52,6 @@ def what_is_trained(workload: str, options: Iterable[str]) -> tuple[str, ...]:
     ('model=resnet18',)
     """
     return tuple(text for text in options if text.partition("=")[0] not in PLACES.get(workload, ()))
-
-
-def check_options(workload: str, options: Mapping[str, str]) -> None:
-    """Raise UserError for an option of the workload ``script`` that is neither its own nor a placeholder."""
-    if workload == "script":
-        for name in options:
-            if name not in SCRIPT_OPTIONS and f"{{{name}}}" not in options.get("command", ""):
-                raise unknown_name("option of workload script", name, SCRIPT_OPTIONS)
 
 
 def call_with_options(function: Callable[..., Any], options: Mapping[str, str], what: str) -> Any:

@@ -98,11 +98,8 @@ def _place(module: ModuleType) -> str:
 
 def _our_code_imports() -> bool:
     """Return whether the import comes from one of our files; importlib's own frames are skipped."""
-    skipped = (importlib.__file__, __file__)
+    skipped = ("<frozen importlib", importlib.__file__, __file__)
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith("<frozen importlib") and file not in skipped:
-            return _is_ours(file)
+    while frame is not None and frame.f_code.co_filename.startswith(skipped):
         frame = frame.f_back
-    return False
+    return frame is not None and _is_ours(frame.f_code.co_filename)

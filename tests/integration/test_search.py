@@ -242,7 +242,7 @@ def test_an_interrupted_search_resumes(tmp_path: Path, ending: signal.Signals, f
         assert process.returncode == -signal.SIGKILL
     else:
         assert process.returncode == 130, err
-        assert "Interrupted. Finish the remaining trials with: python -m tune_cac search --resume s" in err
+        assert "Interrupted. Finish the remaining trials with: python -m tune_cac search --resume results/s" in err
         assert (study / "best.env").is_file()
         assert "Traceback" not in err
     done = set(before.loc[before["status"] == "completed", "trial"])

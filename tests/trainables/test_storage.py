@@ -9,7 +9,6 @@ import pytest
 from object_storage import s3, s3_environment  # noqa: F401 - fixtures
 
 from trainables.errors import UserError
-from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.store import read_checked, write_checked
 from trainables.storage import Files, check_place, files_of
 
@@ -62,21 +61,6 @@ def test_an_empty_file_and_its_time(files: Files) -> None:
     files.touch("index/x")
     assert files.names("index") == ["x"]
     assert files.renew("gone") is False
-
-
-def test_checkpoints_keep_their_budget(place: str | Path) -> None:
-    store = Checkpoints(place, 1000)
-    for step in range(20):
-        assert store.put("stage", step, bytes([step]) * 100)
-    entries = store.entries("stage")
-    assert 5 <= len(entries) <= 10
-    assert all(store.read("stage", entry) == bytes([entry.step]) * 100 for entry in entries)
-    other = Checkpoints(place, 1000)
-    assert other.entries("stage") == entries
-    (removed,) = [f for f in files_of(place).scan("objects") if f.base_name == entries[0].sha256]
-    files_of(place).remove(removed.name)
-    assert other.read("stage", entries[0]) is None
-    assert other.entries("stage") == entries[1:]
 
 
 @pytest.mark.parametrize(

@@ -59,16 +59,8 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [
-        "spaces auto_thresholds",
-        pytest.param("trial --epochs 1", marks=pytest.mark.thorough),
-        pytest.param("doctor", marks=pytest.mark.thorough),
-    ],
-)
-def test_commands_work_there(folder: Path, command: str) -> None:
-    done = python(folder, "-m", "tune_cac", *command.split())
+def test_commands_work_there(folder: Path) -> None:
+    done = python(folder, "-m", "tune_cac", "spaces", "auto_thresholds")
     assert done.returncode == 0, done.stderr
 
 
@@ -89,12 +81,9 @@ def test_a_search_works_there_with_its_workers(folder: Path, what: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "imports", ["analysis, tune_cac as cac", pytest.param("tune_cac as cac, analysis", marks=pytest.mark.thorough)]
-)
-def test_a_script_keeps_its_own_module(folder: Path, imports: str) -> None:
+def test_a_script_keeps_its_own_module(folder: Path) -> None:
     (folder / "train.py").write_text(
-        f"import {imports}, trainables.gradskip\nfrom torch import nn\nassert analysis.mine\n"
+        "import analysis, tune_cac as cac, trainables.gradskip\nfrom torch import nn\nassert analysis.mine\n"
         "cac.gradskip.SGD(nn.Conv2d(1, 1, 3).parameters(), lr=0.1, weight_decay=0.1)\n"
         "cac.report(accuracy=0.5, step=1)\n"
     )
@@ -119,13 +108,6 @@ def test_code_elsewhere_in_the_project_has_its_own_module(folder: Path) -> None:
         assert done.returncode == 0, (arguments, done.stderr)
 
 
-@pytest.mark.slow
-def test_ours_through_a_link_is_ours(folder: Path) -> None:
-    (folder / "analysis.py").unlink()
-    done = python(folder, "-c", "import analysis, tune_cac; assert tune_cac.analysis is analysis; tune_cac.search")
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.thorough
 def test_what_needs_our_package_under_a_name_that_is_taken_says_so(folder: Path) -> None:
     (folder / "train.py").write_text("import analysis\nimport tune_cac\ntune_cac.search()\n")
@@ -137,14 +119,13 @@ def test_what_needs_our_package_under_a_name_that_is_taken_says_so(folder: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reference", ["train:make", "helper:make"])
-def test_a_training_that_imports_such_a_module_is_told_what_to_do(folder: Path, reference: str) -> None:
+def test_a_training_that_imports_such_a_module_is_told_what_to_do(folder: Path) -> None:
     (folder / "train.py").write_text(f"import analysis\n{TRAIN}")
     (folder / "helper.py").write_text("from train import make\n")
-    done = python(folder, "-m", "tune_cac", "trial", "--workload", reference)
+    done = python(folder, "-m", "tune_cac", "trial", "--workload", "helper:make")
     assert done.returncode == 2
     assert done.stderr == (
-        f"tune_cac: error: workload {reference}: analysis.py has the name of a package of tune_cac, analysis, so "
+        "tune_cac: error: workload helper:make: analysis.py has the name of a package of tune_cac, analysis, so "
         "train.py cannot import it: rename it, or move it into a package of yours\n"
     )
 

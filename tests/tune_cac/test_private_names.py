@@ -13,12 +13,10 @@ from optuna.storages.journal._file import LOCK_FILE_SUFFIX as OPTUNAS_SUFFIX
 from optuna.storages.journal._storage import JournalOperation
 from optuna.trial import TrialState
 from ray.tune.logger import TBXLoggerCallback
-from ray.tune.search import Searcher
 
 from analysis.io import journal
 from tune_cac.ray_backend.tensorboard import RowEvents
 from tune_cac.study.folder import LOCK_FILE_SUFFIX
-from tune_cac.tuning.searcher import StudySearch
 from tune_cac.tuning.trials import live_trial, queued_parameters
 
 ROOT = Path(__file__).parents[2]
@@ -59,12 +57,6 @@ def test_no_other_private_name_is_used() -> None:
     assert {(str(path.relative_to(ROOT)), name) for path in files for name in private_names(path)} == ALLOWED
 
 
-def test_the_search_sees_private_names(tmp_path: Path) -> None:
-    path = tmp_path / "x.py"
-    path.write_text("from optuna.storages._base import X\nstudy._storage\nself._mine\n")
-    assert private_names(path) == {"_base", "_storage"}
-
-
 def test_a_trial_of_another_process_is_live_by_its_id(tmp_path: Path) -> None:
     def opened() -> optuna.Study:
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(tmp_path / "j")))
@@ -102,10 +94,3 @@ def test_rays_logger_keeps_writers_and_results_under_these_names() -> None:
     assert "self._summary_writer_cls(" in inspect.getsource(TBXLoggerCallback.log_trial_start)
     for name in ("_trial_writer", "_trial_result"):
         assert f"self.{name}" in inspect.getsource(TBXLoggerCallback.log_trial_end)
-
-
-def test_the_searcher_stands_on_rays_public_one() -> None:
-    assert StudySearch.__mro__[1] is Searcher
-    for name in ("suggest", "on_trial_complete", "on_trial_result", "save", "restore"):
-        assert name in vars(StudySearch)
-        assert callable(getattr(Searcher, name))

@@ -4,10 +4,9 @@ Run as ``python -I -S guard.py PARENT_PID LC_CTYPE COMMAND PSUTIL_FOLDER`` by `t
 holds the other ends:
 
 - stdin: a socket. ``seconds`` and a line feed end the command with that grace period, end of file with `GRACE_S`.
-  Back comes one line with the exit status as `subprocess` counts it, once it is known, and end of file when nothing
-  runs.
-- stdout: the command's stdout, buffered here while the reader is slow.
-- stderr: the log; stdout and stderr of the command, as they arrive.
+  Back comes one line with the exit status as `subprocess` counts it, once it is known and nothing more is to be read,
+  and end of file when nothing runs.
+- stdout and stderr: files, which the command inherits.
 
 It is needed because our process may be killed with SIGKILL, and descendants of a script may leave its process group.
 The guard is a child subreaper (Linux, prctl(2)), so every descendant that loses its parent becomes a child of the
@@ -38,23 +37,19 @@ import psutil
 GRACE_S = 5.0
 #: Seconds between two rounds of SIGKILL: children may be started meanwhile, and a process may hang in the kernel.
 KILL_PAUSE_S = 0.2
-#: Seconds for which background children may continue writing after the script itself has ended.
+#: Seconds for which background children may go on after the script itself has ended.
 STRAGGLERS_S = 1.0
 #: Milliseconds between two looks at the clock while something is due.
 TICK_MS = 50
-#: Maximum output buffered for a slow reader; beyond it the script waits, as with a full pipe.
-BUFFER_BYTES = 16 * 2**20
-#: Maximum capacity of an unprivileged process's pipe: the script's last output.
-PIPE_BYTES = 2**20
 READ_BYTES = 2**16
-STDIN, STDOUT, STDERR = 0, 1, 2
+STDIN, STDERR = 0, 2
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
 
 class Guard:
-    """Guard of a script: forwards its output, waits for its end, and ends its remaining processes.
+    """Guard of a script: waits for its end, and ends its remaining processes.
 
     Args:
         command: a command line for ``/bin/sh -c``, started in its own session.
@@ -65,82 +60,46 @@ class Guard:
 
     def __init__(self, command: str, environment: dict[str, str], *, wakeup: int, callers: set[int]) -> None:
         self.wakeup, self.callers = wakeup, callers
-        (self.out, out_of_script), (self.errors, errors_of_script) = os.pipe(), os.pipe()
         self.script = subprocess.Popen(
-            command, shell=True, env=environment, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=out_of_script, stderr=errors_of_script,
+            command, shell=True, env=environment, start_new_session=True, stdin=subprocess.DEVNULL,
             # the last resort where the guard itself is killed
             preexec_fn=prctl and partial(prctl, PR_SET_PDEATHSIG, signal.SIGKILL),
         )  # fmt: skip
-        os.close(out_of_script)
-        os.close(errors_of_script)
-        self.output = {self.out, self.errors}  # those still open
-        self.buffered = bytearray()
-        self.forwards, self.stdout_is_open = True, True  # stdout is forwarded to the reader
-        self.end_requested, self.has_children = False, True  # the end was requested; a process is left
+        self.has_children = True
+        self.status: int | None = None  # the script's exit status, until it is told
         self.stragglers_until: float | None = None  # known once the script has ended
         self.kill_at: float | None = None
         self.terminated: set[psutil.Process] = set()  # processes that got SIGTERM
 
     def run(self) -> None:
-        """Run until no process is left and all output has been delivered."""
-        while self.has_children or not self.is_read() or (self.buffered and not self.end_requested):
+        """Run until no process is left."""
+        while self.has_children:
             poll = select.poll()
-            for number, events in self.watched().items():
-                poll.register(number, events)
-            due = self.kill_at if self.is_read() else self.stragglers_until or self.kill_at
-            ready = dict(poll.poll(None if due is None else TICK_MS))
+            for number in (self.wakeup, *self.callers):
+                poll.register(number, select.POLLIN)
+            is_timed = self.kill_at is not None or self.stragglers_until is not None
+            ready = dict(poll.poll(TICK_MS if is_timed else None))
             if self.wakeup in ready:
                 self.on_signals()
             for caller in self.callers & ready.keys():
                 self.callers.discard(caller)
                 text = os.read(STDIN, READ_BYTES) if caller == STDIN else b""
                 self.end(float(text) if text else GRACE_S)
-            if self.out in ready:
-                data = self.take(self.out)
-                self.buffered += data if self.forwards else b""
-            if self.errors in ready:
-                self.take(self.errors)
-            if STDOUT in ready:
-                self.forward()
-            self.keep_time()
+            if self.kill_at is None and self.stragglers_until is not None and time.monotonic() >= self.stragglers_until:
+                self.end(GRACE_S)  # the remaining processes
+            if self.status is not None and (self.kill_at is not None or not self.has_children):
+                with suppress(OSError):  # no reader is left
+                    os.write(STDIN, f"{self.status}\n".encode())
+                self.status = None
+            if self.has_children and self.kill_at is not None and time.monotonic() >= self.kill_at:
+                signal_all(signal.SIGKILL)
+                self.kill_at = time.monotonic() + KILL_PAUSE_S
         if prctl is None:  # without subreapers a process group can outlive its leader
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.script.pid, signal.SIGTERM)
 
-    def is_read(self) -> bool:
-        """Return whether the script has ended, and its output too or the time for stragglers."""
-        until = self.stragglers_until
-        return until is not None and (not self.output or time.monotonic() >= until)
-
-    def watched(self) -> dict[int, int]:
-        """Return the descriptors to wait for with their events."""
-        # stderr before stdout: if stderr is ready, what was written to stdout before is seen too, and handled first.
-        watched = dict.fromkeys([self.wakeup, *self.callers, *(self.output & {self.errors})], select.POLLIN)
-        # What the script wrote before its end is in the pipe, and is read even if the reader is slow.
-        room = BUFFER_BYTES if self.stragglers_until is None else BUFFER_BYTES + PIPE_BYTES
-        if self.out in self.output and len(self.buffered) < room:
-            watched[self.out] = select.POLLIN
-        if self.buffered:
-            watched[STDOUT] = select.POLLOUT
-        return watched
-
-    def keep_time(self) -> None:
-        """Run the timed actions that are due."""
-        if self.is_read():
-            self.forwards = False
-            if not self.buffered and self.stdout_is_open:
-                os.close(STDOUT)  # end of file for the reader
-                self.stdout_is_open = False
-            if self.has_children and self.kill_at is None:
-                self.end(GRACE_S, end_requested=self.end_requested)  # the remaining processes
-        if self.has_children and self.kill_at is not None and time.monotonic() >= self.kill_at:
-            signal_all(signal.SIGKILL)
-            self.kill_at = time.monotonic() + KILL_PAUSE_S
-
-    def end(self, grace_s: float, *, end_requested: bool = True) -> None:
+    def end(self, grace_s: float) -> None:
         """Send SIGTERM now and SIGKILL after ``grace_s`` seconds; a second call can only shorten the grace period."""
-        self.end_requested = end_requested
         if self.kill_at is None:
             self.terminate()
         kill_at = time.monotonic() + max(0.0, grace_s)
@@ -167,30 +126,10 @@ class Guard:
                 self.has_children = False
             else:
                 if process == self.script.pid:
+                    self.status = os.waitstatus_to_exitcode(status)
                     self.stragglers_until = time.monotonic() + STRAGGLERS_S
-                    with suppress(OSError):  # no reader is left
-                        os.write(STDIN, f"{os.waitstatus_to_exitcode(status)}\n".encode())
         if self.has_children and self.kill_at is not None:
             self.terminate()
-
-    def take(self, number: int) -> bytes:
-        """Read the next part of the script's output, log it and return it; empty at its end."""
-        data = rest = os.read(number, READ_BYTES)
-        with suppress(OSError):  # a full disk ends the log, not the training
-            while rest:
-                rest = rest[os.write(STDERR, rest) :]
-        if not data:
-            os.close(number)
-            self.output.discard(number)
-        return data
-
-    def forward(self) -> None:
-        """Write a part of the buffered output to the reader, which has room for `select.PIPE_BUF` bytes."""
-        try:
-            del self.buffered[: os.write(STDOUT, self.buffered[: select.PIPE_BUF])]
-        except OSError:  # the reader is gone
-            self.buffered.clear()
-            self.forwards = False
 
 
 def signal_all(*numbers: int, spared: Container[psutil.Process] = ()) -> list[psutil.Process]:

@@ -52,13 +52,9 @@ def fill(command: str, values: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(int(value))
     if isinstance(value, list | tuple):
         return ",".join(_text(part) for part in value)
-    return str(value)
+    return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _quoted(text: str, quote: str) -> str:
@@ -73,8 +69,7 @@ def _quoted(text: str, quote: str) -> str:
 def _quotes(command: str) -> list[str]:
     """Return for each character the quotes around it: ``'``, ``"`` or none.
 
-    Handles quotes, backslashes and command substitution ``$(...)``, which begins anew inside double quotes, but not
-    comments, backquotes and here-documents.
+    A command substitution ``$(...)`` begins anew; comments, backquotes and here-documents are not handled.
     """
     inside, found, escaped = [""], [], False
     for place, character in enumerate(command):

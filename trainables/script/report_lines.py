@@ -11,7 +11,6 @@ import math
 import os
 import reprlib
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from trainables.errors import UserError
@@ -29,8 +28,6 @@ COUNTED = "gradskip"
 MARKER = "tune_cac"
 #: The file of a trial into which `tune_cac.report` puts its lines.
 REPORTS_FILE = "reports.jsonl"
-
-
 #: Errors of what has no ``item()``, such as a text, or several items, such as an array.
 _NO_SCALAR = (AttributeError, TypeError, ValueError, RuntimeError)
 
@@ -42,8 +39,7 @@ class ReportError(UserError):
 def read_report(line: str, metric: str = "accuracy") -> dict[str, Any] | None:
     """Return what a line reports; None if it is not a report with the study's metric.
 
-    The keys of `NUMBERS` and `COUNTED` are at the top level, all others under ``extra``, which is omitted if empty. NaN
-    and infinite numbers are accepted, except for `COUNTS`.
+    The keys of `NUMBERS` and `COUNTED` are at the top level, all others under ``extra``, which is omitted if empty.
 
     >>> read_report('{"accuracy": 0.91, "step": 200, "lr": 0.1}')
     {'accuracy': 0.91, 'step': 200, 'extra': {'lr': 0.1}}
@@ -67,12 +63,7 @@ def read_report(line: str, metric: str = "accuracy") -> dict[str, Any] | None:
 
 
 def format_report(**values: Any) -> str:
-    """Return the line that reports these values, without its line end; ``read_report`` reads them back.
-
-    Scalars of NumPy and torch are converted by their ``item()``, also inside lists and dictionaries of other keys.
-
-    >>> format_report(loss=2.3)
-    '{"tune_cac": 1, "loss": 2.3}'
+    """Return the line that reports these values, scalars of NumPy and torch among them; `read_report` reads them back.
 
     Raises:
         ReportError: a value is of the wrong kind, or cannot be written as JSON.
@@ -87,16 +78,6 @@ def format_report(**values: Any) -> str:
         except _NO_SCALAR:
             raise ReportError(f"{key} must be a value that JSON can hold, got {_shown(value)}") from None
     return json.dumps(ordered, default=_item)
-
-
-def has_no_step(report: Mapping[str, Any]) -> bool:
-    """Return whether a report says that no optimizer step was taken before it."""
-    return report.get("step", (report.get("gradskip") or {}).get("steps")) == 0
-
-
-def has_cost(report: Mapping[str, Any]) -> bool:
-    """Return whether a report tells what was computed."""
-    return any(name in report for name in ("executed_flops", "compute_saved", "gradskip"))
 
 
 def _check(values: dict[str, Any], metric: str = "accuracy") -> None:
@@ -123,8 +104,7 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Return the value as one short line; `reprlib` also handles values that are nested too deep for `repr`."""
-    short = reprlib.Repr()
+    short = reprlib.Repr()  # also of values that are nested too deep for `repr`
     short.maxstring = short.maxother = 60
     return " ".join(short.repr(value).split())
 
@@ -135,8 +115,7 @@ def _shown(value: Any) -> str:
 def report(*, accuracy: Any = None, step: Any = None, **metrics: Any) -> None:
     """Report metrics of the training to a search; outside of a search it prints the same line.
 
-    In a search the line goes into a file of the trial, so that nothing else that is printed can spoil it, and is
-    printed with a word before it. Where that file is not there, as in a container, it is printed as outside.
+    In a search the line goes into a file of the trial, so that nothing else that is printed can spoil it.
 
     The report includes what the gradient-skip optimizers have counted. Of several processes that train together
     (torch.distributed, or a launcher that sets RANK and WORLD_SIZE) only the first one reports, for all: its FLOPs and
@@ -171,11 +150,9 @@ def _put_in_file(line: str) -> bool:
         return False
     try:
         file = os.open(os.path.join(folder, REPORTS_FILE), os.O_WRONLY | os.O_APPEND)  # never made here
-        try:
+        with os.fdopen(file, "wb", buffering=0) as reports:
             data = f"{line}\n".encode()
-            return os.write(file, data) == len(data)
-        finally:
-            os.close(file)
+            return reports.write(data) == len(data)
     except OSError:
         return False
 

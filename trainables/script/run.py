@@ -10,7 +10,6 @@ import json
 import math
 import os
 import platform
-import queue
 import re
 import shutil
 import signal
@@ -21,9 +20,8 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,56 +35,18 @@ from trainables.gradskip.variables import BY_NAME, is_number
 from trainables.metrics import METHOD_DEFAULTS, METRICS, MODEL_DEFAULTS, further_columns
 from trainables.savings import share_saved
 from trainables.script.placeholders import EPOCHS_VARIABLE, fill
-from trainables.script.report_lines import REPORTS_FILE, ReportError, has_cost, has_no_step, read_report
+from trainables.script.report_lines import REPORTS_FILE, ReportError, read_report
 from trainables.storage import DiskFiles, copy_files, files_of, is_uri
 from trainables.workload_options import SCRIPT_OPTIONS, read_options
 
-# --- Check that a script's trial took the steps of its length, and did not go on from what an earlier one left --------
-# Scripts that resume by themselves find, in a folder that all trials share, the checkpoint of the trial before: then a
-# trial trains on from another one's weights, and seems to cost next to nothing.
-
-#: Share of the baseline's steps, scaled to a trial's epochs, that a trial must take: a scaler may skip some.
-_LEAST = 0.98
-#: Most entries of the working directory that are looked at, and most files that are named.
-_MOST_ENTRIES, _NAMED = 5000, 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnLength:
-    """Requirements of a trial's length on its run."""
-
-    steps: int
-    """Optimizer steps: the baseline's, scaled to the trial's epochs."""
-    since_s: float
-    """Unix time at which the study's first trial began."""
-
-
-def files_below(cwd: Path, folder: Path) -> Iterator[tuple[float, Path]]:
-    """Yield the files below a folder with the times of their last change; hidden ones and the study's are left out."""
-    seen = 0
-    for here, folders, names in os.walk(cwd):
-        place = Path(here)
-        folders[:] = [
-            name
-            for name in folders
-            if not name.startswith((".", "__")) and place / name not in (folder, *folder.parents)
-        ]
-        for name in names:
-            seen += 1
-            if seen > _MOST_ENTRIES:
-                return
-            with suppress(OSError):  # gone meanwhile
-                yield (place / name).stat().st_mtime, place / name
-
-
 # --- A shell command as a child process: its output is read as it arrives, and no process of it is left behind --------
 
-#: Maximum number of characters kept of a line.
-LINE_CHARACTERS = 2**20
+#: Maximum number of bytes kept of a line.
+LINE_BYTES = 2**20
 #: Maximum number of bytes read from a log's end.
 TAIL_BYTES = 2**18
-#: Seconds between two looks for a report while stdout is silent, and lines of stdout that are read ahead.
-_LOOK_S, _WAITING_LINES = 0.1, 10_000
+#: Seconds between two looks at what the command has printed and reported.
+_LOOK_S = 0.1
 #: Seconds to wait for a killed process to disappear.
 KILL_S = 10.0
 
@@ -102,45 +62,37 @@ class ScriptProcess:
         environment: the complete environment of the command: nothing else is inherited. ``PYTHONUNBUFFERED=1`` is added
             unless it is given, because Python scripts would buffer their lines.
         cwd: the command's working directory.
-        log: a file to which stdout and stderr are appended as they arrive.
-        reports: a file, made empty here, whose lines come among those of stdout; None for none.
+        folder: where stdout and stderr are appended to `LOG_FILE` and `ERRORS_FILE`, and `REPORTS_FILE` is made empty.
 
     Raises:
-        OSError: the log cannot be opened, a folder does not exist, or no process can be started.
+        OSError: a file cannot be opened, a folder does not exist, or no process can be started.
     """
 
-    def __init__(
-        self, command: str, *, environment: Mapping[str, str], cwd: Path, log: Path, reports: Path | None = None
-    ) -> None:
-        self._log = log.absolute()
-        self._reports = None
+    def __init__(self, command: str, *, environment: Mapping[str, str], cwd: Path, folder: Path) -> None:
         self._waiting = threading.Lock()
-        with self._log.open("ab") as end_of_log, ExitStack() as on_failure:
-            if reports is not None:
-                reports.write_bytes(b"")
-                self._reports = on_failure.enter_context(reports.open(encoding="utf-8", errors="replace"))
-            self._log_start = end_of_log.tell()
+        folder = folder.absolute()
+        with ExitStack() as opened, ExitStack() as on_failure:
+            log, errors = (opened.enter_context((folder / name).open("ab")) for name in (LOG_FILE, ERRORS_FILE))
+            self._printed = [(folder / LOG_FILE, log.tell()), (folder / ERRORS_FILE, errors.tell())]
+            (folder / REPORTS_FILE).write_bytes(b"")
+            sources = ((folder / REPORTS_FILE, 0), self._printed[0])
+            self._sources = [GrowingFile(path, start) for path, start in sources]
+            for source in self._sources:
+                on_failure.callback(source.close)
             self._guard, theirs = socket.socketpair()
             on_failure.enter_context(self._guard)
+            opened.enter_context(theirs)
             # -I -S: neither the user's variables nor installed packages can change the guard.
             arguments = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(os.getpid())]
-            with theirs:
-                launcher = subprocess.Popen(
-                    [*arguments, environment.get("LC_CTYPE", ""), command, str(Path(psutil.__file__).parents[1])],
-                    env={"PYTHONUNBUFFERED": "1", **environment},
-                    cwd=cwd,
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.PIPE,
-                    stderr=end_of_log,
-                    start_new_session=True,
-                    encoding="utf-8",
-                    errors="replace",
-                )
-            assert launcher.stdout is not None
-            self._output = on_failure.enter_context(launcher.stdout)
-            if launcher.wait() != 0:  # it ends as soon as the guard has detached itself
+            started = subprocess.run(  # it ends as soon as the guard has detached itself
+                [*arguments, environment.get("LC_CTYPE", ""), command, str(Path(psutil.__file__).parents[1])],
+                env={"PYTHONUNBUFFERED": "1", **environment}, cwd=cwd, stdin=theirs.fileno(), stdout=log, stderr=errors,
+                start_new_session=True,
+            )  # fmt: skip
+            if started.returncode != 0:
                 raise OSError(
-                    f"the guard of a script could not be started (exit status {launcher.returncode}): see {self._log}"
+                    f"the guard of a script could not be started (exit status {started.returncode}): see "
+                    f"{folder / ERRORS_FILE}"
                 )
             on_failure.pop_all()
         self._lines = self._read_lines()
@@ -157,17 +109,17 @@ class ScriptProcess:
         self.close()
 
     def lines(self) -> Iterator[str]:
-        r"""Return the lines of stdout, and of the reports, as they arrive, without ends, until the command has ended.
+        """Return the lines of the reports and of stdout, as they arrive, without ends, until the command has ended.
 
-        Every call returns the same iterator. It ends when all processes have closed stdout, at the latest a second
-        after the command itself, and after `close`. Bytes that are not UTF-8 become U+FFFD, ``\r`` and ``\r\n`` also
-        end a line, and longer lines are cut to their first `LINE_CHARACTERS` characters.
+        Every call returns the same iterator. It ends when no process writes any more, at the latest a second after the
+        command itself, and after `close`.
         """
         return self._lines
 
     def last_lines(self, n: int = 20) -> list[str]:
-        """Return up to ``n`` last lines of the log that this command wrote, stdout and stderr."""
-        return tail(self._log, n, start=self._log_start)
+        """Return up to ``n`` last lines that this command printed on stdout and then on stderr."""
+        lines = [line for path, start in self._printed for line in tail(path, n, start=start)]
+        return lines[max(0, len(lines) - n) :]
 
     def close(self, grace_s: float = 5.0) -> None:
         """End the command and all its descendants: SIGTERM, then SIGKILL after ``grace_s`` seconds; callable twice.
@@ -179,52 +131,17 @@ class ScriptProcess:
             self._guard.send(f"{grace_s}\n".encode())
         self._wait(all_gone=True, timeout_s=max(0.0, grace_s) + KILL_S)
         self._guard.close()
-        self._output.close()
-        if self._reports is not None:
-            self._reports.close()
+        for source in self._sources:
+            source.close()
 
     def _read_lines(self) -> Iterator[str]:
-        """Yield lines of stdout and reports; a line of stdout that has not ended must not delay a report."""
+        has_ended = False
         with suppress(ValueError):  # closed meanwhile
-            if self._reports is None:
-                yield from cut_lines(self._output.readline)
-            else:
-                begun = ""
-                for line in self._lines_or_pauses():
-                    for part in self._reports:
-                        begun += part
-                        if begun.endswith("\n"):
-                            yield begun[:-1]
-                            begun = ""
-                    if line is not None:
-                        yield line
-        self._wait(all_gone=False, timeout_s=None)
-
-    def _lines_or_pauses(self) -> Iterator[str | None]:
-        """Yield lines of stdout, and None where none comes for a while, and at the end."""
-        arrived: queue.Queue[str | None] = queue.Queue(_WAITING_LINES)
-
-        def put(line: str | None) -> None:
-            while not self._output.closed:  # else nobody takes it any more
-                with suppress(queue.Full):
-                    return arrived.put(line, timeout=_LOOK_S)
-
-        def read() -> None:
-            with suppress(ValueError):  # closed meanwhile
-                for line in cut_lines(self._output.readline):
-                    put(line)
-            put(None)
-
-        threading.Thread(target=read, daemon=True).start()
-        while not self._output.closed:
-            try:
-                line = arrived.get(timeout=_LOOK_S)
-            except queue.Empty:
-                yield None
-                continue
-            yield line
-            if line is None:
-                return
+            while not has_ended:
+                self._wait(all_gone=False, timeout_s=_LOOK_S)
+                has_ended = self.returncode is not None
+                for source in self._sources:
+                    yield from source.lines(to_the_end=has_ended)
 
     def _wait(self, *, all_gone: bool, timeout_s: float | None) -> None:
         """Wait until the exit status is known, or until no process of the script runs."""
@@ -240,13 +157,37 @@ class ScriptProcess:
                 return
 
 
-def cut_lines(readline: Callable[[int], str]) -> Iterator[str]:
-    """Yield the lines of a text file without their ends, cut to `LINE_CHARACTERS`, each as soon as it has arrived."""
-    begins = True
-    while part := readline(LINE_CHARACTERS + 1):
-        if begins:
-            yield part.removesuffix("\n")[:LINE_CHARACTERS]
-        begins = part.endswith("\n")
+class GrowingFile:
+    r"""Lines of a text file that is being written, from a byte on.
+
+    Bytes that are not UTF-8 become U+FFFD, ``\r`` and ``\r\n`` also end a line, and longer lines are cut to their first
+    `LINE_BYTES` bytes.
+    """
+
+    def __init__(self, path: Path, start: int = 0) -> None:
+        self._file = path.open("rb")
+        self._file.seek(start)
+        self._begun = b""
+
+    def close(self) -> None:
+        """Close it; callable twice."""
+        self._file.close()
+
+    def lines(self, *, to_the_end: bool) -> Iterator[str]:
+        """Yield the lines that have come since the last call; one that has not ended only if nothing more will come.
+
+        Raises:
+            ValueError: it is closed.
+        """
+        while data := self._file.read(LINE_BYTES):
+            data = (self._begun + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            *whole, self._begun = data.split(b"\n")
+            self._begun = self._begun[:LINE_BYTES]
+            for line in whole:
+                yield line[:LINE_BYTES].decode("utf-8", errors="replace")
+        if to_the_end and self._begun:
+            yield self._begun.decode("utf-8", errors="replace")
+            self._begun = b""
 
 
 def tail(path: Path, n: int, *, start: int = 0) -> list[str]:
@@ -265,34 +206,30 @@ def tail(path: Path, n: int, *, start: int = 0) -> list[str]:
 
 #: First line of a launcher's report, logged by torch's elastic agent: "E1123 05:31:40.446000 29506 torch/...".
 _REPORT = re.compile(r"[A-Z]\d{4} [\d:.]+ .*torch/distributed/elastic/")
-_ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*: (\d+)", re.DOTALL)
+#: An exception in one of several processes that are connected.
+_EXCEPTION = re.compile(r"(\[rank\d+\]:) Traceback")
 #: Last lines of a log that are read.
 _READ_LINES = 400
 
 
 def last_lines_of_failed_process(script: ScriptProcess) -> Sequence[str]:
-    """Return the last lines that the process printed which failed first; all lines if no launcher reported it.
-
-    Others fail after it, with errors about the connection. torch writes the rank before each line of an exception as
-    soon as the processes are connected; without it, the lines of all processes are returned.
-    """
+    """Return the last lines of the process that raised first; others fail after it. Of all if no line says which."""
     lines = script.last_lines(_READ_LINES)
-    end = next((number for number, line in enumerate(lines) if _REPORT.match(line)), None)
-    found = _ROOT_CAUSE.search("\n".join(lines[end:])) if end is not None else None
-    if found is None:
-        return lines
-    printed = lines[:end]
-    return [line for line in printed if line.startswith(f"[rank{found[1]}]:")] or printed
+    printed = lines[: next((number for number, line in enumerate(lines) if _REPORT.match(line)), None)]
+    first = next((found[1] for line in printed if (found := _EXCEPTION.match(line))), "")
+    return [line for line in printed if line.startswith(first)]
 
 
 # --- A trial that a user's command trains -----------------------------------------------------------------------------
 
-#: The script's output, in the trial's folder.
-LOG_FILE = "output.log"
+#: What the script prints on stdout and on stderr, in the trial's folder.
+LOG_FILE, ERRORS_FILE = "output.log", "errors.log"
 #: Additional column of a row: facts about the run that a space may use, as JSON.
 RUN_FACTS = "run_facts"
 #: Lines of output that a failure shows, and characters of each.
 _SHOWN_LINES, _SHOWN_CHARACTERS = 12, 200
+#: Share of the baseline's steps, scaled to a trial's epochs, that a trial must take: a scaler may skip some.
+_LEAST = 0.98
 #: Savings of a baseline up to this value are rounding errors.
 _NOTHING = 1e-6
 #: Folder in the trial's for what torchrun's processes print, other than the first.
@@ -316,16 +253,11 @@ def _settings(config: TrialConfig) -> Settings:
 
 
 def placeholders(config: TrialConfig, folder: Path) -> dict[str, Any]:
-    """Return the values of ``{NAME}`` in the command.
-
-    These are the variables, seed, epochs, trial_dir, forward_cache_mb, and options that a space searches.
-    """
+    """Return the values of ``{NAME}`` in the command."""
     settings = _settings(config)
-    variables = {name: getattr(settings, variable.field) for name, variable in BY_NAME.items()}
-    searched = {name: value for name, value in read_options(config.options).items() if name not in SCRIPT_OPTIONS}
     return {
-        **searched,
-        **variables,
+        **{name: value for name, value in read_options(config.options).items() if name not in SCRIPT_OPTIONS},
+        **{name: getattr(settings, variable.field) for name, variable in BY_NAME.items()},
         "CAC_VAR_SAMPLES": settings.sampling_interval,
         "seed": config.seed,
         "epochs": config.epochs,
@@ -348,12 +280,8 @@ def check_command(config: TrialConfig) -> None:
         )
 
 
-def working_directory(config: TrialConfig) -> Path:
-    """Return the folder in which the command runs: the one in which the search was started.
-
-    Raises:
-        ScriptFailed: that folder does not exist, for example on another machine.
-    """
+def _working_directory(config: TrialConfig) -> Path:
+    """Return the folder in which the command runs: the one in which the search was started."""
     wanted = Path(read_options(config.options).get("cwd", os.curdir))
     if not wanted.is_dir():
         raise ScriptFailed(
@@ -363,36 +291,19 @@ def working_directory(config: TrialConfig) -> Path:
     return wanted.absolute()
 
 
-def start_script(config: TrialConfig, folder: Path, variables: Mapping[str, str]) -> ScriptProcess:
-    """Start the trial's command in its folder, with further variables.
-
-    Its environment is this process's with the trial's variables in place of all ``CAC_*``, and without the epochs of
-    a ``best.env`` that the shell has sourced. Of several processes that a launcher such as torchrun starts, only the
-    first one's stdout is read.
-
-    Raises:
-        UserError: the command has an unknown placeholder.
-        ScriptFailed: the folder in which it runs does not exist here.
-    """
+def _environment(config: TrialConfig, folder: Path, trace: str) -> dict[str, str]:
+    """Return this process's variables, with the trial's in place of all ``CAC_*`` and of a sourced ``best.env``."""
     others = ("CAC_", EPOCHS_VARIABLE)
-    environment = {
+    return {
         "PET_REDIRECTS": _REDIRECTS,
         "PET_LOG_DIR": str(folder / RANKS_FOLDER),
         **{name: value for name, value in os.environ.items() if not name.startswith(others)},
         **_settings(config).to_environment(),
         "TUNE_CAC_SEED": str(config.seed),
         TRIAL_FOLDER: str(folder),
-        TRACE_VARIABLE: "",
+        TRACE_VARIABLE: trace,
         "OMP_NUM_THREADS": str(config.threads),
-        **variables,
     }
-    return ScriptProcess(
-        _filled_command(config, folder),
-        environment=environment,
-        cwd=working_directory(config),
-        log=folder / LOG_FILE,
-        reports=folder / REPORTS_FILE,
-    )
 
 
 class ScriptRun:
@@ -400,22 +311,20 @@ class ScriptRun:
 
     Args:
         config: of the trial, with the options ``command`` and ``cwd``.
-        folder: of the trial; the command's output is kept there. Of a URI, the command has a folder of this machine,
-            whose files are written there when the run is closed.
+        folder: of the trial. Of a URI, the command has a folder of this machine, which is copied there at the end.
         trace: what its optimizer records (`trace_file.TRACE_VARIABLE`); empty for nothing.
-        length: what the trial's length asks of it; None for the baseline.
+        steps: of the baseline's optimizer, scaled to the trial's epochs; None for the baseline.
 
-    Raises (in `train_epoch`):
-        ScriptFailed: the command ended with an error, reported nothing, or no savings.
-        TrainingDiverged: an accuracy that is not finite.
+    Raises:
+        UserError: the command has an unknown placeholder.
+        ScriptFailed: its folder is not here; in `train_epoch`, it ended with an error or reported no metric or savings.
+        TrainingDiverged: in `train_epoch`, an accuracy that is not finite.
     """
 
-    def __init__(
-        self, config: TrialConfig, folder: Path | str, *, trace: str = "", length: OwnLength | None = None
-    ) -> None:
+    def __init__(self, config: TrialConfig, folder: Path | str, *, trace: str = "", steps: int | None = None) -> None:
         self.config = config
-        self._length = length
-        self._begun_s, self._begun = time.time(), time.perf_counter()
+        self._steps = steps
+        self._begun = time.perf_counter()
         self.row: dict[str, Any] | None = None
         """The last report's row; None before the first."""
         self.finished = False
@@ -423,7 +332,12 @@ class ScriptRun:
         self._place = folder
         self._here = Path(tempfile.mkdtemp(prefix="tune_cac-")) if is_uri(folder) else Path(folder).absolute()
         self._here.mkdir(parents=True, exist_ok=True)
-        self._process = start_script(config, self._here, {TRACE_VARIABLE: trace})
+        self._process = ScriptProcess(
+            _filled_command(config, self._here),
+            environment=_environment(config, self._here, trace),
+            cwd=_working_directory(config),
+            folder=self._here,
+        )
         self._rows = self._read()
 
     def close(self) -> None:
@@ -457,68 +371,43 @@ class ScriptRun:
                 raise ScriptFailed(f"the script printed a report that cannot be read: {error}") from None
             if report is None:
                 continue
-            if pending is None and (has_no_step(report) or not (evaluations or has_cost(report))):
+            has_cost = not report.keys().isdisjoint(("executed_flops", "compute_saved", "gradskip"))
+            if pending is None and (_steps_of(report) == 0 or not (evaluations or has_cost)):
                 evaluations.append(report)  # an evaluation before the training is no epoch
                 continue
             if pending is not None:
                 yield pending
             count += 1
             pending, last = self._row(report, count), report
-        if self._process.returncode != 0:
-            raise ScriptFailed(self._how_it_failed(self._process.returncode))
-        if pending is None and evaluations and not has_no_step(evaluations[-1]):
+        if (code := self._process.returncode) != 0:
+            how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+            raise ScriptFailed(f"the script {how}{self._tail()}")
+        if pending is None and evaluations and _steps_of(evaluations[-1]) != 0:
             pending = self._row(evaluations[-1], 1)  # which says what it lacks
         if pending is None:
             lacking = (
-                f"printed no metric: call tune_cac.report({name}=..., step=...), or print a line such as "
+                f"reported before its first optimizer step alone ({len(evaluations)} times): report after each epoch "
+                "of training"
+                if evaluations
+                else f"printed no metric: call tune_cac.report({name}=..., step=...), or print a line such as "
                 f'{{"{name}": 0.91, "step": 100}}'
             )
-            if evaluations:
-                lacking = (
-                    f"reported before its first optimizer step alone ({len(evaluations)} times): report after each "
-                    "epoch of training"
-                )
-            raise ScriptFailed(f"the script {lacking}{self._left_behind()}{self._tail()}")
-        self._check_length(last)
+            raise ScriptFailed(f"the script {lacking}{self._tail()}")
+        steps, stopped_early = _steps_of(last), last.get("extra", {}).get("early_stopped")
+        # A script that resumes by itself trains on from the checkpoint of another trial in a folder that all share, and
+        # seems to cost next to nothing.
+        if self._steps is not None and steps is not None and steps < _LEAST * self._steps and not stopped_early:
+            raise ScriptFailed(
+                f"the script took {int(steps)} optimizer steps where a run of its length takes {self._steps}: it may "
+                "have gone on from what an earlier trial left. Give each trial a folder of its own for its "
+                "checkpoints, {trial_dir} in the command. If it stopped early by itself, let its last report say so: "
+                "report(..., early_stopped=True)"
+            )
         self.close()
         if not math.isfinite(pending["quality"]):
             raise TrainingDiverged(f"the {name} is {pending['quality']} in the last report")
         self.finished = True
         yield pending
-
-    def _check_length(self, last: Mapping[str, Any]) -> None:
-        """Raise ScriptFailed if the command took fewer steps than its length asks for, and did not say why."""
-        steps = (last.get("gradskip") or {}).get("steps", last.get("step"))
-        stopped = last.get("extra", {}).get("early_stopped")
-        if self._length is not None and steps is not None and steps < _LEAST * self._length.steps and not stopped:
-            raise ScriptFailed(
-                f"the script took {int(steps)} optimizer steps where a run of its length takes {self._length.steps}"
-                f"{self._left_behind()}. If it stopped early by itself, let its last report say so: "
-                "report(..., early_stopped=True)"
-            )
-
-    def _left_behind(self) -> str:
-        """Return the words for files that earlier trials wrote in the working directory; empty if there are none."""
-        if self._length is None:
-            return ""
-        cwd = working_directory(self.config)
-        found = sorted(
-            ((s, p) for s, p in files_below(cwd, self._here) if self._length.since_s <= s < self._begun_s), reverse=True
-        )
-        if not found:
-            return ""
-        names = ", ".join(str(path.relative_to(cwd)) for _, path in found[:_NAMED])
-        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        return (
-            f": it may have gone on from what an earlier trial left in {cwd} ({names}{more}). Give each trial a folder "
-            "of its own for its checkpoints, {trial_dir} in the command"
-        )
-
-    def _how_it_failed(self, code: int | None) -> str:
-        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-        if code is not None and 128 < code <= 192:
-            how += f" (signal {code - 128}, as a shell says it)"
-        return f"the script {how}{self._tail()}"
 
     def _tail(self) -> str:
         printed = last_lines_of_failed_process(self._process)[-_SHOWN_LINES:]
@@ -568,18 +457,25 @@ class ScriptRun:
         }
 
 
+def _steps_of(report: Mapping[str, Any]) -> float | None:
+    """Return the optimizer steps before a report; None where it says nothing of them."""
+    steps: float | None = (report.get("gradskip") or {}).get("steps", report.get("step"))
+    return steps
+
+
 def _check_ranges(report: Mapping[str, Any], *, method: str) -> None:
     """Raise ScriptFailed for a number that is out of its range."""
-    for name, rule, holds in (
-        ("accuracy", "a fraction, 1 at most: divide a percentage by 100", lambda value: not value > 1),
-        ("test_accuracy", "a fraction, 1 at most: divide a percentage by 100", lambda value: not value > 1),
-        ("compute_saved", "a fraction, 1 at most", lambda value: value <= 1),
-        ("executed_flops", ">= 0", lambda value: value >= 0),
-        ("dense_flops", "> 0", lambda value: value > 0),
-        ("step", ">= 1", lambda value: value >= 1),
+    for name, rule, low, high in (
+        ("accuracy", "a fraction, 1 at most: divide a percentage by 100", -math.inf, 1),
+        ("test_accuracy", "a fraction, 1 at most: divide a percentage by 100", -math.inf, 1),
+        ("compute_saved", "a fraction, 1 at most", -math.inf, 1),
+        ("executed_flops", ">= 0", 0, math.inf),
+        ("dense_flops", ">= 1", 1, math.inf),
+        ("step", ">= 1", 1, math.inf),
     ):
-        if report.get(name) is not None and not holds(report[name]):
-            raise ScriptFailed(f"{name} of a report must be {rule}, got {report[name]:g}")
+        value = report.get(name)
+        if value is not None and (value < low or value > high):
+            raise ScriptFailed(f"{name} of a report must be {rule}, got {value:g}")
     if method == "none" and abs(report.get("compute_saved", 0.0)) > _NOTHING:
         raise ScriptFailed(
             "the baseline's compute_saved must be 0, for the others are compared with it, got "
@@ -588,10 +484,7 @@ def _check_ranges(report: Mapping[str, Any], *, method: str) -> None:
 
 
 def _costs(report: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the FLOPs and the savings: as the script reports them, or as its optimizer counted them.
-
-    If a script reports ``executed_flops`` without ``dense_flops``, the baseline's are used for these; if it reports
-    only ``compute_saved``, no FLOPs are known.
+    """Return the FLOPs and the savings, as the script reports them or as its optimizer counted them.
 
     Raises:
         ScriptFailed: nothing is known.

@@ -14,25 +14,20 @@ from trainables.quality import read_drop
 from trainables.training.device_choice import choose_device, sees_gpu
 from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
-from tune_cac.cli.command import Argument, argument
+from tune_cac.cli.command import argument
 from tune_cac.messages import say
 
 if TYPE_CHECKING:
     from analysis.io.layout import Layout, StudyInfo
 
-#: The folder that holds the studies.
-RESULTS_FOLDER = argument("--results", default=RESULTS, help="folder that holds the studies")
-#: A study in it.
-STUDY = (argument("study", metavar="STUDY", help="a study's folder, or its name under --results"), RESULTS_FOLDER)
+#: A study.
+STUDY = (
+    argument("study", metavar="STUDY", help="a study's folder, or its name under --results"),
+    argument("--results", default=RESULTS, help="folder that holds the studies"),
+)
 ALLOWED_DROP = argument(
     "--allowed-drop", help="how much worse the metric may be, such as 0.005 or 2% (default: the study's)"
 )
-#: Columns of a ranking that are shown, in this order.
-RANKING = (
-    ALLOWED_DROP,
-    argument("--top", default=20, at_least=1, help="rows to show"),
-)
-HTML = argument("--html", metavar="FILE", help="write the picture as a page, too")
 #: Variables, for `read_assignments`.
 ASSIGNMENTS = argument(
     "--set", action="append", default=[], metavar="VARIABLE=VALUE", dest="assignments",
@@ -56,24 +51,19 @@ WORKLOAD_OPTIONS = (
 )  # fmt: skip
 
 
-def run_arguments(*, epochs: str = "epochs", seed: str = "seed") -> tuple[Argument, ...]:
-    """Return the arguments of a training run, for `config_from_arguments`, with the meanings of two of them."""
-    return (
-        argument("--workload", default="digits", help="what is trained"),
-        *WORKLOAD_OPTIONS,
-        argument("--epochs", type=int, help=f"{epochs} (default: the workload's)"),
-        argument("--seed", type=int, default=0, help=seed),
-        argument("--device", default="auto", help="cpu, cuda, or auto: what trains faster, by 20 steps on each"),
-        argument("--threads", type=int, default=1, help="CPU threads"),
-    )
+#: Arguments of a training run, for `config_from_arguments`.
+RUN = (
+    argument("--workload", default="digits", help="what is trained"),
+    *WORKLOAD_OPTIONS,
+    argument("--epochs", type=int, help="epochs (default: the workload's)"),
+    argument("--seed", type=int, default=0, help="seed"),
+    argument("--device", default="auto", help="cpu, cuda, or auto: what trains faster, by 20 steps on each"),
+    argument("--threads", type=int, default=1, help="CPU threads"),
+)
 
 
 def workload_options(arguments: argparse.Namespace) -> tuple[str, ...] | None:
-    """Return the workload's options as a configuration holds them; None if none was given.
-
-    Raises:
-        UserError: an option that is not NAME=VALUE, or one that is given twice.
-    """
+    """Return the workload's options as a configuration holds them; None if none was given."""
     texts = list(getattr(arguments, "workload_options", None) or [])
     if getattr(arguments, "data", None) is not None:
         texts.append(f"data={Path(arguments.data).expanduser().absolute()}")  # a trial has another working directory
@@ -83,15 +73,7 @@ def workload_options(arguments: argparse.Namespace) -> tuple[str, ...] | None:
 
 
 def config_from_arguments(arguments: argparse.Namespace, **values: Any) -> TrialConfig:
-    """Return the configuration that the arguments of `run_arguments` ask for.
-
-    Args:
-        arguments: parsed; without ``--epochs`` the workload's own number counts.
-        values: other fields of the configuration.
-
-    Raises:
-        UserError: a wrong option or value.
-    """
+    """Return the configuration that the arguments `RUN` ask for, with other fields."""
     options = workload_options(arguments) or ()
     is_auto = arguments.device == "auto"
     config = TrialConfig(

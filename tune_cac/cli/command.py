@@ -3,59 +3,42 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from analysis.io.study_options import Option
-from trainables.config import check_integer
-from trainables.errors import GONE
+from trainables.errors import GONE, nearest_name, unknown_name
 
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a command."""
+    """An argument of a command: its flag or the name of a positional argument, and argparse's keywords."""
 
-    names: tuple[str, ...]
-    """Its flag, or the name of a positional argument."""
+    name: str
     settings: dict[str, Any]
-    """Keywords of `argparse.ArgumentParser.add_argument`."""
-    at_least: int | None = None
-    """Smallest value of an integer; checked before the command runs."""
     rare: bool = False
     """True if ``--help`` leaves it to ``--help-all``."""
 
-    def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Add it to a parser."""
-        action = parser.add_argument(*self.names, **self.settings)
-        if self.rare:
-            action.full_help, action.help = action.help, argparse.SUPPRESS  # type: ignore[attr-defined]
 
-    def check(self, arguments: argparse.Namespace) -> None:
-        """Raise UserError for an integer that is too small."""
-        name = self.names[0]
-        value = None if self.at_least is None else getattr(arguments, name.lstrip("-").replace("-", "_"))
-        if self.at_least is not None and value is not None:
-            check_integer(name, value, self.at_least)
-
-
-def argument(*names: str, help: str, at_least: int | None = None, **settings: Any) -> Argument:
-    """Declare an argument; its help ends with the default, if that is a number or a text.
-
-    Args:
-        names: its flag, or the name of a positional argument.
-        help: its meaning.
-        at_least: smallest value, of an integer.
-        settings: others of `argparse.ArgumentParser.add_argument`.
-    """
+def argument(name: str, *, help: str, at_least: int | None = None, **settings: Any) -> Argument:
+    """Declare an argument, an integer if it has a smallest value; its help ends with a default number or text."""
     default = settings.get("default")
     if isinstance(default, (int, float, str)) and not isinstance(default, bool):
         help = f"{help} (default: {default})"
     if at_least is not None:
-        settings["type"] = int
-    return Argument(names, {"help": help.replace("%", "%%"), **settings}, at_least)
+        settings["type"] = _integer_from(at_least)
+    return Argument(name, {"help": help.replace("%", "%%"), **settings})
+
+
+def _integer_from(low: int) -> Callable[[str], int]:
+    def integer(text: str) -> int:
+        if (value := int(text)) < low:
+            raise argparse.ArgumentTypeError(f"must be an integer >= {low}, got {value}")
+        return value
+
+    return integer
 
 
 def argument_of(option: Option) -> Argument:
@@ -83,30 +66,22 @@ class HelpAll(argparse.Action):
 
 @dataclass(frozen=True)
 class Command:
-    """A command; called with parsed arguments, it returns the exit code."""
+    """A command's name, the function of parsed arguments that returns its exit code, and argparse's keywords."""
 
     name: str
-    """Its name on the command line."""
     function: Callable[[argparse.Namespace], int]
-    """The function that runs it."""
     arguments: tuple[Argument, ...]
-    """Its arguments."""
     settings: dict[str, Any]
-    """Keywords of `argparse.ArgumentParser`."""
 
     def add_to(self, commands: Any) -> None:
         """Add it to what `argparse.ArgumentParser.add_subparsers` returned."""
         parser = commands.add_parser(self.name, **self.settings)
         for declared in self.arguments:
-            declared.add_to(parser)
+            action = parser.add_argument(declared.name, **declared.settings)
+            if declared.rare:
+                action.full_help, action.help = action.help, argparse.SUPPRESS
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        parser.set_defaults(run=self)
-
-    def __call__(self, arguments: argparse.Namespace) -> int:
-        """Check the arguments, and run it."""
-        for declared in self.arguments:
-            declared.check(arguments)
-        return self.function(arguments)
+        parser.set_defaults(run=self.function)
 
 
 def command(
@@ -114,10 +89,7 @@ def command(
 ) -> Callable[[Callable[[argparse.Namespace], int]], Command]:
     """Return a decorator that makes a function of parsed arguments the command of its module's name.
 
-    Args:
-        arguments: in the order of the help.
-        help: its line in the list of commands.
-        settings: keywords of `argparse.ArgumentParser`.
+    ``help`` is its line in the list of commands, ``settings`` are keywords of `argparse.ArgumentParser`.
     """
 
     def declared(function: Callable[[argparse.Namespace], int]) -> Command:
@@ -125,10 +97,6 @@ def command(
         return Command(function.__module__.rpartition(".")[2], function, arguments, described)
 
     return declared
-
-
-#: Words for what an option's value must be, by the type that argparse names.
-_KINDS = {"int": "an integer", "float": "a number"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -144,25 +112,17 @@ class Parser(argparse.ArgumentParser):
         if left:
             name = left[0].partition("=")[0]
             what = "option" if name.startswith("-") else "argument"
-            parser = self._commands().get(getattr(found, "command", None), self)
+            parsers = [one.choices for one in self._actions if isinstance(one, argparse._SubParsersAction)]
+            parser = parsers[0].get(found.command, self) if parsers else self
             if name in GONE:
                 parser.error(f"{what} {name} is gone: {GONE[name]}")
-            parser.error(f"unknown {what} {name!r}{nearest(name, parser._option_string_actions)}")
+            near = nearest_name(name, parser._option_string_actions)
+            parser.error(f"unknown {what} {name!r}{f': did you mean {near}?' if near else ''}")
         return found
 
-    def _commands(self) -> dict[str | None, Parser]:
-        found = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        return dict(*found)
 
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return words for the nearest name; empty if none is near.
-
-    >>> nearest("--spaces", ["--space", "--trials"]), nearest("xyz", ["--space"])
-    (': did you mean --space?', '')
-    """
-    found = difflib.get_close_matches(name, list(known), 1)
-    return f": did you mean {found[0]}?" if found else ""
+#: What an option's value must be, by the function that reads it as argparse names it.
+_KINDS = {"int": "an integer", "integer": "an integer", "float": "a number"}
 
 
 def error_text(message: str) -> str:
@@ -173,18 +133,17 @@ def error_text(message: str) -> str:
     >>> error_text("argument --space: expected one argument")
     '--space needs a value'
     """
-    if match := re.fullmatch(r"argument (\S+): invalid (\w+) value: (.*)", message):
-        name, kind, value = match.groups()
-        return f"{name} must be {_KINDS.get(kind, f'a {kind}')}, got {value}"
-    if match := re.fullmatch(r"argument (\S+): expected (one|at least one) argument", message):
-        return f"{match[1]} needs {'a value' if match[2] == 'one' else 'one value or more'}"
-    if match := re.fullmatch(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL):
-        name, value, listed = match.groups()
-        choices = [choice.strip(" '") for choice in listed.split(",")]
-        if name == "COMMAND" and value in GONE:
-            return f"command {value} is gone: {GONE[value]}"
-        what = "command" if name == "COMMAND" else f"value of {name}"
-        return f"unknown {what} {value!r}{nearest(value, choices)}; valid: {', '.join(choices)}"
     if match := re.fullmatch(r"the following arguments are required: (.*)", message):
         return f"{match[1]} must be given"
-    return message
+    match = re.fullmatch(r"argument (\S+): (.*)", message, re.DOTALL)
+    if match is None:
+        return message
+    name, reason = match.groups()
+    if match := re.fullmatch(r"invalid (\w+) value: (.*)", reason):
+        return f"{name} must be {_KINDS[match[1]]}, got {match[2]}"
+    if match := re.fullmatch(r"expected (one|at least one) argument", reason):
+        return f"{name} needs {'a value' if match[1] == 'one' else 'one value or more'}"
+    if match := re.fullmatch(r"invalid choice: '(.*)' \(choose from (.*)\)", reason, re.DOTALL):
+        choices = [choice.strip(" '") for choice in match[2].split(",")]
+        return str(unknown_name("command" if name == "COMMAND" else f"value of {name}", match[1], choices))
+    return f"{name} {reason}"

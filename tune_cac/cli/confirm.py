@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from analysis.io.study_options import options_of
-from trainables.quality import Quality
+from trainables.savings import saved_words
 from tune_cac.cli.arguments import STUDY
 from tune_cac.cli.command import argument, argument_of, command
 from tune_cac.cli.console import print_table
 from tune_cac.messages import say
 from tune_cac.study.search_options import SearchOptions
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @command(
@@ -31,7 +27,8 @@ if TYPE_CHECKING:
 def run(arguments: argparse.Namespace) -> int:
     """Run the confirmation; print the table of candidates and the study's answer."""
     from analysis.metrics.accounting import search_cost
-    from analysis.presentation.markdown_report import search_cost_line
+    from analysis.metrics.ranking import saving_of
+    from analysis.presentation.markdown_report import confirmation_table, search_cost_line
     from tune_cac.tuning.confirmation import confirm as confirm_study
 
     found = confirm_study(
@@ -44,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         address=arguments.address,
     )
     if found.table is not None:
-        print_table(_cells(found.table, found.quality, found.allowed))
+        print_table(confirmation_table(found.table, saved_words(saving_of(found.trials)), found.allowed, found.quality))
         print()
     print(found.headline)
     print(search_cost_line(search_cost(found.trials), of="Cost of the confirmation"))
@@ -55,29 +52,3 @@ def run(arguments: argparse.Namespace) -> int:
         say("Interrupted. The same command goes on with what is missing.")
         return 130
     return 1 if len(failed) else 0
-
-
-def _cells(table: pd.DataFrame, quality: Quality, allowed: float) -> list[list[str]]:
-    from analysis.formatting import drop_number, percent, unit_of_drop
-    from analysis.metrics.confirmation import compared
-
-    def shown(drop: float) -> str:
-        return drop_number(drop, quality, allowed=allowed, sign="+")
-
-    words = "loss of" if quality.is_accuracy else "drop in" if quality.direction == "max" else "rise in"
-    drop, unit = f"{words} {compared(table.iloc[0])}", unit_of_drop(quality)
-    cells = [["trial", "seeds", "failed", "saved", drop, "interval", "confirmed"]]
-    for _, row in table.iterrows():
-        known = row["seeds"] > 0
-        cells.append(
-            [
-                str(row["candidate"]),
-                str(row["seeds"]),
-                str(row["failed"]),
-                percent(row["saved"]) if known else "-",
-                f"{shown(row[quality.drop])} {unit}".rstrip() if known else "-",
-                f"{shown(row['drop_low'])} to {shown(row['drop_high'])}" if row["seeds"] > 1 else "-",
-                "yes" if row["confirmed"] else "refuted" if row["refuted"] else "no",
-            ]
-        )
-    return cells

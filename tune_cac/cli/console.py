@@ -1,50 +1,16 @@
-"""Input and output shared by several commands: a study's answer by their arguments, files, and tables of text cells."""
+"""Output shared by several commands: files, tables of text cells, and lists."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainables.errors import UserError, cannot_write
 from trainables.storage import atomic_write
-from tune_cac.cli.arguments import study_of
-
-if TYPE_CHECKING:
-    from analysis.io.layout import Layout, StudyInfo
-    from tune_cac.study.study_result import SearchResult
-
-
-def answer_of(arguments: argparse.Namespace) -> tuple[Layout, StudyInfo, SearchResult]:
-    """Return layout, settings and answer of the study that a command with `RANKING` asks for."""
-    from tune_cac.study.study_result import answer
-
-    layout, info, drop = study_of(arguments)
-    return layout, info, answer(layout, allowed_drop=drop)
-
-
-def read_numbers(flag: str, text: str, example: str) -> list[float]:
-    """Return the numbers between the commas of a flag's text; UserError if it has others."""
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"{flag} must be numbers separated by commas, such as {example}, got {text!r}") from None
 
 
 def write_asked(path: Path, content: str | bytes, what: str, instead: str = "choose another file") -> None:
-    """Write an output file of a command atomically.
-
-    Args:
-        path: of the file.
-        content: text is written as UTF-8 with line feeds.
-        what: name of the file in messages, such as ``--output``.
-        instead: advice in messages.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write an output file of a command atomically; UserError names it and the way out where it cannot be written."""
     if path.is_dir():
         raise UserError(f"cannot write {what} {path}: Is a directory; {instead}")
     try:
@@ -55,19 +21,7 @@ def write_asked(path: Path, content: str | bytes, what: str, instead: str = "cho
 
 
 def print_table(cells: list[list[str]]) -> None:
-    """Print a table fitted to the terminal; on a pipe, print aligned columns without folding."""
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(show_edge=False)
-        for column in cells[0]:
-            table.add_column(column, overflow="fold")
-        for row in cells[1:]:
-            table.add_row(*(Text(cell) for cell in row))
-        Console().print(table)
-        return
+    """Print aligned columns, the header first."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     argument("--output", metavar="FILE", help="write there instead of printing"),
     ALLOWED_DROP,
     *STUDY,
-    help="a trial's settings in other programs' formats",
-    description="Write one trial's settings (env, yaml, json, schedule), the best's without --trial.",
+    help="write a trial's settings in other programs' formats",
 )
 def run(arguments: argparse.Namespace) -> int:
     """Write one trial's settings, by default the best's, to a file or to standard output."""
@@ -37,10 +36,10 @@ def run(arguments: argparse.Namespace) -> int:
         content = _best(layout, info, drop, format)
     else:
         content = _trial(layout, info, arguments.trial, format)
-    if output is not None:
-        write_asked(Path(output), content, "--output")
-    else:
+    if output is None:
         sys.stdout.write(content)
+    else:
+        write_asked(Path(output), content, "--output")
     return 0
 
 

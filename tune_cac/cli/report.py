@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from trainables.errors import UserError
-from tune_cac.cli.arguments import RANKING, STUDY
+from tune_cac.cli.arguments import ALLOWED_DROP, STUDY, study_of
 from tune_cac.cli.command import argument, command
 from tune_cac.messages import say
 
@@ -21,18 +21,25 @@ _Found = TypeVar("_Found")
 
 
 @command(
-    *RANKING,
+    ALLOWED_DROP,
+    argument("--top", default=20, at_least=1, help="rows to show"),
+    argument(
+        "--price", type=float, metavar="SHARE", help="rank by worth: the share of the training compute that a point of "
+        "accuracy, or a unit of another metric, is worth, such as 0.1",
+    ),
     argument("--output", metavar="FILE", help="the page (default: report.html in the study)"),
     *STUDY,
     help="print the answer of a study and write it as a page to look at, report.html",
-)
+)  # fmt: skip
 def run(arguments: argparse.Namespace) -> int:
     """Print a study's report and write its page; works while the study is searched."""
     from analysis.presentation.html import report_html
     from analysis.presentation.markdown_report import report_markdown
-    from tune_cac.cli.console import answer_of, write_asked
+    from tune_cac.cli.console import write_asked
+    from tune_cac.study.study_result import answer
 
-    layout, info, found = answer_of(arguments)
+    layout, info, drop = study_of(arguments)
+    found = answer(layout, allowed_drop=drop, price=arguments.price)
     page = Path(arguments.output) if arguments.output else layout.page
     write_asked(page, report_html(gather(layout, found)), "the page to", "choose another --output")
     text = report_markdown(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.formatting import plural
 from trainables.errors import UserError
 from trainables.registry import WORKLOADS
-from trainables.workload_options import call_with_options, read_options
+from trainables.workload_options import read_options
 from trainables.workloads import build, default_epochs
 from tune_cac.cli.arguments import COMPATIBLE, WORKLOAD_OPTIONS, workload_options
 from tune_cac.cli.command import argument, command
@@ -18,21 +18,11 @@ from tune_cac.cli.console import print_table
 from tune_cac.messages import say
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from trainables.compression.schedule.matching import ModelFacts, Resolved
     from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
-    from trainables.compression.schedule.reading import MarkedSchedule
 
 #: Most names that are shown of a list.
 MOST_NAMES = 8
-#: Arguments of published schedules without effect here, by field, with the reason.
-_WITHOUT_EFFECT = {
-    "thinning_func_str": "the class says what is removed",
-    "arch": "the model at hand is thinned",
-    "dataset": "a batch at hand is used",
-}
-_BAIDU = dict.fromkeys(("initial_sparsity", "final_sparsity"), "the rule has no use for it")
 
 
 @command(
@@ -84,8 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
     if policies:
         print(f"{document.source}: {_counted(schedule)}; {on}")
         _print_schedule(schedule, resolved, epochs)
-        notes = notes_of(schedule, marked)
-        print("".join(f"\nnote: {note}" for note in notes), end="\n" if notes else "")
+        for name, mark in marked.marks.items():
+            among = ", ".join(map(str, mark.choices)) if mark.choices else f"{mark.low} to {mark.high}"
+            middle = mark.middle()
+            middle = f"{middle:.6g}" if isinstance(middle, float) else middle
+            print(f"note: {name} is searched ({among}); shown with {middle}")
     return _refuse(findings.said(findings.errors)) if findings.errors else 0
 
 
@@ -112,29 +105,18 @@ def facts_of_workload(name: str, options: Sequence[str]) -> tuple[ModelFacts, st
 
     given = read_options(options)
     with isolated(seed=0, threads=1):
-        if name == "images" and "data" not in given:
-            model, what = _without_data(given)
-        else:
-            model, what = build(name, options).make_model(), name
-    return model_facts(model), what
+        if name != "images" or "data" in given:
+            return model_facts(build(name, options).make_model()), name
+        import torch
 
+        from trainables.workloads.models import MODELS, build_model
 
-def _without_data(given: Mapping[str, str]) -> tuple[nn.Module, str]:
-    import torch
-
-    from trainables.workloads.models import MODELS, build_model
-
-    def of_images(model: str = "resnet20", classes: int | None = None) -> Any:
+        model = given.get("model", "resnet20")
         if ":" in model:
             raise UserError(f"model {model} is tried on images of the data: give --data PATH, too")
-        published = 10 if model in MODELS and MODELS[model].image_size < 64 else 1000
-        count = published if classes is None else classes
+        classes = 10 if model in MODELS and MODELS[model].image_size < 64 else 1000
         with torch.device("meta"):  # shapes only, which saves time and memory
-            return build_model(model, count), f"{model} with {count} classes (without data)"
-
-    known = {name: value for name, value in given.items() if name in ("model", "classes")}
-    found: tuple[nn.Module, str] = call_with_options(of_images, known, "workload images")
-    return found
+            return model_facts(build_model(model, classes)), f"{model} with {classes} classes (without data)"
 
 
 # --- output ---------------------------------------------------------------------------------------------------------
@@ -190,22 +172,3 @@ def _names(component: Component, resolved: Resolved | None) -> str:
     if len(names) > MOST_NAMES:
         names[MOST_NAMES - 2 :] = [f"... {len(names) - MOST_NAMES + 2} more"]
     return ("overrides of " if argument == MODULES and names else "") + ", ".join(names)
-
-
-def notes_of(schedule: Schedule, marked: MarkedSchedule) -> list[str]:
-    """Return notes on arguments without effect and on ranges that are shown at their middle."""
-    from trainables.compression.schedule.configs import EXTENSIONS, BaiduRNNPrunerConfig
-
-    notes = []
-    for component in schedule.components():
-        settings = component.settings
-        removes, baidu = isinstance(settings, tuple(EXTENSIONS.values())), isinstance(settings, BaiduRNNPrunerConfig)
-        for name, why in (_WITHOUT_EFFECT if removes else _BAIDU if baidu else {}).items():
-            if getattr(settings, name) is not None:
-                notes.append(f"{component.section}.{component.name}.{name} has no effect here: {why}")
-    for name, mark in marked.marks.items():
-        among = ", ".join(map(str, mark.choices)) if mark.choices else f"{mark.low} to {mark.high}"
-        middle = mark.middle()
-        shown = f"{middle:.6g}" if isinstance(middle, float) else middle
-        notes.append(f"{name} is searched ({among}); shown with {shown}")
-    return notes

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from analysis.io.layout import Layout
-from analysis.io.study_options import RESULTS, options_of
+from analysis.io.study_options import options_of
 from trainables.errors import UserError, unknown_name
 from tune_cac.cli.arguments import DATA_AND_MODEL, workload_options
 from tune_cac.cli.command import HelpAll, argument, argument_of, command
@@ -56,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(found.cost_line)
     layout = Layout(found.folder)
     kept = [file.name for file in (layout.best_schedule, layout.best) if file.exists()]
-    report = f"python -m tune_cac report {shlex.quote(str(found.folder))}"
+    folder = shlex.quote(str(found.folder))
+    report, resume = f"python -m tune_cac report {folder}", f"python -m tune_cac search --resume {folder}"
     # A file that switches everything off is no answer to paste.
     print(
         f"Settings: {found.folder / kept[0]}   report: {report}"
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     if len(failures):
         say(f"{len(failures)} of {len(found.trials)} trials failed")
     if found.interrupted:
-        say(f"Interrupted. Finish the remaining trials with: {_resume_line(found.folder, arguments)}")
+        say(f"Interrupted. Finish the remaining trials with: {resume}")
         return 130
     if found.used_up:
         say(found.used_up)
@@ -114,10 +115,3 @@ def _refuse_settled(arguments: argparse.Namespace) -> None:
             f"--resume finishes a study as it was begun, so it takes no {', '.join(given)}: leave that out, "
             "or use --name without --resume to add trials"
         )
-
-
-def _resume_line(folder: Path, arguments: argparse.Namespace) -> str:
-    given = arguments.results or RESULTS
-    results = "" if given == RESULTS else f" --results {shlex.quote(str(given))}"
-    name = folder.name if folder.parent == Path(given) else str(folder)
-    return f"python -m tune_cac search --resume {shlex.quote(name)}{results}"

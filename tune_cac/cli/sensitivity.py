@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainables.errors import UserError
 from trainables.quality import DEFAULT_DROP, DEFAULT_RELATIVE_DROP, Quality, default_drop, read_drop
-from tune_cac.cli.arguments import COMPATIBLE, config_from_arguments, run_arguments
+from tune_cac.cli.arguments import RUN, config_from_arguments
 from tune_cac.cli.command import argument, command
-from tune_cac.cli.console import print_table, read_numbers, write_asked
+from tune_cac.cli.console import print_table, write_asked
 from tune_cac.messages import say
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trainables.compression.sensitivity import Proposal, Row
     from trainables.training.run import TrainingRun
 
@@ -24,7 +23,7 @@ _KINDS = ("element", "filter", "channel")
 
 
 @command(
-    *run_arguments(epochs="epochs to train", seed="seed of the training"),
+    *RUN,
     argument(
         "--checkpoint", metavar="FILE", help="weights to analyse: a state_dict as torch.save writes it, or a trial's"
     ),
@@ -33,7 +32,6 @@ _KINDS = ("element", "filter", "channel")
         "--levels", metavar="LIST", help="shares to prune, such as 0,0.5,0.9 (default: 0 to 0.95 in steps of 0.05)"
     ),
     argument("--layers", nargs="+", metavar="PATTERN", help="names or patterns of the weights (default: all)"),
-    COMPATIBLE,
     argument(
         "--allowed-drop", help="how much worse the metric may be, in its own unit or such as 2% (default: "
         f"{DEFAULT_DROP}; of a metric that is no fraction {DEFAULT_RELATIVE_DROP})",
@@ -46,9 +44,7 @@ _KINDS = ("element", "filter", "channel")
 )  # fmt: skip
 def run(arguments: argparse.Namespace) -> int:
     """Train or load a model, analyse it, print the table and write the files."""
-    levels = None if arguments.levels is None else read_numbers("--levels", arguments.levels, "0,0.5,0.9")
-    if levels is not None and not all(0 <= level <= 1 for level in levels):
-        raise UserError(f"--levels must be in [0, 1], got {arguments.levels}")
+    levels = None if arguments.levels is None else _read_levels(arguments.levels)
     kind, folder = arguments.kind, Path(arguments.output)
     if kind not in _KINDS:
         raise UserError(f"--kind must be one of {', '.join(_KINDS)}, got {kind!r}")
@@ -59,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make --output {folder}: {error.strerror or error}; choose another folder") from None
+    from trainables.compression.schedule.names import match_names
     from trainables.compression.sensitivity import (
         evaluate_workload,
         proposed_sensitivities,
@@ -71,7 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
         quality, given = run.quality, arguments.allowed_drop
         allowed = default_drop(quality) if given is None else read_drop(given, quality)
         weights = prunable(run.model, kind)
-        layers = _layers(arguments, list(weights))  # a name that matches nothing is reported before hours of training
+        # A name that matches nothing is reported before hours of training.
+        layers = [name for pattern in arguments.layers or () for name in match_names(pattern, list(weights))] or None
         if arguments.checkpoint is None:
             _train(run)
         else:
@@ -85,26 +83,17 @@ def run(arguments: argparse.Namespace) -> int:
             on_row=lambda row: say(f"pruning {row.parameter}") if row.sparsity == 0 else None,
         )
         proposals = proposed_sensitivities(rows, weights, allowed, quality)
-    _print(rows, proposals, weights, kind, allowed, quality)
+    _print(rows, proposals, kind, allowed, quality)
     _write(folder, rows, proposals, arguments, allowed, quality)
     return 0
 
 
-def _layers(arguments: argparse.Namespace, known: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the weights that ``--layers`` names; where Distiller would, warn of a pattern that matches nothing."""
-    from trainables.compression.schedule.names import match_names
-
-    found: dict[str, None] = {}
-    for pattern in arguments.layers or ():
-        try:
-            found |= dict.fromkeys(match_names(pattern, known))
-        except UserError as error:
-            if not arguments.compatible:
-                raise
-            say(f"warning: {error}")
-    if arguments.layers and not found:
-        raise UserError("--layers must match at least one weight, and none of them does")
-    return tuple(found) or None
+def _read_levels(text: str) -> list[float]:
+    with suppress(ValueError):
+        levels = [float(part) for part in text.split(",")]
+        if all(0 <= level <= 1 for level in levels):
+            return levels
+    raise UserError(f"--levels must be numbers in [0, 1] separated by commas, such as 0,0.5,0.9, got {text!r}")
 
 
 def _train(run: TrainingRun) -> None:
@@ -120,7 +109,7 @@ def _train(run: TrainingRun) -> None:
 
 def _load(run: TrainingRun, file: Path) -> None:
     """Load the weights of a file into the run's model."""
-    import pickle
+    from pickle import UnpicklingError
 
     from trainables.compression.schedule.names import plain_name
     from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE, read_state
@@ -130,47 +119,35 @@ def _load(run: TrainingRun, file: Path) -> None:
         state: Any = read_state(file)
     except OSError as error:
         raise UserError(f"cannot read --checkpoint {file}: {error.strerror or error}") from None
-    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError):
+    except (RuntimeError, EOFError, UnpicklingError, ValueError, KeyError):
         raise UserError(f"--checkpoint {file} is no checkpoint: give a file that torch.save wrote") from None
-    for key in ("model", "state_dict"):
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
-            state = state[key]
-    if not isinstance(state, dict):
-        raise UserError(f"--checkpoint {file} holds no weights by name: give a state_dict")
     try:
+        state = state.get("model", state.get("state_dict", state))
         run.model.load_state_dict({plain_name(str(name)): value for name, value in state.items()})
-    except (RuntimeError, AttributeError) as error:
+    except (RuntimeError, AttributeError, TypeError) as error:
         reason = str(error).split("\n")[1].strip() if "\n" in str(error) else str(error)
         raise UserError(f"--checkpoint {file} does not fit the model of {run.config.workload}: {reason}") from None
 
 
 def _print(
-    rows: Sequence[Row], proposals: Sequence[Proposal], weights: Mapping[str, Tensor], kind: str, allowed: float | str,
-    quality: Quality,
-) -> None:  # fmt: skip
-    """Print by layer the level that costs at most the allowed drop; of few filters, small levels may prune none."""
+    rows: Sequence[Row], proposals: Sequence[Proposal], kind: str, allowed: float | str, quality: Quality
+) -> None:
+    """Print by layer the level that costs at most the allowed drop."""
     from analysis.formatting import drop_text, value_text
-    from trainables.compression.sensitivity import count_at
 
-    columns: dict[str, Callable[[Proposal], str]] = {
-        "layer": lambda found: found.parameter,
-        "elements": lambda found: f"{found.elements:,}",
-        "level": lambda found: f"{100 * found.level:g} %",
-    }
-    if kind != "element":
-        sizes = {name: weight.shape[0 if kind == "filter" else 1] for name, weight in weights.items()}
-        columns[f"{kind}s"] = lambda found: (
-            f"{count_at(found.level, sizes[found.parameter])} of {sizes[found.parameter]}"
-        )
-    columns[quality.name] = lambda found: value_text(found.top1, quality)
-    if kind == "element":
-        columns["sensitivity"] = lambda found: f"{found.sensitivity:.4f}"
+    with_sensitivity = kind == "element"
+    table = [["layer", "elements", "level", quality.name, *(["sensitivity"] if with_sensitivity else [])]]
+    for found in proposals:
+        cells = [
+            found.parameter, f"{found.elements:,}", f"{100 * found.level:g} %", value_text(found.top1, quality)
+        ]  # fmt: skip
+        table.append([*cells, *([f"{found.sensitivity:.4f}"] if with_sensitivity else [])])
     amount = f"{allowed.removesuffix('%')} %" if isinstance(allowed, str) else drop_text(allowed, quality)
     print(
         f"{quality.name.capitalize() if quality.is_accuracy else quality.name} {value_text(rows[0].top1, quality)} "
         f"unpruned. Largest level of {kind}s that costs at most {amount}, each layer pruned alone:\n"
     )
-    print_table([list(columns), *([cell(found) for cell in columns.values()] for found in proposals)])
+    print_table(table)
 
 
 def _write(

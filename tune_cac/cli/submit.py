@@ -40,14 +40,6 @@ _SECRET = ("SECRET", "TOKEN", "PASSWORD", "ACCESS_KEY")
         "--env", action="append", default=[], metavar="NAME[=VALUE]",
         help="variable for the job, with its value here unless given; may be repeated. Ray shows it with the job",
     ),
-    argument(
-        "--exclude", action="append", default=[], metavar="PATTERN",
-        help="files or folders of the working directory that are not shipped; may be repeated",
-    ),
-    argument(
-        "--no-ship-package", action="store_true",
-        help="the cluster's environment has tune_cac; otherwise it is shipped as it runs here",
-    ),
     argument("--no-wait", action="store_true", help="print the job's id and end"),
     argument("job_command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="such as: -- search --name s"),
     help="run a command, such as a search, as a job of a Ray cluster",
@@ -59,14 +51,13 @@ def run(arguments: argparse.Namespace) -> int:
     given = arguments.job_command
     job = f"tune-cac-{datetime.now():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
     line = _entrypoint_of(given[1:] if given[:1] == ["--"] else given, job, arguments.parsers)
-    environment: dict[str, Any] = {"working_dir": str(Path.cwd()), "excludes": ["/results/", *arguments.exclude]}
+    environment: dict[str, Any] = {"working_dir": str(Path.cwd()), "excludes": ["/results/"]}
     if arguments.pip is not None:
         if not Path(arguments.pip).is_file():
             raise UserError(f"--pip must be a requirements file, got {arguments.pip}: there is no such file")
         environment["pip"] = arguments.pip
-    if not arguments.no_ship_package:
-        home = Path(tune_cac.__file__).resolve().parents[1]
-        environment["py_modules"] = [str(home / name) for name in ("tune_cac", *NAMES)]
+    home = Path(tune_cac.__file__).resolve().parents[1]
+    environment["py_modules"] = [str(home / name) for name in ("tune_cac", *NAMES)]
     variables = dict(_variable(text) for text in arguments.env)
 
     from tune_cac.ray_backend import job as ray_job
@@ -88,14 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _entrypoint_of(command: Sequence[str], job: str, parsers: dict[str, argparse.ArgumentParser]) -> str:
-    """Return a checked command for a shell; a new study has the job's name, unless it is given one.
-
-    Raises:
-        UserError: there is none, or it can't be run as a job.
-    """
+    """Return a checked command for a shell; a new study has the job's name, unless it is given one."""
+    known = [name for name in parsers if name != "submit"]
     if not command:
         raise UserError("submit needs a command after --, such as: submit -- search --space auto_thresholds")
-    known = [name for name in parsers if name != "submit"]
     if command[0] not in known:
         raise unknown_name("command of a job", command[0], known)
     arguments = parsers[command[0]].parse_args(command[1:])
@@ -114,11 +101,7 @@ def _entrypoint_of(command: Sequence[str], job: str, parsers: dict[str, argparse
 
 
 def entrypoint(command: Sequence[str], *, home_results: bool) -> str:
-    """Return a command of this package for a shell.
-
-    Args:
-        command: arguments after ``python -m tune_cac``.
-        home_results: whether its studies lie in the home folder of the job's user.
+    """Return a command of this package for a shell, its studies in the home folder of the job's user if asked.
 
     >>> entrypoint(["search", "--name", "s"], home_results=True)
     'exec "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/}python" -m tune_cac search --name s --results "$HOME"/tune_cac_results'

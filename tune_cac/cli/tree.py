@@ -1,36 +1,30 @@
-"""The command ``tree``: a study's stage tree as text, and as a page on request."""
+"""The command ``tree``: a study's stage tree as text."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 
 from trainables.errors import UserError
 from trainables.registry import SCRIPT
-from tune_cac.cli.arguments import HTML, STUDY
+from tune_cac.cli.arguments import STUDY
 from tune_cac.cli.command import argument, command
 
 
 @command(
     argument("--depth", at_least=0, help="interventions to go down to (default: all)"),
     argument("--top", default=40, at_least=1, help="stages to show, the most visited"),
-    HTML,
     *STUDY,
     help="draw a study's stage tree: what its trials trained, shared stretches once",
     description="Draw a study's stage tree, one line a stage: the iteration at which trials did something, what, up to "
     "which iteration it was trained, how many trials go through, and the result of those that end there.",
 )
 def run(arguments: argparse.Namespace) -> int:
-    """Print a study's stage tree; write its plot to ``--html`` if given."""
+    """Print a study's stage tree."""
     from analysis.formatting import plural
     from analysis.io.studies import load
     from analysis.metrics.accounting import search_cost
-    from analysis.presentation.figures.stage_tree import stage_tree
-    from analysis.presentation.html import figure_html
-    from analysis.presentation.markdown_report import full_trainings, search_cost_line
+    from analysis.presentation.markdown_report import search_cost_line
     from analysis.presentation.stage_frame import stage_frame, tree_text
-    from tune_cac.cli.console import write_asked
     from tune_cac.study.folder import find_study
 
     layout = find_study(arguments.results, arguments.study)
@@ -45,19 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if reason:
         raise UserError(f"{layout.root} has no stage tree: {reason}")
-    cost = search_cost(load(layout.root))
-    if arguments.html is not None and (plot := stage_tree(stages)) is not None:
-        title = f"{plural(cost.trials, 'trial')}, {full_trainings(cost.dense_equivalents)}"
-        write_asked(Path(arguments.html), figure_html(title, plot), "--html")
     kept, megabytes = int(stages["checkpoints"].sum()), stages["checkpoint_bytes"].sum() / 1e6
-    print(search_cost_line(cost))
+    print(search_cost_line(search_cost(load(layout.root))))
     print(f"{plural(len(stages), 'stage')}, {plural(kept, 'checkpoint')} ({megabytes:.1f} MB)\n")
-    text = tree_text(stages, depth=arguments.depth, top=arguments.top)
-    try:
-        text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:  # the terminal has no box characters
-        text = text.translate(str.maketrans("├└│─", "|`|-"))
-    print(text)
-    if arguments.html is not None:
-        print(f"\nPicture: {arguments.html}")
+    print(tree_text(stages, depth=arguments.depth, top=arguments.top))
     return 0

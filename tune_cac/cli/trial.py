@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainables.config import TrialConfig
-from trainables.errors import TrainingDiverged, UserError, cannot_write
+from trainables.errors import TrainingDiverged, UserError
 from trainables.gradients.fields import estimator_in, estimator_of
 from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES, ratio_name
 from trainables.training.recipe.fields import RECIPE_FIELDS
-from tune_cac.cli.arguments import ASSIGNMENTS, COMPATIBLE, config_from_arguments, run_arguments
+from tune_cac.cli.arguments import ASSIGNMENTS, COMPATIBLE, RUN, config_from_arguments
 from tune_cac.cli.command import argument, command
+from tune_cac.cli.console import write_asked
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import read_assignments, with_schedule
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @command(
-    *run_arguments(),
+    *RUN,
     argument("--method", help="method (default: gradskip, with --schedule compression); none is the baseline"),
     ASSIGNMENTS,
     argument("--schedule", metavar="FILE", help="a compression schedule to train with"),
@@ -50,6 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
         settings = Settings.from_environment(**{name: value for name, value in values.items() if name in BY_NAME})
         values |= {v.name: getattr(settings, v.field) for v in VARIABLES}
     config = config_from_arguments(arguments, method=method, **values)
+    import torch
+
     from trainables.gradients.method import check_run
     from trainables.training.run import TrainingRun
 
@@ -64,7 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
             say(f"tune_cac: the trial failed: {error}")
             return 1
         if arguments.save is not None:
-            _save_weights(run, Path(arguments.save))
+            weights = io.BytesIO()
+            torch.save(run.model.state_dict(), weights)
+            write_asked(Path(arguments.save), weights.getvalue(), "the weights to", "choose another --save")
     print("\n".join(_results(run, config, row)))
     return 0
 
@@ -94,7 +100,10 @@ def _train(run: TrainingRun, config: TrialConfig) -> dict[str, Any]:
 
 def _results(run: TrainingRun, config: TrialConfig, row: Mapping[str, Any]) -> list[str]:
     """Return the results of a trained run in words."""
+    import pandas as pd
+
     from analysis.formatting import metric_words, percent, value_text
+    from analysis.presentation.markdown_report import sums
 
     quality, tested = run.quality, row["test_quality"]
     lines = [
@@ -104,17 +113,7 @@ def _results(run: TrainingRun, config: TrialConfig, row: Mapping[str, Any]) -> l
         f"{row['executed_flops'] / 1e9:.2f} of {row['dense_flops'] / 1e9:.2f} GFLOPs executed",
     ]
     if config.compresses:
-        lines.append(
-            f"sparsity {percent(row['sparsity'])} (in whole structures {percent(row['structured_sparsity'])}), "
-            f"inference compute saved {percent(row['inference_saved'])}"
-        )
-        if row["dense_macs"] is not None:
-            lines.append(
-                f"multiply-adds of a sample: {row['effective_macs'] / 1e6:.3f} of {row['dense_macs'] / 1e6:.3f} "
-                f"million with weights that are not zero; {row['parameters']} parameters"
-            )
-        if row["latency_s"] is not None:
-            lines.append(f"latency of a sample {1000 * row['latency_s']:.2f} ms")
+        lines += [f"{name} {value}" for name, value in sums(pd.Series(row))]
     events = run.method.events()
     if config.skips_gradients and not events:
         lines.append(f"nothing stopped: {why_nothing_stopped(config.gradskip_settings(), run.total_steps)}")
@@ -144,14 +143,3 @@ def _check_compression(config: TrialConfig, file: Path | None) -> None:
     if file is not None and (marks := read_marks(file).middles()):
         taken = ", ".join(f"{name} {value}" for name, value in marks.items())
         say(f"marked values take the middle of their ranges: {taken}")
-
-
-def _save_weights(run: TrainingRun, file: Path) -> None:
-    import torch
-
-    try:
-        torch.save(run.model.state_dict(), file)
-    except OSError as error:
-        raise cannot_write(f"the weights to {file}", error, "choose another --save") from None
-    except RuntimeError as error:  # torch's writer hides the error of the disk
-        raise UserError(f"cannot write the weights to {file}: {error}; choose another --save") from None

@@ -11,10 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import search_spaces
 from search_spaces import Space, SpaceContext
 from search_spaces.grid import GridPoints, grid_points
-from search_spaces.grid_file import read_grid
+from search_spaces.grid_file import GRID, read_grid
 from search_spaces.own_space import NOT_OF_A_SPACE, SET_BY_NAME
 from search_spaces.space import ANY_RUN, corners, searched_fields
 from trainables.config import TrialConfig, field_kinds, field_names
@@ -39,11 +38,7 @@ _OPTIONS = {
 
 
 def read_assignments(texts: Iterable[str]) -> dict[str, Any]:
-    """Return fields of `TrialConfig` from texts such as `EXAMPLE`; the last text of a name wins.
-
-    Raises:
-        UserError: no ``=``, an unknown name, or a value that is not valid.
-    """
+    """Return fields of `TrialConfig` from texts such as `EXAMPLE`; UserError for another text, name or value."""
     values: dict[str, Any] = {}
     for text in texts:
         name, separator, value = (part.strip() for part in text.partition("="))
@@ -81,16 +76,8 @@ def read_value(name: str, value: Any) -> Any:
     return value
 
 
-def check_hold(
-    space: str, hold: Mapping[str, Any], files: Mapping[str, str] | None = None, grid: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def check_hold(space: Space, hold: Mapping[str, Any]) -> dict[str, Any]:
     """Return the checked values that a search of a space fixes, in plain types (JSON, Ray).
-
-    Args:
-        space: its name.
-        hold: values by name.
-        files: as in `search_spaces.load`.
-        grid: likewise.
 
     Raises:
         UserError: an unknown name, a value that is not valid, or a field that the space searches.
@@ -99,39 +86,29 @@ def check_hold(
     from_file = ("schedule", "schedule_compatible")
     values = {name: value if name in from_file else read_value(name, value) for name, value in hold.items()}
     if values:
-        run = replace(ANY_RUN, schedule=values.get("schedule"))
-        searched = searched_fields(search_spaces.load(space, files, grid), run)
+        searched = searched_fields(space, replace(ANY_RUN, schedule=values.get("schedule")))
         for name in values:
             if name in searched and name not in RECIPE_FIELDS:  # a fixed field of the recipe is not searched
                 raise UserError(
-                    f"{name} is searched by space {space}, so it can't be fixed, got {name}={shown(values[name])}: "
-                    "leave it out, or take another space"
+                    f"{name} is searched by space {space.name}, so it can't be fixed, got "
+                    f"{name}={shown(values[name])}: leave it out, or take another space"
                 )
     if isinstance(values.get("distill_checkpoint"), str):  # trials run in another folder
         values["distill_checkpoint"] = str(Path(values["distill_checkpoint"]).absolute())
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def check_hold_on_run(
-    space: str, hold: Mapping[str, Any], context: SpaceContext, files: Mapping[str, str] | None = None,
-    grid: Mapping[str, Any] | None = None,
-) -> None:  # fmt: skip
+def check_hold_on_run(space: Space, hold: Mapping[str, Any], context: SpaceContext) -> None:
     """Raise UserError if fixed values conflict with the ends of the space's ranges on this run."""
-    found = search_spaces.load(space, files, grid)
-    for values in corners(found, context):
+    for values in corners(space, context):
         try:
-            TrialConfig(**{"method": found.method, **values, **hold})
+            TrialConfig(**{"method": space.method, **values, **hold})
         except UserError as error:
-            raise UserError(f"{shown_hold(hold)} can't be fixed in space {space}: {error}") from None
+            raise UserError(f"{shown_hold(hold)} can't be fixed in space {space.name}: {error}") from None
 
 
 def with_schedule(hold: Mapping[str, Any], file: str | Path | None, *, compatible: bool = False) -> dict[str, Any]:
     """Return the fixed values, with the text of a schedule's file.
-
-    Args:
-        hold: fixed values by name.
-        file: the schedule's file, or None.
-        compatible: whether the schedule may contain what Distiller silently accepted, with a warning for each.
 
     Raises:
         UserError: the file cannot be read or is no schedule, or ``compatible`` is set without a file.
@@ -145,24 +122,13 @@ def with_schedule(hold: Mapping[str, Any], file: str | Path | None, *, compatibl
     marked = read_marks(Path(file))
     marked.read(marked.middles(), compatible=compatible)  # reports all errors with the file's name and lines
     how = {"schedule_compatible": True} if compatible else {}
-    return {**hold, "schedule": _with_whole_paths(Path(file).read_text(encoding="utf-8")), **how}
 
+    def whole(found: re.Match[str]) -> str:  # paths of teachers' checkpoints, because trials run in another folder
+        path = Path(found[2].strip("'\""))
+        return found[0] if path.is_absolute() or not path.exists() else f"{found[1]}{json.dumps(str(path.resolve()))}"
 
-def has_marks(text: str) -> bool:
-    """Return whether a schedule has values to search."""
-    from trainables.compression.schedule import read_marks
-
-    return bool(read_marks(text).marks)
-
-
-def _with_whole_paths(text: str) -> str:
-    """Return a schedule's text with absolute paths of teacher checkpoints, because trials run in another folder."""
-
-    def whole(found: re.Match[str]) -> str:
-        file = Path(found[2].strip("'\""))
-        return found[0] if file.is_absolute() or not file.exists() else f"{found[1]}{json.dumps(str(file.resolve()))}"
-
-    return re.sub(r"(\bcheckpoint:[ \t]*)([^\s,}#]+)", whole, text)
+    text = Path(file).read_text(encoding="utf-8")
+    return {**hold, "schedule": re.sub(r"(\bcheckpoint:[ \t]*)([^\s,}#]+)", whole, text), **how}
 
 
 def with_watch(hold: Mapping[str, Any], context: SpaceContext) -> dict[str, Any]:
@@ -176,11 +142,7 @@ def shown_hold(hold: Mapping[str, Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as ``--set`` takes it.
-
-    >>> shown((3, 9)), shown(True), shown(0.97)
-    ('3,9', '1', '0.97')
-    """
+    """Return a value as ``--set`` takes it."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
     if isinstance(value, str) and "\n" in value:
@@ -194,33 +156,23 @@ def shown(value: Any) -> str:
 AUTO = "auto"
 #: Names of the samplers.
 SAMPLERS = (AUTO, "tpe", "random", "grid", "gp", "nsga2")
-#: A script's run is known when its baseline has ended: a grid's points must be the same on runs of both lengths.
-_OTHER_RUN = SpaceContext(
-    total_steps=3100,
-    layer_names=tuple(f"layer{n}" for n in range(20)),
-    unit_ends=(2, 5, 8, 11),
-    weight_names=tuple(f"block{n}.weight" for n in range(5)),
-    epochs=100,
-)
 
 
 def grid_of(given: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the points of a grid file (`read_grid`), given by its path, as text or map, or as the points themselves.
+    """Return the points of a grid file (`read_grid`), given by its path, as a map, or as the points themselves.
 
     Raises:
         UserError: the file cannot be read or is no grid.
     """
     if given is None or (isinstance(given, Mapping) and "settings" in given):
         return given
-    text, source = json.dumps(given) if isinstance(given, Mapping) else str(given), "<grid>"
-    if isinstance(given, Path) or not ("\n" in text or text.lstrip().startswith("{")):
-        source = text
-        try:
-            text = Path(source).read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            said = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise UserError(f"--grid must be a file in YAML, {source} cannot be read: {said}") from None
-    return read_grid(text, source, _read)
+    if isinstance(given, Mapping):
+        return read_grid(json.dumps(given), "<grid>", _read)
+    try:
+        return read_grid(Path(given).read_text(encoding="utf-8-sig"), str(given), _read)
+    except (OSError, UnicodeDecodeError) as error:
+        said = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"--grid must be a file in YAML, {given} cannot be read: {said}") from None
 
 
 def _read(name: str, given: Any) -> Any:
@@ -240,33 +192,20 @@ def check_points(points: Mapping[str, Any], hold: Mapping[str, Any]) -> None:
 
 
 def points_of(space: Space, context: SpaceContext | None) -> GridPoints:
-    """Return the points that a grid search trains.
-
-    Args:
-        space: what is searched.
-        context: of the run; None for a script, whose run is not known before its baseline.
+    """Return the points that a grid search trains; the context is None for a script, known after its baseline alone.
 
     Raises:
-        UserError: the space is no grid, or the points of a script depend on its run.
+        UserError: the space is no grid, or a script's is no grid file.
     """
-    if context is not None:
-        return grid_points(space, context)
-    found, other = (grid_points(space, run) for run in (ANY_RUN, _OTHER_RUN))
-    if found != other:
+    if context is None and space.name != GRID:
         raise UserError(
-            f"a grid over space {space.name} depends on the run, which a script tells when its baseline has ended: "
+            f"a grid over space {space.name} may depend on the run, which a script tells when its baseline has ended: "
             "give the values to try in a grid file (--grid FILE), or take another --sampler"
         )
-    return found
+    return grid_points(space, context or ANY_RUN)
 
 
 def trials_in_all(before: int, more: int | None, grid: GridPoints | None) -> int:
-    """Return the number of trials of a study with those that a search adds; a grid has no more than its points.
-
-    Args:
-        before: trials that were asked for so far.
-        more: trials to add; None for all of a grid.
-        grid: the points; None for another sampler.
-    """
-    most = math.inf if grid is None else 1 + len(grid)  # and the baseline
-    return int(min(most, math.inf if more is None else before + more))
+    """Return the number of trials of a study with those that a search adds (None: all of a grid's points)."""
+    asked = math.inf if more is None else before + more
+    return int(asked if grid is None else min(asked, 1 + len(grid)))  # the baseline and the points

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +82,7 @@ _SAME = (
 
 def package_versions() -> dict[str, str]:
     """Return the versions of the packages that a study's results depend on."""
-    found = {}
-    for package in ("torch", "ray", "optuna", "numpy", "pandas"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "?"
-    return found
+    return {package: version(package) for package in ("torch", "ray", "optuna", "numpy", "pandas")}
 
 
 def open_study(options: SearchOptions) -> Layout:
@@ -139,30 +133,23 @@ def _check_same(layout: Layout, wanted: StudyInfo) -> None:
             f"{layout.root} holds a study whose results are in {held.storage or place}, not {wanted.storage or place}: "
             "choose another --name, or the same --results"
         )
-    for field in _SAME:
-        there, asked = getattr(held, field), getattr(wanted, field)
-        if field == "workload_options":
-            there, asked = (list(what_is_trained(wanted.workload, options)) for options in (there, asked))
-        if there != asked:
-            raise UserError(
-                f"{layout.root} holds a study with {field} {there!r}, not {asked!r}: choose another --name, or the "
-                "same settings to add trials to it"
-            )
+    values = {field: (getattr(held, field), getattr(wanted, field)) for field in _SAME}
+    there, asked = (list(what_is_trained(wanted.workload, options)) for options in values["workload_options"])
+    values["workload_options"] = (there, asked)
+    differs = [f"with {field} {there!r}, not {asked!r}" for field, (there, asked) in values.items() if there != asked]
     if held.grid != wanted.grid:
-        raise UserError(
-            f"{layout.root} holds a study of another grid: choose another --name, or the same --grid to go on"
-        )
+        differs.append("of another grid")
     if held.hold != wanted.hold:
+        differs.append(f"with {shown_hold(held.hold)} fixed, not {shown_hold(wanted.hold)}")
+    differs += [
+        f"with another text of {file}, which study.json keeps in space_files"
+        for file, text in wanted.space_files.items()
+        if held.space_files.get(file) != text
+    ]
+    if differs:
         raise UserError(
-            f"{layout.root} holds a study with {shown_hold(held.hold)} fixed, not {shown_hold(wanted.hold)}: "
-            "choose another --name, or the same --set to add trials to it"
+            f"{layout.root} holds a study {differs[0]}: choose another --name, or the same settings to add trials to it"
         )
-    for file, text in wanted.space_files.items():
-        if held.space_files.get(file) != text:
-            raise UserError(
-                f"{layout.root} holds a study with another text of {file}: choose another --name, or restore the "
-                "file, which study.json keeps in space_files"
-            )
 
 
 def threads_in(journal: Path) -> dict[str, int]:
@@ -209,23 +196,15 @@ def check_links(root: Path) -> None:
     Folders of ended trials are left out, for nothing is written into them; so is Optuna's lock, a link that is made and
     removed alone.
     """
-    home, folders = root.resolve(), [root]
-    optunas_lock = Layout(root).journal.name + LOCK_FILE_SUFFIX
-    while folders:
-        folder = folders.pop()
-        try:
-            entries = list(os.scandir(folder))
-        except OSError:  # there is none, or it cannot be read
-            continue
-        for entry in entries:
-            if entry.is_symlink():
-                if not Path(entry.path).resolve().is_relative_to(home) and entry.name != optunas_lock:
-                    raise UserError(
-                        f"{entry.path} is a link out of its study, which would be written to: replace it by what it "
-                        "leads to, or remove it"
-                    )
-            elif entry.is_dir() and not entry.name.startswith("trial-"):
-                folders.append(Path(entry.path))
+    home, optunas_lock = root.resolve(), Layout(root).journal.name + LOCK_FILE_SUFFIX
+    for folder, folders, files in os.walk(root):
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            if path.is_symlink() and path.name != optunas_lock and not path.resolve().is_relative_to(home):
+                raise UserError(
+                    f"{path} is a link out of its study, which would be written to: replace it by what it leads to, "
+                    "or remove it"
+                )
+        folders[:] = [name for name in folders if not name.startswith("trial-")]
 
 
 def check_writable(folder: Path) -> None:
@@ -255,11 +234,7 @@ def mend_journal(journal: Path) -> None:
 
 @contextmanager
 def written(layout: Layout, again: str) -> Iterator[None]:
-    """Convert disk and journal errors of the block, which writes into a study, into messages with advice.
-
-    Args:
-        layout: of the study; finished trials are kept.
-        again: the command that continues the work.
+    """Convert disk and journal errors of the block into messages that advise the command to run again.
 
     Raises:
         DiskError: the disk cannot be written.

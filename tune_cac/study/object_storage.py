@@ -31,12 +31,7 @@ _CHECK = (
 
 
 class _StudyCopy:
-    """Copy of a study's files in object storage.
-
-    Args:
-        layout: of the study on this machine.
-        storage: its URI.
-    """
+    """Copy of a study's files in object storage."""
 
     def __init__(self, layout: Layout, storage: str) -> None:
         self._layout, self._storage = layout, storage
@@ -44,11 +39,7 @@ class _StudyCopy:
         self._copied: dict[str, tuple[int, float]] = {}
 
     def claim(self) -> None:
-        """Mark the study as searched from here.
-
-        Raises:
-            UserError: a search on another machine runs on it, or the storage cannot be written.
-        """
+        """Mark the study as searched from here; UserError where another machine's search runs or writing fails."""
         mark, ray = self._layout.lock.name, self._layout.ray.name
         try:
             if self._there.size(mark) is not None:
@@ -91,15 +82,12 @@ class _StudyCopy:
                 self.copy()
             except OSError as error:
                 if not failed:
-                    say(
-                        f"warning: {self._storage} cannot be written ({_reason(error)}): the search goes on and tries "
-                        "again"
-                    )
+                    say(f"warning: {self._storage} cannot be written ({_reason(error)}): the search tries again")
                 failed = True
-                continue
-            if failed:
-                say(f"{self._storage} can be written again")
-            failed = False
+            else:
+                if failed:
+                    say(f"{self._storage} can be written again")
+                failed = False
 
     def release(self) -> None:
         """Remove the mark."""

@@ -10,11 +10,11 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from typing import Any, TypeVar, cast
 
 import search_spaces
 from analysis.io.layout import StudyInfo
-from analysis.io.study_options import RESULTS, TRIALS, Option, StudyOptions, option, options_of, results_here
+from analysis.io.study_options import RESULTS, TRIALS, StudyOptions, option, options_of, results_here
 from search_spaces import _FILES, Space, first_options
 from search_spaces.grid_file import COMBINATIONS, GRID
 from search_spaces.yaml_space import text_of
@@ -31,35 +31,18 @@ from trainables.script.placeholders import names
 from trainables.storage import check_place, is_uri
 from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
-from tune_cac.study.fixed_params import SAMPLERS, check_hold, check_points, grid_of, has_marks, with_schedule
+from tune_cac.study.fixed_params import SAMPLERS, check_hold, check_points, grid_of, with_schedule
 
 # --- Signature and documentation of a function whose keywords are declared options ------------------------------------
 
-_Result = TypeVar("_Result")
-_Keywords = ParamSpec("_Keywords")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-@overload
-def with_options(
-    declared: Callable[_Keywords, Any],
-) -> Callable[[Callable[..., _Result]], Callable[_Keywords, _Result]]: ...
-
-
-@overload
-def with_options(
-    declared: type, *, on_resume: Literal[True]
-) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]: ...
-
-
-def with_options(declared: Any, *, on_resume: bool = False) -> Any:
+def with_options(declared: type, *, on_resume: bool = False) -> Callable[[_Function], _Function]:
     """Return a decorator that gives a function the options of a dataclass as its keywords.
 
-    The function takes them as ``**given``. Its signature and docstring list them, the latter in place of its line
-    ``given: ...``; an unknown keyword raises UserError with the nearest one.
-
-    Args:
-        declared: a dataclass of options (`analysis.io.study_options.option`).
-        on_resume: whether to take only those that a resumed study takes anew.
+    The function takes them, or only those that a resumed study takes anew, as ``**given``; its signature and, in place
+    of the line ``given: ...``, its docstring list them. An unknown keyword raises UserError with the nearest one.
     """
     options = {found.name: found for found in options_of(declared) if found.on_resume or not on_resume}
     keywords = inspect.signature(declared).parameters
@@ -68,24 +51,21 @@ def with_options(declared: Any, *, on_resume: bool = False) -> Any:
         for name, found in options.items()
     )
 
-    def decorate(function: Callable[..., _Result]) -> Callable[..., _Result]:
-        own = {
-            name: found
-            for name, found in inspect.signature(function).parameters.items()
-            if found.kind is not found.VAR_KEYWORD
-        }
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        own = [found for found in signature.parameters.values() if found.kind is not found.VAR_KEYWORD]
 
         @functools.wraps(function)
-        def checked(*args: Any, **given: Any) -> _Result:
+        def checked(*args: Any, **given: Any) -> Any:
             for name in given:
-                if name not in options and name not in own:
+                if name not in options and name not in signature.parameters:
                     raise unknown_name("option", name, options)
             return function(*args, **given)
 
-        checked.__signature__ = inspect.Signature([*own.values(), *map(keywords.get, options)])  # type: ignore
+        checked.__signature__ = signature.replace(parameters=[*own, *map(keywords.get, options)])  # type: ignore
         text = inspect.cleandoc(function.__doc__ or "")
         checked.__doc__ = re.sub(r"^    given: .*$", lambda _: listed, text, count=1, flags=re.MULTILINE)
-        return checked
+        return cast(_Function, checked)
 
     return decorate
 
@@ -103,14 +83,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def read_duration(value: float | str, flag: str = "--time-budget") -> float:
-    """Return a number of seconds from a number, or from text with units.
-
-    >>> read_duration("1h30m"), read_duration("90m"), read_duration("3600")
-    (5400.0, 5400.0, 3600.0)
-
-    Raises:
-        UserError: no duration, or not a positive one.
-    """
+    """Return a positive number of seconds from a number, or from text such as ``1h30m``; UserError for another."""
     text, seconds = str(value).strip().lower(), 0.0
     if is_number(value) or re.fullmatch(r"\d+(\.\d+)?", text):
         seconds = float(value)
@@ -124,14 +97,7 @@ def read_duration(value: float | str, flag: str = "--time-budget") -> float:
 
 
 def read_bytes(value: int | str) -> int:
-    """Return a number of bytes from a number, or from text with a unit.
-
-    >>> read_bytes("1.5MB")
-    1500000
-
-    Raises:
-        UserError: no such number, or a negative one.
-    """
+    """Return a number of bytes >= 0 from a number, or from text such as ``1.5MB``; UserError for another."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(value))
     if isinstance(value, bool) or found is None or found[2].upper() not in _UNITS:
         raise UserError(
@@ -141,11 +107,7 @@ def read_bytes(value: int | str) -> int:
 
 
 def read_lengths(text: str) -> tuple[float, ...]:
-    """Return the shares of a text such as ``1.0,0.8,0.6``.
-
-    Raises:
-        UserError: it is no such text, or a share is not in (0, 1].
-    """
+    """Return the shares in (0, 1] of a text such as ``1.0,0.8,0.6``; UserError for another."""
     try:
         found = tuple(float(part) for part in str(text).split(","))
     except ValueError:
@@ -156,17 +118,6 @@ def read_lengths(text: str) -> tuple[float, ...]:
             f"only runs of full length), got {text!r}"
         )
     return found
-
-
-def _check_number(declared: Option, value: Any) -> None:
-    """Raise UserError unless a number is in the declared range; None, and what has no range, is left alone."""
-    low = declared.at_least
-    if low is None or value is None:
-        return
-    if declared.type is int:
-        check_integer(declared.flag, value, low, declared.at_most)
-    elif not is_number(value) or value < low:
-        raise UserError(f"{declared.flag} must be a number >= {low}, got {value!r}")
 
 
 # --- The options ------------------------------------------------------------------------------------------------------
@@ -296,7 +247,7 @@ class SearchOptions(StudyOptions):
         alone = self.is_script or self.workers_per_trial > 1 or self.fresh_processes
         self._set(
             sharing=not alone and self.sharing is not False,
-            hold=check_hold(self.space, self.fixed, self.space_files, self.points),
+            hold=check_hold(space, self.fixed),
         )
         if self.points is not None:
             check_points(self.points, self.fixed)
@@ -344,14 +295,17 @@ class SearchOptions(StudyOptions):
     def _check_values(self, options: Mapping[str, str]) -> None:
         """Raise UserError for an option whose value is none by itself; make numbers of those that are text."""
         for declared in options_of(SearchOptions):
-            _check_number(declared, getattr(self, declared.name))
-        for what, given, valid in (
-            ("--device", self.device, DEVICES),
-            ("sampler", self.sampler, SAMPLERS),
-            ("saving", self.saving, SAVINGS),
-        ):
-            if given not in valid and (what, given) != ("saving", None):
-                raise unknown_name(what, str(given), valid)
+            low, value = declared.at_least, getattr(self, declared.name)
+            if low is None or value is None:
+                continue
+            if declared.type is int:
+                check_integer(declared.flag, value, low, declared.at_most)
+            elif not is_number(value) or value < low:
+                raise UserError(f"{declared.flag} must be a number >= {low}, got {value!r}")
+        valid: dict[str, tuple[str | None, ...]] = {"device": DEVICES, "sampler": SAMPLERS, "saving": (None, *SAVINGS)}
+        for name, known in valid.items():
+            if getattr(self, name) not in known:
+                raise unknown_name(f"--{name}", str(getattr(self, name)), filter(None, known))
         if self.lengths != AUTO_LENGTHS:
             read_lengths(self.lengths)
         # A factory's own metric, its direction and its unit are known only later (`with_metric`).
@@ -392,15 +346,18 @@ class SearchOptions(StudyOptions):
             self._set(controls=False)
 
     def _check_compression(self, space: Space) -> None:
-        parts = search_spaces.parts_of(self.space)
-        if "schedule" in parts and not self.schedule_text:
-            raise UserError("space schedule searches a schedule of yours: give its file by --schedule FILE, got none")
-        if "schedule" in parts and not has_marks(str(self.schedule_text)):
-            raise UserError(
-                "space schedule searches marked values, and the schedule has none: mark some, such as "
-                "!search {low: 0.1, high: 0.9}, or search another space"
-            )
-        if self.schedule_text and not self.compresses:
+        parts, schedule = search_spaces.parts_of(self.space), self.fixed.get("schedule")
+        if "schedule" in parts:
+            from trainables.compression.schedule import read_marks
+
+            if not schedule:
+                raise UserError("space schedule searches a schedule of yours: give its file by --schedule, got none")
+            if not read_marks(schedule).marks:
+                raise UserError(
+                    "space schedule searches marked values, and the schedule has none: mark some, such as "
+                    "!search {low: 0.1, high: 0.9}, or search another space"
+                )
+        if schedule and not self.compresses:
             raise UserError(f"--schedule needs a space of compression, such as schedule, got --space {self.space}")
         if "distillation" in parts and not (self.fixed.get("distill_teacher") or self.fixed.get("distill_checkpoint")):
             raise UserError(
@@ -436,10 +393,7 @@ class SearchOptions(StudyOptions):
         return cls(**{**kept, "space_files": info.space_files, **how})
 
     def with_metric(self, own: Quality) -> SearchOptions:
-        """Return these options with the metric, its direction, its unit and the allowed drop settled.
-
-        Args:
-            own: the workload's own metric.
+        """Return these options with metric and allowed drop settled, given the workload's own metric.
 
         Raises:
             UserError: a direction that is not the metric's, or an allowed drop out of its range.
@@ -501,11 +455,6 @@ class SearchOptions(StudyOptions):
         return estimator_in(self.loaded_space.method) is not None
 
     @property
-    def skips_gradients(self) -> bool:
-        """Return whether Gradient-Skip is searched."""
-        return "gradskip" in self.loaded_space.method
-
-    @property
     def ranked_by(self) -> str:
         """Return the compute that trials are ranked by."""
         return self.saving or self.loaded_space.saving
@@ -514,26 +463,6 @@ class SearchOptions(StudyOptions):
     def fixed(self) -> Mapping[str, Any]:
         """Return `hold`, with what the schedule's file says."""
         return self.hold or {}
-
-    @property
-    def schedule_text(self) -> str | None:
-        """Return the text of the schedule that is searched or fixed; None if there is none."""
-        return self.fixed.get("schedule")
-
-    @property
-    def budget_bytes(self) -> int:
-        """Return `checkpoint_budget` as a number."""
-        return read_bytes(self.checkpoint_budget)
-
-    @property
-    def time_budget_s(self) -> float | None:
-        """Return `time_budget` in seconds; None for no limit."""
-        return None if self.time_budget is None else float(self.time_budget)
-
-    @property
-    def trial_timeout_s(self) -> float | None:
-        """Return `trial_timeout` in seconds; None for no limit."""
-        return None if self.trial_timeout is None else float(self.trial_timeout)
 
     @property
     def trial_epochs(self) -> int:

@@ -127,12 +127,7 @@ class SearchResult:
 
 
 def same_run_line(folder: Path, trial: pd.Series | None) -> str:
-    """Return in one line which values train as a completed trial did, bit for bit; empty if that is not known.
-
-    Args:
-        folder: the study's.
-        trial: a row of `analysis.load` or `analysis.rank`.
-    """
+    """Return in one line which values train as a completed trial did, bit for bit; empty if that is not known."""
     if trial is None:
         return ""
     try:
@@ -167,13 +162,7 @@ def answer(layout: Layout, *, allowed_drop: float | str, interrupted: bool = Fal
 def best_or_confirmed(
     ranking: pd.DataFrame, confirmation: pd.DataFrame | None, *, sure: float = 0.0
 ) -> pd.Series | None:
-    """Return the confirmed setting that saves most; else the best not refuted.
-
-    Args:
-        ranking: from `analysis.rank`.
-        confirmation: from `analysis.confirm_table`; None if no confirmation was started.
-        sure: as for `analysis.best`.
-    """
+    """Return the confirmed setting that saves most; else the best not refuted."""
     confirmed = [] if confirmation is None else confirmation.loc[confirmation["confirmed"], "candidate"].tolist()
     found = ranking[ranking["within_drop"] & outcomes(ranking).isin(confirmed)]
     if found.empty:

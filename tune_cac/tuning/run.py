@@ -80,7 +80,7 @@ def search(**given: Any) -> SearchResult:
     options = options.with_metric(own_metric(options))
     study = None if options.name is None else Layout(options.folder / options.name)
     begun = study if study is not None and study.journal.exists() else None
-    options, context = _checked_on_run(options, begun)
+    options, context = _checked_on_run(options)
     options, device = settle_device(options, begun)
     grid = _grid(options, context)
     layout = open_study(options)
@@ -107,7 +107,7 @@ def search(**given: Any) -> SearchResult:
         return _run(layout, options, device, context, grid)
 
 
-def _checked_on_run(options: SearchOptions, begun: Layout | None) -> tuple[SearchOptions, SpaceContext | None]:
+def _checked_on_run(options: SearchOptions) -> tuple[SearchOptions, SpaceContext | None]:
     """Check the user's code and values before the folder exists; return the context of the run if that took it."""
     base, context = baseline_config(options, device="cpu"), None
     own = is_factory(options.workload) or options.first_options
@@ -116,10 +116,6 @@ def _checked_on_run(options: SearchOptions, begun: Layout | None) -> tuple[Searc
     if options.estimates:
         check_methods(options)
     if options.is_script:
-        if not options.is_on_cluster and begun is None:
-            from trainables.script.first_step import check_starts
-
-            check_starts(base)
         return options, context
     if options.metric is not None:
         check_measured(base)
@@ -127,7 +123,7 @@ def _checked_on_run(options: SearchOptions, begun: Layout | None) -> tuple[Searc
         options = share_only_if_repeatable(options)
         context = _as_searched(context, options)
         if options.fixed:
-            check_hold_on_run(options.space, options.fixed, context, options.space_files, options.points)
+            check_hold_on_run(options.loaded_space, options.fixed, context)
         if options.compresses:
             check_schedule(options, context, None if options.schedule is None else Path(options.schedule))
     return options, context
@@ -256,7 +252,7 @@ def plan_of(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     run_name = f"run-{len(list(layout.ray.glob('run-*'))):03d}"
     gpus = {"GPU": options.gpus_per_trial} if options.gpus_per_trial else {}
-    info = layout.read_info()
+    info, skips_gradients = layout.read_info(), "gradskip" in options.loaded_space.method
     fields: dict[str, Any] = {
         "space": options.loaded_space,
         "context": _as_searched(context, options),
@@ -270,11 +266,11 @@ def plan_of(
         "holds": {int(trial): share for trial, share in info.holds.items()},
         "run_folder": f"{layout.ray.name}/{run_name}",
         "checkpoint_every_s": options.checkpoint_every_s,
-        "trial_timeout_s": options.trial_timeout_s,
-        "hold": with_watch(options.fixed, context) if options.skips_gradients else dict(options.fixed),
+        "trial_timeout_s": options.trial_timeout,
+        "hold": with_watch(options.fixed, context) if skips_gradients else dict(options.fixed),
         "tree": layout.shared_tree if info.storage else layout.tree.resolve(),
         "sharing": bool(options.sharing),
-        "budget_bytes": options.budget_bytes,
+        "budget_bytes": options.checkpoint_budget,
         "trials": info.trials,
         "retries": options.retries,
         "repeats": not options.fresh_processes,
@@ -311,7 +307,7 @@ def _grid(options: SearchOptions, context: SpaceContext | None) -> GridPoints | 
 
 def _as_searched(context: SpaceContext, options: SearchOptions) -> SpaceContext:
     """Return the facts on a run with what its search fixes: the schedule and the options of the workload."""
-    return replace(context, schedule=options.schedule_text, workload_options=tuple(options.workload_options))
+    return replace(context, schedule=options.fixed.get("schedule"), workload_options=tuple(options.workload_options))
 
 
 def _search(
@@ -326,7 +322,8 @@ def _search(
     from tune_cac.tuning.progress import Budget, SearchProgress
 
     progress = SearchProgress(searcher, to_run=to_run)
-    budget = Budget(searcher, progress, time_s=options.time_budget_s, trainings=options.cost_budget, begun=begun)
+    time_s = None if options.time_budget is None else float(options.time_budget)
+    budget = Budget(searcher, progress, time_s=time_s, trainings=options.cost_budget, begun=begun)
     searcher.ask_for(to_run, controls=options.controls)
     # The searcher ends the run earlier if fewer controls are needed.
     beside = (MOST_CONTROLS if options.controls else 0) + options.searched_lengths.count(",")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from trainables.errors import UserError
 from trainables.gradskip.script_counting.trace_file import TRACE_FILE, from_bytes
 from trainables.metrics import ROW_KEYS
 from trainables.script.placeholders import names
-from trainables.script.run import RUN_FACTS, OwnLength
+from trainables.script.run import RUN_FACTS
 from trainables.stage_tree.root import costs_file, facts_file, root_id
 from trainables.stage_tree.store import Chunk, StageStore
 from trainables.storage import files_of
@@ -115,9 +115,7 @@ class ScriptSearch(StudySearch):
     def _sent(self, trial: optuna.Trial) -> dict[str, Any]:
         config, steps = super()._sent(trial), self._facts().get("steps")
         if config["role"] != "baseline" and steps:
-            begun = min(t.datetime_start for t in self.trials.all() if t.datetime_start is not None)
-            share = config["config"]["epochs"] / self.plan.base.epochs
-            config["length"] = asdict(OwnLength(steps=round(steps * share), since_s=begun.timestamp()))
+            config["steps"] = round(steps * config["config"]["epochs"] / self.plan.base.epochs)
         return config
 
     @property

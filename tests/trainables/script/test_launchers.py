@@ -14,7 +14,7 @@ import pytest
 from runs import rows_to_the_end
 
 from trainables.config import TrialConfig
-from trainables.script.run import LOG_FILE, ScriptFailed, ScriptRun
+from trainables.script.run import ERRORS_FILE, ScriptFailed, ScriptRun
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +100,7 @@ def test_the_first_process_reports_the_flops_of_all(
 def test_lines_that_every_process_prints_count_once(tmp_path: Path) -> None:
     rows = rows_of(LAUNCHERS["torchrun"], LINES, tmp_path)
     assert [(row["epoch"], row["quality"]) for row in rows] == [(1, 0.1), (2, 0.2)]
-    log = (tmp_path / LOG_FILE).read_text()
+    log = (tmp_path / ERRORS_FILE).read_text()
     assert "told by 0" in log
     assert "told by 1" in log  # what goes wrong in any process is shown
     [others] = tmp_path.glob("ranks/*/attempt_0/1/stdout.log")

@@ -15,7 +15,15 @@ from runs import rows_to_the_end
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.metrics import ROW
-from trainables.script.run import LOG_FILE, RUN_FACTS, OwnLength, ScriptFailed, ScriptRun, check_command, placeholders
+from trainables.script.run import (
+    ERRORS_FILE,
+    LOG_FILE,
+    RUN_FACTS,
+    ScriptFailed,
+    ScriptRun,
+    check_command,
+    placeholders,
+)
 from trainables.workloads import build
 
 
@@ -42,9 +50,8 @@ def test_lines_of_a_shell_script_become_rows(tmp_path: Path) -> None:
     assert rows[1]["executed_flops"] is None
     assert {metric.name for metric in ROW} | {RUN_FACTS} == {*rows[0], "further_metrics"}
     assert json.loads(rows[1][RUN_FACTS])["total_steps"] == 20
-    log = (tmp_path / LOG_FILE).read_text()
-    assert "training" in log
-    assert "noise" in log
+    assert "training" in (tmp_path / LOG_FILE).read_text()
+    assert (tmp_path / ERRORS_FILE).read_text() == "noise\n"
 
 
 def test_flops_that_a_script_counted_itself(tmp_path: Path) -> None:
@@ -138,40 +145,30 @@ def trained(
 REPORT = "cac.report(accuracy=step / 10)"
 
 
-@pytest.mark.parametrize("where", ["before", "first"])
 @pytest.mark.parametrize("environment", [{}, {"TUNE_CAC_TRIAL_DIR": "/nowhere"}])
-def test_an_evaluation_before_the_training_is_no_epoch(tmp_path: Path, where: str, environment: dict[str, str]) -> None:
-    early = {where: "cac.report(accuracy=0.05)"}
-    rows = trained(tmp_path, **early, within=REPORT, **environment)  # type: ignore[arg-type]
+def test_an_evaluation_before_the_training_is_no_epoch(tmp_path: Path, environment: dict[str, str]) -> None:
+    early = "cac.report(accuracy=0.05)"
+    rows = trained(tmp_path, before=early, first=early, within=REPORT, **environment)
     assert [(row["epoch"], row["step"], row["quality"]) for row in rows] == [(1, 3, 0.2), (2, 6, 0.5)]
 
 
-@pytest.mark.parametrize(
-    "within",
-    [
-        f"sys.stdout.write('evaluating ... '); {REPORT}",
-        f"sys.stdout.write('evaluating ... '); sys.stdout.flush(); {REPORT}; print('done')",
-        f"print(end='\\r50 %'); {REPORT}; print(end='\\r100 %')",
-        f"print({{'accuracy': 0.3}}); {REPORT}",
-    ],
-)
-def test_a_report_is_read_whatever_stands_on_its_line(tmp_path: Path, within: str) -> None:
-    assert [row["quality"] for row in trained(tmp_path, within=within)] == [0.2, 0.5]
+def test_a_report_is_read_whatever_stands_on_its_line(tmp_path: Path) -> None:
+    noise = "sys.stdout.write('evaluating ... '); sys.stdout.flush(); print({'accuracy': 0.3}, end='\\r50 %')"
+    assert [row["quality"] for row in trained(tmp_path, within=f"{noise}; {REPORT}; print('done')")] == [0.2, 0.5]
     assert 'tune_cac.report: {"accuracy": 0.2, ' in (tmp_path / LOG_FILE).read_text()
 
 
 @pytest.mark.parametrize(
     ("steps", "within", "fails"),
-    [(6, REPORT, False), (7, REPORT, True), (7, "cac.report(accuracy=step / 10, early_stopped=step == 5)", False)],
+    [(7, REPORT, True), (7, "cac.report(accuracy=step / 10, early_stopped=step == 5)", False)],
 )
 def test_a_trial_takes_the_steps_of_its_length_or_says_that_it_stopped_early(
     tmp_path: Path, steps: int, within: str, fails: bool
 ) -> None:
     (tmp_path / "train.py").write_text(TRAINING.format(before="", first="", within=within))
-    length = OwnLength(steps=steps, since_s=time.time())
-    run = ScriptRun(config(f"{sys.executable} train.py", tmp_path), tmp_path / "trial", length=length)
+    run = ScriptRun(config(f"{sys.executable} train.py", tmp_path), tmp_path / "trial", steps=steps)
     if fails:
-        with pytest.raises(ScriptFailed, match=r"took 6 optimizer steps where a run of its length takes 7\. If it st"):
+        with pytest.raises(ScriptFailed, match="took 6 optimizer steps where a run of its length takes 7: it "):
             rows_to_the_end(run)
     else:
         assert len(rows_to_the_end(run)) == 2
@@ -189,10 +186,7 @@ def test_a_trial_takes_the_steps_of_its_length_or_says_that_it_stopped_early(
         ("""echo '{"accuracy": 91, "compute_saved": 0}'""", "accuracy of a report must be a fraction.*got 91"),
         ("""echo '{"accuracy": 0.9, "compute_saved": 95}'""", "compute_saved of a report must be a fraction.*got 95"),
         ("""echo '{"accuracy": 0.9, "step": 0, "compute_saved": 0}'""", r"first optimizer step alone \(1 times\)"),
-        ("""for i in 1 2; do echo '{"accuracy": 0.9}'; done""", "tells nothing of what it computed"),
-        ("""echo '{"accuracy": 0.9, "executed_flops": -1}'""", "executed_flops of a report must be >= 0, got -1"),
-        ("""echo '{"accuracy": 0.9, "executed_flops": 1, "dense_flops": 0}'""", "dense_flops .* must be > 0, got 0"),
-        ("no-such-program-at-all", "exit code 127.*no-such-program-at-all"),
+        ("""echo '{"accuracy": 0.9, "executed_flops": 1, "dense_flops": 0}'""", "dense_flops .* must be >= 1, got 0"),
     ],
 )  # fmt: skip
 def test_a_failing_script_fails_with_its_last_lines(tmp_path: Path, command: str, message: str) -> None:

@@ -17,7 +17,7 @@ from trainables.errors import UserError
 from trainables.training import device_choice
 from trainables.training import run as training_run
 from trainables.training.device_choice import DeviceChoice, choose_device, sees_gpu
-from tune_cac.cli.arguments import config_from_arguments, run_arguments
+from tune_cac.cli.arguments import RUN, config_from_arguments
 from tune_cac.study.search_options import SearchOptions
 from tune_cac.tuning.run_context import settle_device
 
@@ -125,8 +125,8 @@ def test_a_script_has_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("gpu", [{"cpu": 0.4, "cuda": 0.1}], indirect=True)
 def test_a_trial_takes_it_too(gpu: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
-    for declared in run_arguments():
-        declared.add_to(parser)
+    for declared in RUN:
+        parser.add_argument(declared.name, **declared.settings)
     assert config_from_arguments(parser.parse_args(["--workload", "tiny", "--epochs", "8"])).device == "cuda"
     assert "training on the GPU (a step takes 100 ms on the GPU and 400 ms on a processor)" in capsys.readouterr().err
     assert config_from_arguments(parser.parse_args(["--workload", "tiny", "--device", "cpu"])).device == "cpu"

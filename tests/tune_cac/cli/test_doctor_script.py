@@ -65,34 +65,6 @@ def test_a_script_is_observed_and_ended(command: str, tmp_path: Path) -> None:
     assert not (tmp_path / "trained").exists()
 
 
-TWO_NETWORKS = """
-import torch
-from torch import nn
-
-class Maker(nn.Sequential): pass
-class Judge(nn.Sequential): pass
-
-maker = Maker(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 3))
-judge = Judge(nn.Linear(3, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 1))
-optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (judge, maker)]
-for step in range(100):
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-        judge(input=maker(torch.randn(8, 2))).mean().backward()
-        optimizer.step()
-"""
-
-
-@pytest.mark.slow
-def test_the_smaller_of_two_networks_is_looked_at_too(tmp_path: Path) -> None:
-    (tmp_path / "gan.py").write_text(TWO_NETWORKS)
-    done = run(tmp_path, "python gan.py")
-    assert done.returncode == 0, done.stderr
-    assert "in Maker, 1 layer has a bias" in done.stdout
-    assert "in Judge, 1 layer has a bias" in done.stdout
-    assert 'model[0].register_parameter("bias", None)' in done.stdout
-
-
 @pytest.mark.slow
 def test_a_script_that_is_short_fails_or_does_not_train_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "short.py").write_text(SCRIPT.replace("range(1000)", "range(1)").replace("randn(400", "randn(24")

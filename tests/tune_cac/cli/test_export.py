@@ -79,6 +79,7 @@ def test_a_trial_into_a_file(study: Layout, tmp_path: Path, capsys: pytest.Captu
         ("--trial 99", r"no trial 99 in .*s: it has 0 to 4"),
         ("--trial 4", r"only a completed trial can be exported, trial 4 is failed \(it broke\): choose another"),
         ("--format schedule", "a trial must compress something to have a schedule, trial 1 does not: choose another"),
+        ("--format csv", "--format csv is gone: the study's folder has ranking.csv and trials.parquet"),
         ("--format ymal", "unknown --format 'ymal': did you mean 'yaml'"),
         ("--allowed-drop 2.0", "the allowed accuracy loss must be a fraction in .*, got 2.0"),
         ("--output /no/best.env", "cannot write --output /no/best.env: No such file or directory; choose another"),

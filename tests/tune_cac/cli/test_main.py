@@ -41,14 +41,6 @@ search --workload digit
     unknown workload 'digit': did you mean 'digits'? Valid: binary_mlp, digits, gan_digits, images, package.module:func
 search --trials 0
     --trials must be an integer >= 1, got 0
-search --seed 4294967296
-    --seed must be an integer in [0, 4294967295], got 4294967296
-search --gpus-per-trial -1
-    --gpus-per-trial must be a number >= 0, got -1.0
-search --checkpoint-every nan
-    --checkpoint-every must be a number >= 0, got nan
-search --device tpu
-    unknown --device 'tpu': did you mean 'cpu'? Valid: auto, cpu, cuda
 search --allowed-drop 1.5
     the allowed accuracy loss must be a fraction in [0, 1), such as 0.005 for half a point, or such as 2% of the baseli
 search --name a/b
@@ -63,18 +55,12 @@ search --set CAC_VAR_STRT_THR=0.9
     unknown variable 'CAC_VAR_STRT_THR': did you mean 'CAC_VAR_START_THR'? Valid: CAC_BRAKING_DISTANCE, CAC_NORM_STATIS
 search --set forward_cache=1
     unknown setting 'forward_cache': did you mean 'forward_cache_mb'? Valid: CAC_
-search --set forward_cache_mb=lots
-    forward_cache_mb must be an integer >= 0, got 'lots'
-search --set CAC_WHOLE_UNITS=maybe
-    CAC_WHOLE_UNITS must be 0 or 1, got 'maybe'
 search --set method=none
     method has an option of its own, so it can't be set by name: use --method of a trial; in a search the space says it
 search --space auto_thresholds_by_network
     space auto_thresholds_by_network is gone: settings for each network
 search --space manual_layers --set CAC_STOP_LAYER_NUM=3,9
     CAC_STOP_LAYER_NUM is searched by space manual_layers, so it can't be fixed, got CAC_STOP_LAYER_NUM=3,9: leave it o
-search --space stop_rules --set CAC_RULE_DEPTH=0.3
-    CAC_RULE_DEPTH is searched by space stop_rules, so it can't
 search --cpus-per-trial 9999
     --cpus-per-trial must be at most
 search --script train.sh --epochs 3
@@ -83,54 +69,22 @@ search --set CAC_STOP_LAYER_ITR=3
     CAC_STOP_LAYER_ITR=3 can't be fixed in space auto_thresholds: CAC_STOP_LAYER_NUM and CAC_STOP_LAYER_ITR must
 search --space stop_rules --epochs 10 --set CAC_RULE_END_ITR=40
     CAC_RULE_END_ITR=40 can't be fixed in space stop_rules: CAC_RULE_END_ITR must be after CAC_RULE_START_ITR (50), got
-trial --seed 4294967296
-    seed must be an integer in [0, 4294967295], got 4294967296
-trial --set seed=3
-    seed has an option of its own, so it can't be set by name: use --seed
 trial --set CAC_VAR_START_THR=1.2
     CAC_VAR_START_THR must be in (0, 1] or -1 (off), got 1.2
 trial --set CAC_STOP_LAYER_NUM=1,2 --set CAC_STOP_LAYER_ITR=5
     CAC_STOP_LAYER_NUM and CAC_STOP_LAYER_ITR must have one entry for each stop, got 2 layers ('1,2') and 1 iterations
-trial --set CAC_STOP_LAYER_NUM=2,1 --set CAC_STOP_LAYER_ITR=5,6
-    CAC_STOP_LAYER_NUM must be a comma list of
 trial --set CAC_STOP_LAYER_NUM=20 --set CAC_STOP_LAYER_ITR=5
     CAC_STOP_LAYER_NUM must be at most 19 (this model has 20 parameters, numbered from 0), got 20
 trial --method none --set CAC_VAR_SAMPLES=2
     --set and --schedule need a method that heeds them, got --method none
-trial --workload x
-    unknown workload 'x': Valid: binary_mlp, digits, gan_digits, images, package.module:function, rosenbrock, text
 trial --method compression
     method compression has nothing to compress with: give --schedule FILE
-trial --compatible
-    --compatible is about a schedule: give --schedule FILE, too
 search --compatible
     --compatible is about a schedule: give --schedule FILE, too
-search --checkpoint-budget much
-    --checkpoint-budget must be a number of bytes >= 0 with or without a unit, such as 20GB, got 'much'
-search --time-budget soon
-    --time-budget must be a positive number of seconds, or a duration such as 90m or 1h30m, got 'soon'
-search --cost-budget 0
-    --cost-budget must be a positive number of full trainings, such as 12.5, got 0.0
-search --sure 1
-    --sure must be a probability in [0, 1), such as 0.8 (0: off), got 1.0
-doctor --device tpu
-    device must be cpu or cuda, got 'tpu'
-doctor --threads 0
-    threads must be an integer >= 1, got 0
-doctor --trials 0
-    --trials must be an integer >= 1, got 0
-doctor --epochs 0
-    epochs must be an integer >= 1, got 0
 doctor --option depth
     a workload option must be NAME=VALUE
-doctor --option depth=3
-    unknown option of workload digits 'depth': Valid: activations
-doctor --script python
-    --script of doctor must be 'python FILE ...' or 'python -m MODULE ...', got 'python'
 doctor --script torchrun\ train.py
     --script of doctor must be 'python FILE ...' or 'python -m MODULE ...', got 'torchrun train.py'
-doctor --script python\ -c\ pass
-    --script of doctor must be 'python FILE ...'
 doctor --script python\ absent.py
     --script of doctor must name a file that is there, got absent.py
 submit
@@ -147,14 +101,8 @@ submit --env NOT_SET_HERE -- report s
     --env must name a variable that is set here, or NAME=VALUE, got NOT_SET_HERE
 submit --pip none.txt -- report s
     --pip must be a requirements file, got none.txt: there is no such file
-spaces zzz
-    unknown space 'zzz': Valid: agp, auto_thresholds, braking_distance, central_difference, discrete_gradient, distilla
-spaces auto_thresholds --epochs 0
-    --epochs must be an integer >= 1, got 0
 report nothing --results elsewhere
     no study 'nothing' in elsewhere: there is no study there yet
-report nothing --top 0
-    --top must be an integer >= 1, got 0
 """
 
 
@@ -167,8 +115,6 @@ def test_wrong_arguments(arguments: str, message: str, refused: Callable[..., st
     ("held", "given", "message"),
     [
         ({"space": "other_space"}, [], "a study with space 'other_space', not 'auto_thresholds'"),
-        ({"epochs": 3}, [], "a study with epochs 3, not 30"),
-        ({}, ["--set", "CAC_WATCH=linear"], "a study with nothing fixed, not CAC_WATCH=linear"),
         (
             {"hold": {"CAC_WATCH": ["linear"], "CAC_WHOLE_UNITS": True}},
             ["--set", "CAC_WATCH=conv,linear"],
@@ -248,6 +194,7 @@ def test_the_console_script_is_the_module() -> None:
     ("arguments", "line"),
     [
         (["search", "--trials", "abc"], "tune_cac search: error: --trials must be an integer, got 'abc'; "),
+        (["report", "nothing", "--top", "0"], "tune_cac report: error: --top must be an integer >= 1, got 0; "),
         (["search", "--spaces", "x"], "tune_cac search: error: unknown option '--spaces': did you mean --space?; "),
         (["search", "--space"], "tune_cac search: error: --space needs a value; "),
         (
@@ -258,8 +205,8 @@ def test_the_console_script_is_the_module() -> None:
             ["search", "--prior", "mine"],
             "tune_cac search: error: option --prior is gone: a search from earlier studies ",
         ),
-        (["lst"], "tune_cac: error: unknown command 'lst'; valid: search, trial, "),
-        (["serach"], "tune_cac: error: unknown command 'serach': did you mean search?; valid: search, "),
+        (["xyz"], "tune_cac: error: unknown command 'xyz': Valid: confirm, doctor, "),
+        (["serach"], "tune_cac: error: unknown command 'serach': did you mean 'search'? Valid: confirm, "),
         (["report", "mine", "more"], "tune_cac report: error: unknown argument 'more'"),
         (["tree"], "tune_cac tree: error: "),
     ],

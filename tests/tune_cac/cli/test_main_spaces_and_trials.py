@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from commands_run import Run
 
+import search_spaces
 from search_spaces import SPACES
 from trainables.gradskip.variables import BY_NAME
 from tune_cac.cli.main import main
@@ -170,5 +171,5 @@ def test_files_of_teachers_are_named_from_the_root(tmp_path: Path) -> None:
         "policies:\n- {distiller: {instance_name: t}, starting_epoch: 0, ending_epoch: 2}\n"
     )
     assert f'checkpoint: "{tmp_path / "teacher.pt"}"}}  # mine' in with_schedule({}, "s.yaml")["schedule"]
-    held = check_hold("distillation", {"distill_checkpoint": "teacher.pt"})
+    held = check_hold(search_spaces.load("distillation"), {"distill_checkpoint": "teacher.pt"})
     assert held["distill_checkpoint"] == str(tmp_path / "teacher.pt")

@@ -19,7 +19,7 @@ from trainables.gradskip.settings import Settings
 from trainables.stage_tree.root import plain_shapes
 from trainables.training.run import TrainingRun
 from tune_cac.cli.main import main
-from tune_cac.cli.replay import outcomes_table, prediction_lines
+from tune_cac.cli.replay import prediction_lines
 
 BASE = TrialConfig(method="none", epochs=3)
 STOPPING = {"CAC_STOP_LAYER_NUM": (0, 6), "CAC_STOP_LAYER_ITR": (5, 20), "CAC_BRAKING_DISTANCE": 2}
@@ -96,27 +96,9 @@ def test_variables_of_the_environment_count(
     assert "exact in stops and savings; this run was not trained to its end, so its accuracy is not known" in said
 
 
-def test_random_settings_are_counted_by_outcome(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, _, _ = study
-    asked = ["replay", str(folder), "--random", "60", "--seed", "3", "--top", "2"]
-    assert main(asked) == 0
-    said = capsys.readouterr().out
-    assert "60 random settings of auto_thresholds, seed 3\n" in said
-    assert re.search(r"\d+ distinct outcomes; \d+ stop nothing; at most [\d.]+ % of the compute saved", said)
-    table = said.split("\n\n")[1].splitlines()
-    assert len(table) == 3
-    counts = [int(line.split()[0]) for line in table[1:]]
-    assert counts == sorted(counts, reverse=True)
-    assert main(asked) == 0
-    assert capsys.readouterr().out == said
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--space auto_thresholds", "--space needs --random, the number of settings to draw"),
-        ("--random 0", "--random must be an integer >= 1, got 0"),
-        ("--random 5 --space auto", "unknown space 'auto'"),
         ("--root x", "has no root 'x': give one of rrrr"),
         ("--set epochs=2", "epochs has an option of its own"),
         ("--set CAC_STOP_LAYER_NUM=90 --set CAC_STOP_LAYER_ITR=3", "CAC_STOP_LAYER_NUM must be at most 19"),
@@ -154,18 +136,4 @@ def test_estimates_are_marked(study: Any) -> None:
     assert prediction_lines(blind, trace, [], Settings(rule="plasticity")) == [
         "exact up to iteration 4, not predicted after it: what plasticity looks at is recorded only where a trial with "
         "the same timings has run it"
-    ]
-
-
-def test_outcomes_that_train_alike_are_one_row() -> None:
-    one = json.dumps([{"iteration": 5, "layer": 0, "name": "a", "ratio": 0.9, "rule": "start"}])
-    other_ratio = one.replace("0.9", "0.8")
-    found = pd.DataFrame([a_row(stop_events=text, exact_until=6) for text in (one, other_ratio, one, "[]", "[]")])
-    braking = [{"CAC_BRAKING_DISTANCE": distance} for distance in (0, 0, 3, 0, 3)]
-    found.loc[3:, ["exact", "accuracy", "compute_saved"]] = [True, 0.5, 0.0]
-    assert outcomes_table(found, braking) == [
-        ["settings", "saved", "braking", "exact", "accuracy", "stops at iteration, through"],
-        ["2", "10.0 %", "0", "to 6", "", "5 a"],
-        ["2", "0.0 %", "", "trained", "0.5000", "nothing"],
-        ["1", "10.0 %", "3", "to 6", "", "5 a"],
     ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import search_spaces
 import tune_cac
 from search_spaces import SpaceContext
 from trainables.errors import UserError
@@ -18,9 +19,7 @@ from tune_cac.study.search_options import SearchOptions
     ("given", "held"),
     [
         ({"CAC_VAR_START_THR": "0.97"}, {"CAC_VAR_START_THR": 0.97}),
-        ({"CAC_VAR_START_THR": 0.97}, {"CAC_VAR_START_THR": 0.97}),
         ({"CAC_WATCH": "conv, linear"}, {"CAC_WATCH": ["conv", "linear"]}),
-        ({"CAC_WATCH": ("conv", "linear")}, {"CAC_WATCH": ["conv", "linear"]}),
         ({"CAC_WATCH": ["conv", "linear"]}, {"CAC_WATCH": ["conv", "linear"]}),
         ({"CAC_WHOLE_UNITS": "1"}, {"CAC_WHOLE_UNITS": True}),
         ({"CAC_RULE": "linear", "CAC_RULE_END_ITR": "300"}, {"CAC_RULE": "linear", "CAC_RULE_END_ITR": 300}),
@@ -39,18 +38,10 @@ def test_text_and_values_are_the_same_hold_and_hold_themselves(given: dict[str, 
     [
         ({"CAC_VAR_SAMPLES": 2.5}, "CAC_VAR_SAMPLES must be an integer >= 1, got 2.5"),
         ({"CAC_WHOLE_UNITS": 2}, "CAC_WHOLE_UNITS must be 0 or 1, got 2"),
-        ({"CAC_WHOLE_UNITS": 1.0}, "CAC_WHOLE_UNITS must be 0 or 1, got 1.0"),
-        ({"forward_cache_mb": -1}, "forward_cache_mb must be an integer >= 0, got -1"),
-        ({"CAC_WATCH": []}, "CAC_WATCH must be a comma list of conv, linear or class names of modules, each once"),
         (
             {"CAC_BRAKING_DISTANCE": 0},
             "CAC_BRAKING_DISTANCE is searched by space auto_thresholds, so it can't be fixed, got "
             "CAC_BRAKING_DISTANCE=0: leave it out, or take another space",
-        ),
-        (
-            {"threads": 2},
-            "threads has an option of its own, so it can't be set by name: use --threads of a trial, --cpus-per-trial "
-            "of a search",
         ),
     ],
 )
@@ -61,8 +52,8 @@ def test_wrong_values_are_refused_before_anything_starts(hold: dict[str, Any], m
 
 def test_what_a_space_fixes_may_be_held() -> None:
     fixed = {"CAC_WHOLE_UNITS": "0", "CAC_RULE_END_ITR": "500"}
-    held = check_hold("stop_rules", fixed)
-    check_hold_on_run("stop_rules", held, SpaceContext(total_steps=300))
+    held = check_hold(search_spaces.load("stop_rules"), fixed)
+    check_hold_on_run(search_spaces.load("stop_rules"), held, SpaceContext(total_steps=300))
     assert shown_hold(held) == "CAC_WHOLE_UNITS=0 CAC_RULE_END_ITR=500"
 
 
@@ -70,7 +61,7 @@ def test_what_would_fail_in_some_trials_only_is_refused_too() -> None:
     """Braking is 0 at the lower end of the range, where freezeout would still be valid."""
     hold = {"CAC_RULE": "freezeout", "CAC_RULE_END_ITR": 300}
     with pytest.raises(UserError) as error:
-        check_hold_on_run("braking_distance", hold, SpaceContext(total_steps=300))
+        check_hold_on_run(search_spaces.load("braking_distance"), hold, SpaceContext(total_steps=300))
     assert str(error.value) == (
         "CAC_RULE=freezeout CAC_RULE_END_ITR=300 can't be fixed in space braking_distance: CAC_BRAKING_DISTANCE "
         "must be "

@@ -16,7 +16,7 @@ from trainables.config import TrialConfig
 from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
 from trainables.runtime.processors import processors
 from tune_cac.study import folder as study
-from tune_cac.study.folder import last_checkpoint, last_row, threads_in, trial_folder_name
+from tune_cac.study.folder import last_checkpoint, last_row, threads_in
 from tune_cac.tuning import run
 
 
@@ -47,11 +47,6 @@ def test_a_resumed_study_keeps_the_threads_of_its_trials(tmp_path: Path, monkeyp
     assert found == [threads, 1]
     layout.journal.unlink()
     assert threads_in(layout.journal) == {}
-
-
-def test_names_sort_as_numbers() -> None:
-    assert [trial_folder_name(n) for n in (0, 7, 12345)] == ["trial-00000", "trial-00007", "trial-12345"]
-    assert sorted(map(trial_folder_name, range(120))) == list(map(trial_folder_name, range(120)))
 
 
 def test_the_last_checkpoint_is_the_newest_one_that_is_whole(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ from trainables.gradskip.script_counting.input_sizes import InputSizes, Size, fi
 from trainables.gradskip.script_counting.step_flops import StepFlops
 from trainables.gradskip.script_counting.trace_file import (
     DEFAULT_WATCH,
-    FIRST_STEP_VARIABLE,
     TRACE_FILE,
     TRACE_VARIABLE,
     TRIAL_FOLDER,
@@ -484,9 +483,6 @@ class ProcessRecord:
         self.stepping = False
         self.flops.forget_copies()
         self.steps += 1
-        if self.steps == 1 and (asked := os.environ.get(FIRST_STEP_VARIABLE)):
-            Path(asked).touch()
-            os._exit(0)  # nothing more is to happen: a checkpoint would be found by the baseline
         record.last_step = self.steps
         self._since = None
         if self._changed:

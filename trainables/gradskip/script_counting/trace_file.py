@@ -21,8 +21,6 @@ TRACE_FILE = "trace.npz"
 #: Variable that asks a script for it: the ``CAC_WATCH`` of the study's trials, or `DEFAULT_WATCH`.
 TRACE_VARIABLE = "TUNE_CAC_TRACE"
 DEFAULT_WATCH = "default"
-#: Variable of a script that is run until its first optimizer step: a file that it makes then.
-FIRST_STEP_VARIABLE = "TUNE_CAC_FIRST_STEP"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,10 +112,6 @@ class DryRun:
         """Return the seconds of one run: all steps, and an evaluation after each epoch."""
         return self.epochs * (self.steps_per_epoch * self.step_time_s + self.evaluation_time_s)
 
-    def search_time_s(self, trials: int, trials_at_a_time: int) -> float:
-        """Return the seconds of ``trials`` whole runs, ``trials_at_a_time`` in parallel, if none slows another down."""
-        return math.ceil(trials / trials_at_a_time) * self.run_time_s
-
 
 def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_UNITS) -> DryRun:
     """Train a few steps without a method, evaluate and count FLOPs; restore the process's state afterwards.

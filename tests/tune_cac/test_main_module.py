@@ -11,7 +11,7 @@ import pytest
 #: Says what happens at its exit, in order; an object that is taken down would say so too.
 LEAVES = """
 import atexit, sys, threading, time
-from tune_cac.cli.fast_exit import FastExit
+from tune_cac.__main__ import FastExit
 
 class Loud:
     def __del__(self):
@@ -47,7 +47,7 @@ def test_it_leaves_after_everything_else(end: str, code: int, said: list[str]) -
 
 def test_output_that_nobody_takes_is_told_as_python_tells_it() -> None:
     plain = "import atexit; atexit.register(print, 'output')"
-    ours = f"from tune_cac.cli.fast_exit import FastExit; leaving = FastExit(); leaving.code = 0; {plain}"
+    ours = f"from tune_cac.__main__ import FastExit; leaving = FastExit(); leaving.code = 0; {plain}"
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     found = []
     for code in (plain, ours):
