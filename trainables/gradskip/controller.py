@@ -247,9 +247,8 @@ class GradientSkip(SkippingStep):
         """
         self._check_state(state)
         before = [p.requires_grad for p in self.parameters]
-        self._earlier = None
+        self._earlier = []
         self._forget_step()
-        self._skipped.forget()
         self._load(state)
         self._tell_of_change(before)
         self.refresh()

@@ -93,40 +93,17 @@ class Numbering:
         count = sum(map(len, map(_PARAMS, groups)))
         return count == len(self._given) and all(map(is_, chain.from_iterable(map(_PARAMS, groups)), self._given))
 
-    def follow(self, groups: list[dict[str, Any]]) -> list[int]:
-        """Give the numbers of replaced parameters to those that are in their places now.
-
-        The place is the name in the model, or outside of a model the place in the groups. Parameters that were removed
-        from the groups keep their numbers. Returns the numbers of parameters that have another shape now.
-
-        Raises:
-            UserError: a parameter whose place, or whose shape in it, no numbered one had.
-        """
-        given = _flat(groups)
-        number_of = {id(p): number for number, p in enumerate(self.parameters)}
-        there = {id(p) for p in given}
-        gone = {number for key, number in number_of.items() if key not in there}
-        named = {} if self.model is None else {id(p): name for name, p in self.model.named_parameters()}
-        at_place = zip(given, self._given, strict=True) if len(given) == len(self._given) else ()
-        number_at = {id(p): number_of[id(old)] for p, old in at_place}
-        owned = {} if self.model is None or self.names is None else {n: i for i, n in enumerate(self.names)}
-        found: dict[int, Tensor] = {}
-        for parameter in given:
-            if id(parameter) in number_of:
-                continue
-            name = named.get(id(parameter))
-            number = number_at.get(id(parameter)) if name is None else owned.get(name)
-            if number is None or number not in gone or (name is None and self.name(number) in named.values()):
-                raise _refused(parameter)
-            old = self.parameters[number]
-            if parameter.shape[1:] != old.shape[1:] and (name is None or parameter.dim() != old.dim()):
-                raise _refused(parameter)
-            found[number] = parameter
-        reshaped = [number for number, parameter in found.items() if parameter.shape != self.parameters[number].shape]
-        for number, parameter in found.items():
-            self.parameters[number] = parameter
-        self._given = given
-        return reshaped
+    def follow(self, groups: list[dict[str, Any]]) -> None:
+        """Note the groups' parameters; UserError for one that has no number. Any may be moved or removed."""
+        known = {id(parameter) for parameter in self.parameters}
+        self._given = _flat(groups)
+        for parameter in self._given:
+            if id(parameter) not in known:
+                raise UserError(
+                    f"Gradient-Skip does not know a parameter of shape {tuple(parameter.shape)}, which came into the "
+                    "optimizer after its first step: give it at the start with requires_grad off, or build a new "
+                    "optimizer"
+                )
 
     def order_by_trace(self) -> None:
         """Make whole units stop in the order in which they execute."""
@@ -145,14 +122,6 @@ class Numbering:
 
 def _flat(groups: list[dict[str, Any]]) -> list[Tensor]:
     return [parameter for group in groups for parameter in group["params"]]
-
-
-def _refused(parameter: Tensor) -> UserError:
-    return UserError(
-        f"Gradient-Skip cannot tell which layer a parameter of shape {tuple(parameter.shape)} is, which came into the "
-        "optimizer after its first step: put it in the place of one with the same dimensions but for the number of "
-        "rows, in the group and in the model, or give it at the start with requires_grad off, or build a new optimizer"
-    )
 
 
 def _units_of(targets: Sequence[int], plan: LayerPlan) -> list[Unit]:

@@ -80,44 +80,6 @@ def scale_change(parameter: Tensor, before: Tensor, factor: float) -> None:
         parameter.sub_(before).mul_(factor).add_(before)
 
 
-class SkippedSteps:
-    """Steps that GradScaler makes a fused optimizer skip for infinities, although the optimizer's `step` is called.
-
-    They are no iterations. Between decisions they are only summed on the device; the sum is read when one is near.
-    """
-
-    def __init__(self) -> None:
-        self._total: Tensor | None = None  # skipped and still counted; on the device
-
-    def is_skipped(self, found_inf: Tensor, machine: SkipMachine, due: int) -> bool:
-        """Return whether the coming step is skipped: ``found_inf`` is 1 where there are infinities.
-
-        Iterations before ``due`` have nothing to decide.
-        """
-        if machine.iteration < due:
-            self._total = found_inf.detach().clone() if self._total is None else self._total.add_(found_inf)
-            return False
-        now = found_inf.detach().reshape(())
-        total = now.new_zeros(()) if self._total is None else self._total.reshape(())
-        before, skips = torch.stack([total, now]).tolist()
-        self._total = None
-        machine.iteration -= round(before)
-        if machine.iteration < due:
-            self._total = found_inf.detach().clone()
-            return False
-        return bool(skips)
-
-    def settle(self, machine: SkipMachine) -> None:
-        """Correct the iteration count by the skipped steps; synchronizes with the device."""
-        if self._total is not None:
-            machine.iteration -= round(float(self._total))
-            self._total = None
-
-    def forget(self) -> None:
-        """Discard the sum, before another state is loaded."""
-        self._total = None
-
-
 def has_closure(args: Any, kwargs: Any) -> bool:
     """Return whether a step was called with a closure."""
     return any(callable(a) for a in args) or callable(kwargs.get("closure"))
@@ -182,9 +144,9 @@ class SkippingStep:
         self._example_given = example_inputs is not None
         self._example = as_forward(example_inputs) if self._example_given else None
         self._input_hook = ForwardHook(self._take_inputs)
-        #: Names of parameters that an earlier optimizer had stopped, and the number of further ones. A warning names
-        #: them at the next step, unless a state is loaded before.
-        self._earlier: tuple[list[str], int] | None = None
+        #: Names of parameters that an earlier optimizer had stopped: warned of at the next step, unless a state is
+        #: loaded before.
+        self._earlier: list[str] = []
         self._is_linear = is_linear_in_lr(optimizer)
         self._busy = True
         self._plan: StepPlan | None = None
@@ -192,7 +154,6 @@ class SkippingStep:
         self._inside: Groups | None = None  # those of the step that runs
         self._moved: list[tuple[Tensor, Tensor, float]] = []  # parameters, their values before the step, factors
         self._expected: set[int] = set()  # numbers of those that had a gradient when something stopped
-        self._skipped = SkippedSteps()
         self._measured: dict[int, float] = {}  # this step's signals, by position
         self._ahead: dict[int, float] = {}  # those of the coming step, measured before it
         self._number()
@@ -225,8 +186,7 @@ class SkippingStep:
 
     @property
     def iteration(self) -> int:
-        """Return the number of optimizer steps that were actually taken so far."""
-        self._skipped.settle(self.machine)
+        """Return the number of optimizer steps so far; one that a fused optimizer skips for a GradScaler counts."""
         return self.machine.iteration
 
     def left_upstream(self) -> list[str]:
@@ -246,8 +206,7 @@ class SkippingStep:
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             machine = self.machine
             captured = _is_capturing is not None and _is_capturing()
-            # A fused optimizer gets found_inf from GradScaler for each step.
-            if not (captured or self._busy or "found_inf" in optimizer.__dict__) and machine.iteration < self.due:
+            if not (captured or self._busy) and machine.iteration < self.due:
                 machine.iteration += 1
                 return inner(*args, **kwargs)
             self._begin(args, kwargs, captured=captured)
@@ -295,25 +254,24 @@ class SkippingStep:
         closure = has_closure(args, kwargs)
         if self._clean:
             self._enforce(backward_is_done=not closure)
-        if self._earlier is not None:
-            self.advice.earlier_optimizer(*self._earlier)
-            self._earlier = None
+        if self._earlier:
+            self.advice.say("earlier", names=some(self._earlier, 5))
+            self._earlier = []
         if captured:  # by a CUDA graph: the step does not run now, and its replays do not pass here
             if self.can_stop_more():
                 self.advice.say("captured")
             return self._arrange(())
-        found_inf = self.optimizer.__dict__.get("found_inf")
         if self.signal.every_step:
             if closure:
                 raise RuntimeError(
                     f"CAC_RULE={self.settings.mode} looks at gradients before the step and a closure makes them in "
                     "it: call backward() before step(), without a closure"
                 )
-            self.signal.observe(self._running_units(), getattr(self.optimizer, "grad_scale", None), found_inf)
+            scale, found_inf = (getattr(self.optimizer, name, None) for name in ("grad_scale", "found_inf"))
+            self.signal.observe(self._running_units(), scale, found_inf)
         for listener in self.before:
             listener(args, kwargs)
-        skipped = found_inf is not None and self._skipped.is_skipped(found_inf, self.machine, self.due)
-        self._arrange(() if skipped else self._decide())
+        self._arrange(self._decide())
 
     def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with the closure wrapped, so that stopped parameters have no gradient after it."""
@@ -361,8 +319,6 @@ class SkippingStep:
         plan = self._plan = machine.step(self._signal_of)
         if looks:
             self.signal.measured()
-            if passed := getattr(machine.rule, "passed", ()):
-                self.advice.passed_over([self.numbering.name(self._unit_at[end].number) for end in passed])
         if plan.decision is not None:
             self.events.append(self.blueprint.event(iteration, plan.decision, self.settings))
             rates = [group["lr"] for group in self.optimizer.param_groups if "lr" in group]
@@ -555,17 +511,7 @@ class SkippingStep:
     def _follow_parameters(self) -> None:
         if self.machine.iteration == 0:
             return self.bind()
-        reshaped = self.numbering.follow(self.optimizer.param_groups)
-        self.stops.follow()
-        if reshaped:
-            if self.settings.mode not in ("manual", "off") and not self._is_schedule:
-                state = self.machine.state_dict()
-                self.begin_rule()
-                self.machine.load_state_dict({**state, "rule": self.machine.rule.state_dict()})
-                self.machine.rule.begin_after(self.machine.decided_through)
-            self.advice.say("reshaped", names=some(list(map(self.numbering.name, reshaped)), 5))
-        for listener in self.on_stop:
-            listener()
+        self.numbering.follow(self.optimizer.param_groups)
         self.refresh()
 
     # --- numbers and execution order --------------------------------------------------------------------------------
@@ -576,8 +522,7 @@ class SkippingStep:
         self.stops = Stops(self.optimizer, numbering, self.settings)
         if self._example is not None and numbering.wants_trace:
             numbering.trace_example(self._example)
-        if self.stops.switched_on or self.stops.left_off:
-            self._earlier = ([numbering.name(n) for n in self.stops.switched_on], self.stops.left_off)
+        self._earlier = [numbering.name(n) for n in self.stops.switched_on]
         self.begin_rule()
         self.refresh()
 

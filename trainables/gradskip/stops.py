@@ -38,56 +38,10 @@ class Reason(Flag):
     """Stopped, but its ``requires_grad`` stays on: a loss that needs no gradient at all raises in ``backward()``."""
 
 
-# --- Parameters that optimizers have switched off, so that a later one on the same model can switch them on again -----
-
-#: The claim of the latest optimizer that was built on a parameter, or that stopped it.
-_CLAIMS = WeakIdKeyDictionary()
-
-
-class Claim:
-    """The parameters that one optimizer's Gradient-Skip has switched off: it was not the user.
-
-    Args:
-        release: method that undoes what the optimizer does to modules; its object is weakly referenced.
-    """
-
-    def __init__(self, release: Callable[[], None]) -> None:
-        self._off = WeakIdKeyDictionary()
-        self._release: weakref.WeakMethod[Any] = weakref.WeakMethod(release)
-
-    def has(self, parameter: Tensor) -> bool:
-        """Return whether this optimizer has switched the parameter off, and no other one has taken it since."""
-        return parameter in self._off
-
-    def add(self, parameter: Tensor) -> None:
-        _CLAIMS[parameter] = self
-        self._off[parameter] = True
-
-    def take(self, parameters: Iterable[Tensor]) -> tuple[list[int], int]:
-        """Take the parameters of an optimizer from earlier ones.
-
-        Returns the indices of those that this one or an earlier one has switched off, and how many others the earlier
-        ones leave switched off.
-        """
-        earlier: set[Claim] = set()
-        taken_from: set[Claim] = set()
-        taken = []
-        for index, parameter in enumerate(parameters):
-            known = _CLAIMS.get(parameter)
-            if known is not None:
-                earlier.add(known)
-                if known._off.pop(parameter, False):
-                    taken_from.add(known)
-                    taken.append(index)
-            _CLAIMS[parameter] = self
-        for claim in taken_from:
-            release = claim._release()
-            if release is not None:
-                release()
-        return taken, sum(not p.requires_grad for claim in earlier - {self} for p in claim._off)
-
-
 # --- The stopped and frozen parameters of one optimizer ---------------------------------------------------------------
+
+#: The prefix of the latest optimizer that has stopped a parameter: it was not the user who switched that off.
+_STOPPED_IN = WeakIdKeyDictionary()
 
 #: Stopped parameters that are checked in one step, where they cannot move whatever their gradient is.
 LOOKS_A_STEP = 256
@@ -107,7 +61,6 @@ class Stops:
         user_changes: number of checks that found parameters newly frozen or unfrozen by the user.
         unfrozen: numbers of the parameters that the user was found to have unfrozen.
         switched_on: numbers of parameters that an earlier optimizer had stopped and this one switched on again.
-        left_off: number of those that an earlier optimizer had stopped and this one does not have.
     """
 
     def __init__(self, optimizer: Optimizer, numbering: Numbering, settings: Settings) -> None:
@@ -119,8 +72,8 @@ class Stops:
         self.user_changes = 0
         self.unfrozen: set[int] = set()
         self._prefix = FrozenPrefix(numbering.model, numbering.parameters, settings)
-        self._claim = Claim(self._prefix.release)
-        self.switched_on, self.left_off = self._take()
+        self._stopper = weakref.ref(self._prefix)  # whose hooks keep it alive
+        self.switched_on = self._switch_on()
         self._still: list[Tensor] = []  # the parameters that we have stopped
         self._looked_at = 0  # how many of them were checked since the first
         self._frozen: list[Tensor] = []  # by the user, if the prefix's treatment depends on it
@@ -196,16 +149,19 @@ class Stops:
         if (changed or woken) and self.any:
             self._arrange()
 
-    def _take(self) -> tuple[list[int], int]:
-        """Take the parameters from earlier optimizers, and switch on what they or this one have switched off.
-
-        Returns the numbers of those that were off, and how many others the earlier optimizers leave switched off.
-        """
-        taken, left = self._claim.take(self._parameters)
-        off = [number for number in taken if not self._parameters[number].requires_grad]
-        for number in off:
-            self._parameters[number].requires_grad_(True)
-        return off, left
+    def _switch_on(self) -> list[int]:
+        """Switch on what an earlier optimizer or this one has stopped; return the numbers of those that were off."""
+        off = []
+        for number, parameter in enumerate(self._parameters):
+            stopper = _STOPPED_IN.pop(parameter, None)
+            if stopper is None:
+                continue
+            if (prefix := stopper()) is not None:
+                prefix.release()
+            if not parameter.requires_grad:
+                parameter.requires_grad_(True)
+                off.append(number)
+        return off
 
     def stop(self, numbers: Iterable[int]) -> None:
         """Stop these parameters for the rule, and what `CAC_PREFIX_AUTOGRAD=0` stops with them."""
@@ -213,12 +169,6 @@ class Stops:
         for number in numbers:
             if self.user_trains(number):
                 self._reasons[number] |= Reason.RULE
-        self._arrange()
-
-    def follow(self) -> None:
-        """Stop the parameters that have taken the numbers of stopped ones."""
-        self._prefix.follow()
-        self.look_at_user()
         self._arrange()
 
     def _arrange(self) -> None:
@@ -230,7 +180,7 @@ class Stops:
             parameter = self._parameters[number]
             if parameter.requires_grad != self._needs_gradient(number):
                 parameter.requires_grad_(self._needs_gradient(number))
-            self._claim.add(parameter)
+            _STOPPED_IN[parameter] = self._stopper
             if not self._settings.reference:
                 parameter.grad = None
                 self._optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
@@ -285,7 +235,8 @@ class Stops:
     def _enforce_all(self) -> list[int]:
         before = set(self.numbers)
         woken = [n for n in sorted(before) if self._parameters[n].requires_grad and not self._needs_gradient(n)]
-        woken = [n for n in woken if self._claim.has(self._parameters[n])]  # else another optimizer has taken it
+        # Another optimizer may have taken it.
+        woken = [n for n in woken if _STOPPED_IN.get(self._parameters[n]) is self._stopper]
         for parameter in self._still:
             parameter.grad = None
         self.look_at_user()
@@ -310,7 +261,7 @@ class Stops:
     def load_state_dict(self, state: Mapping[str, list[int]], stopped: Collection[int]) -> None:
         """Stop the parameters of a state, ``stopped`` as well, and no others except those that the user has frozen."""
         # If this or an earlier optimizer has stopped parts of the model, they do not count as frozen by the user.
-        self._take()
+        self._switch_on()
         self._still, self._frozen, self._moving = [], [], []
         self._prefix.release()
         # Parameters stopped in the state are stopped here, also in a copy of the model, where they are already off.
@@ -401,16 +352,11 @@ class FrozenPrefix:
     """
 
     def __init__(self, model: nn.Module | None, parameters: Sequence[Tensor], settings: Settings) -> None:
-        self._model, self._parameters = model, parameters
         self._hold = settings.norm_statistics == "hold"
         self._detach = not settings.prefix_autograd
         self._held: dict[nn.Module, tuple[RemovableHandle, bool | None]] = {}
         self._cut: dict[nn.Module, RemovableHandle] = {}
-        self._look()
-
-    def _look(self) -> None:
-        model = self._model
-        number_of = {id(p): number for number, p in enumerate(self._parameters)}
+        number_of = {id(p): number for number, p in enumerate(parameters)}
         #: Modules to treat, with the mask of the parameters that they have.
         self._members: list[tuple[str, nn.Module, int]] = []
         self._parents: dict[str, nn.Module] = {}
@@ -466,11 +412,6 @@ class FrozenPrefix:
     def release(self) -> None:
         """Undo everything, before another state is loaded or another optimizer has the parameters."""
         self.treat((), (), None, cut=False)
-
-    def follow(self) -> None:
-        """Undo everything, and look again at a model in which modules or parameters were replaced."""
-        self.release()
-        self._look()
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -113,6 +113,21 @@ class TestAroundAnother:
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
 
+def test_parameters_of_the_groups_may_move_or_go_but_none_may_come_after_the_first_step() -> None:
+    model = conv_model()
+    optimizer = SGD(model.parameters(), lr=0.1, settings=MANUAL, model=model)
+    train(model, optimizer, 3)
+    group = optimizer.param_groups[0]
+    group["params"] = group["params"][1:-1][::-1]
+    before = weights(model)
+    train(model, optimizer, 2, start=3)
+    moved = [not torch.equal(a, b) for a, b in zip(before, weights(model), strict=True)]
+    assert moved == [False] * 4 + [True] * 6 + [False]
+    group["params"].append(torch.nn.Parameter(torch.ones(2, 3)))
+    with pytest.raises(UserError, match=r"does not know a parameter of shape \(2, 3\)"):
+        train(model, optimizer, 1, start=5)
+
+
 class TestWhatIsKeptAlive:
     @pytest.mark.slow
     @pytest.mark.parametrize(

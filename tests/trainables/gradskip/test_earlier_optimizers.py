@@ -18,8 +18,6 @@ from trainables.gradskip.stops import Reason
 STOP = Settings(stop_layer_num=(4,), stop_layer_itr=(1,))
 FOLDS = [
     Settings(**EAGER),
-    STOP,
-    Settings(stop_layer_num=(4,), stop_layer_itr=(1,), norm_statistics="hold"),
     Settings(stop_layer_num=(10,), stop_layer_itr=(1,), prefix_autograd=False),
     Settings(stop_layer_num=(4,), stop_layer_itr=(1,), norm_statistics="hold", prefix_autograd=False),
     Settings(rule="freezeout", rule_end_itr=6, whole_units=True),
@@ -74,15 +72,6 @@ def test_what_the_user_has_switched_off_stays_off() -> None:
     with pytest.warns(UserWarning, match=r"^0.bias, 1.weight, 1.bias, 3.weight: stopped by an earlier"):
         train(model, optimizer, 1)
     assert [n for n, p in enumerate(model.parameters()) if not p.requires_grad] == [0, 2, 3, 10]
-
-
-def test_what_a_filter_for_requires_grad_leaves_out_is_said() -> None:
-    """Nothing can be switched on in an optimizer that does not have it."""
-    model: Any = conv_model()
-    train(model, SGD(model.parameters(), lr=0.1, settings=STOP, model=model), 3)
-    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, settings=OFF)
-    with pytest.warns(UserWarning, match="5 parameters that an earlier gradient-skip optimizer .* are not in this one"):
-        train(model, optimizer, 1)
 
 
 class TestNothingChanges:

@@ -25,12 +25,12 @@ MESSAGES = {
     "lost": "{names} had a gradient before the last stop and none after it. Reentrant activation checkpointing does "
     "that behind a stopped prefix: use checkpoint(..., use_reentrant=False). (A layer that a step may leave out is no "
     "reason to worry.)",
+    "earlier": "{names}: stopped by an earlier gradient-skip optimizer of this model, and trained again by this one. To "
+    "keep them still, load the earlier one's state, or switch requires_grad off after building this one",
     "nan": "the weights of {name} hold a NaN: their variance is NaN and stops nothing",
     "captured": "optimizer.step() is captured in a CUDA graph, whose replays decide no stop and count no iteration: "
     "capture the forward and backward pass alone, call step() after each replay, and capture anew after each "
     "stop (optimizer.gradskip.on_stop)",
-    "reshaped": "another shape than before: {names}. What has stopped stays stopped, and the rule begins anew with "
-    "what has not",
     "rule": "the state is of {saved} and the settings ask for {asked}: iterations and stops go on, the rule begins "
     "anew with what has not stopped",
 }
@@ -85,28 +85,3 @@ class Advice:
             f"in every step anew, but its gradient is computed in between{why}. Switch only what trains "
             "(optimizer.gradskip.stopped)",
         )
-
-    def passed_over(self, names: Sequence[str]) -> None:
-        self._say(
-            "passed " + ",".join(names),
-            f"{some(names, 5)} do{'es' if len(names) == 1 else ''} not move (no gradient, or a learning rate of 0): "
-            "passed over, and stopped with the next layer that stops. What is to train later: switch its "
-            "requires_grad off until then",
-        )
-
-    def earlier_optimizer(self, switched_on: Sequence[str], left: int) -> None:
-        """Warn of what an earlier optimizer had stopped: ours, which train again, and the number of those not ours."""
-        if switched_on:
-            self._say(
-                "earlier",
-                f"{some(switched_on, 5)}: stopped by an earlier gradient-skip optimizer of this model, and trained "
-                "again by this one. To keep them still, load the earlier one's state, or switch requires_grad off "
-                "after building this one",
-            )
-        if left:
-            self._say(
-                "earlier left",
-                f"{left} parameter{'s' * (left != 1)} that an earlier gradient-skip optimizer of this model stopped "
-                f"{'is' if left == 1 else 'are'} not in this one and stay{'s' * (left == 1)} still: to train "
-                f"{'it' if left == 1 else 'them'} again, give all parameters, also those with requires_grad off",
-            )

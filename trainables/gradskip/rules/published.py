@@ -91,7 +91,6 @@ class AutoRule(InOrder):
         self.forget_target()
 
     def forget_target(self) -> None:
-        super().forget_target()
         self.peak, self.peak_updates = 0.0, 0
 
     def first_stop(self) -> int:
@@ -106,15 +105,12 @@ class AutoRule(InOrder):
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         if self.next_due(iteration) != iteration:
             return None
-        if self.settings.reference:
-            variance = signal_of(self.targets[self.position])
-        else:
-            variance = self.moving_signal(iteration, signal_of)
+        variance = signal_of(self.targets[self.position])
         if self._is_peak(variance):
             return None
         # Only a NaN variance with a peak of zero has no ratio here; a NaN never fires.
         ratio = self._round(variance / self.peak) if self.peak else float("nan")
-        if self.position == len(self.passed):  # no target has stopped
+        if self.position == 0:
             rule, threshold = "start", self.settings.start_thr
         elif self.peak_updates > self.settings.mt_count_thr:
             rule, threshold = "mountain", self.settings.mt_thr

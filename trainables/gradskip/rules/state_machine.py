@@ -6,7 +6,6 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
@@ -51,9 +50,6 @@ Iterations = TypeVar("Iterations", int, "NDArray[np.int64]")
 
 #: An iteration that no run reaches.
 NEVER = sys.maxsize
-
-#: Iterations in which a target must not move before it is passed over: a warm-up may begin with a learning rate of 0.
-STILL_FOR = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +103,6 @@ class StopRule:
 class InOrder(StopRule):
     """Base of rules that decide about their targets one after the other, from the front.
 
-    A target that does not move, because it gets no gradient or its learning rate is 0, would never stop and hold up
-    all later ones: it is passed over, as a layer that the user has frozen, until it moves.
-
     Args:
         targets: positions at which layers end, ascending.
     """
@@ -118,79 +111,32 @@ class InOrder(StopRule):
         self.targets = tuple(targets)
         self.position = 0
         """Index of the next target; the number of targets when none is left."""
-        self.passed: dict[int, float] = {}
-        """Targets that were passed over since the last stop, with their signals."""
-        self._seen: dict[int, float] = {}  # signals of the current target, then also of later ones, that may not move
-        self._seen_at = 0
-
-    def unmoved(self, before: float, now: float) -> bool:
-        """Return whether these signals of a target mean that it did not move between them."""
-        return before == now
-
-    def moving_signal(self, iteration: int, signal_of: SignalOf) -> float:
-        """Return the signal of the current target, after passing over targets that do not move.
-
-        A target is passed over at the third measurement that says so in a row, with all the ones after it that have
-        not moved since the second; never all that are left, for one of them may move later.
-        """
-        for target, signal in self.passed.items():
-            if not self.unmoved(signal, signal_of(target)):
-                self.passed = {earlier: signal for earlier, signal in self.passed.items() if earlier < target}
-                self.position = self.targets.index(target)
-                self.forget_target()
-                break
-        left = self.targets[self.position :]
-        now = signal_of(left[0])
-        if left[0] not in self._seen or not self.unmoved(self._seen[left[0]], now):
-            self._seen = {left[0]: now}
-        elif len(self._seen) == 1:
-            self._seen, self._seen_at = {target: signal_of(target) for target in left}, iteration
-        elif iteration - self._seen_at >= STILL_FOR:
-            still = list(takewhile(lambda target: self.unmoved(self._seen[target], signal_of(target)), left))
-            if len(still) < len(left):
-                self.passed.update({target: self._seen[target] for target in still})
-                self.position += len(still)
-                self.forget_target()
-                return signal_of(left[len(still)])
-        return now
 
     def begin_after(self, through: int) -> None:
-        self.passed = {target: signal for target, signal in self.passed.items() if target > through}
         position = bisect_right(self.targets, through)
-        while position < len(self.targets) and self.targets[position] in self.passed:
-            position += 1
         if position != self.position:
             self.position = position
             self.forget_target()
 
     def forget_target(self) -> None:
         """Forget the measurements of the current target, because the target changes."""
-        self._seen = {}
 
     def stop_target(self) -> int:
         target = self.targets[self.position]
         self.position += 1
-        self.passed = {}
         self.forget_target()
         return target
 
     def target_state(self) -> dict[str, Any]:
         """Return the current target by its position, which a rule with other targets can read; None if none is left."""
         target = self.targets[self.position] if self.position < len(self.targets) else None
-        return {"target": target, "passed": dict(self.passed), "seen": dict(self._seen), "seen_at": self._seen_at}
+        return {"target": target}
 
     def load_target(self, state: dict[str, Any]) -> bool:
         """Set the target of `target_state`, or the next one after it; return whether it is the same."""
         target = state["target"]
         self.position = len(self.targets) if target is None else bisect_left(self.targets, int(target))
-        known = {int(t): float(signal) for t, signal in state.get("passed", {}).items()}
-        self.passed = {t: signal for t, signal in known.items() if t in self.targets}
-        same = self.target_state()["target"] == target
-        # Targets that are new since then may stand between.
-        seen = {int(t): float(signal) for t, signal in state.get("seen", {}).items()} if same else {}
-        self._seen = seen if len(seen) == 1 or seen.keys() == set(self.targets[self.position :]) else {}
-        self._seen_at = int(state.get("seen_at", 0))
-        return same
+        return bool(self.target_state()["target"] == target)
 
 
 class NamedRule(InOrder):

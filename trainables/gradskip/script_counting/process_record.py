@@ -172,8 +172,7 @@ class ScriptTrace:
             self._read()
             values = np.concatenate(self._blocks)
             facts = self._facts()
-            # Steps that a fused optimizer skipped for a scaler would shift the others.
-            if facts is not None and len(values) == self._record.iteration and self._folder.is_dir():
+            if facts is not None and self._folder.is_dir():
                 with atomic_write(self._folder / TRACE_FILE) as file:
                     file.write(to_bytes(facts, values))
         except Exception as error:  # noqa: BLE001 - the user's training has ended well
