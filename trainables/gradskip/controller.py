@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from trainables.attachment import Attached, RunFacts
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.advice.never_fires import never_fires
 from trainables.gradskip.execution_order import ModelTrace
 from trainables.gradskip.layers import wrappers
+from trainables.gradskip.nothing_stops import never_fires
 from trainables.gradskip.numbering import is_compiled
-from trainables.gradskip.replay import LayerPlan, StopEvent, columns
+from trainables.gradskip.replay import StopEvent, columns
 from trainables.gradskip.script_counting.trace_file import TRIAL_FOLDER
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.step import SkippingStep
@@ -225,7 +225,7 @@ class GradientSkip(SkippingStep):
         counted = {} if self.step_record is None else {"step_record": self.step_record.state_dict()}
         return {
             **counted,
-            "machine": {**self.machine.state_dict(), "iteration": self.iteration},
+            "machine": self.machine.state_dict(),
             "events": [asdict(event) for event in self.events],
             "decision_lrs": list(self.learning_rates),
             "signal": self.signal.state_dict(),
@@ -239,11 +239,11 @@ class GradientSkip(SkippingStep):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state: iteration, peaks, braking; parameters stop or train again accordingly.
 
-        A rule with other settings than the saved ones begins anew, over the layers that its own settings watch and that
-        have not stopped; changed thresholds alone do not make it another rule.
+        Thresholds and intervals may be others than those that it was saved with.
 
         Raises:
-            UserError: the state is of an optimizer with another number of parameters, or of another version.
+            UserError: the state is of an optimizer with another number of parameters, of another rule or other layers,
+                or of another version.
         """
         self._check_state(state)
         before = [p.requires_grad for p in self.parameters]
@@ -264,6 +264,12 @@ class GradientSkip(SkippingStep):
                 f"the state to load is of {len(state['order'])} parameters, but this optimizer has "
                 f"{len(self.parameters)}: load it into the model that it was saved from"
             )
+        for name, asked in rule_identity(self.settings).items():
+            if state["rule"][name] != asked:
+                raise UserError(
+                    f"the state to load is of {name}={state['rule'][name]} and the settings ask for {asked}: train on "
+                    "with those, or take the entry 'gradskip' out of it, and the rule begins anew"
+                )
 
     def _load(self, state: dict[str, Any]) -> None:
         numbering, stops = self.numbering, self.stops
@@ -272,34 +278,17 @@ class GradientSkip(SkippingStep):
         if state["trace"] is not None:
             numbering.stop_recording()
             numbering.trace = ModelTrace.from_state(state["trace"])  # a resumed run has been traced already
-        machine = dict(state["machine"])
-        saved_order = tuple(state["order"])
-        stopped = saved_order[state["stops"]["through"] + 1 : machine["stopped_through"] + 1]
-        same_units = state["rule"]["whole_units"] == self.settings.whole_units
-        if not same_units or machine["iteration"] == 0:  # saved before the trace, which gives the order
-            numbering.order = tuple(range(len(saved_order)))
+        machine = state["machine"]
+        if machine["iteration"] == 0:  # perhaps saved before the trace, which gives the order
             numbering.order_by_trace()
         else:
-            numbering.order = saved_order
+            numbering.order = tuple(state["order"])
+        stopped = numbering.order[state["stops"]["through"] + 1 : machine["stopped_through"] + 1]
         stops.load_state_dict(state["stops"], stopped)
-        asked = rule_identity(self.settings)
-        same = state["rule"] == asked
-        self.begin_rule(set(state["units"]) if same else None)
-        if numbering.order != saved_order and machine["iteration"] > 0:
-            machine.update(_through(numbering.order, {*stopped, *state["stops"]["rule"]}))
-        fresh_rule = self.machine.rule.state_dict()
-        fits = same and machine["rule"].keys() <= fresh_rule.keys()  # older states lack some
-        self.machine.load_state_dict({**machine, "rule": machine["rule"] if fits else fresh_rule})
-        if fits:
-            self.signal.load_state_dict(state["signal"])
-            if self.settings.mode != "manual":  # changes nothing, unless the user trains other layers now
-                self.machine.rule.begin_after(self.machine.decided_through)
-        else:
-            through = self.machine.decided_through
-            passed = {*stops.numbers, *numbering.order[: through + 1]}
-            self.machine.rule.begin_after(_passed(self.plan, through, passed))
-        if not same and state["rule"]["mode"] != "off":
-            self.advice.say("rule", saved=_words(state["rule"]), asked=_words(asked))
+        self.begin_rule(set(state["units"]))
+        self.machine.load_state_dict(machine)
+        self.signal.load_state_dict(state["signal"])
+        self.machine.rule.begin_after(self.machine.decided_through)  # where the user trains other layers now
         self.events[:] = [StopEvent(**event) for event in state["events"]]
         self.learning_rates = list(state["decision_lrs"])
 
@@ -323,40 +312,8 @@ class GradientSkip(SkippingStep):
 
 def rule_identity(settings: Settings) -> dict[str, Any]:
     """Return the settings that a rule's own state depends on, in plain types; with equal ones it can continue."""
-    lists = (settings.stop_layer_num, settings.stop_layer_itr)
-    return {
-        "mode": settings.mode,
-        "watch": list(settings.watch),
-        "whole_units": settings.whole_units,
-        "lists": [None if numbers is None else list(numbers) for numbers in lists],
-    }
-
-
-def _through(order: tuple[int, ...], stopped: set[int]) -> dict[str, int]:
-    """Return the machine's positions in another order; braking in progress is cancelled."""
-    through = -1
-    while through + 1 < len(order) and order[through + 1] in stopped:
-        through += 1
-    return {"stopped_through": through, "braking_through": -1, "braking_count": 0}
-
-
-def _passed(plan: LayerPlan, through: int, stopped: set[int]) -> int:
-    """Return the position up to which a new rule has nothing to watch: those layers have stopped or are braking."""
-    for unit in plan.units:
-        if unit.end > through and not stopped.issuperset(unit.watched):
-            break
-        through = max(through, unit.end)
-    return through
-
-
-def _words(rule: dict[str, Any]) -> str:
-    layers, iterations = rule["lists"]
-    if rule["mode"] == "off":
-        return "rule off"
-    if rule["mode"] == "manual":
-        return f"rule manual (layers {','.join(map(str, layers))} at {','.join(map(str, iterations))})"
-    watched = f"layers {','.join(map(str, layers))}" if layers else f"CAC_WATCH={','.join(rule['watch'])}"
-    return f"rule {rule['mode']} ({watched}{', whole units' if rule['whole_units'] else ''})"
+    values = {name: getattr(settings, name) for name in ("watch", "whole_units", "stop_layer_num", "stop_layer_itr")}
+    return {"mode": settings.mode, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 
 
 # --- Gradient-Skip as a method of a trial -----------------------------------------------------------------------------

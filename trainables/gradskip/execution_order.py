@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from trainables.gradskip.advice.users_line import users_level
+from trainables.gradskip.advice import users_level
 from trainables.gradskip.layers import own_children, own_parameters
 from trainables.runtime.isolation import kept_generators
 from trainables.runtime.operator_flops import uncompiled
@@ -80,31 +80,24 @@ class ModelTrace:
     """Mask of a module's input by its name, over all its calls; modules in the order in which they were called."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the trace in plain types; masks by their differences, so the size is proportional to the model's."""
+        """Return the trace in plain types; masks in hexadecimal, as torch.load refuses integers of so many digits."""
         return {
             "ranks": list(self.ranks),
-            "upstream": _differences(self.upstream[number] for number in self._by_rank(self.ranks)),
-            "before": _differences(self.before.values()),
-            "modules": list(self.before),
+            "upstream": [f"{mask:x}" for mask in self.upstream],
+            "before": {name: f"{mask:x}" for name, mask in self.before.items()},
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ModelTrace:
-        ranks = tuple(state["ranks"])
-        upstream = dict(zip(cls._by_rank(ranks), _sums(state["upstream"]), strict=True))
         return cls(
-            ranks=ranks,
-            upstream=tuple(upstream[number] for number in range(len(ranks))),
-            before=dict(zip(state["modules"], _sums(state["before"]), strict=True)),
+            ranks=tuple(state["ranks"]),
+            upstream=tuple(int(mask, 16) for mask in state["upstream"]),
+            before={name: int(mask, 16) for name, mask in state["before"].items()},
         )
 
     @property
     def order(self) -> tuple[int, ...]:
-        return tuple(self._by_rank(self.ranks))
-
-    @staticmethod
-    def _by_rank(ranks: Sequence[int]) -> list[int]:
-        return sorted(range(len(ranks)), key=lambda number: (ranks[number], number))
+        return tuple(sorted(range(len(self.ranks)), key=lambda number: (self.ranks[number], number)))
 
     def left_upstream(self, stopped: Collection[int]) -> set[int]:
         """Return the numbers of parameters outside ``stopped`` whose gradients pass through a stopped layer."""
@@ -136,30 +129,6 @@ def mask_of(numbers: Iterable[int]) -> int:
     return mask
 
 
-#: Number of latest masks among which the one nearest to the next mask is searched: this many branches may alternate.
-_BRANCHES = 32
-
-
-def _differences(masks: Iterable[int]) -> list[list[int]]:
-    """Return each mask as [distance back to the nearest earlier mask (0: the empty mask), numbers that differ...]."""
-    found: list[list[int]] = []
-    last: list[int] = []  # the latest last
-    for mask in masks:
-        candidates = [0, *reversed(last)]
-        back = min(range(len(candidates)), key=lambda n: ((mask ^ candidates[n]).bit_count(), n))
-        found.append([back, *sorted(numbers_of(mask ^ candidates[back]))])
-        last = [*last, mask][-_BRANCHES:]
-    return found
-
-
-def _sums(differences: Iterable[Sequence[int]]) -> Iterator[int]:
-    last: list[int] = []
-    for back, *changed in differences:
-        mask = mask_of(changed) ^ (last[-back] if back else 0)
-        last = [*last, mask][-_BRANCHES:]
-        yield mask
-
-
 # --- Recording --------------------------------------------------------------------------------------------------------
 
 
@@ -188,7 +157,7 @@ class ExecutionRecorder(OwnedHooks):
     """Recorder of a forward pass while it runs, by hooks on every module; the hooks are inert on copies of the model.
 
     A pass begins where a module is called with gradients enabled, outside of a backward pass. The record is complete
-    when the model itself has returned; a model that is called in parts is recorded until `trace` is called.
+    when the model itself has returned. Without a listener, calls of the model's parts are recorded, too.
 
     A parameter that does not train is not in autograd's graph. If gradients pass through its module, it is marked on
     the graph node behind that module; if it precedes everything that trains, it counts as upstream of every module that
@@ -291,10 +260,11 @@ class ExecutionRecorder(OwnedHooks):
             self._without_graph |= hidden
         if self._running:
             return
-        if index != 0:  # a model that is called in parts: the next call may use this output
-            self._masks.forget_behind(output)
+        if index != 0 and self._tell is None:  # the next part may use this output
             return
         self._masks.forget()
+        if index != 0:
+            return
         if sys.exc_info()[0] is not None:  # the pass raised: the next one is recorded instead
             self._calls.clear()
         elif self._tell is not None and (complete := self._listener()) is not None:
@@ -338,40 +308,17 @@ def _called_modules(module: nn.Module, known: dict[int, nn.Module]) -> dict[int,
     return known
 
 
-#: Maximum number of outputs of a model's parts whose graphs are kept until an optimizer steps.
-_MOST_ENDS = 64
-
-
 class _GraphMasks:
     """Masks of the parameters that a tensor's autograd graph reaches, cached by node until `forget`."""
 
     def __init__(self, number_of: dict[int, int]) -> None:
         self._number_of = number_of
         self._masks: dict[Any, int] = {}
-        self._ends: dict[Any, None] = {}  # nodes that `forget_behind` keeps, the latest used last
         self._plain: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # of tensors without a graph, by id
 
     def forget(self) -> None:
         self._plain.clear()
         self._masks.clear()
-        self._ends.clear()
-
-    def forget_behind(self, value: Any) -> None:
-        """Release the graph except the nodes that made these tensors, and those of the latest such calls.
-
-        Later calls with these tensors find the masks there and do not traverse the graph further.
-        """
-        for tensor in tensors_of(value):
-            if tensor.grad_fn is not None:
-                self._of_node(tensor.grad_fn)
-                self._touch(tensor.grad_fn)
-        while len(self._ends) > _MOST_ENDS:
-            self._ends.pop(next(iter(self._ends)))
-        self._masks = {node: self._masks[node] for node in self._ends}
-
-    def _touch(self, node: Any) -> None:
-        self._ends.pop(node, None)
-        self._ends[node] = None
 
     def of(self, value: Any, *, without_graph: int = 0) -> int:
         """Return the mask of the tensors in a nest; ``without_graph`` for one without gradient and mark."""
@@ -379,8 +326,6 @@ class _GraphMasks:
         for tensor in tensors_of(value):
             if tensor.grad_fn is not None:
                 mask |= self._of_node(tensor.grad_fn)
-                if tensor.grad_fn in self._ends:
-                    self._touch(tensor.grad_fn)
             elif tensor.requires_grad:
                 mask |= self._of_leaf(tensor)
             else:

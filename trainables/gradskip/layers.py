@@ -73,29 +73,14 @@ def unwrap(model: nn.Module) -> nn.Module:
     return wrappers(model)[-1]
 
 
-def check_groups(groups: Sequence[Sequence[Tensor]]) -> None:
-    """Raise UserError for groups without any parameter, or with one parameter in two of them."""
-    owner: dict[int, int] = {}
-    for number, group in enumerate(groups):
-        for parameter in group:
-            if owner.setdefault(id(parameter), number) != number:
-                raise UserError(
-                    f"a parameter must be in one group only, got one of shape {tuple(parameter.shape)} in groups "
-                    f"{owner[id(parameter)]} and {number}"
-                )
-    if not owner:
-        raise UserError("an optimizer must have at least one parameter to skip gradients of, got none")
-
-
 def numbered(groups: Sequence[dict[str, Any]], model: nn.Module | None) -> tuple[list[Tensor], list[str] | None]:
     """Return the parameters in the model's order, and their names where known.
 
     Without a model the order is that of the groups. Parameters that the model does not own come last.
 
     Raises:
-        UserError: no parameters, or one that is in two groups.
+        UserError: the model has none of the parameters.
     """
-    check_groups([group["params"] for group in groups])
     given = {id(p): p for group in groups for p in group["params"]}
     parameters = list(given.values())
     if model is not None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainables.gradskip.advice.advice import Advice, some
+from trainables.gradskip.advice import Advice, some
 from trainables.gradskip.execution_order import ForwardHook
 from trainables.gradskip.layers import unwrap
 from trainables.gradskip.numbering import Numbering, as_forward, is_compiled
@@ -502,9 +502,7 @@ class SkippingStep:
         kept = self.plan.units if self._is_schedule else ()
         state = self.machine.state_dict()
         self._watch(lambda unit: unit in kept or is_watched(unit, self.numbering, self.stops))
-        initial = self.machine.rule.state_dict()
-        # A rule without layers has no state.
-        self.machine.load_state_dict({**state, "rule": state["rule"] if state["rule"] and initial else initial})
+        self.machine.load_state_dict(state)
         self.machine.rule.begin_after(self.machine.decided_through)
         return True
 

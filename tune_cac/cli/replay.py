@@ -125,7 +125,7 @@ def prediction_lines(
         settings: of the rule that decides the stops.
     """
     from analysis.formatting import percent, value_text
-    from trainables.gradskip.advice.why_nothing import why_nothing_stopped
+    from trainables.gradskip.nothing_stops import why_nothing_stopped
     from trainables.gradskip.variables import ratio_name
 
     lines, until = [], found["exact_until"]

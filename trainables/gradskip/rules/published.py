@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
 from trainables.gradskip.rules.state_machine import NEVER, Decision, InOrder, Iterations, SignalOf, StopRule
@@ -56,9 +55,6 @@ class ManualRule(StopRule):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.done = int(state["done"])
-
-    def begin_after(self, through: int) -> None:
-        self.done = sum(1 for _ in takewhile(lambda layer: layer <= through, self.layers))
 
 
 def next_examination(iteration: Iterations, interval: Iterations) -> Iterations:

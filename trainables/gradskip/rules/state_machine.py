@@ -273,7 +273,8 @@ class SkipMachine:
         self.stopped_through = int(state["stopped_through"])
         self.braking_through = int(state["braking_through"])
         self.braking_count = min(int(state["braking_count"]), self.distance or 1)
-        self.rule.load_state_dict(state["rule"])
+        if state["rule"]:  # one without layers has no state
+            self.rule.load_state_dict(state["rule"])
 
     @property
     def decided_through(self) -> int:

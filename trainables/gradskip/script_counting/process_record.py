@@ -23,9 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trainables.gradskip.advice.never_fires import weight_decays
 from trainables.gradskip.execution_order import ModelTrace
 from trainables.gradskip.layers import watch_needed
+from trainables.gradskip.nothing_stops import weight_decays
 from trainables.gradskip.numbering import Numbering, is_compiled
 from trainables.gradskip.replay import Blueprint, layers_key, variance_name
 from trainables.gradskip.script_counting.input_sizes import InputSizes, Size, fitted, from_text

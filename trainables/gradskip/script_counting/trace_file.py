@@ -36,7 +36,7 @@ class ScriptFacts:
     trains: str
     """Text with ``1`` or ``0`` for each parameter by number: whether it trains at the start."""
     weight_decays: Sequence[float] | None
-    """As of `advice.never_fires.weight_decays`."""
+    """As of `nothing_stops.weight_decays`."""
     blueprints: Sequence[tuple[Any, Any]]
     """(`replay.layers_key`, `Blueprint.to_dict`) of the variance rule and of the others."""
     forward_flops: int

@@ -13,7 +13,7 @@ from loops import train
 from torch import nn
 
 from trainables.gradskip import SGD, Settings, wrap
-from trainables.gradskip.advice.advice import Advice
+from trainables.gradskip.advice import Advice
 
 
 def warned(settings: Settings, model: nn.Module | None = None) -> list[str]:

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from trainables.gradskip.advice.users_line import users_level
+import trainables
 from trainables.gradskip.settings import Settings
+
+#: Folders and packages whose lines are not the user's: ours, and libraries that call the optimizer for users.
+_NOT_THE_USERS = tuple(f"{Path(path).resolve()}{os.sep}" for path in trainables.__path__)
+_LIBRARIES = ("torch", "accelerate", "transformers", "lightning", "pytorch_lightning")
+
+
+def users_level() -> int:
+    """Return the ``stacklevel`` with which the caller's `warnings.warn` points at the user's innermost line."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "").partition(".")[0]
+        ours = frame.f_code.co_filename.startswith(_NOT_THE_USERS)
+        if not ours and module not in _LIBRARIES:
+            return level
+        frame, level = frame.f_back, level + 1
+    return level
+
 
 #: Warnings whose text depends on a few values alone, by key.
 MESSAGES = {
@@ -19,20 +39,18 @@ MESSAGES = {
     "after which it runs uncompiled: raise that limit, or watch coarser layers (CAC_WATCH)",
     "all": "every parameter of this optimizer is stopped: training goes on with nothing to do",
     "unseen": "the execution order of the layers was never seen, so they stop in the order of registration and what "
-    "is left before them is not known: the model is called in a way that hides it, as under torch.compile. {way}",
+    "is left before them is not known: the model is compiled, or called in parts. {way}",
     "processes": "a layer stopped in one of several processes, which torch's DistributedDataParallel does not expect: "
     "use tune_cac.gradskip.DistributedDataParallel(model, optimizer)",
     "lost": "{names} had a gradient before the last stop and none after it. Reentrant activation checkpointing does "
     "that behind a stopped prefix: use checkpoint(..., use_reentrant=False). (A layer that a step may leave out is no "
     "reason to worry.)",
-    "earlier": "{names}: stopped by an earlier gradient-skip optimizer of this model, and trained again by this one. To "
-    "keep them still, load the earlier one's state, or switch requires_grad off after building this one",
+    "earlier": "{names}: stopped by an earlier gradient-skip optimizer of this model, and trained again by this one. "
+    "To keep them still, load the earlier one's state, or switch requires_grad off after building this one",
     "nan": "the weights of {name} hold a NaN: their variance is NaN and stops nothing",
     "captured": "optimizer.step() is captured in a CUDA graph, whose replays decide no stop and count no iteration: "
     "capture the forward and backward pass alone, call step() after each replay, and capture anew after each "
     "stop (optimizer.gradskip.on_stop)",
-    "rule": "the state is of {saved} and the settings ask for {asked}: iterations and stops go on, the rule begins "
-    "anew with what has not stopped",
 }
 
 
