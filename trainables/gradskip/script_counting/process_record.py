@@ -28,7 +28,7 @@ from trainables.gradskip.layers import watch_needed
 from trainables.gradskip.nothing_stops import weight_decays
 from trainables.gradskip.numbering import Numbering, is_compiled
 from trainables.gradskip.replay import Blueprint, layers_key, variance_name
-from trainables.gradskip.script_counting.input_sizes import InputSizes, Size, fitted, from_text
+from trainables.gradskip.script_counting.input_sizes import InputSizes, Size, fitted
 from trainables.gradskip.script_counting.step_flops import StepFlops
 from trainables.gradskip.script_counting.trace_file import (
     DEFAULT_WATCH,
@@ -260,9 +260,9 @@ class Stretch:
     forward_flops: list[int] = field(default_factory=list)
     """Of each measured step."""
     backward_flops: list[int] = field(default_factory=list)
-    sizes: list[str] = field(default_factory=list)
-    """Size of each measured step's inputs (`input_sizes.as_text`); empty texts where the model's calls are not seen."""
-    counts: dict[str, int] = field(default_factory=dict)
+    sizes: list[Size] = field(default_factory=list)
+    """Size of each measured step's inputs."""
+    counts: dict[Size, int] = field(default_factory=dict)
     """Number of steps of each size."""
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
@@ -286,8 +286,7 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
         own = _medians([(seen.sizes, seen.backward_flops)])
         whole = sum(fitted(dense, size) for size in own)
         share = sum(own.values()) / whole if whole else 0.0
-        for text, count in stretch.counts.items():
-            size = from_text(text)
+        for size, count in stretch.counts.items():
             full = fitted(dense, size)
             totals["forward_flops"] += count * fitted(forward, size)
             totals["dense_backward_flops"] += count * full
@@ -303,11 +302,11 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
     }
 
 
-def _medians(measured: Iterable[tuple[Sequence[str], Sequence[int]]]) -> dict[Size, float]:
+def _medians(measured: Iterable[tuple[Sequence[Size], Sequence[int]]]) -> dict[Size, float]:
     found: dict[Size, list[int]] = {}
     for sizes, flops in measured:
-        for text, one in zip(sizes, flops, strict=True):
-            found.setdefault(from_text(text), []).append(one)
+        for size, one in zip(sizes, flops, strict=True):
+            found.setdefault(size, []).append(one)
     return {size: float(median_low(values[:LOOKS])) for size, values in found.items()}
 
 
@@ -324,8 +323,8 @@ class StepRecord:
         self._process = process
         self._ref = weakref.ref(gradskip)
         self.stretches = [Stretch()]
-        self._begun_with: set[str] = set()  # sizes of first calls in measured steps of the stretch
-        self._size = ""  # of the step's inputs
+        self._begun_with: set[Size] = set()  # sizes of first calls in measured steps of the stretch
+        self._size: Size = ()  # of the step's inputs
         self.last_step = process.steps
         """Number of this optimizer's last step, counted over all steps of the process."""
         self.parameters = len(gradskip.parameters)
@@ -336,9 +335,6 @@ class StepRecord:
         gradskip.after.append(self._after)
         gradskip.refresh()
         gradskip.on_stop.append(process.change)
-        # Steps of a collected optimizer stay counted, but no further one is waited for.
-        finalizer = weakref.finalize(gradskip, process.wait_for_fewer)
-        finalizer.atexit = False
 
     @property
     def gradskip(self) -> SkippingStep | None:
@@ -362,7 +358,7 @@ class StepRecord:
         """Return whether too few steps since the last change were measured and another one is expected."""
         return len(self.stretches[-1].forward_flops) < LOOKS and self._goes_on
 
-    def wants_size(self, size: str) -> bool:
+    def wants_size(self, size: Size) -> bool:
         """Return whether a step of this input size should be measured: none was, and few enough others were."""
         most = SIZES_DENSE if self.stretches[-1].dense else SIZES_STOPPED
         if size in self._begun_with or len(self._begun_with) >= most or not self._goes_on:
@@ -383,7 +379,7 @@ class StepRecord:
         stretch = self.stretches[-1]
         stretch.steps += 1
         stretch.counts[self._size] = stretch.counts.get(self._size, 0) + 1
-        self._size = ""
+        self._size = ()
         self._process.end_step(self)
 
     def _take(self) -> None:
@@ -464,7 +460,7 @@ class ProcessRecord:
             self.flops.attribute(())
             warnings.warn(f"the run is not recorded for the search: {type(error).__name__}: {error}", stacklevel=2)
 
-    def _first_call(self, size: str) -> None:
+    def _first_call(self, size: Size) -> None:
         """Count the step that begins with this call of the model, if its size is a new one."""
         wanting = [record for record in self.records if record.wants_size(size)]
         if wanting and self._since is None:
@@ -508,16 +504,6 @@ class ProcessRecord:
     def _nothing_is_stopped(self) -> bool:
         return not any(skip.stops.any for record in self.records if (skip := record.gradskip) is not None)
 
-    def wait_for_fewer(self) -> None:
-        """End the count if no optimizer is left to wait for.
-
-        Called by Python's garbage collector, at any place in any thread. If the counter is not active, because an
-        operation is being counted or another thread runs this, the next step ends the count.
-        """
-        if self.flops.at_work and not self.flops.switching and not any(record.wants_look for record in self.records):
-            self.flops.end()
-            self._since = None
-
     def settle(self) -> None:
         """Switch the counter on if a step is to be measured, else off."""
         wanted = any(record.wants_look for record in self.records)
@@ -548,7 +534,7 @@ class ProcessRecord:
             **{name: processes * sum(t[name] for t in totals) for name in totals[0]},
             "steps": sum(t["steps"] for t in totals),
             "measured_steps": sum(t["measured_steps"] for t in totals),
-            "sizes": len({text for record in self.records for stretch in record.stretches for text in stretch.counts}),
+            "sizes": len({size for record in self.records for stretch in record.stretches for size in stretch.counts}),
             "iteration": sum(iterations),
             "longest_iteration": max(iterations),
             "stopped_through": largest.machine.stopped_through,

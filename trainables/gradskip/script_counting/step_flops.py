@@ -43,8 +43,6 @@ class StepFlops(TorchDispatchMode):
         """FLOPs of operations that autograd records."""
         self.backward_flops = 0
         """FLOPs of operations inside a backward pass, recomputed activations included."""
-        self.switching = False
-        """True while the stack of modes is being changed."""
         self.uncounted: set[str] = set()
         """Names of expensive operations whose FLOPs are unknown."""
         self._weight_at: dict[int, int] = {}  # numbers of the attributed weights, by the address of their storage
@@ -80,18 +78,14 @@ class StepFlops(TorchDispatchMode):
 
     def begin(self) -> None:
         """Start counting, below the modes that the user has entered, because leaving a mode pops the topmost one."""
-        self.switching = True
         with _without_user_modes():
             _push_mode(self)
-        self.switching = False
 
     def end(self) -> None:
         """Stop counting, whatever modes the user has entered since."""
         if self.at_work:
-            self.switching = True
             with _without_user_modes(above=self):
                 _pop_mode()
-            self.switching = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
