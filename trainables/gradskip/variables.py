@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -21,12 +21,10 @@ from trainables.gradskip.rules.choice import NAMED, WITH_END
 
 
 class Range(NamedTuple):
-    """Values that a variable may have."""
+    """Values that a variable may have: in words after "must be", and whether one of the right type is among them."""
 
     words: str
-    """The range as errors print it after "must be"."""
     holds: Callable[[Any], bool]
-    """Returns whether a value of the right type is in range."""
 
 
 def at_least(low: int, note: str = "") -> Range:
@@ -57,23 +55,20 @@ class Variable:
     default: Any
     """None where it is not set."""
     default_text: str
-    rule: str
-    """The range in words, as errors print it after "must be"."""
-    holds: Callable[[Any], bool]
-    """Returns whether a value of the right type is in range."""
+    allowed: Range
     meaning: str
     """Description for users."""
     mode: str
     """The modes that read it, with commas: manual, auto (the rule ``variance``), names of rules; both for any."""
     published: bool
     """True if the published library has it; the others are ours, with defaults that keep its behaviour."""
-    field: str = ""
+    field: str
     """The field of `Settings` that holds it."""
-    kind: type = object
+    kind: type
     """Type of a value: int, float, bool, str or tuple."""
-    element: type | None = None
+    element: type | None
     """Type of a tuple's elements."""
-    optional: bool = False
+    optional: bool
     """True if it may be None."""
 
     def check(self, value: Any) -> None:
@@ -82,8 +77,8 @@ class Variable:
             right = isinstance(value, tuple) and all(_is(self.element, item) for item in value)
         else:
             right = _is(self.kind, value)
-        if not right or not self.holds(value):
-            raise UserError(f"{self.name} must be {self.rule}, got {shown(value)}")
+        if not right or not self.allowed.holds(value):
+            raise UserError(f"{self.name} must be {self.allowed.words}, got {shown(value)}")
 
     def read(self, text: str) -> Any:
         """Parse the text of an environment variable or of ``--set``; raise UserError if it is not valid."""
@@ -97,7 +92,7 @@ class Variable:
             else:
                 value = tuple(int(part) for part in text.strip().strip("[]()").rstrip(",").split(","))
         except (ValueError, KeyError):
-            raise UserError(f"{self.name} must be {self.rule}, got {shown(text)}") from None
+            raise UserError(f"{self.name} must be {self.allowed.words}, got {shown(text)}") from None
         self.check(value)
         return value
 
@@ -116,17 +111,9 @@ def variable(
     default_text: str | None = None,
 ) -> Any:
     """Declare a variable as a field of a dataclass; see `Variable`. The mode ``rules`` is those that read it."""
-    declared = Variable(
-        name=name,
-        default=default,
-        default_text=default_text or ("not set" if default is None else as_text(default)),
-        rule=allowed.words,
-        holds=allowed.holds,
-        meaning=meaning,
-        mode=mode,
-        published=published,
-    )
-    return field(default=default, metadata={"variable": declared})
+    text = default_text or ("not set" if default is None else as_text(default))
+    declared = {"name": name, "default": default, "default_text": text, "allowed": allowed, "meaning": meaning}
+    return field(default=default, metadata={**declared, "mode": mode, "published": published})
 
 
 def as_text(value: Any) -> str:
@@ -162,20 +149,13 @@ def declared_variables(declaring: type) -> tuple[Variable, ...]:
     hints = get_type_hints(declaring)
     found = []
     for declared in fields(declaring):
-        known: Variable = declared.metadata["variable"]
         optional = isinstance(hints[declared.name], UnionType)
         plain = get_args(hints[declared.name])[0] if optional else hints[declared.name]
-        readers = ",".join(name for name, rule in NAMED.items() if declared.name in rule.reads)
-        found.append(
-            replace(
-                known,
-                field=declared.name,
-                kind=get_origin(plain) or plain,
-                element=get_args(plain)[0] if get_args(plain) else None,
-                optional=optional,
-                mode=readers if known.mode == "rules" else known.mode,
-            )
-        )
+        known = dict(declared.metadata)
+        if known["mode"] == "rules":
+            known["mode"] = ",".join(name for name, rule in NAMED.items() if declared.name in rule.reads)
+        kind, element = get_origin(plain) or plain, next(iter(get_args(plain)), None)
+        found.append(Variable(**known, field=declared.name, kind=kind, element=element, optional=optional))
     return tuple(found)
 
 
