@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms import Join
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from trainables.errors import UserError
@@ -39,7 +38,6 @@ CASES: dict[str, tuple[str, Settings]] = {
     "powersgd": ("sgd", BRAKING),
     "no-sync-at-a-stop": ("sgd", BRAKING),
     "join": ("sgd", AUTO),
-    "join-throwing": ("sgd", AUTO),
     "join-after": ("sgd", BRAKING),
     "norms": ("sgd", Settings(rule="gradient_norm", rule_start_itr=2, rule_interval=3, rule_percentile=60)),
 }
@@ -173,18 +171,12 @@ def join(case: str, folder: Path) -> None:
         step()
     error, steps = "", 0
     try:
-        with parallel.join(throw_on_early_termination=case == "join-throwing"):
+        with parallel.join():
             for _ in range(2 + rank):
                 step()
                 steps += 1
-    except (UserError, RuntimeError) as raised:
-        error = str(raised)
-    try:
-        Join([parallel])
     except UserError as raised:
-        error += f" Join: {raised}"
-    with parallel.join(enable=False):
-        pass
+        error = str(raised)
     torch.save({"error": error, "steps": steps}, folder / f"{case}-{rank}.pt")
     dist.barrier()
 

@@ -34,9 +34,6 @@ MESSAGES = {
     "groups": "parameters came in {count} groups and no model: layers are numbered through the groups; "
     "give model= to number them in the model's order",
     "never": "Gradient-Skip {reason}",
-    "recompile": "{stops} layers may stop one by one, and each stop recompiles the model's training graph once and, "
-    "if it is evaluated compiled, that of evaluation; torch._dynamo.config.recompile_limit is {limit}, "
-    "after which it runs uncompiled: raise that limit, or watch coarser layers (CAC_WATCH)",
     "all": "every parameter of this optimizer is stopped: training goes on with nothing to do",
     "unseen": "the execution order of the layers was never seen, so they stop in the order of registration and what "
     "is left before them is not known: the model is compiled, or called in parts. {way}",
@@ -47,10 +44,6 @@ MESSAGES = {
     "reason to worry.)",
     "earlier": "{names}: stopped by an earlier gradient-skip optimizer of this model, and trained again by this one. "
     "To keep them still, load the earlier one's state, or switch requires_grad off after building this one",
-    "nan": "the weights of {name} hold a NaN: their variance is NaN and stops nothing",
-    "captured": "optimizer.step() is captured in a CUDA graph, whose replays decide no stop and count no iteration: "
-    "capture the forward and backward pass alone, call step() after each replay, and capture anew after each "
-    "stop (optimizer.gradskip.on_stop)",
 }
 
 
@@ -79,17 +72,16 @@ class Advice:
             self._said.add(key)
             warnings.warn(message, stacklevel=users_level())
 
-    def left_upstream(self, names: Sequence[str], unfrozen: Sequence[str], *, has_units: bool = True) -> None:
+    def left_upstream(self, names: Sequence[str], *, has_units: bool = True) -> None:
         """Warn that parameters train before stopped layers; with ``has_units`` there are layers to begin units at."""
         ways = []
-        if has_units and not self._settings.whole_units and set(names) - set(unfrozen):
+        if has_units and not self._settings.whole_units:
             ways.append("CAC_WHOLE_UNITS=1 stops layers with their norms in execution order")
         if self._settings.prefix_autograd:
             ways.append("CAC_PREFIX_AUTOGRAD=0 stops whatever is left")
-        why = f" ({some(unfrozen, 5)}: unfrozen by you)" if unfrozen else ""
         self._say(
             "left " + ",".join(names),
-            f"{some(names, 5)} still train{'s' if len(names) == 1 else ''} before stopped layers{why}, so the backward "
+            f"{some(names, 5)} still train{'s' if len(names) == 1 else ''} before stopped layers, so the backward "
             "pass runs on through them" + (f": {', '.join(ways)}" if ways else ""),
         )
 

@@ -17,8 +17,7 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.execution_order import ModelTrace
 from trainables.gradskip.layers import wrappers
-from trainables.gradskip.nothing_stops import never_fires
-from trainables.gradskip.numbering import is_compiled
+from trainables.gradskip.nothing_stops import never_fires, weight_decays
 from trainables.gradskip.replay import StopEvent, columns
 from trainables.gradskip.script_counting.trace_file import TRIAL_FOLDER
 from trainables.gradskip.settings import Settings
@@ -193,28 +192,21 @@ class GradientSkip(SkippingStep):
             self.step_record = start(self, model)
 
     def _advise_at_begin(self, total_steps: int | None) -> None:
-        """Warn of groups without a model, of settings that can stop nothing, and of many recompilations."""
+        """Warn of groups without a model, and of settings that can stop nothing."""
         settings, groups, model = self.settings, self.optimizer.param_groups, self._given_model
         if len(groups) > 1 and model is None and settings.mode != "off":
             self.advice.say("groups", count=len(groups))
-        watched = {id(self.parameters[n]) for unit in self.plan.units for n in unit.watched}
-        decaying = [g for g in groups if "weight_decay" in g and any(id(p) in watched for p in g["params"])]
         reason = never_fires(
             settings,
             units=len(self.plan.units),
             stoppable=self.blueprint.stoppable,
             first_stop=self.machine.rule.first_stop(),
-            weight_decays=[float(group["weight_decay"]) for group in decaying] or None,
+            decays=weight_decays(self.optimizer),
             total_steps=total_steps,
             frozen=len(self.numbering.plan(lambda _: True).units) - len(self.plan.units),
         )
         if reason is not None:
             self.advice.say("never", reason=reason)
-        if model is not None and is_compiled(model) and settings.mode != "off":
-            stops = self.blueprint.stoppable if settings.mode != "manual" else len(settings.stop_layer_num or ())
-            limit = int(torch._dynamo.config.recompile_limit)
-            if 2 * stops + 2 > limit:
-                self.advice.say("recompile", stops=stops, limit=limit)
 
     # --- state ------------------------------------------------------------------------------------------------------
 

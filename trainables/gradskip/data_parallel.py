@@ -61,7 +61,6 @@ class DistributedDataParallel(TorchDataParallel):
         self._options = options
         self._registered: list[tuple[Any, Callable[..., Any]]] = []
         self._outdated = False
-        self._join_checked = False
         self._gradskip = gradskip
         gradskip.process_group = self.process_group
         gradskip.on_stop.append(self._outdate)
@@ -72,7 +71,7 @@ class DistributedDataParallel(TorchDataParallel):
     def _build_anew(self) -> None:
         # Every process has the same weights, so nothing is sent or checked again.
         options = {**self._options, "init_sync": False, "static_graph": self.static_graph}
-        ours = ("_options", "_registered", "_gradskip", "_join_checked")
+        ours = ("_options", "_registered", "_gradskip")
         kept = {name: self.__dict__[name] for name in (*_HOOKS, *ours, "training", "require_backward_grad_sync")}
         for name in ("reducer", "logger"):  # removed before the next reducer hooks the same parameters
             self.__dict__.pop(name, None)
@@ -98,26 +97,12 @@ class DistributedDataParallel(TorchDataParallel):
         super().register_comm_hook(state, hook)
         self._registered.append((state, hook))
 
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> Any:
-        """Join as in torch; UserError while a stop may come, for it needs every process."""
-        self._join_checked = not enable or throw_on_early_termination
-        try:
-            return super().join(divide_by_initial_world_size, enable, throw_on_early_termination)
-        finally:
-            self._join_checked = False
-
     def join_hook(self, **kwargs: Any) -> Any:
-        """Return torch's hook for its ``Join`` context; UserError as in `join`."""
-        if not self._join_checked and (self._outdated or self._gradskip.can_stop_more()):
+        """Return torch's hook for joining processes; UserError while a stop may come, for it needs every process."""
+        if self._outdated or self._gradskip.can_stop_more():
             raise UserError(
                 "join() lets processes end one by one, and a stop needs all of them: give every process as many "
-                "batches (drop_last=True), or join(throw_on_early_termination=True), or switch the rule off "
-                f"({OFF_VARIABLE})"
+                f"batches (drop_last=True), or switch the rule off ({OFF_VARIABLE})"
             )
         return super().join_hook(**kwargs)
 

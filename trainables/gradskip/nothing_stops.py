@@ -30,7 +30,7 @@ def never_fires(
     units: int,
     stoppable: int,
     first_stop: int,
-    weight_decays: Sequence[float] | None = None,
+    decays: Sequence[float] | None = None,
     total_steps: int | None = None,
     frozen: int = 0,
 ) -> str | None:
@@ -41,7 +41,7 @@ def never_fires(
         units: watched layers of the model.
         stoppable: those whose stop leaves something to train.
         first_stop: earliest iteration at which the rule can decide a stop (`StopRule.first_stop`).
-        weight_decays: of the groups that hold watched weights; None where the optimizer has none.
+        decays: of `weight_decays`.
         total_steps: length of the run in optimizer steps, where known.
         frozen: number of layers that would be watched if the user had not frozen them.
     """
@@ -67,7 +67,7 @@ def never_fires(
             f"will stop nothing: the first stop that it can decide is at iteration {first_stop}, and the run ends "
             f"after {total_steps}; make {_TIMING.get(mode, 'CAC_RULE_START_ITR or CAC_RULE_INTERVAL')} smaller"
         )
-    if mode == "auto" and weight_decays is not None and all(decay == 0 for decay in weight_decays):
+    if mode == "auto" and decays is not None and not any(decays):
         return (
             "may stop nothing: weight decay is 0 for every watched layer, so nothing drives weight variance below its "
             "peak; set a weight decay, or another CAC_RULE"

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from pydantic import TypeAdapter
+
 from trainables.config import TrialConfig
 from trainables.gradskip.rules.choice import NAMED, make_rule
 from trainables.gradskip.rules.state_machine import Decision, SkipMachine
@@ -132,19 +134,10 @@ class Blueprint:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Blueprint:
         """Build the blueprint from the result of `to_dict`, also after a conversion to JSON and back."""
-        plan = values["plan"]
-        return cls(
-            plan=LayerPlan(
-                order=tuple(plan["order"]),
-                units=tuple(Unit(number=u["number"], watched=tuple(u["watched"]), end=u["end"]) for u in plan["units"]),
-                whole_units=plan["whole_units"],
-                ends=tuple(plan["ends"]),
-            ),
-            stoppable=values["stoppable"],
-            names=None if values["names"] is None else tuple(values["names"]),
-            single_precision=values["single_precision"],
-        )
+        return _BLUEPRINT.validate_python(values)
 
+
+_BLUEPRINT = TypeAdapter(Blueprint)
 
 # --- Replay of Gradient-Skip over recorded training -------------------------------------------------------------------
 

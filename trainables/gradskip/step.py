@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import types
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -87,8 +86,6 @@ def has_closure(args: Any, kwargs: Any) -> bool:
 
 # --- Gradient-Skip around an optimizer's step -------------------------------------------------------------------------
 
-#: Returns whether a CUDA graph captures what runs now; None where torch is built without CUDA.
-_is_capturing = torch.cuda.is_current_stream_capturing if torch.backends.cuda.is_built() else None
 #: Called at every step with its arguments.
 StepListener = Callable[[tuple[Any, ...], dict[str, Any]], None]
 #: An optimizer's groups, and the parameters of each.
@@ -205,11 +202,10 @@ class SkippingStep:
         @functools.wraps(getattr(inner, "__func__", inner))
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             machine = self.machine
-            captured = _is_capturing is not None and _is_capturing()
-            if not (captured or self._busy) and machine.iteration < self.due:
+            if not self._busy and machine.iteration < self.due:
                 machine.iteration += 1
                 return inner(*args, **kwargs)
-            self._begin(args, kwargs, captured=captured)
+            self._begin(args, kwargs)
             if self._clean and has_closure(args, kwargs):
                 args, kwargs = self._guarded(args, kwargs)
             try:
@@ -247,7 +243,7 @@ class SkippingStep:
         # Published code: with a braking distance, stopped layers keep stepping with a factor of 0.
         return self.settings.reference and self.machine.distance > 0 and self.machine.stopped_through >= 0
 
-    def _begin(self, args: Any, kwargs: Any, *, captured: bool) -> None:
+    def _begin(self, args: Any, kwargs: Any) -> None:
         if not self.numbering.follows(self.optimizer.param_groups):
             self._follow_parameters()
         self.numbering.end_recording_at_step()
@@ -257,10 +253,6 @@ class SkippingStep:
         if self._earlier:
             self.advice.say("earlier", names=some(self._earlier, 5))
             self._earlier = []
-        if captured:  # by a CUDA graph: the step does not run now, and its replays do not pass here
-            if self.can_stop_more():
-                self.advice.say("captured")
-            return self._arrange(())
         if self.signal.every_step:
             if closure:
                 raise RuntimeError(
@@ -304,10 +296,8 @@ class SkippingStep:
 
     def _decide(self) -> Sequence[tuple[range, float]]:
         """Count the step, ask the rule if it is due, and return the positions whose update is scaled, with factors."""
-        if self.machine.iteration >= self.due and self.machine.braking_through < 0 and self._follow_user():
-            if self.stops.unfrozen.intersection(self.stops.left_upstream()):
-                self._advise_of_left()
-            self.refresh()
+        if self.machine.iteration >= self.due and self.machine.braking_through < 0:
+            self._follow_user()
         machine, iteration = self.machine, self.machine.iteration
         if iteration < machine.quiet_until() and not self._holds_published():
             machine.iteration += 1
@@ -442,8 +432,6 @@ class SkippingStep:
         for unit, number in zip(units, numbers, strict=True):
             for listener in self.on_measured:
                 listener(unit, number)
-            if math.isnan(number) and isinstance(self.signal, VarianceSignal):
-                self.advice.say("nan", name=self.numbering.name(unit.number))
         return {unit.end: number for unit, number in zip(units, numbers, strict=True)}
 
     def _running_units(self) -> list[Unit]:
@@ -487,24 +475,24 @@ class SkippingStep:
         begin = max(begin, self.machine.iteration)
         return min(due, -(-begin // interval) * interval)
 
-    def _follow_user(self) -> bool:
-        """Update the rule's layers to those that the user trains now; return whether the user has changed any.
+    def _follow_user(self) -> None:
+        """Update the rule's layers to those that the user trains now.
 
         If the layer that the rule was examining was frozen, the rule continues with the next one. It returns to a layer
         after the last stop that was unfrozen.
         """
         self.stops.look_at_user()
         if self.settings.reference or self.stops.user_changes == self._user_changes:
-            return False
+            return
         self._user_changes = self.stops.user_changes
-        if self.settings.mode == "manual":  # examines no layer
-            return True
-        kept = self.plan.units if self._is_schedule else ()
-        state = self.machine.state_dict()
-        self._watch(lambda unit: unit in kept or is_watched(unit, self.numbering, self.stops))
-        self.machine.load_state_dict(state)
-        self.machine.rule.begin_after(self.machine.decided_through)
-        return True
+        if self.settings.mode != "manual":  # which examines no layer
+            kept = self.plan.units if self._is_schedule else ()
+            state = self.machine.state_dict()
+            self._watch(lambda unit: unit in kept or is_watched(unit, self.numbering, self.stops))
+            self.machine.load_state_dict(state)
+            self.machine.rule.begin_after(self.machine.decided_through)
+        self._advise_of_left()
+        self.refresh()
 
     def _follow_parameters(self) -> None:
         if self.machine.iteration == 0:
@@ -543,12 +531,8 @@ class SkippingStep:
         self.refresh()
 
     def _advise_of_left(self) -> None:
-        left = self.stops.left_upstream()
-        if left:
-            unfrozen = sorted(self.stops.unfrozen.intersection(left))
-            has_units = bool(self.numbering.plan(lambda _: True).units)
-            name = self.numbering.name
-            self.advice.left_upstream(list(map(name, left)), list(map(name, unfrozen)), has_units=has_units)
+        if left := self.left_upstream():
+            self.advice.left_upstream(left, has_units=bool(self.numbering.plan(lambda _: True).units))
 
 
 def _several_processes() -> bool:

@@ -59,7 +59,6 @@ class Stops:
 
     Attributes:
         user_changes: number of checks that found parameters newly frozen or unfrozen by the user.
-        unfrozen: numbers of the parameters that the user was found to have unfrozen.
         switched_on: numbers of parameters that an earlier optimizer had stopped and this one switched on again.
     """
 
@@ -70,7 +69,6 @@ class Stops:
         self._settings = settings
         self._reasons = [_NONE] * len(numbering.parameters)
         self.user_changes = 0
-        self.unfrozen: set[int] = set()
         self._prefix = FrozenPrefix(numbering.model, numbering.parameters, settings)
         self._stopper = weakref.ref(self._prefix)  # whose hooks keep it alive
         self.switched_on = self._switch_on()
@@ -143,8 +141,6 @@ class Stops:
             elif parameter.requires_grad != self.moves(number):
                 changed = True
                 self._reasons[number] = _NONE if parameter.requires_grad else Reason.USER
-                if parameter.requires_grad:
-                    self.unfrozen.add(number)
         self.user_changes += changed
         if (changed or woken) and self.any:
             self._arrange()

@@ -47,7 +47,7 @@ class TestLeftBefore:
         advice = Advice(Settings(whole_units=whole_units, prefix_autograd=prefix_autograd))
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            advice.left_upstream(["a"], [])
+            advice.left_upstream(["a"])
             advice.woken("c")
         left, _ = (str(warning.message) for warning in said)
         assert ("CAC_WHOLE_UNITS" in left) == (not whole_units)
@@ -83,10 +83,3 @@ def test_a_warning_points_at_the_users_line() -> None:
     assert {warning.filename for warning in said} == {__file__}
     lines = [Path(__file__).read_text().split("\n")[warning.lineno - 1].strip() for warning in said]
     assert [line.partition("(")[0] for line in lines] == ["optimizers[0].step", "SGD", "wrap"]
-
-
-def test_a_model_compiled_in_place_is_warned_of_recompilations() -> None:
-    model = nn.Sequential(*[nn.Conv2d(2, 2, 1) for _ in range(5)])
-    model.compile(backend="eager")
-    with pytest.warns(UserWarning, match=r"5 layers may stop one by one.*recompile_limit is 8"):
-        SGD(model.parameters(), lr=0.1, weight_decay=0.1, settings=Settings(), model=model)

@@ -42,7 +42,7 @@ def results(folder: Path, case: str) -> list[dict[str, Any]]:
 def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Every case that ends well, in the same two processes; where the results are, and what was printed."""
     folder = tmp_path_factory.mktemp("together")
-    return folder, run(folder, *CASES, "disagreeing", "powersgd", "join", "join-throwing", "join-after")
+    return folder, run(folder, *CASES, "disagreeing", "powersgd", "join", "join-after")
 
 
 def one_process(case: str) -> dict[str, Any]:
@@ -108,15 +108,7 @@ def test_uneven_processes_are_refused_while_a_stop_may_come(together: tuple[Path
     for found in results(together[0], "join"):
         assert found["steps"] == 0
         assert found["error"].startswith("join() lets processes end one by one, and a stop needs all of them: give ")
-        assert " Join: join() lets processes" in found["error"]
-
-
-@pytest.mark.slow
-def test_uneven_processes_may_end_together_or_after_the_last_stop(together: tuple[Path, str]) -> None:
-    throwing, after = results(together[0], "join-throwing"), results(together[0], "join-after")
-    assert [found["steps"] for found in throwing] == [2, 2]
-    assert all("exhausted" in found["error"] for found in throwing)
-    assert [(found["steps"], found["error"]) for found in after] == [(2, ""), (3, "")]
+    assert [(found["steps"], found["error"]) for found in results(together[0], "join-after")] == [(2, ""), (3, "")]
 
 
 @pytest.mark.parametrize("option", [{"mixed_precision": object()}, {"delay_all_reduce_named_params": []}])

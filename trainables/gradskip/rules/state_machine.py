@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -172,6 +173,27 @@ class NamedRule(InOrder):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.load_target(state)
+
+
+class ScheduledRule(NamedRule):
+    """Base of rules that stop each layer at an iteration of its own."""
+
+    ends: Sequence[float]
+    """Iterations, ascending; the first ``stoppable`` of them are stops."""
+    stoppable: int
+
+    def first_stop(self) -> int:
+        return math.ceil(self.ends[0]) if self.stoppable else NEVER
+
+    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
+        due = bisect_right(self.ends, iteration, self.position, self.stoppable)
+        if due == self.position:
+            return None
+        self.position = due
+        return Decision(layer=self.targets[due - 1], rule=self.name, ratio=None)
+
+    def next_due(self, iteration: int) -> int:
+        return max(iteration, math.ceil(self.ends[self.position])) if self.position < self.stoppable else NEVER
 
 
 class MeasuredRule(NamedRule):
