@@ -42,13 +42,6 @@ def check_attachable(optimizer: Optimizer) -> None:
             f"Gradient-Skip needs the optimizer that moves the parameters, got {type(optimizer).__name__} around "
             f"{type(inner).__name__}: wrap the inner one first, as in {type(optimizer).__name__}(gradskip.wrap(...))"
         )
-    try:
-        optimizer.register_state_dict_pre_hook(lambda _: None).remove()
-    except AttributeError:
-        raise UserError(
-            f"Gradient-Skip needs an optimizer with torch's hooks, got {type(optimizer).__name__}, which does not call "
-            "torch.optim.Optimizer.__init__: have it call that, or wrap the optimizer that it is built around"
-        ) from None
 
 
 def _inner_optimizer(optimizer: Optimizer) -> Optimizer | None:
@@ -60,15 +53,14 @@ def _inner_optimizer(optimizer: Optimizer) -> Optimizer | None:
 
 def check_model(settings: Settings, model: nn.Module | None, optimizer: Optimizer) -> None:
     """Raise UserError for settings that need a model where none is given, or an unsharded one where it is sharded."""
-    for field, wanted in (
-        ("norm_statistics", settings.norm_statistics == "hold"),
-        ("prefix_autograd", not settings.prefix_autograd),
-        ("rule", settings.mode == "plasticity"),
-    ):
-        if wanted and model is None:
-            value = getattr(settings, field)
-            text = int(value) if isinstance(value, bool) else value
-            raise UserError(f"CAC_{field.upper()}={text} looks into the model: give model=")
+    needed = {
+        "NORM_STATISTICS=hold": settings.norm_statistics == "hold",
+        "PREFIX_AUTOGRAD=0": not settings.prefix_autograd,
+        "RULE=plasticity": settings.mode == "plasticity",
+    }
+    for setting, is_set in needed.items():
+        if is_set and model is None:
+            raise UserError(f"CAC_{setting} looks into the model: give model=")
     if settings.mode == "plasticity" and any(
         hasattr(p, "full_tensor") for group in optimizer.param_groups for p in group["params"]
     ):

@@ -78,7 +78,6 @@ class DistributedDataParallel(TorchDataParallel):
         super().__init__(self.module, **options)
         self.__dict__.update(kept, _outdated=False)
         for state, hook in self._registered:
-            _begin_again(state)
             super().register_comm_hook(state, hook)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -88,10 +87,12 @@ class DistributedDataParallel(TorchDataParallel):
         return super().forward(*args, **kwargs)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Register a communication hook as in torch, and again after every stop with a reset PowerSGD state.
+        """Register a communication hook as in torch, and again after every stop.
 
-        The state of a custom hook must not depend on the buckets' shapes.
+        Its state must not depend on the buckets' shapes; UserError for PowerSGD's, which does.
         """
+        if isinstance(state, PowerSGDState):
+            raise UserError("PowerSGD keeps what it knows of buckets that a stop changes: register another hook")
         if self._outdated:
             self._build_anew()
         super().register_comm_hook(state, hook)
@@ -105,12 +106,3 @@ class DistributedDataParallel(TorchDataParallel):
                 f"batches (drop_last=True), or switch the rule off ({OFF_VARIABLE})"
             )
         return super().join_hook(**kwargs)
-
-
-def _begin_again(state: Any) -> None:
-    """Reset PowerSGD's memory of the old buckets; whole gradients are sent until torch has fixed the new ones."""
-    if isinstance(state, PowerSGDState):
-        for memory in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
-            memory.clear()
-        # torch reorders its buckets after the first iteration.
-        state.start_powerSGD_iter = max(state.start_powerSGD_iter, state.iter + 2)

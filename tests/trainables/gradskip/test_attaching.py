@@ -65,19 +65,6 @@ class TestAroundAnother:
         assert vars(base) == inner
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
-    def test_one_that_torch_has_not_built_is_refused_too(self) -> None:
-        class Unbuilt(Optimizer):
-            def __init__(self, parameters: Any) -> None:
-                self.param_groups, self.defaults, self.state = [{"params": list(parameters)}], {}, defaultdict(dict)
-
-            def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-                return None
-
-        model = conv_model()
-        with pytest.raises(UserError, match="got Unbuilt, which does not call torch"):
-            wrap(Unbuilt(model.parameters()), MANUAL, model=model)
-        assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
-
     def test_around_a_wrapped_one_stopped_layers_hold_still(self) -> None:
         model = conv_model()
         optimizer = Lookahead(wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), MANUAL, model=model))
