@@ -77,13 +77,7 @@ WEIGHT_RULES = ("off", "auto", "manual")
 
 
 class GradskipBeside(Attached):
-    """Both methods; Gradient-Skip decides by the weights after the previous step.
-
-    Args:
-        skip: Gradient-Skip.
-        other: the other method, which gets the training loop's calls.
-        name: of the other method, in states.
-    """
+    """Gradient-Skip, which decides by the weights after the previous step, and another method, named in states."""
 
     def __init__(self, skip: AttachedGradientSkip, other: Attached, name: str) -> None:
         self.skip, self.other, self._name = skip, other, name
@@ -133,7 +127,7 @@ STATE_KEY = "gradskip"
 
 
 class GradientSkip(SkippingStep):
-    """State and control of Gradient-Skip on one optimizer.
+    """State and control of Gradient-Skip on one optimizer; see `SkippingStep` for its attributes.
 
     Args:
         optimizer: any torch optimizer that does not change parameters without a gradient (all of torch's but LBFGS).
@@ -147,12 +141,10 @@ class GradientSkip(SkippingStep):
             order of registration.
         total_steps: length of the run in optimizer steps, used only to warn of settings that can never fire in it.
 
-    Attributes: see `SkippingStep`.
-
     Raises:
-        UserError: invalid settings, a layer number past the last parameter, a parameter in two groups, no parameter,
-            an optimizer that mixes parameters (LBFGS) or wraps another, one that has Gradient-Skip already, or a
-            setting that needs a model.
+        UserError: invalid settings, a layer number past the last parameter, a model of other parameters, an optimizer
+            that mixes parameters (LBFGS) or wraps another, one that has Gradient-Skip already, or a setting that needs
+            a model.
     """
 
     def __init__(
@@ -223,11 +215,8 @@ class GradientSkip(SkippingStep):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state: iteration, peaks, braking; parameters stop or train again accordingly.
 
-        Thresholds and intervals may be others than those that it was saved with.
-
-        Raises:
-            UserError: the state is of an optimizer with another number of parameters, of another rule or other layers,
-                or of another version.
+        Thresholds and intervals may be others. UserError for a state of other parameters, another rule, other layers,
+        or another version.
         """
         self._check_state(state)
         before = [p.requires_grad for p in self.parameters]

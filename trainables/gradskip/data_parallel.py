@@ -29,12 +29,7 @@ class DistributedDataParallel(TorchDataParallel):
     """Drop-in for `torch.nn.parallel.DistributedDataParallel` with a gradient-skip optimizer.
 
     At a decision the first process of the group sends its measurements to all, so that every process stops a layer at
-    the same iteration.
-
-    Args:
-        module: the model. Its parameters must be those of the optimizer.
-        optimizer: with Gradient-Skip (`SGD`, `Adam`, `AdamW`, or any after `wrap`).
-        options: of torch's class (``device_ids``, ``process_group``, ``static_graph``, ...).
+    the same iteration. Options are torch's (``device_ids``, ``process_group``, ``static_graph``, ...).
 
     Raises:
         UserError: an optimizer without Gradient-Skip, one of other parameters, or a torch option that does not allow

@@ -427,7 +427,6 @@ class ForwardCache:
                 with cache.batch(indices):
                     loss = loss_fn(model(images), labels)
                 loss.backward()
-                ...
 
     The cache does nothing while nothing is stopped, in eval mode, or without gradients. It detects stops by itself, and
     starts anew when the prefix grows or when its weights or running statistics change.
@@ -551,11 +550,8 @@ class ForwardCache:
     def batch(self, indices: Tensor) -> Iterator[None]:
         """Run one training forward pass that reads cached rows, and computes and stores the others.
 
-        Args:
-            indices: (B,) int64 on the CPU, the sample number of each row of the model's input.
-
-        Raises:
-            UserError: indices of another form or out of range, or a model that does not run the chain in its order.
+        ``indices`` are (B,) int64 on the CPU, the sample number of each row of the model's input. UserError for others,
+        or a model that does not run the chain in its order.
         """
         self._check(indices)
         if self._inside:

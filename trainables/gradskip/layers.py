@@ -74,13 +74,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def numbered(groups: Sequence[dict[str, Any]], model: nn.Module | None) -> tuple[list[Tensor], list[str] | None]:
-    """Return the parameters in the model's order, and their names where known.
-
-    Without a model the order is that of the groups. Parameters that the model does not own come last.
-
-    Raises:
-        UserError: the model has none of the parameters.
-    """
+    """Return the parameters in the model's order, others last, or in that of the groups; and their names."""
     given = {id(p): p for group in groups for p in group["params"]}
     parameters = list(given.values())
     if model is not None:
@@ -110,15 +104,11 @@ def make_plan(
     Args:
         parameters: in numbering order.
         watch: ``conv`` (4-D weights, as published), ``linear`` (2-D weights; embeddings are left out where the model is
-            known), or class names of modules, each of which is a layer as a whole. A parametrized weight is one layer
-            with all its parts, where the model is known.
+            known), or class names of modules, each a layer as a whole. A parametrized weight is one layer.
         model: owner of the parameters; needed for class names and whole units.
         whole_units: stop a layer with everything up to the next watched layer, in execution order; the last one with
             its bias and norm.
         order: the numbers in the order in which whole units stop; None for the numbering's own order.
-
-    Raises:
-        UserError: a class that the model does not have, or no model where one is needed.
     """
     layers = _watched_layers(parameters, watch, model)
     if not whole_units:

@@ -40,7 +40,7 @@ def never_fires(
         settings: any; None is returned for settings that are off on purpose.
         units: watched layers of the model.
         stoppable: those whose stop leaves something to train.
-        first_stop: earliest iteration at which the rule can decide a stop (`StopRule.first_stop`).
+        first_stop: of `StopRule`.
         decays: of `weight_decays`.
         total_steps: length of the run in optimizer steps, where known.
         frozen: number of layers that would be watched if the user had not frozen them.

@@ -99,10 +99,6 @@ class SGD(_WithGradientSkip, torch.optim.SGD):
 
     The update is torch's own (foreach, fused or single-tensor); until the first stop it equals `torch.optim.SGD`
     bit for bit. A stopped layer needs no gradient from the next backward pass on, and no bit of it changes.
-
-    >>> optimizer = SGD([torch.zeros(3, requires_grad=True)], lr=0.1, settings=OFF)
-    >>> optimizer.gradskip.stopped_through
-    -1
     """
 
 

@@ -119,12 +119,9 @@ class Settings(VariableFields):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
-        """Read settings from ``CAC_*`` variables; an empty variable counts as not set.
+        """Read settings from ``CAC_*`` variables (of ``os.environ`` if None); an empty variable counts as not set.
 
-        Args:
-            environ: the variables; ``os.environ`` when None.
-            overrides: fields (``mt_thr=0.97``) or variables (``CAC_VAR_MT_THR=0.97`` or ``"0.97"``) that override
-                the environment.
+        Fields (``mt_thr=0.97``) and variables (``CAC_VAR_MT_THR="0.97"``) override the environment.
 
         Raises:
             UserError: an unknown override, or a value that is not valid.
@@ -152,9 +149,8 @@ class Settings(VariableFields):
     def to_environment(self) -> dict[str, str]:
         """Return the variables that make a script with the gradient-skip optimizer use these settings.
 
-        Every variable of the active mode is given, so that the result does not depend on defaults. `reference` has
-        no variable. ``Settings.from_environment(s.to_environment()) == s`` up to `reference` and an unset `samples`,
-        which is given its value.
+        Every variable of the active mode is given, so that the result does not depend on defaults; an unset `samples`
+        with its value. `reference` has no variable.
         """
         environment = {}
         for variable in VARIABLES:

@@ -122,9 +122,7 @@ class GradientNormSignal(Signal):
 
 
 def similarity_distance(a: Tensor, b: Tensor) -> Tensor:
-    """Return the similarity-preserving distance of two representations (B, ...) of one batch.
-
-    It is ||G_a - G_b||_F^2 / B^2.
+    """Return the distance ||G_a - G_b||_F^2 / B^2 of two representations (B, ...) of one batch.
 
     Source: Tung and Mori, "Similarity-Preserving Knowledge Distillation", 2019, equation 4; Egeria's plasticity.
     """

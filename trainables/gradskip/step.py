@@ -1,12 +1,9 @@
 """One step of an optimizer with Gradient-Skip: measure layers, decide, leave stopped parameters out, stop.
 
-``optimizer.step`` is replaced on the object by a function that does the work due before the step, calls the original
-step, and restores everything, also if the step raises. The step itself stays the optimizer's own, foreach, fused and
-capturable paths included; torch.compile compiles it and leaves the surrounding function to Python. If no work is due,
-the surrounding function costs a counter and three comparisons.
-
-A step goes through `SkippingStep`, the `SkipMachine` that counts and brakes, its rule, and `Stops`, which holds
-parameters still.
+``optimizer.step`` is replaced on the object by a function that does what is due before the step, calls the original,
+and restores everything, also if the step raises. The step itself stays the optimizer's own, foreach, fused and
+capturable paths included; torch.compile compiles it and leaves the surrounding function to Python. Where nothing is
+due, that function costs a counter and two comparisons.
 """
 
 from __future__ import annotations
@@ -96,14 +93,10 @@ class SkippingStep:
     """An optimizer's step with a rule around it; `GradientSkip` attaches it, documents its arguments, and saves it.
 
     Attributes:
-        optimizer: as given.
-        settings: as given.
-        model: the model without wrappers, if it was given.
+        model: without wrappers, if it was given.
         numbering: the parameters' numbers, their execution order, and the layers among them.
         stops: the stopped and frozen parameters, with reasons.
-        blueprint: what the rule needs to know of the model.
         machine: counts iterations, asks the rule and brakes.
-        signal: measures layers for the rule.
         events: every stop decision so far.
         learning_rates: of the groups at the last decision, which the published braking multiplies.
         process_group: processes that decide together, or None.
@@ -170,10 +163,7 @@ class SkippingStep:
 
     @property
     def stopped_through(self) -> int:
-        """Return the position of the last parameter that the rule has stopped, -1 for none.
-
-        The position is the parameter's number, unless whole units stop.
-        """
+        """Return the position of the last parameter that the rule has stopped, -1 for none; see `layers`."""
         return self.machine.stopped_through
 
     @property
@@ -187,10 +177,9 @@ class SkippingStep:
         return self.machine.iteration
 
     def left_upstream(self) -> list[str]:
-        """Return the names of running parameters whose gradients pass through stopped layers.
+        """Return the names of running parameters whose gradients make the backward pass go on through stopped layers.
 
-        Each of them makes the backward pass continue through the stopped layers. Empty where the execution order is not
-        known, because no model was given or no training step has run.
+        Empty where the execution order is not known: no model was given, or no training step has run.
         """
         return [self.numbering.name(n) for n in self.stops.left_upstream()]
 
@@ -404,11 +393,7 @@ class SkippingStep:
     # --- measurements for a decision --------------------------------------------------------------------------------
 
     def look_ahead(self) -> None:
-        """Measure now what the next step's decision needs, because other code changes weights within the step.
-
-        Only for signals of weights alone. Without this, a decision measures the weights in the optimizer's step, which
-        are the same where nothing else changes them.
-        """
+        """Measure what the next step's decision needs of weights, because other code changes them within the step."""
         if isinstance(self.signal, VarianceSignal) and self.machine.iteration >= self.due:
             self._ahead = self._measure(self._running_units())
 
@@ -446,8 +431,7 @@ class SkippingStep:
     def begin_rule(self, ends: Collection[int] | None = None) -> None:
         """Watch the layers that the user trains, with a rule in its initial state.
 
-        With ``ends``, those that end at these positions, as a saved run watched last; layers that the user trains now
-        are added at the next decision, as in that run.
+        With ``ends``, those that end at these positions, as a saved run did; others are added at the next decision.
         """
         self._user_changes = self.stops.user_changes if ends is None else -1
         self._measured, self._ahead = {}, {}
@@ -478,8 +462,7 @@ class SkippingStep:
     def _follow_user(self) -> None:
         """Update the rule's layers to those that the user trains now.
 
-        If the layer that the rule was examining was frozen, the rule continues with the next one. It returns to a layer
-        after the last stop that was unfrozen.
+        It goes on with the next one of those that are left, or returns to one after the last stop that was unfrozen.
         """
         self.stops.look_at_user()
         if self.settings.reference or self.stops.user_changes == self._user_changes:

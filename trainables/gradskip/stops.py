@@ -56,10 +56,6 @@ class Stops:
 
     A stop does not include a parameter that the user has frozen: it keeps the user's reason alone. A parameter that the
     rule has stopped stays stopped, whatever the user does to its ``requires_grad``.
-
-    Attributes:
-        user_changes: number of checks that found parameters newly frozen or unfrozen by the user.
-        switched_on: numbers of parameters that an earlier optimizer had stopped and this one switched on again.
     """
 
     def __init__(self, optimizer: Optimizer, numbering: Numbering, settings: Settings) -> None:
@@ -208,12 +204,8 @@ class Stops:
     def enforce(self, *, whole: bool) -> list[int]:
         """Drop gradients of stopped parameters, which come from a graph built before the stop or were set by hand.
 
-        Args:
-            whole: check all of them. Else check the next `LOOKS_A_STEP`, which is enough where `moving_in` leaves them
-                out of the step: a gradient then costs memory and compute time, but changes nothing.
-
-        Returns:
-            numbers of stopped parameters whose ``requires_grad`` the user had switched on; it is off again.
+        Returns the numbers of stopped parameters that the user had switched on; they are off again. Without ``whole``
+        only the next `LOOKS_A_STEP` are checked, which is enough where `moving_in` leaves them out of the step.
         """
         still = self._still
         if not whole and len(still) > LOOKS_A_STEP:
@@ -324,8 +316,7 @@ def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
 class HeldNorm:
     """Make a norm use its running statistics (forward pre-hook), whatever ``model.train()`` has set since.
 
-    Statistics are collected, in the mode of the norm's parent, while the momentum is another than before
-    (`torch.optim.swa_utils.update_bn` sets None).
+    Where the momentum is another than before (`torch.optim.swa_utils.update_bn` sets None), they are collected.
     """
 
     def __init__(self, norm: Any, parent: nn.Module) -> None:
@@ -372,11 +363,9 @@ class FrozenPrefix:
     def treat(self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool) -> None:
         """Treat the modules of this prefix, and undo the treatment of all others.
 
-        Args:
-            stopped: numbers of the stopped parameters.
-            frozen: numbers of those that the user does not train; a gradient may have to pass through them.
-            trace: gives the parameters before a module; None: its own parameters decide.
-            cut: whether outputs may be detached; False while a gradient must still reach the last parameter.
+        Numbers of the stopped parameters, and of those that the user does not train: a gradient may have to pass
+        through them. Without a trace a module's own parameters decide. Outputs are detached if ``cut``: not while a
+        gradient must still reach the last parameter.
         """
         stops = mask_of(stopped)
         moving = ~(stops | mask_of(frozen))

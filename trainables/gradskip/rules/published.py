@@ -71,12 +71,8 @@ class AutoRule(InOrder):
     """Auto rule: a target stops when its weight variance is far enough below its peak; see the module's symbols.
 
     Targets are examined one after the other. On a stop, peak and count start anew with the next target at the same
-    iteration: this sets the next target's first peak (count 1), so it cannot stop there.
-
-    Args:
-        settings: thresholds and timing.
-        targets: parameter indices to watch, ascending.
-        single_precision: divide and compare in float32, as the published code does with float32 weights.
+    iteration: this sets the next target's first peak (count 1), so it cannot stop there. With ``single_precision`` it
+    divides and compares in float32, as the published code does with float32 weights.
     """
 
     def __init__(self, settings: Any, targets: Sequence[int], *, single_precision: bool = True) -> None:

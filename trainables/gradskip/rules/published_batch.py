@@ -50,14 +50,9 @@ class AutoNumbers:
 def examinations(
     *, begin: int, end: int, start_itr: int, interval: int, anchor: int | None = None
 ) -> NDArray[np.int64]:
-    """Return the iterations at which a target's variance is read, ascending.
+    """Return the iterations from ``begin`` to before ``end`` at which a target's variance is read, ascending.
 
-    Args:
-        begin: first iteration at which a stop may be decided.
-        end: the iteration after the last one.
-        start_itr: first iteration of an examination.
-        interval: iterations between examinations.
-        anchor: iteration of the stop that made the target current and set its first peak; None for the first target.
+    ``anchor`` is the iteration of the stop that made the target current and set its first peak; None for the first one.
     """
     regular = np.arange(next_examination(max(begin, start_itr), interval), end, interval, dtype=np.int64)
     return regular if anchor is None or anchor >= end else np.concatenate([[anchor], regular])
@@ -87,16 +82,10 @@ class Curve:
     def stops(
         self, numbers: AutoNumbers, rows: NDArray[np.int64] | slice = _ALL, *, first: bool, single_precision: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Find where each of n settings stops this target.
+        """Find where each of n settings stops this target, the first one or a later one; ``rows`` selects settings.
 
-        Args:
-            numbers: of settings.
-            rows: those that examine at the curve's iterations.
-            first: whether this is the first target.
-            single_precision: as in `of`; False for numbers that are rounded already.
-
-        Returns:
-            (n,) index of the stop in the curve, its length for none, and (n,) index of the condition in `CONDITIONS`.
+        Returns (n,) index of the stop in the curve, its length for none, and (n,) index of the condition in
+        `CONDITIONS`. ``single_precision`` as in `of`; False for numbers that are rounded already.
         """
         if first:
             start = _rounded(numbers.start_thr[rows], single_precision)

@@ -94,11 +94,7 @@ class StopRule:
         """Continue from a state of this rule, of the same layers or of others."""
 
     def begin_after(self, through: int) -> None:
-        """Continue with the first layer after a position; -1 for the first layer of all.
-
-        Called where the layers or their stops differ from those that the rule has seen: a state of another rule was
-        loaded, or the user has frozen or unfrozen layers.
-        """
+        """Continue with the first layer after a position (-1: none), as the user has frozen or unfrozen layers."""
 
 
 class InOrder(StopRule):

@@ -69,7 +69,7 @@ class ScriptTrace:
 
     Args:
         gradskip: of the optimizer, switched off, its parameters whole.
-        given_model: the model that the user gave, with its wrappers; None for none.
+        given_model: with its wrappers; None for none.
         record: counts the optimizer's steps.
         flops: counts the first steps of the process.
         watch: ``CAC_WATCH`` of the study's trials, or `DEFAULT_WATCH`.
@@ -218,15 +218,12 @@ def mask_text(trains: Sequence[bool]) -> str:
 
 
 def backward_units(forward: Sequence[float], trains: Sequence[bool], trace: ModelTrace | None) -> float:
-    """Return what a backward pass costs, in the unit of the forward costs.
+    """Return what a backward pass costs, in the unit of the forward cost of each parameter's layer.
+
+    Without a trace every parameter is downstream of those before it.
 
     >>> backward_units([1, 2, 4], [True, True, True], None), backward_units([1, 2, 4], [False, True, True], None)
     (13.0, 10.0)
-
-    Args:
-        forward: cost of the forward pass of each parameter's layer, by number.
-        trains: whether each parameter trains.
-        trace: what is upstream of what; None: every parameter of those before it.
     """
     total, before, training = 0.0, False, 0
     for number, on in enumerate(trains):
