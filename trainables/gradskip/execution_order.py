@@ -25,6 +25,7 @@ from trainables.gradskip.advice import users_level
 from trainables.gradskip.layers import own_children, own_parameters
 from trainables.runtime.isolation import kept_generators
 from trainables.runtime.operator_flops import uncompiled
+from trainables.workloads.batch_structure import tensors_in
 
 if TYPE_CHECKING:
     from typing import Self
@@ -323,7 +324,7 @@ class _GraphMasks:
     def of(self, value: Any, *, without_graph: int = 0) -> int:
         """Return the mask of the tensors in a nest; ``without_graph`` for one without gradient and mark."""
         mask = 0
-        for tensor in tensors_of(value):
+        for tensor in tensors_in(value):
             if tensor.grad_fn is not None:
                 mask |= self._of_node(tensor.grad_fn)
             elif tensor.requires_grad:
@@ -335,7 +336,7 @@ class _GraphMasks:
     def mark(self, value: Any, mask: int) -> bool:
         """Add a mask to these tensors, or to the nodes that made them; return whether there is a node."""
         nodes = []
-        for tensor in tensors_of(value):
+        for tensor in tensors_in(value):
             if tensor.grad_fn is not None:
                 nodes.append(tensor.grad_fn)
             elif not tensor.requires_grad:
@@ -370,18 +371,6 @@ class _GraphMasks:
             self._masks[node] = mask
             stack.pop()
         return self._masks[root]
-
-
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a nest of tuples, lists and dictionaries."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):  # including model outputs of transformers
-        for part in value.values():
-            yield from tensors_of(part)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from tensors_of(part)
 
 
 class ForwardHook(OwnedHooks):

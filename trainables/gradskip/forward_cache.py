@@ -296,7 +296,7 @@ class PrefixPass:
 
     def _verify(self, x: Tensor, held: Tensor) -> None:
         cache = self._cache
-        due = cache.hit_batches % cache.verify_every == 0
+        due = cache.hit_batches % VERIFY_EVERY == 0
         cache.hit_batches += 1
         if not due:
             return
@@ -415,8 +415,12 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 # for a single row differed, so a single row is computed as two. On CUDA, cuDNN may choose another algorithm for another
 # number of rows, and the last bits may differ.
 #
-# Limits: an input that begins to vary is noticed within ``verify_every`` batches, not at once; hooks on the prefix's
+# Limits: an input that begins to vary is noticed within `VERIFY_EVERY` batches, not at once; hooks on the prefix's
 # modules except the last receive the model's input instead of activations when all rows are read.
+
+
+#: Inputs are checked in every so many-th batch with hits, starting with the first.
+VERIFY_EVERY = 16
 
 
 class ForwardCache:
@@ -440,7 +444,6 @@ class ForwardCache:
         chain: modules in execution order: the only input of the first is the model's input, the only input of each
             other module is the output of the one before, and only the last output is used elsewhere. None: the children
             of an nn.Sequential, nested ones included.
-        verify_every: inputs are checked in every ``verify_every``-th batch with hits, starting with the first; >= 1.
 
     Raises:
         UserError: an argument out of range, a folder that does not exist, or a model whose chain must be given.
@@ -454,11 +457,8 @@ class ForwardCache:
         budget_bytes: int,
         folder: str | Path | None = None,
         chain: Sequence[nn.Module] | None = None,
-        verify_every: int = 16,
     ) -> None:
-        for name, value, low in (
-            ("samples", samples, 1), ("budget_bytes", budget_bytes, 0), ("verify_every", verify_every, 1)
-        ):  # fmt: skip
+        for name, value, low in (("samples", samples, 1), ("budget_bytes", budget_bytes, 0)):
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise UserError(f"forward cache: {name} must be an integer >= {low}, got {value!r}")
         if folder is not None and not Path(folder).is_dir():
@@ -471,7 +471,6 @@ class ForwardCache:
         self.model = unwrap(model)
         self.chain, self.names = resolve_chain(self.model, chain)
         self.samples = samples
-        self.verify_every = verify_every
         self.rows = RowFile(samples=samples, budget_bytes=budget_bytes, folder=folder)
         self.last: PassReport | None = None
         """Report of the last `batch`; None: the model ran without the cache."""

@@ -135,17 +135,16 @@ def _units_of(targets: Sequence[int], plan: LayerPlan) -> list[Unit]:
 
 def as_forward(example: Any) -> Callable[[nn.Module], Any]:
     """Return a function that runs a model on example inputs; UserError for anything but a tensor, tuple or function."""
-    if isinstance(example, Tensor):
-        return lambda model: model(example)
-    if isinstance(example, (tuple, list)):
-        return lambda model: model(*example)
-    if callable(example):
+    if callable(example) and not isinstance(example, Tensor):
         forward: Callable[[nn.Module], Any] = example
         return forward
-    raise UserError(
-        "example_inputs must be a tensor, a tuple of inputs, or a function that runs the model, got "
-        f"{type(example).__name__}"
-    )
+    if not isinstance(example, (Tensor, tuple, list)):
+        raise UserError(
+            "example_inputs must be a tensor, a tuple of inputs, or a function that runs the model, got "
+            f"{type(example).__name__}"
+        )
+    inputs = (example,) if isinstance(example, Tensor) else example
+    return lambda model: model(*inputs)
 
 
 def is_compiled(model: nn.Module) -> bool:

@@ -192,15 +192,13 @@ def stop_action(config: TrialConfig, blueprint: Blueprint, through: int, braking
 
 def _how(config: TrialConfig) -> dict[str, Any]:
     """Return the other settings that a stop's effect depends on, where they are not the default."""
-    how: dict[str, Any] = {}
     settings = config.gradskip_settings()
-    if settings.norm_statistics != "go_on":
-        how["norm_statistics"] = settings.norm_statistics
-    if not settings.prefix_autograd:
-        how["prefix_autograd"] = False
-    if config.forward_cache_mb:
-        how["forward_cache_mb"] = config.forward_cache_mb
-    return how
+    named = {
+        "norm_statistics": (settings.norm_statistics, "go_on"),
+        "prefix_autograd": (settings.prefix_autograd, True),
+        "forward_cache_mb": (config.forward_cache_mb, 0),
+    }
+    return {name: value for name, (value, default) in named.items() if value != default}
 
 
 class GradskipReplay:

@@ -196,7 +196,8 @@ class SkippingStep:
                 return inner(*args, **kwargs)
             self._begin(args, kwargs)
             if self._clean and has_closure(args, kwargs):
-                args, kwargs = self._guarded(args, kwargs)
+                args = tuple(map(self._guarded, args))
+                kwargs = {name: self._guarded(value) for name, value in kwargs.items()}
             try:
                 result = inner(*args, **kwargs)
             except BaseException:
@@ -233,8 +234,12 @@ class SkippingStep:
         return self.settings.reference and self.machine.distance > 0 and self.machine.stopped_through >= 0
 
     def _begin(self, args: Any, kwargs: Any) -> None:
-        if not self.numbering.follows(self.optimizer.param_groups):
-            self._follow_parameters()
+        groups = self.optimizer.param_groups
+        if not self.numbering.follows(groups):
+            if self.machine.iteration == 0:
+                self.bind()
+            else:
+                self.numbering.follow(groups)
         self.numbering.end_recording_at_step()
         closure = has_closure(args, kwargs)
         if self._clean:
@@ -254,22 +259,18 @@ class SkippingStep:
             listener(args, kwargs)
         self._arrange(self._decide())
 
-    def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with the closure wrapped, so that stopped parameters have no gradient after it."""
+    def _guarded(self, closure: Any) -> Any:
+        """Return an argument with a closure wrapped, so that stopped parameters have no gradient after it."""
+        if not callable(closure):
+            return closure
 
-        def guarded(closure: Any) -> Any:
-            if not callable(closure):
-                return closure
+        @functools.wraps(closure)
+        def inside(*given: Any, **named: Any) -> Any:
+            loss = closure(*given, **named)
+            self._enforce(backward_is_done=False)
+            return loss
 
-            @functools.wraps(closure)
-            def inside(*given: Any, **named: Any) -> Any:
-                loss = closure(*given, **named)
-                self._enforce(backward_is_done=False)
-                return loss
-
-            return inside
-
-        return tuple(map(guarded, args)), {name: guarded(value) for name, value in kwargs.items()}
+        return inside
 
     def _enforce(self, *, backward_is_done: bool) -> None:
         woken = self.stops.enforce(whole=not self._is_linear)
@@ -475,12 +476,6 @@ class SkippingStep:
             self.machine.load_state_dict(state)
             self.machine.rule.begin_after(self.machine.decided_through)
         self._advise_of_left()
-        self.refresh()
-
-    def _follow_parameters(self) -> None:
-        if self.machine.iteration == 0:
-            return self.bind()
-        self.numbering.follow(self.optimizer.param_groups)
         self.refresh()
 
     # --- numbers and execution order --------------------------------------------------------------------------------

@@ -157,7 +157,6 @@ def test_one_forward_pass_a_batch(model: nn.Module, images: Tensor) -> None:
         ({"samples": 0}, "samples must be an integer >= 1, got 0"),
         ({"budget_bytes": -1}, "budget_bytes must be an integer >= 0, got -1"),
         ({"budget_bytes": 1.5}, r"budget_bytes must be an integer >= 0, got 1\.5"),
-        ({"verify_every": 0}, "verify_every must be an integer >= 1, got 0"),
         ({"folder": "/no/such/folder"}, "folder must be a folder that exists, got '/no/such/folder': create it"),
     ],
 )
