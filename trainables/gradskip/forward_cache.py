@@ -188,8 +188,7 @@ class PassReport(NamedTuple):
 
     modules: tuple[str, ...]
     rows: int
-    computed: int
-    """Rows that the prefix was actually computed on: misses, the copy of a single row, and checks."""
+    computed: int  # rows that the prefix was actually computed on: misses, the copy of a single row, and checks
 
 
 class PrefixPass:

@@ -26,24 +26,18 @@ from trainables.interventions import Intervention, MethodReplay, MissingSignal, 
 class Unit:
     """A watched layer and the position at which its stop ends."""
 
-    number: int
-    """The layer's number: that of its (first) watched parameter."""
-    watched: tuple[int, ...]
-    """Numbers of the weights that the rule measures: one, or a block's weights together."""
-    end: int
-    """Position of the last parameter that stops with it; everything before stops too."""
+    number: int  # the layer's number: that of its (first) watched parameter
+    watched: tuple[int, ...]  # numbers of the weights that the rule measures: one, or a block's weights together
+    end: int  # position of the last parameter that stops with it; everything before stops too
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPlan:
     """The watched layers, and the order in which parameters stop."""
 
-    order: tuple[int, ...]
-    """Position to number; a permutation of 0..P-1."""
-    units: tuple[Unit, ...]
-    """Watched layers by ascending `Unit.end`."""
-    whole_units: bool = False
-    """True if a manual stop includes the whole unit of its layer."""
+    order: tuple[int, ...]  # position to number; a permutation of 0..P-1
+    units: tuple[Unit, ...]  # watched layers by ascending `Unit.end`
+    whole_units: bool = False  # true if a manual stop includes the whole unit of its layer
     ends: tuple[int, ...] = ()
     """Positions at which whole units end, ascending, those of layers that the user has frozen included."""
 
@@ -80,14 +74,10 @@ class StopEvent:
 class Blueprint:
     """Everything that a rule needs to know of a model."""
 
-    plan: LayerPlan
-    """Its layers."""
-    stoppable: int
-    """The number of the plan's units, from the front, that a rule may stop."""
-    names: tuple[str, ...] | None
-    """Names of the parameters by number, where known."""
-    single_precision: bool
-    """True if ratios are compared in float32, as the published code does with float32 weights."""
+    plan: LayerPlan  # its layers
+    stoppable: int  # the number of the plan's units, from the front, that a rule may stop
+    names: tuple[str, ...] | None  # names of the parameters by number, where known
+    single_precision: bool  # true if ratios are compared in float32, as the published code does with float32 weights
 
     def machine(self, settings: Settings) -> SkipMachine:
         """Return a machine in its initial state."""

@@ -50,26 +50,17 @@ def within(interval: str, also: dict[float, str] | None = None) -> Range:
 class Variable:
     """One ``CAC_*`` variable."""
 
-    name: str
-    """The environment variable."""
-    default: Any
-    """None where it is not set."""
+    name: str  # the environment variable
+    default: Any  # None where it is not set
     default_text: str
     allowed: Range
-    meaning: str
-    """Description for users."""
-    mode: str
-    """The modes that read it, with commas: manual, auto (the rule ``variance``), names of rules; both for any."""
-    published: bool
-    """True if the published library has it; the others are ours, with defaults that keep its behaviour."""
-    field: str
-    """The field of `Settings` that holds it."""
-    kind: type
-    """Type of a value: int, float, bool, str or tuple."""
-    element: type | None
-    """Type of a tuple's elements."""
-    optional: bool
-    """True if it may be None."""
+    meaning: str  # description for users
+    mode: str  # the modes that read it, with commas: manual, auto (the rule ``variance``), names of rules; both for any
+    published: bool  # true if the published library has it; the others are ours, with defaults that keep its behaviour
+    field: str  # the field of `Settings` that holds it
+    kind: type  # type of a value: int, float, bool, str or tuple
+    element: type | None  # type of a tuple's elements
+    optional: bool  # true if it may be None
 
     def check(self, value: Any) -> None:
         """Raise UserError if ``value`` is not valid; an integer is a number, but a bool is neither."""

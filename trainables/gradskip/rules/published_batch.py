@@ -26,20 +26,13 @@ _ALL = slice(None)
 class AutoNumbers:
     """Numbers of the auto rule for n settings."""
 
-    start_itr: NDArray[np.int64]
-    """(n,) first iteration of an examination."""
-    start_thr: NDArray[np.float64]
-    """(n,) threshold of the first target."""
-    mt_count_thr: NDArray[np.int64]
-    """(n,) peak updates above which a later target is a mountain."""
-    mt_thr: NDArray[np.float64]
-    """(n,) threshold of a mountain."""
-    slope_thr: NDArray[np.float64]
-    """(n,) threshold of a slope."""
-    interval: NDArray[np.int64]
-    """(n,) iterations between examinations."""
-    braking: NDArray[np.int64]
-    """(n,) braking distance."""
+    start_itr: NDArray[np.int64]  # (n,) first iteration of an examination
+    start_thr: NDArray[np.float64]  # (n,) threshold of the first target
+    mt_count_thr: NDArray[np.int64]  # (n,) peak updates above which a later target is a mountain
+    mt_thr: NDArray[np.float64]  # (n,) threshold of a mountain
+    slope_thr: NDArray[np.float64]  # (n,) threshold of a slope
+    interval: NDArray[np.int64]  # (n,) iterations between examinations
+    braking: NDArray[np.int64]  # (n,) braking distance
 
     def rounded(self, *, single_precision: bool) -> AutoNumbers:
         """Return the numbers with thresholds in the precision in which the rule compares; see `AutoRule`."""
@@ -62,12 +55,10 @@ def examinations(
 class Curve:
     """Values of one target at its examinations, whose peak is reset at the first of them."""
 
-    iterations: NDArray[np.int64]
-    """(J,) examined iterations, ascending."""
+    iterations: NDArray[np.int64]  # (J,) examined iterations, ascending
     ratios: NDArray[np.float64]
     """(J,) variance over peak, rounded as in the rule; infinite where no stop is possible (a new peak, a NaN)."""
-    counts: NDArray[np.int64]
-    """(J,) peak updates up to and including each examination."""
+    counts: NDArray[np.int64]  # (J,) peak updates up to and including each examination
 
     @classmethod
     def of(cls, iterations: NDArray[np.int64], variances: NDArray[np.float64], *, single_precision: bool) -> Curve:

@@ -57,14 +57,11 @@ NEVER = sys.maxsize
 class Decision:
     """A rule's decision to stop a layer."""
 
-    layer: int
-    """Position of the parameter; it and every one before it stop."""
-    rule: str
-    """``start``, ``mountain``, ``slope``, ``manual``, or the rule's name."""
+    layer: int  # position of the parameter; it and every one before it stop
+    rule: str  # ``start``, ``mountain``, ``slope``, ``manual``, or the rule's name
     ratio: float | None
     """Number that was compared with the threshold, such as variance over its peak; None where nothing is measured."""
-    index: int = field(default=0, compare=False)
-    """Place of the stop in a manual list, from 0."""
+    index: int = field(default=0, compare=False)  # place of the stop in a manual list, from 0
 
 
 class StopRule:
@@ -216,12 +213,10 @@ class MeasuredRule(NamedRule):
 class StepPlan:
     """Work of one optimizer step in addition to its ordinary update."""
 
-    decision: Decision | None = None
-    """A stop decided at the start of this step."""
+    decision: Decision | None = None  # a stop decided at the start of this step
     scaled: tuple[tuple[range, float], ...] = ()
     """Positions whose update is multiplied in this step, with the factor: [0, 1) while braking."""
-    stop_through: int | None = None
-    """The parameters at positions 0..this need no gradient after this step's update."""
+    stop_through: int | None = None  # the parameters at positions 0..this need no gradient after this step's update
 
 
 #: Plan of a step with nothing to do: a single object, so that an ordinary step allocates nothing.

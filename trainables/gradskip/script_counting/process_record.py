@@ -252,15 +252,11 @@ class Stretch:
     """Steps of one optimizer with one set of stopped layers in the process."""
 
     steps: int = 0
-    dense: bool = True
-    """True where nothing was stopped anywhere."""
-    forward_flops: list[int] = field(default_factory=list)
-    """Of each measured step."""
+    dense: bool = True  # true where nothing was stopped anywhere
+    forward_flops: list[int] = field(default_factory=list)  # of each measured step
     backward_flops: list[int] = field(default_factory=list)
-    sizes: list[Size] = field(default_factory=list)
-    """Size of each measured step's inputs."""
-    counts: dict[Size, int] = field(default_factory=dict)
-    """Number of steps of each size."""
+    sizes: list[Size] = field(default_factory=list)  # size of each measured step's inputs
+    counts: dict[Size, int] = field(default_factory=dict)  # number of steps of each size
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
 

@@ -39,12 +39,9 @@ class StepFlops(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.forward_flops = 0
-        """FLOPs of operations that autograd records."""
-        self.backward_flops = 0
-        """FLOPs of operations inside a backward pass, recomputed activations included."""
-        self.uncounted: set[str] = set()
-        """Names of expensive operations whose FLOPs are unknown."""
+        self.forward_flops = 0  # FLOPs of operations that autograd records
+        self.backward_flops = 0  # FLOPs of operations inside a backward pass, recomputed activations included
+        self.uncounted: set[str] = set()  # names of expensive operations whose FLOPs are unknown
         self._weight_at: dict[int, int] = {}  # numbers of the attributed weights, by the address of their storage
         self._of_weights: dict[int, int] = {}  # forward FLOPs by number
         self._copies: dict[int, tuple[int, TensorWeakRef]] = {}  # autocast's of weights; another may take their place
