@@ -227,7 +227,7 @@ class GradientSkip(SkippingStep):
         self.refresh()
 
     def _check_state(self, state: dict[str, Any]) -> None:
-        if not isinstance(state.get("stops"), dict):
+        if "reasons" not in state.get("stops", ()):
             raise UserError(
                 "the state to load is of another version of Gradient-Skip: train on with that version, or load torch's "
                 "part alone by taking the entry 'gradskip' out of it"

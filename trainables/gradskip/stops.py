@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -165,7 +166,8 @@ class Stops:
 
     def _arrange(self) -> None:
         """Apply the reasons to the parameters, the optimizer's state and the prefix."""
-        self._take_upstream()
+        for number in () if self._settings.prefix_autograd else self.left_upstream():
+            self._reasons[number] = Reason.UPSTREAM
         self._keep_one()
         held = self.numbers
         for number in held:
@@ -181,11 +183,6 @@ class Stops:
         treated = not self._settings.prefix_autograd or self._settings.norm_statistics == "hold"
         self._frozen = [self._parameters[n] for n in self.of(Reason.USER)] if treated else []
         self._moving = []
-
-    def _take_upstream(self) -> None:
-        if not self._settings.prefix_autograd:
-            for number in self.left_upstream():
-                self._reasons[number] = Reason.UPSTREAM
 
     def _keep_one(self) -> None:
         kept = self.of(Reason.KEPT)
@@ -241,10 +238,8 @@ class Stops:
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, list[int]]:
-        """Return the numbers that Gradient-Skip has stopped, by reason; what the user has frozen is not in it."""
-        return {
-            str(reason.name).lower(): list(self.of(reason)) for reason in (Reason.RULE, Reason.UPSTREAM, Reason.KEPT)
-        }
+        """Return the reasons by number, without what the user has frozen."""
+        return {"reasons": [(reason & ~Reason.USER).value for reason in self._reasons]}
 
     def load_state_dict(self, state: Mapping[str, list[int]], stopped: Collection[int]) -> None:
         """Stop the parameters of a state, ``stopped`` as well, and no others except those that the user has frozen."""
@@ -253,12 +248,7 @@ class Stops:
         self._still, self._frozen, self._moving = [], [], []
         self._prefix.release()
         # Parameters stopped in the state are stopped here, also in a copy of the model, where they are already off.
-        self._reasons = [_NONE] * len(self._parameters)
-        for reason in (Reason.UPSTREAM, Reason.RULE):
-            for number in state[str(reason.name).lower()]:
-                self._reasons[number] = reason
-        for number in state["kept"]:
-            self._reasons[number] = (self._reasons[number] or Reason.RULE) | Reason.KEPT
+        self._reasons = [Reason(value) for value in state["reasons"]]
         self.stop(stopped)
 
 
@@ -301,16 +291,9 @@ class PrefixHook(InertInCopies):
 
 def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
     """Detach a module's output (forward hook), so that nothing before it is kept for a backward pass."""
-    if isinstance(output, Tensor):
-        return output.detach()
     if isinstance(output, nn.utils.rnn.PackedSequence):
         return output._replace(data=output.data.detach())
-    if isinstance(output, dict):
-        return type(output)({key: detach_output(_module, _args, part) for key, part in output.items()})
-    if isinstance(output, (tuple, list)):
-        parts = [detach_output(_module, _args, part) for part in output]
-        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
-    return output
+    return tree_map_only(Tensor, Tensor.detach, output)
 
 
 class HeldNorm:
@@ -344,19 +327,18 @@ class FrozenPrefix:
         self._held: dict[nn.Module, tuple[RemovableHandle, bool | None]] = {}
         self._cut: dict[nn.Module, RemovableHandle] = {}
         number_of = {id(p): number for number, p in enumerate(parameters)}
-        #: Modules to treat, with the mask of the parameters that they have.
-        self._members: list[tuple[str, nn.Module, int]] = []
-        self._parents: dict[str, nn.Module] = {}
+        #: Modules to treat, with their parents and the masks of the parameters that they have.
+        self._members: list[tuple[str, nn.Module, nn.Module, int]] = []
         #: Mask of parameters that several modules have: without a trace it is unknown which of these runs first.
         self._shared = 0
         if model is not None and (self._hold or self._detach):
             modules = dict(model.named_modules())
             for name, module in modules.items():
-                self._parents[name] = modules[name.rpartition(".")[0]]
                 # All parameters below it: a module that owns one and has children is stopped when these are, too.
                 own = list(module.parameters())
                 if (own or _is_norm(module)) and all(id(p) in number_of for p in own):
-                    self._members.append((name, module, mask_of(number_of[id(p)] for p in own)))
+                    parent = modules[name.rpartition(".")[0]]
+                    self._members.append((name, module, parent, mask_of(number_of[id(p)] for p in own)))
             named = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
             self._shared = mask_of(number for key, number in number_of.items() if named[key] > 1)
 
@@ -369,11 +351,11 @@ class FrozenPrefix:
         """
         stops = mask_of(stopped)
         moving = ~(stops | mask_of(frozen))
-        for name, module, own in self._members:
+        for name, module, parent, own in self._members:
             before = 0 if trace is None else trace.before.get(name, 0)
             still = not (own | before) & moving
             if self._hold and _is_norm(module):
-                self._hold_still(module, self._parents[name], still and bool((own | before) & stops))
+                self._hold_still(module, parent, still and bool((own | before) & stops))
             if self._detach:
                 known = trace is not None or not own & self._shared
                 self._detach_output(module, cut and known and still and own != 0 and not own & ~stops)
