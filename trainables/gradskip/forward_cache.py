@@ -406,17 +406,14 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 # A prefix consists of the first modules m_0..m_k of a chain, none of whose parameters needs a gradient. Its outputs
 # depend on the input alone once its norms use their running statistics and its dropout is off, so both are in eval mode
 # here, whether a row is computed or read: a sample's output never depends on its batch or on the cache's content. This
-# differs from training without the cache, where a stopped batch norm still uses the batch's statistics. Running
-# statistics that lag behind the weights when a prefix stops, as they do early in a run, remain unchanged.
+# differs from training without the cache, where a stopped batch norm still uses the batch's statistics.
 #
 # **Rows read equal rows computed, bit for bit**, wherever a kernel's result for a row does not depend on the number of
 # rows. On the CPU (torch 2.13, oneDNN; convolutions of 8 to 128 channels, linear layers, 1 to 599 rows) only the result
-# for a single row differed, so a single row is computed as two. On CUDA, cuDNN may choose another algorithm for another
-# number of rows, and the last bits may differ.
+# for a single row differed, so a single row is computed as two. On CUDA the last bits may differ.
 #
 # Limits: an input that begins to vary is noticed within `VERIFY_EVERY` batches, not at once; hooks on the prefix's
 # modules except the last receive the model's input instead of activations when all rows are read.
-
 
 #: Inputs are checked in every so many-th batch with hits, starting with the first.
 VERIFY_EVERY = 16
@@ -471,17 +468,12 @@ class ForwardCache:
         self.chain, self.names = resolve_chain(self.model, chain)
         self.samples = samples
         self.rows = RowFile(samples=samples, budget_bytes=budget_bytes, folder=folder)
-        self.last: PassReport | None = None
-        """Report of the last `batch`; None: the model ran without the cache."""
+        self.last: PassReport | None = None  # report of the last `batch`; None: the model ran without the cache
         self.compiled = any(hasattr(part, "_orig_mod") for part in model.modules())
-        self.enabled = True
-        """Permanently False after `switch_off` or `close`."""
-        self.cached_through = -1
-        """k, the index in the chain of the module whose outputs are kept; -1 for none."""
-        self.hits = 0
-        """Rows read so far."""
-        self.misses = 0
-        """Rows computed so far because they were not in the cache."""
+        self.enabled = True  # permanently False after `switch_off` or `close`
+        self.cached_through = -1  # k, the index in the chain of the module whose outputs are kept; -1 for none
+        self.hits = 0  # rows read so far
+        self.misses = 0  # rows computed so far because they were not in the cache
         # Since the cache last started anew: batches with hits, what an input row is in words, whether the prefix was
         # found to compute each row by itself, and whether its outputs have the channels-last layout.
         self.hit_batches, self.input_kind, self.stands_alone, self.channels_last = 0, "", False, False

@@ -34,8 +34,7 @@ class Numbering:
         settings.check_layers(len(self.parameters))
         self.order: tuple[int, ...] = tuple(range(len(self.parameters)))
         """Position to number: the order in which parameters stop."""
-        self.trace: ModelTrace | None = None
-        """Trace of one forward pass, once it is known."""
+        self.trace: ModelTrace | None = None  # trace of one forward pass, once it is known
         self.on_trace: Callable[[], None] = lambda: None
         """Called when the first training forward pass has shown the trace."""
         self._recorder: ExecutionRecorder | None = None

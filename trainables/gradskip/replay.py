@@ -58,16 +58,12 @@ class LayerPlan:
 class StopEvent:
     """One stop decision."""
 
-    iteration: int
-    """Optimizer steps before the one that decided, from 0."""
-    layer: int
-    """The layer's number; it and everything before it stop."""
-    name: str | None
-    """The parameter's name, where a model or named parameters were given."""
+    iteration: int  # optimizer steps before the one that decided, from 0
+    layer: int  # the layer's number; it and everything before it stop
+    name: str | None  # the parameter's name, where a model or named parameters were given
     ratio: float | None
     """Number compared with the threshold, such as weight variance over its peak; None where nothing is measured."""
-    rule: str
-    """``start``, ``mountain``, ``slope``, ``manual``, or the name of another rule."""
+    rule: str  # ``start``, ``mountain``, ``slope``, ``manual``, or the name of another rule
 
 
 @dataclass(frozen=True, kw_only=True)

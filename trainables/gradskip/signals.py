@@ -22,10 +22,8 @@ _HALF = (torch.float16, torch.bfloat16)
 class Signal:
     """Measurement of layers. It never waits for the device; the caller reads the number."""
 
-    #: Whether `observe` must see every step.
-    every_step = False
-    #: Whether a decision uses all layers that still train, so that they are measured together.
-    together = False
+    every_step = False  # whether `observe` must see every step
+    together = False  # whether a decision uses all layers that still train, so that they are measured together
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters

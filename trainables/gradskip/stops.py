@@ -29,12 +29,9 @@ from trainables.gradskip.settings import Settings
 class Reason(Flag):
     """Reason why a parameter does not train."""
 
-    USER = auto()
-    """The user has switched its ``requires_grad`` off; it trains again when the user switches it on."""
-    RULE = auto()
-    """The rule has stopped it."""
-    UPSTREAM = auto()
-    """It precedes stopped layers, and `CAC_PREFIX_AUTOGRAD=0` lets no gradient through them."""
+    USER = auto()  # the user has switched its ``requires_grad`` off; it trains again when the user switches it on
+    RULE = auto()  # the rule has stopped it
+    UPSTREAM = auto()  # it precedes stopped layers, and `CAC_PREFIX_AUTOGRAD=0` lets no gradient through them
     KEPT = auto()
     """Stopped, but its ``requires_grad`` stays on: a loss that needs no gradient at all raises in ``backward()``."""
 

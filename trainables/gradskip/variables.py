@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.rules.choice import NAMED, WITH_END
 
-# --- Declaration of a ``CAC_*`` variable as a field of a dataclass, and what follows from it: checks, parsing, texts
+# --- Declaration of a ``CAC_*`` variable as a field of a dataclass: checks, parsing, texts
 
 
 class Range(NamedTuple):
@@ -30,20 +30,6 @@ class Range(NamedTuple):
 def at_least(low: int, note: str = "") -> Range:
     """Return the range of integers from ``low`` on; a note is appended to its words."""
     return Range(f"an integer >= {low}{note}", lambda value: value >= low)
-
-
-def within(interval: str, also: dict[float, str] | None = None) -> Range:
-    """Return the range of an interval such as ``(0, 1]``, and single values beside it with their meaning."""
-    low, high = (float(bound) for bound in interval[1:-1].split(","))
-    others = also or {}
-    words = " or ".join([f"in {interval}", *(f"{value:g} ({meaning})" for value, meaning in others.items())])
-
-    def holds(value: float) -> bool:
-        above = value > low or (interval[0] == "[" and value == low)
-        below = value < high or (interval[-1] == "]" and value == high)
-        return (above and below) or value in others
-
-    return Range(words, holds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +151,7 @@ _ASCENDING = Range(
     "a comma list of integers >= 0 in strictly ascending order, such as 10,20",
     lambda values: len(values) > 0 and values[0] >= 0 and all(a < b for a, b in pairwise(values)),
 )
+_SHARE = Range("in (0, 1]", lambda value: 0 < value <= 1)
 _FLAG = Range("0 or 1", lambda value: True)
 _NAMES = Range(
     "a comma list of conv, linear or class names of modules, each once",
@@ -196,7 +183,7 @@ class VariableFields:
         mode="auto",
     )
     start_thr: float = variable(
-        "CAC_VAR_START_THR", 0.95, within("(0, 1]", {-1: "off"}),
+        "CAC_VAR_START_THR", 0.95, Range("in (0, 1] or -1 (off)", lambda value: 0 < value <= 1 or value == -1),
         "the first layer stops when its weight variance over its peak falls below this; -1 switches auto off",
         mode="auto",
     )
@@ -206,12 +193,12 @@ class VariableFields:
         mode="auto",
     )
     mt_thr: float = variable(
-        "CAC_VAR_MT_THR", 0.96, within("(0, 1]"),
+        "CAC_VAR_MT_THR", 0.96, _SHARE,
         "a mountain layer stops when its weight variance over its peak falls below this",
         mode="auto",
     )
     slope_thr: float = variable(
-        "CAC_VAR_SLOPE_THR", 0.98, within("(0, 1]"),
+        "CAC_VAR_SLOPE_THR", 0.98, _SHARE,
         "a slope layer stops when its weight variance over its peak falls below this",
         mode="auto",
     )
@@ -245,7 +232,7 @@ class VariableFields:
         mode="rules", published=False,
     )
     rule_depth: float = variable(
-        "CAC_RULE_DEPTH", 0.5, within("(0, 1]"),
+        "CAC_RULE_DEPTH", 0.5, _SHARE,
         "of the layers that may stop, the share that has stopped at the schedule's end",
         mode="rules", published=False,
     )
@@ -265,12 +252,12 @@ class VariableFields:
         mode="rules", published=False,
     )
     rule_percentile: float = variable(
-        "CAC_RULE_PERCENTILE", 50.0, within("(0, 100]"),
+        "CAC_RULE_PERCENTILE", 50.0, Range("in (0, 100]", lambda value: 0 < value <= 100),
         "the first layers stop whose gradient norms change less than this percentile of all layers' changes",
         mode="rules", published=False,
     )
     rule_tolerance: float = variable(
-        "CAC_RULE_TOLERANCE", 0.2, within("(0, 1)"),
+        "CAC_RULE_TOLERANCE", 0.2, Range("in (0, 1)", lambda value: 0 < value < 1),
         "the first layer stops when its plasticity changes at less than this share of its fastest change",
         mode="rules", published=False,
     )

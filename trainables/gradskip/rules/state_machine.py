@@ -103,8 +103,7 @@ class InOrder(StopRule):
 
     def __init__(self, targets: Sequence[int]) -> None:
         self.targets = tuple(targets)
-        self.position = 0
-        """Index of the next target; the number of targets when none is left."""
+        self.position = 0  # index of the next target; the number of targets when none is left
 
     def begin_after(self, through: int) -> None:
         position = bisect_right(self.targets, through)
@@ -142,19 +141,15 @@ class NamedRule(InOrder):
         stoppable: how many of them, from the front, may stop.
     """
 
-    name: ClassVar[str]
-    """Value of ``CAC_RULE``; the file's stem."""
-    decides_by: ClassVar[str]
-    """Deciding quantity in words, for the help of ``CAC_RULE``."""
-    reads: ClassVar[tuple[str, ...]]
-    """Fields of `Settings` that it reads; with ``rule_end_itr``, that must be set."""
+    name: ClassVar[str]  # value of ``CAC_RULE``; the file's stem
+    decides_by: ClassVar[str]  # deciding quantity in words, for the help of ``CAC_RULE``
+    reads: ClassVar[tuple[str, ...]]  # fields of `Settings` that it reads; with ``rule_end_itr``, that must be set
     searched: ClassVar[tuple[tuple[Any, ...], ...]] = ()
     """Ranges of the space ``stop_rules``: field, low, high and perhaps ``"log"``; of the start, shares of the run.
     Flags, end, interval and a start without one need none."""
     is_measured: ClassVar[bool] = False
     """True if it reads measurements of its own (`signals`), from ``rule_start_itr`` on, every ``rule_interval``."""
-    brakes: ClassVar[bool] = True
-    """True if `CAC_BRAKING_DISTANCE` may be set."""
+    brakes: ClassVar[bool] = True  # true if `CAC_BRAKING_DISTANCE` may be set
     scales_every_step: ClassVar[bool] = False
     """True if `factors` changes learning rates from the first step on, so that its runs share no step."""
 
@@ -171,8 +166,7 @@ class NamedRule(InOrder):
 class ScheduledRule(NamedRule):
     """Base of rules that stop each layer at an iteration of its own."""
 
-    ends: Sequence[float]
-    """Iterations, ascending; the first ``stoppable`` of them are stops."""
+    ends: Sequence[float]  # iterations, ascending; the first ``stoppable`` of them are stops
     stoppable: int
 
     def first_stop(self) -> int:
@@ -229,12 +223,9 @@ class SkipMachine:
     def __init__(self, settings: Any, rule: StopRule) -> None:
         self.rule = rule
         self.distance = settings.braking_distance
-        self.iteration = 0
-        """Steps begun so far; the next step has this number."""
-        self.stopped_through = -1
-        """Position of the last stopped parameter, -1 for none."""
-        self.braking_through = -1
-        """Position of the last braking parameter while a layer brakes, else -1."""
+        self.iteration = 0  # steps begun so far; the next step has this number
+        self.stopped_through = -1  # position of the last stopped parameter, -1 for none
+        self.braking_through = -1  # position of the last braking parameter while a layer brakes, else -1
         self.braking_count = 0
 
     def step(self, signal_of: SignalOf) -> StepPlan:

@@ -48,11 +48,9 @@ from trainables.storage import atomic_write
 
 # --- Recorder of a script's run without a method: weight variances at every step, layers, and what stops would save
 # A search asks its baseline for it, so that it knows what a setting stops before the setting is trained. What a step
-# costs with some layers stopped is not measured but follows from the forward FLOPs of every weight: the gradient of a
-# weight and that of its input cost as much each, and the latter is needed only where something trains upstream. A
-# weight that is used several times counts as at its first use, so its stop may save less than this says.
-#
-# Shapes: K layers of the variance rule.
+# costs with some layers stopped follows from the forward FLOPs of every weight: the gradient of a weight and that of
+# its input cost as much each, and the latter is needed only where something trains upstream. Of a weight that is used
+# several times the first use counts, so its stop may save less than this says. Shapes: K layers of the variance rule.
 
 #: Steps whose variances stay on the device before the host reads them.
 _STEPS_ON_DEVICE = 1000
@@ -90,8 +88,7 @@ class ScriptTrace:
         self._blueprints: list[tuple[Any, Blueprint]] = []
         self._trace: ModelTrace | None = None
         self._names: list[str] = []
-        self.dropped = False
-        """True once nothing is recorded or written any more."""
+        self.dropped = False  # true once nothing is recorded or written any more
         model = gradskip.numbering.model
         kinds = tuple(watch.split(",")) if watch != DEFAULT_WATCH else watch_needed(gradskip.parameters, model)
         watched = replace(Settings(), watch=kinds) if kinds else Settings()
@@ -120,14 +117,14 @@ class ScriptTrace:
     def _before(self, *_: Any) -> None:
         gradskip = self._gradskip()
         assert gradskip is not None  # its optimizer steps
+        parameters = gradskip.parameters
         try:
             if not self._rows and not self._blocks and not self._begin(gradskip):
                 return self.drop()
-            if self._trains != [p.requires_grad for p in gradskip.parameters]:
+            if self._trains != [p.requires_grad for p in parameters]:
                 return self.drop()  # the user froze or thawed layers: the rule would follow
             if len(self._rows) < LOOKS:
-                self._flops.attribute_moved(gradskip.parameters)
-            parameters = gradskip.parameters
+                self._flops.attribute_moved(parameters)
             self._rows.append(torch.stack([variance([parameters[n] for n in numbers]) for numbers in self._layers]))
             if len(self._rows) == _STEPS_ON_DEVICE:
                 self._read()
@@ -140,11 +137,13 @@ class ScriptTrace:
     def _begin(self, gradskip: SkippingStep) -> bool:
         """Take the layers before the first step; return whether the run can be recorded."""
         numbering = self._numbering
-        if numbering is None or len(numbering.parameters) != len(gradskip.parameters):  # some were added
-            return False
-        if gradskip.machine.iteration > 0 or _trains_elsewhere(gradskip):  # the former goes on from a checkpoint
-            return False
-        if numbering.model is None and len(gradskip.optimizer.param_groups) > 1:  # nobody knows which come first
+        if (
+            numbering is None
+            or len(numbering.parameters) != len(gradskip.parameters)  # some were added
+            or gradskip.machine.iteration > 0  # it goes on from a checkpoint
+            or _trains_elsewhere(gradskip)
+            or (numbering.model is None and len(gradskip.optimizer.param_groups) > 1)  # nobody knows which come first
+        ):
             return False
         numbering.end_recording_at_step()
         numbering.stop_recording()
@@ -186,9 +185,9 @@ class ScriptTrace:
             return None
         trains = mask_text(self._trains)
         masks = {trains}
-        for plan in (blueprint.plan for _, blueprint in self._blueprints):
-            for unit in plan.units:
-                stopped = set(plan.order[: unit.end + 1])
+        for _, blueprint in self._blueprints:
+            for unit in blueprint.plan.units:
+                stopped = set(blueprint.stopped_numbers(unit.end))
                 masks.add(mask_text([on and n not in stopped for n, on in enumerate(self._trains)]))
         backward_flops = totals["backward_flops"] / totals["steps"]
         dense = backward_units(shares, self._trains, self._trace)
@@ -236,9 +235,8 @@ def backward_units(forward: Sequence[float], trains: Sequence[bool], trace: Mode
 
 
 # --- Total cost of an optimizer's steps, from some measured steps of each stretch with one set of stopped layers. Pure
-# Steps of one stretch whose inputs are of one size are alike: the median of the measured ones stands for all of them.
-# What others cost is fitted to their sizes (`input_sizes.fitted`). Stops do not change the forward pass, and the
-# backward pass of all sizes by one share.
+# The median of the measured steps of a size of inputs stands for all of that size; what others cost is fitted
+# (`input_sizes.fitted`). Stops do not change the forward pass, and the backward pass of all sizes by one share.
 
 #: Steps that are measured for each set of stopped layers and size of inputs: one of them may include an evaluation
 #: without `torch.no_grad()`.
@@ -318,8 +316,7 @@ class StepRecord:
         self.stretches = [Stretch()]
         self._begun_with: set[Size] = set()  # sizes of first calls in measured steps of the stretch
         self._size: Size = ()  # of the step's inputs
-        self.last_step = process.steps
-        """Number of this optimizer's last step, counted over all steps of the process."""
+        self.last_step = process.steps  # this optimizer's, counted over all steps of the process
         self.parameters = len(gradskip.parameters)
         self.watch = list(watch_needed(gradskip.parameters, None))
         self.weight_decays = weight_decays(gradskip.optimizer)
@@ -348,7 +345,7 @@ class StepRecord:
 
     @property
     def wants_look(self) -> bool:
-        """Return whether too few steps since the last change were measured and another one is expected."""
+        """Return whether too few steps since the last change were measured, and another one is expected."""
         return len(self.stretches[-1].forward_flops) < LOOKS and self._goes_on
 
     def wants_size(self, size: Size) -> bool:
@@ -407,10 +404,7 @@ class StepRecord:
         return {"trial": os.environ.get(TRIAL_FOLDER), "stretches": [asdict(stretch) for stretch in self.stretches]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the steps of another process of this trial, if this one has taken none.
-
-        Steps of another trial, whose checkpoint the script has found, are none of this one.
-        """
+        """Continue from another process's steps of this trial, and no other trial's, if this one has taken none."""
         if self._process.steps == 0 and isinstance(state, Mapping) and state["trial"] == os.environ.get(TRIAL_FOLDER):
             self.stretches = [Stretch(**stretch) for stretch in state["stretches"]]
 
@@ -422,14 +416,11 @@ class ProcessRecord:
         self.flops = StepFlops()
         self.inputs = InputSizes(self._first_call)
         self.records: list[StepRecord] = []
-        self.steps = 0
-        """Steps of all optimizers so far."""
+        self.steps = 0  # of all optimizers
         self._since: tuple[int, int] | None = None  # FLOPs at the step's begin; None: not counted
         self._changed = False
-        self.stepping = False
-        """True while an optimizer steps."""
-        self.trace: ScriptTrace | None = None
-        """Recorder of the only optimizer's run, if the search asks for it."""
+        self.stepping = False  # true while an optimizer steps
+        self.trace: ScriptTrace | None = None  # of the only optimizer's run, if the search asks for it
 
     def add(self, gradskip: SkippingStep, given_model: nn.Module | None = None) -> StepRecord:
         record = StepRecord(gradskip, self)
@@ -512,8 +503,7 @@ class ProcessRecord:
     def summary(self, processes: int = 1) -> dict[str, Any] | None:
         """Return the totals of all optimizers so far, in plain types; None without optimizers.
 
-        Layers are those of the optimizer with the most parameters, the latest of several. FLOPs and bytes are those of
-        ``processes`` that train together, data-parallel: each executes what this one does.
+        Layers are those of the latest optimizer with the most parameters; FLOPs and bytes those of all ``processes``.
         """
         if not self.records:
             return None
