@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import trainables
-from trainables.gradskip.settings import Settings
 
 #: Folders and packages whose lines are not the user's: ours, and libraries that call the optimizer for users.
 _NOT_THE_USERS = tuple(f"{Path(path).resolve()}{os.sep}" for path in trainables.__path__)
@@ -34,6 +33,7 @@ MESSAGES = {
     "groups": "parameters came in {count} groups and no model: layers are numbered through the groups; "
     "give model= to number them in the model's order",
     "never": "Gradient-Skip {reason}",
+    "left": "{names} still train before stopped layers, so the backward pass runs on through them: {ways}",
     "all": "every parameter of this optimizer is stopped: training goes on with nothing to do",
     "unseen": "the execution order of the layers was never seen, so they stop in the order of registration and what "
     "is left before them is not known: the model is compiled, or called in parts. {way}",
@@ -42,6 +42,8 @@ MESSAGES = {
     "lost": "{names} had a gradient before the last stop and none after it. Reentrant activation checkpointing does "
     "that behind a stopped prefix: use checkpoint(..., use_reentrant=False). (A layer that a step may leave out is no "
     "reason to worry.)",
+    "woken": "requires_grad of {name}, which has stopped, was switched on again: it is stopped in every step anew, but "
+    "its gradient is computed in between. Switch only what trains (optimizer.gradskip.stopped)",
     "earlier": "{names}: stopped by an earlier gradient-skip optimizer of this model, and trained again by this one. "
     "To keep them still, load the earlier one's state, or switch requires_grad off after building this one",
 }
@@ -58,40 +60,12 @@ def some(names: Sequence[str], most: int) -> str:
 
 
 class Advice:
-    """The warnings of one optimizer."""
+    """The warnings of one optimizer, each said once; once about each thing where there are several."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._said: set[str] = set()
+    def __init__(self) -> None:
+        self._said: set[tuple[str, str]] = set()
 
-    def say(self, key: str, **values: Any) -> None:
-        self._say(key, MESSAGES[key].format(**values))
-
-    def _say(self, key: str, message: str) -> None:
-        if key not in self._said:
-            self._said.add(key)
-            warnings.warn(message, stacklevel=users_level())
-
-    def left_upstream(self, names: Sequence[str], *, has_units: bool = True) -> None:
-        """Warn that parameters train before stopped layers; with ``has_units`` there are layers to begin units at."""
-        ways = []
-        if has_units and not self._settings.whole_units:
-            ways.append("CAC_WHOLE_UNITS=1 stops layers with their norms in execution order")
-        if self._settings.prefix_autograd:
-            ways.append("CAC_PREFIX_AUTOGRAD=0 stops whatever is left")
-        self._say(
-            "left " + ",".join(names),
-            f"{some(names, 5)} still train{'s' if len(names) == 1 else ''} before stopped layers, so the backward "
-            "pass runs on through them" + (f": {', '.join(ways)}" if ways else ""),
-        )
-
-    def woken(self, name: str) -> None:
-        why = ""
-        if not self._settings.prefix_autograd:
-            why = " (CAC_PREFIX_AUTOGRAD=0 stops what runs before stopped layers with them)"
-        self._say(
-            "woken",
-            f"requires_grad of {name}, which has stopped, was switched on again: it is stopped "
-            f"in every step anew, but its gradient is computed in between{why}. Switch only what trains "
-            "(optimizer.gradskip.stopped)",
-        )
+    def say(self, key: str, *, about: str = "", **values: Any) -> None:
+        if (key, about) not in self._said:
+            self._said.add((key, about))
+            warnings.warn(MESSAGES[key].format(**values), stacklevel=users_level())

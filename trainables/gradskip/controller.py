@@ -36,19 +36,16 @@ def check_attachable(optimizer: Optimizer) -> None:
         )
     if hasattr(optimizer, "gradskip"):
         raise UserError("this optimizer has Gradient-Skip already: wrap it once")
-    inner = _inner_optimizer(optimizer)
-    if inner is not None:
-        raise UserError(
-            f"Gradient-Skip needs the optimizer that moves the parameters, got {type(optimizer).__name__} around "
-            f"{type(inner).__name__}: wrap the inner one first, as in {type(optimizer).__name__}(gradskip.wrap(...))"
-        )
-
-
-def _inner_optimizer(optimizer: Optimizer) -> Optimizer | None:
+    outer = type(optimizer).__name__
     held: list[Any] = []
     for value in vars(optimizer).values():
         held += value if isinstance(value, (list, tuple)) else [value]
-    return next((value for value in held if isinstance(value, Optimizer) and value is not optimizer), None)
+    for inner in held:
+        if isinstance(inner, Optimizer) and inner is not optimizer:
+            raise UserError(
+                f"Gradient-Skip needs the optimizer that moves the parameters, got {outer} around "
+                f"{type(inner).__name__}: wrap the inner one first, as in {outer}(gradskip.wrap(...))"
+            )
 
 
 def check_model(settings: Settings, model: nn.Module | None, optimizer: Optimizer) -> None:

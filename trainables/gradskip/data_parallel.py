@@ -1,8 +1,7 @@
 """DistributedDataParallel that adapts to stops: gradients of stopped layers are neither computed nor sent.
 
-torch's own class plans its gradient buckets once, for the parameters that train when it is built, and raises in the
-first iteration in which one of them gets no gradient. This class is rebuilt after a stop, which takes a fraction of a
-second; nothing of the model is sent again.
+torch's own class plans its gradient buckets once, for the parameters that train when it is built, and raises when one
+of them gets no gradient. This class is rebuilt after a stop, in a fraction of a second; nothing is sent again.
 """
 
 from __future__ import annotations

@@ -74,9 +74,8 @@ class ModelTrace:
     ranks: tuple[int, ...]
     """Rank of the first call of the module that owns the parameter, from 0; ascending in execution order."""
     upstream: tuple[int, ...]
-    """Mask of the parameters that the owner's input depends on: their gradients pass through the owner. If a parameter
-    is used several times, only the first use counts: parameters that only a later use depends on do not affect its
-    stop."""
+    """Mask of the parameters that the owner's input depends on, in the first of several uses: their gradients pass
+    through the owner."""
     before: Mapping[str, int] = field(default_factory=dict)
     """Mask of a module's input by its name, over all its calls; modules in the order in which they were called."""
 
@@ -105,17 +104,8 @@ class ModelTrace:
         mask = 0
         for number in stopped:
             mask |= self.upstream[number]
-        return numbers_of(mask & ~mask_of(stopped))
-
-
-def numbers_of(mask: int) -> set[int]:
-    """Return the numbers in a mask.
-
-    >>> sorted(numbers_of(0b1010))
-    [1, 3]
-    """
-    digits = bin(mask)[:1:-1]
-    return {n for n, digit in enumerate(digits) if digit == "1"}
+        mask &= ~mask_of(stopped)
+        return {number for number, digit in enumerate(f"{mask:b}"[::-1]) if digit == "1"}
 
 
 def mask_of(numbers: Iterable[int]) -> int:

@@ -157,7 +157,7 @@ def _watched_layers(
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return (watched numbers, all numbers) of each layer, in numbering order."""
     number_of = {id(p): number for number, p in enumerate(parameters)}
-    classes = [name for name in watch if name not in ("conv", "linear")]
+    classes = [name for name in watch if name not in KINDS]
     found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     taken: set[int] = set()
     dims = {dim for name, dim in (("conv", 4), ("linear", 2)) if name in watch}
@@ -192,18 +192,14 @@ def _outermost(classes: Sequence[str], model: nn.Module | None) -> list[nn.Modul
     there = {name for module, name in class_of.items() if any(True for _ in module.parameters())}
     for name in classes:
         if name not in there:
-            raise unknown_name("module class", name, {*there, "conv", "linear"})
+            raise unknown_name("module class", name, {*there, *KINDS})
     found = {name: m for name, m in unwrap(model).named_modules() if name and class_of[m] in classes}
     inside = tuple(f"{name}." for name in found)
     return [module for name, module in found.items() if not name.startswith(inside)]
 
 
 def unit_ends(model: nn.Module) -> tuple[int, ...]:
-    """Return the numbers of the last parameter of each whole unit in registration order.
-
-    A unit whose stop leaves nothing to train is omitted. Units begin at convolutions, or at linear weights in a model
-    without convolutions.
-    """
+    """Return the last number of each whole unit (of convolutions, else linear) whose stop leaves something to train."""
     parameters = list(model.parameters())
     for watch in KINDS:
         plan = make_plan(parameters, (watch,), model=model, whole_units=True)

@@ -75,10 +75,6 @@ def never_fires(
     return None
 
 
-#: Suggested start of decisions and interval between them, as divisors of the run's steps.
-_BEGIN, _OFTEN = 5, 60
-
-
 def too_late(settings: Settings, steps: int) -> str:
     """Return why these settings cannot stop anything within ``steps`` steps, and what could; empty where they may.
 
@@ -93,7 +89,7 @@ def too_late(settings: Settings, steps: int) -> str:
     return (
         f"the first stop can come at iteration {first} at the earliest (CAC_VAR_START_ITR={settings.start_itr}, "
         f"decided every {settings.sampling_interval}), the run has {steps} steps: set both lower, such as "
-        f"CAC_VAR_START_ITR={steps // _BEGIN} and CAC_VAR_SAMPLES={max(1, steps // _OFTEN)}"
+        f"CAC_VAR_START_ITR={steps // 5} and CAC_VAR_SAMPLES={max(1, steps // 60)}"
     )
 
 

@@ -20,11 +20,7 @@ _PARAMS = itemgetter("params")
 
 
 class Numbering:
-    """Numbers of an optimizer's parameters; the settings define which of them are layers.
-
-    Raises:
-        UserError: see `layers.numbered`, or a manual stop past the last parameter.
-    """
+    """Numbers of an optimizer's parameters; the settings define which of them are layers."""
 
     def __init__(self, groups: list[dict[str, Any]], model: nn.Module | None, settings: Settings) -> None:
         self.model = model
@@ -32,11 +28,9 @@ class Numbering:
         self.parameters, self.names = numbered(groups, model)
         self._given: list[Tensor] = _flat(groups)
         settings.check_layers(len(self.parameters))
-        self.order: tuple[int, ...] = tuple(range(len(self.parameters)))
-        """Position to number: the order in which parameters stop."""
+        self.order: tuple[int, ...] = tuple(range(len(self.parameters)))  # position to number, as parameters stop
         self.trace: ModelTrace | None = None  # trace of one forward pass, once it is known
-        self.on_trace: Callable[[], None] = lambda: None
-        """Called when the first training forward pass has shown the trace."""
+        self.on_trace: Callable[[], None] = lambda: None  # called when the first training forward pass has shown it
         self._recorder: ExecutionRecorder | None = None
 
     @property

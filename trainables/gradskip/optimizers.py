@@ -65,17 +65,10 @@ def wrap(
 
 
 class _WithGradientSkip(Optimizer):
-    """Shared part of the classes below; comes before torch's class in the order of bases.
+    """Shared part of the classes below, before torch's class in the order of bases; arguments are its and `wrap`'s.
 
-    Args:
-        params: parameters, parameter groups, or named parameters (``model.named_parameters()``, which gives names to
-            `GradientSkip.events`); any iterable, a generator included. Parameter N is layer number N.
-        args: as in torch's class.
-        settings: as in `wrap`.
-        model: as in `wrap`.
-        example_inputs: as in `wrap`.
-        total_steps: as in `wrap`.
-        options: as in torch's class (``foreach``, ``fused``, ...).
+    Parameters come in any iterable, a generator included, as groups, or named (``model.named_parameters()`` gives
+    `GradientSkip.events` their names). Parameter N is layer number N.
     """
 
     gradskip: GradientSkip

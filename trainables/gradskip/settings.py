@@ -153,19 +153,16 @@ class Settings(VariableFields):
         with its value. `reference` has no variable.
         """
         environment = {}
+        mode = "auto" if self.mode == "off" else self.mode
         for variable in VARIABLES:
             given = variable.field == "stop_layer_num" and self.targets is not None
-            if variable.mode != "both" and self._mode_of_variables not in variable.mode.split(",") and not given:
+            if variable.mode != "both" and mode not in variable.mode.split(",") and not given:
                 continue
             value = self.sampling_interval if variable.field == "samples" else getattr(self, variable.field)
             # Variables that the published library does not have are given only if they differ from the default.
             if variable.published or value != variable.default:
                 environment[variable.name] = as_text(value)
         return environment
-
-    @property
-    def _mode_of_variables(self) -> str:
-        return "auto" if self.mode == "off" else self.mode
 
 
 #: Gradient-Skip that stops nothing, what says so as a field of a configuration, and as text.

@@ -120,7 +120,7 @@ class SkippingStep:
         self.optimizer = optimizer
         self.settings = settings
         self.model = None if given_model is None else unwrap(given_model)
-        self.advice = Advice(settings)
+        self.advice = Advice()
         self.events: list[StopEvent] = []
         self.learning_rates: list[Any] = []
         self.process_group: Any = None
@@ -275,7 +275,7 @@ class SkippingStep:
     def _enforce(self, *, backward_is_done: bool) -> None:
         woken = self.stops.enforce(whole=not self._is_linear)
         if woken:
-            self.advice.woken(self.numbering.name(woken[0]))
+            self.advice.say("woken", name=self.numbering.name(woken[0]))
         if self._expected and backward_is_done:  # the first step after a stop
             self.stops.look_at_user()
             alive = [n for n in sorted(self._expected) if self.stops.moves(n)]
@@ -444,12 +444,6 @@ class SkippingStep:
         self.machine = self.blueprint.machine(self.settings)
         self._unit_at = {unit.end: unit for unit in self.plan.units}
 
-    @property
-    def _is_schedule(self) -> bool:
-        # A schedule sets every layer's time at the start; a layer that is frozen or replaced later does not change it.
-        rule = NAMED.get(self.settings.mode)
-        return rule is not None and not rule.is_measured
-
     def _look_due(self) -> int:
         """Return the first iteration with anything to do, including a check of what the user has frozen."""
         due = self.machine.quiet_until()
@@ -470,7 +464,9 @@ class SkippingStep:
             return
         self._user_changes = self.stops.user_changes
         if self.settings.mode != "manual":  # which examines no layer
-            kept = self.plan.units if self._is_schedule else ()
+            rule = NAMED.get(self.settings.mode)
+            # A schedule sets every layer's time at the start; a layer that is frozen later does not change it.
+            kept = self.plan.units if rule is not None and not rule.is_measured else ()
             state = self.machine.state_dict()
             self._watch(lambda unit: unit in kept or is_watched(unit, self.numbering, self.stops))
             self.machine.load_state_dict(state)
@@ -509,8 +505,14 @@ class SkippingStep:
         self.refresh()
 
     def _advise_of_left(self) -> None:
-        if left := self.left_upstream():
-            self.advice.left_upstream(left, has_units=bool(self.numbering.plan(lambda _: True).units))
+        if not (left := self.left_upstream()):
+            return
+        ways = []
+        if not self.settings.whole_units and self.numbering.plan(lambda _: True).units:
+            ways.append("CAC_WHOLE_UNITS=1 stops layers with their norms in execution order")
+        if self.settings.prefix_autograd:
+            ways.append("CAC_PREFIX_AUTOGRAD=0 stops whatever is left")
+        self.advice.say("left", about=",".join(left), names=some(left, 5), ways="; ".join(ways))
 
 
 def _several_processes() -> bool:

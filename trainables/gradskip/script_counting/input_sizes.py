@@ -1,10 +1,7 @@
 """Sizes of the inputs of a script's training steps, by which the FLOPs of steps that are not measured follow.
 
-Batches that are padded to their longest make every step cost something else. The calls of the model tell how large its
-inputs are, without a look at any operation.
-
-Symbols: for a call with inputs of N numbers for B samples, n = N and q = N^2 / B; a step has the sums over its c calls.
-A matrix product is linear in n, attention over the length of a sequence in q.
+For a call with inputs of N numbers for B samples, n = N and q = N^2 / B; a step has the sums over its c calls. A matrix
+product is linear in n, attention over the length of a sequence in q.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Cost of the steps of a user's own training loop, counted from inside its optimizers with Gradient-Skip.
 
 In a script only the optimizers observe the training, so a step lasts from the end of one `step()` in the process to
-the end of the next, whichever optimizers take them: sums over several optimizers count nothing twice. A few steps are
-measured after each change of the stopped layers, and one of each new size of inputs (`input_sizes`); the others' cost
-follows from these. No other step is slowed down.
+the end of the next, whichever optimizers take them. A few steps are measured after each change of the stopped layers,
+and one of each new size of inputs (`input_sizes`); the others' cost follows from these, and they are not slowed down.
 """
 
 from __future__ import annotations
@@ -65,13 +64,8 @@ class ScriptTrace:
     steps taken before, parameters that train outside of the optimizer, layers whose FLOPs are not seen (torch.compile),
     or more than `MOST_VALUES`. Recording never ends a training, and keeps neither model nor optimizer alive.
 
-    Args:
-        gradskip: of the optimizer, switched off, its parameters whole.
-        given_model: with its wrappers; None for none.
-        record: counts the optimizer's steps.
-        flops: counts the first steps of the process.
-        watch: ``CAC_WATCH`` of the study's trials, or `DEFAULT_WATCH`.
-        folder: where the file is written.
+    ``gradskip`` is switched off, its parameters whole; ``watch`` is the ``CAC_WATCH`` of the study's trials, or
+    `DEFAULT_WATCH`; the file is written into ``folder``.
     """
 
     def __init__(
@@ -312,7 +306,7 @@ class StepRecord:
 
     def __init__(self, gradskip: SkippingStep, process: ProcessRecord) -> None:
         self._process = process
-        self._ref = weakref.ref(gradskip)
+        self.gradskip = weakref.ref(gradskip)
         self.stretches = [Stretch()]
         self._begun_with: set[Size] = set()  # sizes of first calls in measured steps of the stretch
         self._size: Size = ()  # of the step's inputs
@@ -326,22 +320,18 @@ class StepRecord:
         gradskip.refresh()
         gradskip.on_stop.append(process.change)
 
-    @property
-    def gradskip(self) -> SkippingStep | None:
-        return self._ref()
-
     def _keep_facts(self, gradskip: SkippingStep) -> None:
         # Plain values without tensors, which outlive the optimizer.
         self.machine, self.events, self.blueprint = gradskip.machine, gradskip.events, gradskip.blueprint
 
     @property
     def iteration(self) -> int:
-        gradskip = self.gradskip
+        gradskip = self.gradskip()
         return self.machine.iteration if gradskip is None else gradskip.iteration
 
     @property
     def _goes_on(self) -> bool:
-        return self.gradskip is not None and self._process.steps - self.last_step <= _PATIENCE
+        return self.gradskip() is not None and self._process.steps - self.last_step <= _PATIENCE
 
     @property
     def wants_look(self) -> bool:
@@ -363,7 +353,7 @@ class StepRecord:
 
     def _after(self, args: Any, kwargs: Any) -> None:
         self._take()  # a closure ran the training inside the step
-        gradskip = self.gradskip
+        gradskip = self.gradskip()
         assert gradskip is not None  # its optimizer keeps it alive
         self._keep_facts(gradskip)
         stretch = self.stretches[-1]
@@ -383,7 +373,7 @@ class StepRecord:
             self._take_bytes(stretch)
 
     def _take_bytes(self, stretch: Stretch) -> None:
-        gradskip = self.gradskip
+        gradskip = self.gradskip()
         assert gradskip is not None
         stretch.gradient_bytes = stretch.optimizer_bytes = 0  # the first step creates state that the next one updates
         state = gradskip.optimizer.state
@@ -486,7 +476,7 @@ class ProcessRecord:
             record.begin_stretch(dense=dense)
 
     def _nothing_is_stopped(self) -> bool:
-        return not any(skip.stops.any for record in self.records if (skip := record.gradskip) is not None)
+        return not any(skip.stops.any for record in self.records if (skip := record.gradskip()) is not None)
 
     def settle(self) -> None:
         """Switch the counter on if a step is to be measured, else off."""
