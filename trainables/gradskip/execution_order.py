@@ -109,11 +109,7 @@ class ModelTrace:
 
 
 def mask_of(numbers: Iterable[int]) -> int:
-    """Return the mask with these numbers.
-
-    >>> bin(mask_of([1, 3]))
-    '0b1010'
-    """
+    """Return the mask with these numbers."""
     mask = 0
     for number in numbers:
         mask |= 1 << number

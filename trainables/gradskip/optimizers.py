@@ -100,7 +100,4 @@ class Adam(_WithGradientSkip, torch.optim.Adam):
 
 
 class AdamW(_WithGradientSkip, torch.optim.AdamW):
-    """Drop-in for `torch.optim.AdamW` that stops layers which have converged; see `SGD`.
-
-    While a layer brakes its whole update is scaled, decoupled weight decay included.
-    """
+    """Drop-in for `torch.optim.AdamW`; see `SGD`. Braking scales the whole update, decoupled weight decay included."""

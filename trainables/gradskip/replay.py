@@ -158,10 +158,7 @@ def variance_name(watched: Sequence[int]) -> str:
 
 
 def checkpoint_kind(settings: Settings) -> str:
-    """Return the kind of a checkpoint that holds the rule's own measurements (sums over gradients, a lagged copy).
-
-    They cover the layers that this rule watches, and end when none of these is left.
-    """
+    """Return the kind of a checkpoint that holds the rule's own measurements, of the layers that it watches."""
     if settings.mode in MEASURED_RULES:
         layers = hashlib.sha256(repr((settings.watch, settings.whole_units)).encode()).hexdigest()[:8]
         return f"{settings.mode}-{settings.rule_start_itr}-{settings.rule_interval}-{layers}"

@@ -221,7 +221,6 @@ def make_signal(settings: Settings, parameters: Sequence[Tensor], model: nn.Modu
     """Return the signal of the settings' rule; plasticity needs the model."""
     if settings.mode == "gradient_norm":
         return GradientNormSignal(parameters)
-    if settings.mode == "plasticity":
-        assert model is not None
+    if settings.mode == "plasticity" and model is not None:
         return PlasticitySignal(parameters, model)
     return VarianceSignal(parameters, reference=settings.reference)

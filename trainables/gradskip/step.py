@@ -177,10 +177,7 @@ class SkippingStep:
         return self.machine.iteration
 
     def left_upstream(self) -> list[str]:
-        """Return the names of running parameters whose gradients make the backward pass go on through stopped layers.
-
-        Empty where the execution order is not known: no model was given, or no training step has run.
-        """
+        """Return the names of running parameters with gradients through stopped layers; empty without a trace."""
         return [self.numbering.name(n) for n in self.stops.left_upstream()]
 
     # --- the step ---------------------------------------------------------------------------------------------------

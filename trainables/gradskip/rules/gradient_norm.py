@@ -72,7 +72,7 @@ class GradientNormRule(MeasuredRule):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self.target_state(), "before": dict(self.before)}
+        return {**super().state_dict(), "before": dict(self.before)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.load_target(state)

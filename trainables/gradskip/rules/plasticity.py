@@ -64,7 +64,7 @@ class PlasticityRule(MeasuredRule):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            **self.target_state(),
+            **super().state_dict(),
             "has_reference": self.has_reference,
             "values": list(self.values),
             "averages": list(self.averages),

@@ -123,7 +123,7 @@ class AutoRule(InOrder):
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self.target_state(), "peak": self.peak, "peak_updates": self.peak_updates}
+        return {**super().state_dict(), "peak": self.peak, "peak_updates": self.peak_updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.forget_target()

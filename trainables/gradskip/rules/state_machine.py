@@ -120,16 +120,21 @@ class InOrder(StopRule):
         self.forget_target()
         return target
 
-    def target_state(self) -> dict[str, Any]:
-        """Return the current target by its position, which a rule with other targets can read; None if none is left."""
-        target = self.targets[self.position] if self.position < len(self.targets) else None
-        return {"target": target}
+    @property
+    def target(self) -> int | None:
+        return self.targets[self.position] if self.position < len(self.targets) else None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"target": self.target}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.load_target(state)
 
     def load_target(self, state: dict[str, Any]) -> bool:
-        """Set the target of `target_state`, or the next one after it; return whether it is the same."""
+        """Set the target of a state, perhaps of other targets, or the next after it; return whether it is the same."""
         target = state["target"]
         self.position = len(self.targets) if target is None else bisect_left(self.targets, int(target))
-        return bool(self.target_state()["target"] == target)
+        return bool(self.target == target)
 
 
 class NamedRule(InOrder):
@@ -155,12 +160,6 @@ class NamedRule(InOrder):
 
     def __init__(self, settings: Any, targets: Sequence[int], stoppable: int) -> None:
         super().__init__(targets[:stoppable])
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.target_state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.load_target(state)
 
 
 class ScheduledRule(NamedRule):
