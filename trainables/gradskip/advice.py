@@ -36,7 +36,7 @@ MESSAGES = {
     "left": "{names} still train before stopped layers, so the backward pass runs on through them: {ways}",
     "all": "every parameter of this optimizer is stopped: training goes on with nothing to do",
     "unseen": "the execution order of the layers was never seen, so they stop in the order of registration and what "
-    "is left before them is not known: the model is compiled, or called in parts. {way}",
+    "is left before them is not known: the model is called in a way that hides it, as under torch.compile. {way}",
     "processes": "a layer stopped in one of several processes, which torch's DistributedDataParallel does not expect: "
     "use tune_cac.gradskip.DistributedDataParallel(model, optimizer)",
     "lost": "{names} had a gradient before the last stop and none after it. Reentrant activation checkpointing does "

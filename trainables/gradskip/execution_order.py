@@ -144,7 +144,7 @@ class ExecutionRecorder(OwnedHooks):
     """Recorder of a forward pass while it runs, by hooks on every module; the hooks are inert on copies of the model.
 
     A pass begins where a module is called with gradients enabled, outside of a backward pass. The record is complete
-    when the model itself has returned. Without a listener, calls of the model's parts are recorded, too.
+    when the model itself has returned; of a model that is called in parts, when `trace` is called.
 
     A parameter that does not train is not in autograd's graph. If gradients pass through its module, it is marked on
     the graph node behind that module; if it precedes everything that trains, it counts as upstream of every module that
@@ -247,11 +247,10 @@ class ExecutionRecorder(OwnedHooks):
             self._without_graph |= hidden
         if self._running:
             return
-        if index != 0 and self._tell is None:  # the next part may use this output
+        if index != 0:  # a model that is called in parts: the next call may use this output
+            self._masks.forget_behind(output)
             return
         self._masks.forget()
-        if index != 0:
-            return
         if sys.exc_info()[0] is not None:  # the pass raised: the next one is recorded instead
             self._calls.clear()
         elif self._tell is not None and (complete := self._listener()) is not None:
@@ -295,17 +294,31 @@ def _called_modules(module: nn.Module, known: dict[int, nn.Module]) -> dict[int,
     return known
 
 
+#: Outputs of a model's parts whose graphs are kept until an optimizer steps.
+_MOST_ENDS = 64
+
+
 class _GraphMasks:
     """Masks of the parameters that a tensor's autograd graph reaches, cached by node until `forget`."""
 
     def __init__(self, number_of: dict[int, int]) -> None:
         self._number_of = number_of
         self._masks: dict[Any, int] = {}
+        self._ends: dict[Any, int] = {}  # those of nodes that `forget_behind` keeps
         self._plain: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # of tensors without a graph, by id
 
     def forget(self) -> None:
         self._plain.clear()
         self._masks.clear()
+        self._ends.clear()
+
+    def forget_behind(self, value: Any) -> None:
+        """Release the graph but the nodes that made these tensors, and those of the latest such calls."""
+        for tensor in tensors_in(value):
+            if tensor.grad_fn is not None:
+                self._ends[tensor.grad_fn] = self._of_node(tensor.grad_fn)
+        self._ends = dict([*self._ends.items()][-_MOST_ENDS:])
+        self._masks = dict(self._ends)
 
     def of(self, value: Any, *, without_graph: int = 0) -> int:
         """Return the mask of the tensors in a nest; ``without_graph`` for one without gradient and mark."""

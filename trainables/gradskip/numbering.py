@@ -65,9 +65,9 @@ class Numbering:
         self._recorder = ExecutionRecorder(self.model, self.parameters, self._take_record)
 
     def end_recording_at_step(self) -> None:
-        """End the recording of a model of which only parts were called."""
+        """End the recording of a model that is called in parts and never as a whole, if any part was called."""
         if self._recorder is not None and self._recorder.has_seen:
-            self.stop_recording()
+            self._take_record()
 
     def stop_recording(self) -> None:
         if self._recorder is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,13 @@ from torch import Tensor, nn
 
 from trainables.gradskip import SGD, Settings
 from trainables.gradskip.execution_order import ExecutionRecorder, trace_model
+
+
+class Kept:
+    """A tensor that a graph saves for its backward pass."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach()  # an output would keep its graph by itself
 
 
 class TestTrace:
@@ -72,6 +81,48 @@ class TestTrace:
         recorder.remove()
         assert trace.ranks[0] > trace.ranks[2]  # the last layer was registered first
 
+    def test_a_model_called_in_parts_is_walked_once(self) -> None:
+        """A recurrent cell's graph was walked from its begin at every step: minutes for a thousand of them."""
+        cell, head = nn.Linear(4, 4), nn.Linear(4, 2)
+        model = nn.ModuleList([head, cell])
+        recorder = ExecutionRecorder(model, list(model.parameters()))
+        walked = 0
+        real = recorder._masks._of_leaf
+
+        def counted(leaf: Any) -> int:
+            nonlocal walked
+            walked += 1
+            return real(leaf)
+
+        recorder._masks._of_leaf = counted  # type: ignore[method-assign]
+        state, steps = torch.zeros(1, 4), 200
+        encoded = cell(state)
+        for _ in range(steps):
+            state = torch.tanh(cell(state + encoded))
+        head(state)
+        trace = recorder.trace()
+        recorder.remove()
+        assert walked < 12 * steps  # nodes: a few a step
+        assert trace.upstream[0] == 0b1100  # the head's: the cell's weights
+
+    def test_a_model_called_in_parts_and_never_stepped_holds_few_graphs(self) -> None:
+        """As in an evaluation with gradients on, before the first step."""
+        encoder = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        model = nn.ModuleList([encoder, nn.Linear(4, 2)])
+        recorder = ExecutionRecorder(model, list(model.parameters()))
+        alive: weakref.WeakSet[Kept] = weakref.WeakSet()
+
+        def pack(tensor: Tensor) -> Kept:
+            alive.add(kept := Kept(tensor))
+            return kept
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.tensor):
+            for _ in range(300):
+                encoder(torch.zeros(1, 4))
+        assert 0 < len(alive) < 300
+        recorder.remove()
+        assert not alive
+
     def test_the_first_training_step_shows_it_at_no_one_elses_cost(self) -> None:
         """Weights after training with the model given equal those without, and copies of the model carry no hook."""
         plain, watched = conv_model(), conv_model()
@@ -99,19 +150,16 @@ class TestTrace:
         assert optimizer.gradskip.numbering.trace == whole
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
-    def test_a_model_called_in_parts_is_seen_by_its_example_only(self) -> None:
-        def called(m: nn.Module) -> Tensor:
-            assert isinstance(m, nn.ModuleDict)
-            return m["head"](m["body"](torch.randn(2, 3)).relu())
-
-        for example, upstream in ((None, None), (called, (0b1100, 0b1100, 0, 0))):
-            model = nn.ModuleDict({"head": nn.Linear(4, 2), "body": nn.Linear(3, 4)})
-            optimizer = SGD(model.parameters(), lr=0.1, model=model, example_inputs=example)
-            called(model).sum().backward()
-            optimizer.step()
-            trace = optimizer.gradskip.numbering.trace
-            assert (None if trace is None else trace.upstream) == upstream
-            assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+    def test_a_model_that_is_called_in_parts_is_seen_at_its_first_step(self) -> None:
+        model = nn.ModuleDict({"head": nn.Linear(4, 2), "body": nn.Linear(3, 4)})
+        optimizer = SGD(model.parameters(), lr=0.1, model=model)
+        for _ in range(2):  # gradients of two batches
+            model["head"](model["body"](torch.randn(2, 3)).relu()).sum().backward()
+        optimizer.step()
+        assert optimizer.gradskip.numbering.trace is not None
+        assert optimizer.gradskip.numbering.trace.ranks == (1, 1, 0, 0)
+        assert list(optimizer.gradskip.numbering.trace.upstream) == [0b1100, 0b1100, 0, 0]
+        assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
     def test_a_pickled_model_carries_no_recorder(self) -> None:
         import pickle
