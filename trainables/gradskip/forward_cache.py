@@ -55,11 +55,7 @@ class RowFile:
         return self._rows.index_select(0, self._slots[indices])
 
     def put(self, indices: Tensor, rows: Tensor, checksums: Tensor) -> None:
-        """Store the rows of samples that have none, as many as fit.
-
-        Raises:
-            OSError: the folder cannot hold the file.
-        """
+        """Store the rows of samples that have none, as many as fit; OSError where the folder cannot hold the file."""
         if self.capacity is None:
             self._open(rows)
         # A sampler that draws with replacement may give a sample twice; its first row is kept.
@@ -223,11 +219,7 @@ class PrefixPass:
                     module.forward = own
 
     def report(self) -> PassReport | None:
-        """Return the report of this pass; None if the model ran without the cache, or not at all.
-
-        Raises:
-            UserError: the model ran only a part of the prefix.
-        """
+        """Return the report of this pass; None where the cache was not used. UserError after a part of the prefix."""
         if 0 < self._position < len(self._modules) and not self._untouched:
             raise self._wrong_chain(f"ended before {self._names[self._position]!r}")
         if self._position == 0 or (self._untouched and self._computed == 0):

@@ -76,11 +76,7 @@ def never_fires(
 
 
 def too_late(settings: Settings, steps: int) -> str:
-    """Return why these settings cannot stop anything within ``steps`` steps, and what could; empty where they may.
-
-    >>> too_late(Settings(start_itr=60, samples=5), 300)
-    ''
-    """
+    """Return why these settings cannot stop anything within ``steps`` steps, and what could; empty where they may."""
     if settings.mode != "auto":
         return ""
     first = AutoRule(settings, (0,)).first_stop()

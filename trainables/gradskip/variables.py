@@ -300,11 +300,7 @@ BY_NAME: dict[str, Variable] = {variable.name: variable for variable in VARIABLE
 
 
 def ratio_name(rule: str) -> str:
-    """Return what a stop's number is, by the rule in its event.
-
-    >>> ratio_name("slope"), ratio_name("gradient_norm")
-    ('variance/peak', 'ratio')
-    """
+    """Return what a stop's number is, by the rule in its event."""
     return "ratio" if rule in MEASURED_RULES else "variance/peak"
 
 

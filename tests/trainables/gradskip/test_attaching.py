@@ -139,18 +139,6 @@ class TestWhatIsKeptAlive:
         model(torch.ones(2, 1, 8, 8))
         assert not any(m._forward_pre_hooks for m in model.modules() if settings.mode == "plasticity")
 
-    @pytest.mark.slow
-    def test_example_inputs_are_not_kept_through_training(self) -> None:
-        model = conv_model()
-        x = torch.ones(2, 1, 8, 8)
-        optimizer = SGD(model.parameters(), lr=0.1, settings=MANUAL, model=model, example_inputs=(x,))
-        assert optimizer.gradskip.numbering.trace is not None
-        train(model, optimizer, 4)
-        gone = weakref.ref(x)
-        del x
-        gc.collect()
-        assert gone() is None
-
     def test_a_group_added_later_has_its_place_in_the_trace(self) -> None:
         model: Any = conv_model()
         parameters = list(model.parameters())

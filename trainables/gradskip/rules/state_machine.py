@@ -22,9 +22,6 @@ def first_step_after(decided: Iterations, distance: Iterations) -> Iterations:
     """Return the first step without the stopped layers' gradients, from the step of the decision.
 
     Until then no other stop is decided, or in that same step at the earliest.
-
-    >>> first_step_after(10, 0), first_step_after(10, 4)
-    (11, 14)
     """
     return decided + distance + (distance == 0)
 
