@@ -31,7 +31,7 @@ def variables(*, published: bool) -> str:
     return table(
         ("variable", "`Settings`", "default", "range", "read by", "meaning"),
         (
-            (f"`{v.name}`", f"`{v.field}`", v.default_text, v.rule, _modes(v.mode), v.meaning)
+            (f"`{v.name}`", f"`{v.field}`", v.default_text, v.allowed.words, _modes(v.mode), v.meaning)
             for v in VARIABLES
             if v.published == published
         ),

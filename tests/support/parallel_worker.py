@@ -14,8 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms import Join
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, AdamW, DistributedDataParallel, Settings, wrap
@@ -36,10 +34,8 @@ CASES: dict[str, tuple[str, Settings]] = {
     "sharded-plasticity": ("sgd", Settings(rule="plasticity")),
     "static": ("sgd", AUTO),
     "static-later": ("adamw", BRAKING),
-    "powersgd": ("sgd", BRAKING),
     "no-sync-at-a-stop": ("sgd", BRAKING),
     "join": ("sgd", AUTO),
-    "join-throwing": ("sgd", AUTO),
     "join-after": ("sgd", BRAKING),
     "norms": ("sgd", Settings(rule="gradient_norm", rule_start_itr=2, rule_interval=3, rule_percentile=60)),
 }
@@ -101,13 +97,7 @@ def main(case: str, folder: Path) -> None:
         assert isinstance(parallel, nn.parallel.DistributedDataParallel)
         if case == "static-later":
             parallel._set_static_graph()
-        if case == "powersgd":
-            parallel.register_comm_hook(
-                PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5),
-                powerSGD_hook,
-            )
-        else:
-            parallel.register_comm_hook(None, count_and_send)
+        parallel.register_comm_hook(None, count_and_send)
     forwards: list[int] = []
     parallel.register_forward_hook(lambda *_: forwards.append(1))
     skip: Any = optimizer.gradskip  # type: ignore[attr-defined]
@@ -173,18 +163,12 @@ def join(case: str, folder: Path) -> None:
         step()
     error, steps = "", 0
     try:
-        with parallel.join(throw_on_early_termination=case == "join-throwing"):
+        with parallel.join():
             for _ in range(2 + rank):
                 step()
                 steps += 1
-    except (UserError, RuntimeError) as raised:
-        error = str(raised)
-    try:
-        Join([parallel])
     except UserError as raised:
-        error += f" Join: {raised}"
-    with parallel.join(enable=False):
-        pass
+        error = str(raised)
     torch.save({"error": error, "steps": steps}, folder / f"{case}-{rank}.pt")
     dist.barrier()
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from trainables.gradskip.forward_cache import ForwardCache
     from trainables.gradskip.optimizers import SGD, Adam, AdamW, wrap
     from trainables.gradskip.replay import StopEvent
-    from trainables.gradskip.variance_recorder import Recorder, record
 
 __all__ = [
     "SGD",
@@ -31,8 +30,6 @@ __all__ = [
     "Settings",
     "DistributedDataParallel",
     "ForwardCache",
-    "record",
-    "Recorder",
     "GradientSkip",
     "StopEvent",
     "RULES",
@@ -47,6 +44,5 @@ __getattr__, __dir__ = lazy_names(
         "replay": ("StopEvent",),
         "data_parallel": ("DistributedDataParallel",),
         "forward_cache": ("ForwardCache",),
-        "variance_recorder": ("Recorder", "record"),
     },
 )

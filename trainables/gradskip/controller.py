@@ -15,11 +15,10 @@ from torch.optim import Optimizer
 from trainables.attachment import Attached, RunFacts
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.advice.never_fires import never_fires
 from trainables.gradskip.execution_order import ModelTrace
 from trainables.gradskip.layers import wrappers
-from trainables.gradskip.numbering import is_compiled
-from trainables.gradskip.replay import LayerPlan, StopEvent, columns
+from trainables.gradskip.nothing_stops import never_fires, weight_decays
+from trainables.gradskip.replay import StopEvent, columns
 from trainables.gradskip.script_counting.trace_file import TRIAL_FOLDER
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.step import SkippingStep
@@ -37,39 +36,28 @@ def check_attachable(optimizer: Optimizer) -> None:
         )
     if hasattr(optimizer, "gradskip"):
         raise UserError("this optimizer has Gradient-Skip already: wrap it once")
-    inner = _inner_optimizer(optimizer)
-    if inner is not None:
-        raise UserError(
-            f"Gradient-Skip needs the optimizer that moves the parameters, got {type(optimizer).__name__} around "
-            f"{type(inner).__name__}: wrap the inner one first, as in {type(optimizer).__name__}(gradskip.wrap(...))"
-        )
-    try:
-        optimizer.register_state_dict_pre_hook(lambda _: None).remove()
-    except AttributeError:
-        raise UserError(
-            f"Gradient-Skip needs an optimizer with torch's hooks, got {type(optimizer).__name__}, which does not call "
-            "torch.optim.Optimizer.__init__: have it call that, or wrap the optimizer that it is built around"
-        ) from None
-
-
-def _inner_optimizer(optimizer: Optimizer) -> Optimizer | None:
+    outer = type(optimizer).__name__
     held: list[Any] = []
     for value in vars(optimizer).values():
         held += value if isinstance(value, (list, tuple)) else [value]
-    return next((value for value in held if isinstance(value, Optimizer) and value is not optimizer), None)
+    for inner in held:
+        if isinstance(inner, Optimizer) and inner is not optimizer:
+            raise UserError(
+                f"Gradient-Skip needs the optimizer that moves the parameters, got {outer} around "
+                f"{type(inner).__name__}: wrap the inner one first, as in {outer}(gradskip.wrap(...))"
+            )
 
 
 def check_model(settings: Settings, model: nn.Module | None, optimizer: Optimizer) -> None:
     """Raise UserError for settings that need a model where none is given, or an unsharded one where it is sharded."""
-    for field, wanted in (
-        ("norm_statistics", settings.norm_statistics == "hold"),
-        ("prefix_autograd", not settings.prefix_autograd),
-        ("rule", settings.mode == "plasticity"),
-    ):
-        if wanted and model is None:
-            value = getattr(settings, field)
-            text = int(value) if isinstance(value, bool) else value
-            raise UserError(f"CAC_{field.upper()}={text} looks into the model: give model=")
+    needed = {
+        "NORM_STATISTICS=hold": settings.norm_statistics == "hold",
+        "PREFIX_AUTOGRAD=0": not settings.prefix_autograd,
+        "RULE=plasticity": settings.mode == "plasticity",
+    }
+    for setting, is_set in needed.items():
+        if is_set and model is None:
+            raise UserError(f"CAC_{setting} looks into the model: give model=")
     if settings.mode == "plasticity" and any(
         hasattr(p, "full_tensor") for group in optimizer.param_groups for p in group["params"]
     ):
@@ -86,13 +74,7 @@ WEIGHT_RULES = ("off", "auto", "manual")
 
 
 class GradskipBeside(Attached):
-    """Both methods; Gradient-Skip decides by the weights after the previous step.
-
-    Args:
-        skip: Gradient-Skip.
-        other: the other method, which gets the training loop's calls.
-        name: of the other method, in states.
-    """
+    """Gradient-Skip, which decides by the weights after the previous step, and another method, named in states."""
 
     def __init__(self, skip: AttachedGradientSkip, other: Attached, name: str) -> None:
         self.skip, self.other, self._name = skip, other, name
@@ -142,7 +124,7 @@ STATE_KEY = "gradskip"
 
 
 class GradientSkip(SkippingStep):
-    """State and control of Gradient-Skip on one optimizer.
+    """State and control of Gradient-Skip on one optimizer; see `SkippingStep` for its attributes.
 
     Args:
         optimizer: any torch optimizer that does not change parameters without a gradient (all of torch's but LBFGS).
@@ -156,12 +138,10 @@ class GradientSkip(SkippingStep):
             order of registration.
         total_steps: length of the run in optimizer steps, used only to warn of settings that can never fire in it.
 
-    Attributes: see `SkippingStep`.
-
     Raises:
-        UserError: invalid settings, a layer number past the last parameter, a parameter in two groups, no parameter,
-            an optimizer that mixes parameters (LBFGS) or wraps another, one that has Gradient-Skip already, or a
-            setting that needs a model.
+        UserError: invalid settings, a layer number past the last parameter, a model of other parameters, an optimizer
+            that mixes parameters (LBFGS) or wraps another, one that has Gradient-Skip already, or a setting that needs
+            a model.
     """
 
     def __init__(
@@ -193,28 +173,21 @@ class GradientSkip(SkippingStep):
             self.step_record = start(self, model)
 
     def _advise_at_begin(self, total_steps: int | None) -> None:
-        """Warn of groups without a model, of settings that can stop nothing, and of many recompilations."""
+        """Warn of groups without a model, and of settings that can stop nothing."""
         settings, groups, model = self.settings, self.optimizer.param_groups, self._given_model
         if len(groups) > 1 and model is None and settings.mode != "off":
             self.advice.say("groups", count=len(groups))
-        watched = {id(self.parameters[n]) for unit in self.plan.units for n in unit.watched}
-        decaying = [g for g in groups if "weight_decay" in g and any(id(p) in watched for p in g["params"])]
         reason = never_fires(
             settings,
             units=len(self.plan.units),
             stoppable=self.blueprint.stoppable,
             first_stop=self.machine.rule.first_stop(),
-            weight_decays=[float(group["weight_decay"]) for group in decaying] or None,
+            decays=weight_decays(self.optimizer),
             total_steps=total_steps,
             frozen=len(self.numbering.plan(lambda _: True).units) - len(self.plan.units),
         )
         if reason is not None:
             self.advice.say("never", reason=reason)
-        if model is not None and is_compiled(model) and settings.mode != "off":
-            stops = self.blueprint.stoppable if settings.mode != "manual" else len(settings.stop_layer_num or ())
-            limit = int(torch._dynamo.config.recompile_limit)
-            if 2 * stops + 2 > limit:
-                self.advice.say("recompile", stops=stops, limit=limit)
 
     # --- state ------------------------------------------------------------------------------------------------------
 
@@ -225,7 +198,7 @@ class GradientSkip(SkippingStep):
         counted = {} if self.step_record is None else {"step_record": self.step_record.state_dict()}
         return {
             **counted,
-            "machine": {**self.machine.state_dict(), "iteration": self.iteration},
+            "machine": self.machine.state_dict(),
             "events": [asdict(event) for event in self.events],
             "decision_lrs": list(self.learning_rates),
             "signal": self.signal.state_dict(),
@@ -239,23 +212,19 @@ class GradientSkip(SkippingStep):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state: iteration, peaks, braking; parameters stop or train again accordingly.
 
-        A rule with other settings than the saved ones begins anew, over the layers that its own settings watch and that
-        have not stopped; changed thresholds alone do not make it another rule.
-
-        Raises:
-            UserError: the state is of an optimizer with another number of parameters, or of another version.
+        Thresholds and intervals may be others. UserError for a state of other parameters, another rule, other layers,
+        or another version.
         """
         self._check_state(state)
         before = [p.requires_grad for p in self.parameters]
-        self._earlier = None
+        self._earlier = []
         self._forget_step()
-        self._skipped.forget()
         self._load(state)
         self._tell_of_change(before)
         self.refresh()
 
     def _check_state(self, state: dict[str, Any]) -> None:
-        if not isinstance(state.get("stops"), dict):
+        if "reasons" not in state.get("stops", ()):
             raise UserError(
                 "the state to load is of another version of Gradient-Skip: train on with that version, or load torch's "
                 "part alone by taking the entry 'gradskip' out of it"
@@ -265,6 +234,12 @@ class GradientSkip(SkippingStep):
                 f"the state to load is of {len(state['order'])} parameters, but this optimizer has "
                 f"{len(self.parameters)}: load it into the model that it was saved from"
             )
+        for name, asked in rule_identity(self.settings).items():
+            if state["rule"][name] != asked:
+                raise UserError(
+                    f"the state to load is of {name}={state['rule'][name]} and the settings ask for {asked}: train on "
+                    "with those, or take the entry 'gradskip' out of it, and the rule begins anew"
+                )
 
     def _load(self, state: dict[str, Any]) -> None:
         numbering, stops = self.numbering, self.stops
@@ -273,34 +248,17 @@ class GradientSkip(SkippingStep):
         if state["trace"] is not None:
             numbering.stop_recording()
             numbering.trace = ModelTrace.from_state(state["trace"])  # a resumed run has been traced already
-        machine = dict(state["machine"])
-        saved_order = tuple(state["order"])
-        stopped = saved_order[state["stops"]["through"] + 1 : machine["stopped_through"] + 1]
-        same_units = state["rule"]["whole_units"] == self.settings.whole_units
-        if not same_units or machine["iteration"] == 0:  # saved before the trace, which gives the order
-            numbering.order = tuple(range(len(saved_order)))
+        machine = state["machine"]
+        if machine["iteration"] == 0:  # perhaps saved before the trace, which gives the order
             numbering.order_by_trace()
         else:
-            numbering.order = saved_order
+            numbering.order = tuple(state["order"])
+        stopped = numbering.order[state["stops"]["through"] + 1 : machine["stopped_through"] + 1]
         stops.load_state_dict(state["stops"], stopped)
-        asked = rule_identity(self.settings)
-        same = state["rule"] == asked
-        self.begin_rule(set(state["units"]) if same else None)
-        if numbering.order != saved_order and machine["iteration"] > 0:
-            machine.update(_through(numbering.order, {*stopped, *state["stops"]["rule"]}))
-        fresh_rule = self.machine.rule.state_dict()
-        fits = same and machine["rule"].keys() <= fresh_rule.keys()  # older states lack some
-        self.machine.load_state_dict({**machine, "rule": machine["rule"] if fits else fresh_rule})
-        if fits:
-            self.signal.load_state_dict(state["signal"])
-            if self.settings.mode != "manual":  # changes nothing, unless the user trains other layers now
-                self.machine.rule.begin_after(self.machine.decided_through)
-        else:
-            through = self.machine.decided_through
-            passed = {*stops.numbers, *numbering.order[: through + 1]}
-            self.machine.rule.begin_after(_passed(self.plan, through, passed))
-        if not same and state["rule"]["mode"] != "off":
-            self.advice.say("rule", saved=_words(state["rule"]), asked=_words(asked))
+        self.begin_rule(set(state["units"]))
+        self.machine.load_state_dict(machine)
+        self.signal.load_state_dict(state["signal"])
+        self.machine.rule.begin_after(self.machine.decided_through)  # where the user trains other layers now
         self.events[:] = [StopEvent(**event) for event in state["events"]]
         self.learning_rates = list(state["decision_lrs"])
 
@@ -324,40 +282,8 @@ class GradientSkip(SkippingStep):
 
 def rule_identity(settings: Settings) -> dict[str, Any]:
     """Return the settings that a rule's own state depends on, in plain types; with equal ones it can continue."""
-    lists = (settings.stop_layer_num, settings.stop_layer_itr)
-    return {
-        "mode": settings.mode,
-        "watch": list(settings.watch),
-        "whole_units": settings.whole_units,
-        "lists": [None if numbers is None else list(numbers) for numbers in lists],
-    }
-
-
-def _through(order: tuple[int, ...], stopped: set[int]) -> dict[str, int]:
-    """Return the machine's positions in another order; braking in progress is cancelled."""
-    through = -1
-    while through + 1 < len(order) and order[through + 1] in stopped:
-        through += 1
-    return {"stopped_through": through, "braking_through": -1, "braking_count": 0}
-
-
-def _passed(plan: LayerPlan, through: int, stopped: set[int]) -> int:
-    """Return the position up to which a new rule has nothing to watch: those layers have stopped or are braking."""
-    for unit in plan.units:
-        if unit.end > through and not stopped.issuperset(unit.watched):
-            break
-        through = max(through, unit.end)
-    return through
-
-
-def _words(rule: dict[str, Any]) -> str:
-    layers, iterations = rule["lists"]
-    if rule["mode"] == "off":
-        return "rule off"
-    if rule["mode"] == "manual":
-        return f"rule manual (layers {','.join(map(str, layers))} at {','.join(map(str, iterations))})"
-    watched = f"layers {','.join(map(str, layers))}" if layers else f"CAC_WATCH={','.join(rule['watch'])}"
-    return f"rule {rule['mode']} ({watched}{', whole units' if rule['whole_units'] else ''})"
+    values = {name: getattr(settings, name) for name in ("watch", "whole_units", "stop_layer_num", "stop_layer_itr")}
+    return {"mode": settings.mode, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 
 
 # --- Gradient-Skip as a method of a trial -----------------------------------------------------------------------------

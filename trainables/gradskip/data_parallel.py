@@ -1,8 +1,7 @@
 """DistributedDataParallel that adapts to stops: gradients of stopped layers are neither computed nor sent.
 
-torch's own class plans its gradient buckets once, for the parameters that train when it is built, and raises in the
-first iteration in which one of them gets no gradient. This class is rebuilt after a stop, which takes a fraction of a
-second; nothing of the model is sent again.
+torch's own class plans its gradient buckets once, for the parameters that train when it is built, and raises when one
+of them gets no gradient. This class is rebuilt after a stop, in a fraction of a second; nothing is sent again.
 """
 
 from __future__ import annotations
@@ -29,12 +28,7 @@ class DistributedDataParallel(TorchDataParallel):
     """Drop-in for `torch.nn.parallel.DistributedDataParallel` with a gradient-skip optimizer.
 
     At a decision the first process of the group sends its measurements to all, so that every process stops a layer at
-    the same iteration.
-
-    Args:
-        module: the model. Its parameters must be those of the optimizer.
-        optimizer: with Gradient-Skip (`SGD`, `Adam`, `AdamW`, or any after `wrap`).
-        options: of torch's class (``device_ids``, ``process_group``, ``static_graph``, ...).
+    the same iteration. Options are torch's (``device_ids``, ``process_group``, ``static_graph``, ...).
 
     Raises:
         UserError: an optimizer without Gradient-Skip, one of other parameters, or a torch option that does not allow
@@ -61,7 +55,6 @@ class DistributedDataParallel(TorchDataParallel):
         self._options = options
         self._registered: list[tuple[Any, Callable[..., Any]]] = []
         self._outdated = False
-        self._join_checked = False
         self._gradskip = gradskip
         gradskip.process_group = self.process_group
         gradskip.on_stop.append(self._outdate)
@@ -72,14 +65,13 @@ class DistributedDataParallel(TorchDataParallel):
     def _build_anew(self) -> None:
         # Every process has the same weights, so nothing is sent or checked again.
         options = {**self._options, "init_sync": False, "static_graph": self.static_graph}
-        ours = ("_options", "_registered", "_gradskip", "_join_checked")
+        ours = ("_options", "_registered", "_gradskip")
         kept = {name: self.__dict__[name] for name in (*_HOOKS, *ours, "training", "require_backward_grad_sync")}
         for name in ("reducer", "logger"):  # removed before the next reducer hooks the same parameters
             self.__dict__.pop(name, None)
         super().__init__(self.module, **options)
         self.__dict__.update(kept, _outdated=False)
         for state, hook in self._registered:
-            _begin_again(state)
             super().register_comm_hook(state, hook)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -89,43 +81,22 @@ class DistributedDataParallel(TorchDataParallel):
         return super().forward(*args, **kwargs)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Register a communication hook as in torch, and again after every stop with a reset PowerSGD state.
+        """Register a communication hook as in torch, and again after every stop.
 
-        The state of a custom hook must not depend on the buckets' shapes.
+        Its state must not depend on the buckets' shapes; UserError for PowerSGD's, which does.
         """
+        if isinstance(state, PowerSGDState):
+            raise UserError("PowerSGD keeps what it knows of buckets that a stop changes: register another hook")
         if self._outdated:
             self._build_anew()
         super().register_comm_hook(state, hook)
         self._registered.append((state, hook))
 
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> Any:
-        """Join as in torch; UserError while a stop may come, for it needs every process."""
-        self._join_checked = not enable or throw_on_early_termination
-        try:
-            return super().join(divide_by_initial_world_size, enable, throw_on_early_termination)
-        finally:
-            self._join_checked = False
-
     def join_hook(self, **kwargs: Any) -> Any:
-        """Return torch's hook for its ``Join`` context; UserError as in `join`."""
-        if not self._join_checked and (self._outdated or self._gradskip.can_stop_more()):
+        """Return torch's hook for joining processes; UserError while a stop may come, for it needs every process."""
+        if self._outdated or self._gradskip.can_stop_more():
             raise UserError(
                 "join() lets processes end one by one, and a stop needs all of them: give every process as many "
-                "batches (drop_last=True), or join(throw_on_early_termination=True), or switch the rule off "
-                f"({OFF_VARIABLE})"
+                f"batches (drop_last=True), or switch the rule off ({OFF_VARIABLE})"
             )
         return super().join_hook(**kwargs)
-
-
-def _begin_again(state: Any) -> None:
-    """Reset PowerSGD's memory of the old buckets; whole gradients are sent until torch has fixed the new ones."""
-    if isinstance(state, PowerSGDState):
-        for memory in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
-            memory.clear()
-        # torch reorders its buckets after the first iteration.
-        state.start_powerSGD_iter = max(state.start_powerSGD_iter, state.iter + 2)

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from trainables.gradskip.advice.users_line import users_level
+from trainables.gradskip.advice import users_level
 from trainables.gradskip.layers import own_children, own_parameters
 from trainables.runtime.isolation import kept_generators
 from trainables.runtime.operator_flops import uncompiled
+from trainables.workloads.batch_structure import tensors_in
 
 if TYPE_CHECKING:
     from typing import Self
@@ -73,91 +74,46 @@ class ModelTrace:
     ranks: tuple[int, ...]
     """Rank of the first call of the module that owns the parameter, from 0; ascending in execution order."""
     upstream: tuple[int, ...]
-    """Mask of the parameters that the owner's input depends on: their gradients pass through the owner. If a parameter
-    is used several times, only the first use counts: parameters that only a later use depends on do not affect its
-    stop."""
+    """Mask of the parameters that the owner's input depends on, in the first of several uses: their gradients pass
+    through the owner."""
     before: Mapping[str, int] = field(default_factory=dict)
     """Mask of a module's input by its name, over all its calls; modules in the order in which they were called."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the trace in plain types; masks by their differences, so the size is proportional to the model's."""
+        """Return the trace in plain types; masks in hexadecimal, as torch.load refuses integers of so many digits."""
         return {
             "ranks": list(self.ranks),
-            "upstream": _differences(self.upstream[number] for number in self._by_rank(self.ranks)),
-            "before": _differences(self.before.values()),
-            "modules": list(self.before),
+            "upstream": [f"{mask:x}" for mask in self.upstream],
+            "before": {name: f"{mask:x}" for name, mask in self.before.items()},
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ModelTrace:
-        ranks = tuple(state["ranks"])
-        upstream = dict(zip(cls._by_rank(ranks), _sums(state["upstream"]), strict=True))
         return cls(
-            ranks=ranks,
-            upstream=tuple(upstream[number] for number in range(len(ranks))),
-            before=dict(zip(state["modules"], _sums(state["before"]), strict=True)),
+            ranks=tuple(state["ranks"]),
+            upstream=tuple(int(mask, 16) for mask in state["upstream"]),
+            before={name: int(mask, 16) for name, mask in state["before"].items()},
         )
 
     @property
     def order(self) -> tuple[int, ...]:
-        return tuple(self._by_rank(self.ranks))
-
-    @staticmethod
-    def _by_rank(ranks: Sequence[int]) -> list[int]:
-        return sorted(range(len(ranks)), key=lambda number: (ranks[number], number))
+        return tuple(sorted(range(len(self.ranks)), key=lambda number: (self.ranks[number], number)))
 
     def left_upstream(self, stopped: Collection[int]) -> set[int]:
         """Return the numbers of parameters outside ``stopped`` whose gradients pass through a stopped layer."""
         mask = 0
         for number in stopped:
             mask |= self.upstream[number]
-        return numbers_of(mask & ~mask_of(stopped))
-
-
-def numbers_of(mask: int) -> set[int]:
-    """Return the numbers in a mask.
-
-    >>> sorted(numbers_of(0b1010))
-    [1, 3]
-    """
-    digits = bin(mask)[:1:-1]
-    return {n for n, digit in enumerate(digits) if digit == "1"}
+        mask &= ~mask_of(stopped)
+        return {number for number, digit in enumerate(f"{mask:b}"[::-1]) if digit == "1"}
 
 
 def mask_of(numbers: Iterable[int]) -> int:
-    """Return the mask with these numbers.
-
-    >>> bin(mask_of([1, 3]))
-    '0b1010'
-    """
+    """Return the mask with these numbers."""
     mask = 0
     for number in numbers:
         mask |= 1 << number
     return mask
-
-
-#: Number of latest masks among which the one nearest to the next mask is searched: this many branches may alternate.
-_BRANCHES = 32
-
-
-def _differences(masks: Iterable[int]) -> list[list[int]]:
-    """Return each mask as [distance back to the nearest earlier mask (0: the empty mask), numbers that differ...]."""
-    found: list[list[int]] = []
-    last: list[int] = []  # the latest last
-    for mask in masks:
-        candidates = [0, *reversed(last)]
-        back = min(range(len(candidates)), key=lambda n: ((mask ^ candidates[n]).bit_count(), n))
-        found.append([back, *sorted(numbers_of(mask ^ candidates[back]))])
-        last = [*last, mask][-_BRANCHES:]
-    return found
-
-
-def _sums(differences: Iterable[Sequence[int]]) -> Iterator[int]:
-    last: list[int] = []
-    for back, *changed in differences:
-        mask = mask_of(changed) ^ (last[-back] if back else 0)
-        last = [*last, mask][-_BRANCHES:]
-        yield mask
 
 
 # --- Recording --------------------------------------------------------------------------------------------------------
@@ -188,7 +144,7 @@ class ExecutionRecorder(OwnedHooks):
     """Recorder of a forward pass while it runs, by hooks on every module; the hooks are inert on copies of the model.
 
     A pass begins where a module is called with gradients enabled, outside of a backward pass. The record is complete
-    when the model itself has returned; a model that is called in parts is recorded until `trace` is called.
+    when the model itself has returned; of a model that is called in parts, when `trace` is called.
 
     A parameter that does not train is not in autograd's graph. If gradients pass through its module, it is marked on
     the graph node behind that module; if it precedes everything that trains, it counts as upstream of every module that
@@ -338,7 +294,7 @@ def _called_modules(module: nn.Module, known: dict[int, nn.Module]) -> dict[int,
     return known
 
 
-#: Maximum number of outputs of a model's parts whose graphs are kept until an optimizer steps.
+#: Outputs of a model's parts whose graphs are kept until an optimizer steps.
 _MOST_ENDS = 64
 
 
@@ -348,7 +304,7 @@ class _GraphMasks:
     def __init__(self, number_of: dict[int, int]) -> None:
         self._number_of = number_of
         self._masks: dict[Any, int] = {}
-        self._ends: dict[Any, None] = {}  # nodes that `forget_behind` keeps, the latest used last
+        self._ends: dict[Any, int] = {}  # those of nodes that `forget_behind` keeps
         self._plain: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # of tensors without a graph, by id
 
     def forget(self) -> None:
@@ -357,30 +313,19 @@ class _GraphMasks:
         self._ends.clear()
 
     def forget_behind(self, value: Any) -> None:
-        """Release the graph except the nodes that made these tensors, and those of the latest such calls.
-
-        Later calls with these tensors find the masks there and do not traverse the graph further.
-        """
-        for tensor in tensors_of(value):
+        """Release the graph but the nodes that made these tensors, and those of the latest such calls."""
+        for tensor in tensors_in(value):
             if tensor.grad_fn is not None:
-                self._of_node(tensor.grad_fn)
-                self._touch(tensor.grad_fn)
-        while len(self._ends) > _MOST_ENDS:
-            self._ends.pop(next(iter(self._ends)))
-        self._masks = {node: self._masks[node] for node in self._ends}
-
-    def _touch(self, node: Any) -> None:
-        self._ends.pop(node, None)
-        self._ends[node] = None
+                self._ends[tensor.grad_fn] = self._of_node(tensor.grad_fn)
+        self._ends = dict([*self._ends.items()][-_MOST_ENDS:])
+        self._masks = dict(self._ends)
 
     def of(self, value: Any, *, without_graph: int = 0) -> int:
         """Return the mask of the tensors in a nest; ``without_graph`` for one without gradient and mark."""
         mask = 0
-        for tensor in tensors_of(value):
+        for tensor in tensors_in(value):
             if tensor.grad_fn is not None:
                 mask |= self._of_node(tensor.grad_fn)
-                if tensor.grad_fn in self._ends:
-                    self._touch(tensor.grad_fn)
             elif tensor.requires_grad:
                 mask |= self._of_leaf(tensor)
             else:
@@ -390,7 +335,7 @@ class _GraphMasks:
     def mark(self, value: Any, mask: int) -> bool:
         """Add a mask to these tensors, or to the nodes that made them; return whether there is a node."""
         nodes = []
-        for tensor in tensors_of(value):
+        for tensor in tensors_in(value):
             if tensor.grad_fn is not None:
                 nodes.append(tensor.grad_fn)
             elif not tensor.requires_grad:
@@ -425,18 +370,6 @@ class _GraphMasks:
             self._masks[node] = mask
             stack.pop()
         return self._masks[root]
-
-
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a nest of tuples, lists and dictionaries."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):  # including model outputs of transformers
-        for part in value.values():
-            yield from tensors_of(part)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from tensors_of(part)
 
 
 class ForwardHook(OwnedHooks):

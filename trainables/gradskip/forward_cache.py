@@ -18,29 +18,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainables.errors import UserError, unknown_name
+from trainables.errors import UserError
 from trainables.gradskip.layers import unwrap
 
 
 class RowFile:
-    """File of at most ``budget_bytes`` of rows by sample number 0..S-1; the first rows put are kept.
-
-    Besides the file, 16 bytes per sample are kept in memory: the position of its row, and the checksum of the input
-    from which the row was computed.
-    """
+    """File of at most ``budget_bytes`` of rows by sample number 0..S-1; the first rows put are kept."""
 
     def __init__(self, *, samples: int, budget_bytes: int, folder: str | Path | None = None) -> None:
         self._samples = samples
         self._budget_bytes = budget_bytes
         self._folder = folder
         self._slots = torch.full((samples,), -1, dtype=torch.int64)  # (S,) row of the file, -1: none
-        self.checksums = torch.zeros(samples, dtype=torch.int64)
-        """(S,) those put with the rows."""
+        self.checksums = torch.zeros(samples, dtype=torch.int64)  # (S,) of the inputs that the rows were computed from
         self._filled = 0
         self._file: IO[bytes] | None = None
         self._rows: Tensor | None = None  # (capacity, *row), mapped
-        self.capacity: int | None = None
-        """Number of rows that fit; None until the first row gives the row size."""
+        self.capacity: int | None = None  # rows that fit; None until the first row gives the row size
 
     @property
     def bytes(self) -> int:
@@ -56,16 +50,12 @@ class RowFile:
         return self._slots[indices] >= 0
 
     def get(self, indices: Tensor) -> Tensor:
-        """Return a copy on the CPU of these samples' rows, (B, *row); each sample must have one."""
+        """Return a copy of these samples' rows, (B, *row), on the CPU; each sample must have one."""
         assert self._rows is not None
         return self._rows.index_select(0, self._slots[indices])
 
     def put(self, indices: Tensor, rows: Tensor, checksums: Tensor) -> None:
-        """Store the rows of samples that have none, as many as fit.
-
-        Raises:
-            OSError: the folder cannot hold the file.
-        """
+        """Store the rows of samples that have none, as many as fit; OSError where the folder cannot hold the file."""
         if self.capacity is None:
             self._open(rows)
         # A sampler that draws with replacement may give a sample twice; its first row is kept.
@@ -79,15 +69,10 @@ class RowFile:
         self._slots[indices[chosen]] = slots  # last, so that a row counts as held only once it is complete
         self._filled += len(first)
 
-    def forget(self) -> None:
-        """Drop all rows; the file's space is reused."""
-        self._slots.fill_(-1)
-        self._filled = 0
-
     def close(self) -> None:
         """Drop all rows and free the disk space."""
-        self.forget()
-        self._rows, self.capacity = None, None
+        self._slots.fill_(-1)
+        self._filled, self._rows, self.capacity = 0, None, None
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -134,56 +119,40 @@ def _factors(count: int, device: torch.device) -> Tensor:
 
 #: Modules without parameters that compute each sample by itself, the same each time, and never enlarge it.
 _ENDS = (
-    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid,
-    nn.Tanh, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Tanhshrink,
-    nn.Softshrink, nn.Hardshrink, nn.Threshold, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d,
-    nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d,
-    nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh, nn.Hardtanh,
+    nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d,
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
 )  # fmt: skip
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 
 
-def may_end_prefix(module: nn.Module) -> bool:
+def may_end_prefix(module: Any) -> bool:
     """Return whether a stopped prefix may be extended by this module, which has no parameters.
 
     Dropout is accepted only where it has no effect: a mask that is drawn once and reused would be another
     regularization. Classes are compared exactly, because a subclass may behave differently.
     """
     kind = type(module)
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return kind in _DROPOUTS and (not module.training or module.p == 0)
-    if isinstance(module, nn.Flatten):
-        return kind is nn.Flatten and module.start_dim >= 1
+    if kind in _DROPOUTS:
+        return not module.training or bool(module.p == 0)
+    if kind is nn.Flatten:
+        return bool(module.start_dim >= 1)
     return kind in _ENDS and not getattr(module, "return_indices", False)
 
 
-def resolve_chain(
-    model: nn.Module, chain: Sequence[nn.Module] | Sequence[str] | None
-) -> tuple[list[nn.Module], list[str]]:
-    """Return the chain's modules and their names in the model.
-
-    Raises:
-        UserError: no chain for a model that is not an nn.Sequential, an empty chain, or one with modules of another
-            model.
-    """
+def resolve_chain(model: nn.Module, chain: Sequence[nn.Module] | None) -> tuple[list[nn.Module], list[str]]:
+    """Return the chain's modules and their names in the model; see `ForwardCache` for what is refused."""
     if chain is None and not _is_sequential(model):
         raise UserError(
             f"forward cache: chain must be given for a model that is no nn.Sequential, got {type(model).__name__}: "
-            "list the modules (or their names) that run one after the other from the input on"
+            "list the modules that run one after the other from the input on"
         )
-    by_name = dict(model.named_modules())
-    name_of = {id(module): name for name, module in by_name.items()}
-    modules = []
-    for entry in _flattened(model) if chain is None else chain:
-        if isinstance(entry, str) and entry not in by_name:
-            raise unknown_name("module of the forward cache's chain", entry, [name for name in by_name if name])
-        module = by_name[entry] if isinstance(entry, str) else entry
-        if id(module) not in name_of:
-            raise UserError(f"forward cache: chain must hold modules of the model, got another {type(module).__name__}")
-        modules.append(module)
-    if not modules:
-        raise UserError("forward cache: chain must have at least one module, got none")
-    return modules, [name_of[id(module)] for module in modules]
+    name_of = {module: name for name, module in model.named_modules()}
+    modules = list(_flattened(model) if chain is None else chain)
+    for module in modules:
+        if module not in name_of:
+            raise UserError(f"forward cache: chain must hold modules of the model, got {module!r}")
+    return modules, [name_of[module] for module in modules]
 
 
 def _is_sequential(module: nn.Module) -> bool:
@@ -211,18 +180,15 @@ _TOLERANCE = 1e-3
 
 
 class PassReport(NamedTuple):
-    """Report of one forward pass through the prefix."""
+    """Report of one forward pass through the prefix: names of its modules, and rows of the batch."""
 
     modules: tuple[str, ...]
-    """Names of m_0..m_k."""
     rows: int
-    """Rows of the batch."""
-    computed: int
-    """Rows that the prefix was actually computed on: misses, the copy of a single row, and checks."""
+    computed: int  # rows that the prefix was actually computed on: misses, the copy of a single row, and checks
 
 
 class PrefixPass:
-    """State of one forward pass; used once, by `ForwardCache.batch`."""
+    """One forward pass; used once, by `ForwardCache.batch`."""
 
     def __init__(self, cache: ForwardCache, indices: Tensor) -> None:
         self._cache = cache
@@ -253,11 +219,7 @@ class PrefixPass:
                     module.forward = own
 
     def report(self) -> PassReport | None:
-        """Return the report of this pass; None if the model ran without the cache, or not at all.
-
-        Raises:
-            UserError: the model ran only a part of the prefix.
-        """
+        """Return the report of this pass; None where the cache was not used. UserError after a part of the prefix."""
         if 0 < self._position < len(self._modules) and not self._untouched:
             raise self._wrong_chain(f"ended before {self._names[self._position]!r}")
         if self._position == 0 or (self._untouched and self._computed == 0):
@@ -325,7 +287,7 @@ class PrefixPass:
 
     def _verify(self, x: Tensor, held: Tensor) -> None:
         cache = self._cache
-        due = cache.hit_batches % cache.verify_every == 0
+        due = cache.hit_batches % VERIFY_EVERY == 0
         cache.hit_batches += 1
         if not due:
             return
@@ -376,7 +338,8 @@ class PrefixPass:
             cache.switch_off(f"no room for its file: {error}; give another folder or a smaller budget")
             return
         if first and cache.rows.capacity == 0:
-            cache.say(f"holds nothing: the budget must be at least one row, {y[0].numel() * y.element_size()} bytes")
+            size = y[0].numel() * y.element_size()
+            warnings.warn(f"forward cache holds nothing: its budget must be a row, {size} bytes, or more", stacklevel=2)
 
     def _laid_out(self, y: Tensor) -> Tensor:
         # Always the same strides, because later modules may choose kernels, and thus rounding, by them.
@@ -435,16 +398,17 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 # A prefix consists of the first modules m_0..m_k of a chain, none of whose parameters needs a gradient. Its outputs
 # depend on the input alone once its norms use their running statistics and its dropout is off, so both are in eval mode
 # here, whether a row is computed or read: a sample's output never depends on its batch or on the cache's content. This
-# differs from training without the cache, where a stopped batch norm still uses the batch's statistics. Running
-# statistics that lag behind the weights when a prefix stops, as they do early in a run, remain unchanged.
+# differs from training without the cache, where a stopped batch norm still uses the batch's statistics.
 #
 # **Rows read equal rows computed, bit for bit**, wherever a kernel's result for a row does not depend on the number of
 # rows. On the CPU (torch 2.13, oneDNN; convolutions of 8 to 128 channels, linear layers, 1 to 599 rows) only the result
-# for a single row differed, so a single row is computed as two. On CUDA, cuDNN may choose another algorithm for another
-# number of rows, and the last bits may differ.
+# for a single row differed, so a single row is computed as two. On CUDA the last bits may differ.
 #
-# Limits: an input that begins to vary is noticed within ``verify_every`` batches, not at once; hooks on the prefix's
+# Limits: an input that begins to vary is noticed within `VERIFY_EVERY` batches, not at once; hooks on the prefix's
 # modules except the last receive the model's input instead of activations when all rows are read.
+
+#: Inputs are checked in every so many-th batch with hits, starting with the first.
+VERIFY_EVERY = 16
 
 
 class ForwardCache:
@@ -455,7 +419,6 @@ class ForwardCache:
                 with cache.batch(indices):
                     loss = loss_fn(model(images), labels)
                 loss.backward()
-                ...
 
     The cache does nothing while nothing is stopped, in eval mode, or without gradients. It detects stops by itself, and
     starts anew when the prefix grows or when its weights or running statistics change.
@@ -466,10 +429,9 @@ class ForwardCache:
         budget_bytes: maximum file size in bytes, >= 0; the first samples seen are kept, the others always computed.
             Another 16 bytes per sample are kept in memory.
         folder: folder of the file; None: the system's folder for temporary files (often in memory: /tmp).
-        chain: modules, or their names, in execution order: the only input of the first is the model's input, the only
-            input of each other module is the output of the one before, and only the last output is used elsewhere.
-            None: the children of an nn.Sequential, nested ones included.
-        verify_every: inputs are checked in every ``verify_every``-th batch with hits, starting with the first; >= 1.
+        chain: modules in execution order: the only input of the first is the model's input, the only input of each
+            other module is the output of the one before, and only the last output is used elsewhere. None: the children
+            of an nn.Sequential, nested ones included.
 
     Raises:
         UserError: an argument out of range, a folder that does not exist, or a model whose chain must be given.
@@ -482,12 +444,9 @@ class ForwardCache:
         samples: int,
         budget_bytes: int,
         folder: str | Path | None = None,
-        chain: Sequence[nn.Module] | Sequence[str] | None = None,
-        verify_every: int = 16,
+        chain: Sequence[nn.Module] | None = None,
     ) -> None:
-        for name, value, low in (
-            ("samples", samples, 1), ("budget_bytes", budget_bytes, 0), ("verify_every", verify_every, 1)
-        ):  # fmt: skip
+        for name, value, low in (("samples", samples, 1), ("budget_bytes", budget_bytes, 0)):
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise UserError(f"forward cache: {name} must be an integer >= {low}, got {value!r}")
         if folder is not None and not Path(folder).is_dir():
@@ -500,39 +459,24 @@ class ForwardCache:
         self.model = unwrap(model)
         self.chain, self.names = resolve_chain(self.model, chain)
         self.samples = samples
-        self.verify_every = verify_every
         self.rows = RowFile(samples=samples, budget_bytes=budget_bytes, folder=folder)
-        self.last: PassReport | None = None
-        """Report of the last `batch`; None: the model ran without the cache."""
+        self.last: PassReport | None = None  # report of the last `batch`; None: the model ran without the cache
         self.compiled = any(hasattr(part, "_orig_mod") for part in model.modules())
-        """True if the model or a part of it is compiled by torch.compile."""
-        self.enabled = True
-        """Permanently False after `switch_off` or `close`."""
-        self.cached_through = -1
-        """k, the index in the chain of the module whose outputs are kept; -1 for none."""
-        self.hits = 0
-        """Rows read so far."""
-        self.misses = 0
-        """Rows computed so far because they were not in the cache."""
-        self.hit_batches = 0
-        """Batches with hits since the cache last started anew."""
-        self.input_kind = ""
-        """Shape, dtype, device and autocast state of an input row in words, set by the first pass."""
-        self.stands_alone = False
-        """True if the prefix was found to compute each row independently."""
-        self.channels_last = False
-        """True if the outputs have the channels-last memory layout."""
+        self.enabled = True  # permanently False after `switch_off` or `close`
+        self.cached_through = -1  # k, the index in the chain of the module whose outputs are kept; -1 for none
+        self.hits = 0  # rows read so far
+        self.misses = 0  # rows computed so far because they were not in the cache
+        # Since the cache last started anew: batches with hits, what an input row is in words, whether the prefix was
+        # found to compute each row by itself, and whether its outputs have the channels-last layout.
+        self.hit_batches, self.input_kind, self.stands_alone, self.channels_last = 0, "", False, False
         self._parts = [list(module.modules()) for module in self.chain]
         self._state: tuple[tuple[int, int], ...] = ()
         self._inside = False
 
-    def say(self, what: str) -> None:
-        warnings.warn(f"forward cache {what}", stacklevel=2)
-
     def switch_off(self, reason: str) -> None:
         """Close the cache permanently and warn with the reason."""
         self.close()
-        self.say(f"off: {reason}")
+        warnings.warn(f"forward cache off: {reason}", stacklevel=2)
 
     def close(self) -> None:
         """Drop all rows and free the disk space; from here on the model runs without the cache."""
@@ -551,7 +495,7 @@ class ForwardCache:
         return self.rows.bytes
 
     def update(self) -> None:
-        """Find the stopped prefix, and start anew where it or its computation changed; `batch` calls this."""
+        """Find the stopped prefix, and start anew where it or its weights changed; `batch` calls this."""
         if not self.enabled:
             return
         through = self._stopped_through()
@@ -565,13 +509,9 @@ class ForwardCache:
         )
         if through == self.cached_through and state == self._state:
             return
-        if through == self.cached_through:
-            self.rows.forget()
-        else:
-            self.rows.close()
-            self.stands_alone = False
+        self.rows.close()
         self.cached_through, self._state = through, state
-        self.hit_batches, self.input_kind = 0, ""
+        self.hit_batches, self.input_kind, self.stands_alone = 0, "", False
 
     def _stopped_through(self) -> int:
         last = -1
@@ -592,11 +532,8 @@ class ForwardCache:
     def batch(self, indices: Tensor) -> Iterator[None]:
         """Run one training forward pass that reads cached rows, and computes and stores the others.
 
-        Args:
-            indices: (B,) int64 on the CPU, the sample number of each row of the model's input.
-
-        Raises:
-            UserError: indices of another form or out of range, or a model that does not run the chain in its order.
+        ``indices`` are (B,) int64 on the CPU, the sample number of each row of the model's input. UserError for others,
+        or a model that does not run the chain in its order.
         """
         self._check(indices)
         if self._inside:

@@ -73,29 +73,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     return wrappers(model)[-1]
 
 
-def check_groups(groups: Sequence[Sequence[Tensor]]) -> None:
-    """Raise UserError for groups without any parameter, or with one parameter in two of them."""
-    owner: dict[int, int] = {}
-    for number, group in enumerate(groups):
-        for parameter in group:
-            if owner.setdefault(id(parameter), number) != number:
-                raise UserError(
-                    f"a parameter must be in one group only, got one of shape {tuple(parameter.shape)} in groups "
-                    f"{owner[id(parameter)]} and {number}"
-                )
-    if not owner:
-        raise UserError("an optimizer must have at least one parameter to skip gradients of, got none")
-
-
 def numbered(groups: Sequence[dict[str, Any]], model: nn.Module | None) -> tuple[list[Tensor], list[str] | None]:
-    """Return the parameters in the model's order, and their names where known.
-
-    Without a model the order is that of the groups. Parameters that the model does not own come last.
-
-    Raises:
-        UserError: no parameters, or one that is in two groups.
-    """
-    check_groups([group["params"] for group in groups])
+    """Return the parameters in the model's order, others last, or in that of the groups; and their names."""
     given = {id(p): p for group in groups for p in group["params"]}
     parameters = list(given.values())
     if model is not None:
@@ -125,15 +104,11 @@ def make_plan(
     Args:
         parameters: in numbering order.
         watch: ``conv`` (4-D weights, as published), ``linear`` (2-D weights; embeddings are left out where the model is
-            known), or class names of modules, each of which is a layer as a whole. A parametrized weight is one layer
-            with all its parts, where the model is known.
+            known), or class names of modules, each a layer as a whole. A parametrized weight is one layer.
         model: owner of the parameters; needed for class names and whole units.
         whole_units: stop a layer with everything up to the next watched layer, in execution order; the last one with
             its bias and norm.
         order: the numbers in the order in which whole units stop; None for the numbering's own order.
-
-    Raises:
-        UserError: a class that the model does not have, or no model where one is needed.
     """
     layers = _watched_layers(parameters, watch, model)
     if not whole_units:
@@ -182,7 +157,7 @@ def _watched_layers(
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return (watched numbers, all numbers) of each layer, in numbering order."""
     number_of = {id(p): number for number, p in enumerate(parameters)}
-    classes = [name for name in watch if name not in ("conv", "linear")]
+    classes = [name for name in watch if name not in KINDS]
     found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     taken: set[int] = set()
     dims = {dim for name, dim in (("conv", 4), ("linear", 2)) if name in watch}
@@ -217,18 +192,14 @@ def _outermost(classes: Sequence[str], model: nn.Module | None) -> list[nn.Modul
     there = {name for module, name in class_of.items() if any(True for _ in module.parameters())}
     for name in classes:
         if name not in there:
-            raise unknown_name("module class", name, {*there, "conv", "linear"})
+            raise unknown_name("module class", name, {*there, *KINDS})
     found = {name: m for name, m in unwrap(model).named_modules() if name and class_of[m] in classes}
     inside = tuple(f"{name}." for name in found)
     return [module for name, module in found.items() if not name.startswith(inside)]
 
 
 def unit_ends(model: nn.Module) -> tuple[int, ...]:
-    """Return the numbers of the last parameter of each whole unit in registration order.
-
-    A unit whose stop leaves nothing to train is omitted. Units begin at convolutions, or at linear weights in a model
-    without convolutions.
-    """
+    """Return the last number of each whole unit (of convolutions, else linear) whose stop leaves something to train."""
     parameters = list(model.parameters())
     for watch in KINDS:
         plan = make_plan(parameters, (watch,), model=model, whole_units=True)

@@ -20,11 +20,7 @@ _PARAMS = itemgetter("params")
 
 
 class Numbering:
-    """Numbers of an optimizer's parameters; the settings define which of them are layers.
-
-    Raises:
-        UserError: see `layers.numbered`, or a manual stop past the last parameter.
-    """
+    """Numbers of an optimizer's parameters; the settings define which of them are layers."""
 
     def __init__(self, groups: list[dict[str, Any]], model: nn.Module | None, settings: Settings) -> None:
         self.model = model
@@ -32,12 +28,9 @@ class Numbering:
         self.parameters, self.names = numbered(groups, model)
         self._given: list[Tensor] = _flat(groups)
         settings.check_layers(len(self.parameters))
-        self.order: tuple[int, ...] = tuple(range(len(self.parameters)))
-        """Position to number: the order in which parameters stop."""
-        self.trace: ModelTrace | None = None
-        """Trace of one forward pass, once it is known."""
-        self.on_trace: Callable[[], None] = lambda: None
-        """Called when the first training forward pass has shown the trace."""
+        self.order: tuple[int, ...] = tuple(range(len(self.parameters)))  # position to number, as parameters stop
+        self.trace: ModelTrace | None = None  # trace of one forward pass, once it is known
+        self.on_trace: Callable[[], None] = lambda: None  # called when the first training forward pass has shown it
         self._recorder: ExecutionRecorder | None = None
 
     @property
@@ -93,40 +86,17 @@ class Numbering:
         count = sum(map(len, map(_PARAMS, groups)))
         return count == len(self._given) and all(map(is_, chain.from_iterable(map(_PARAMS, groups)), self._given))
 
-    def follow(self, groups: list[dict[str, Any]]) -> list[int]:
-        """Give the numbers of replaced parameters to those that are in their places now.
-
-        The place is the name in the model, or outside of a model the place in the groups. Parameters that were removed
-        from the groups keep their numbers. Returns the numbers of parameters that have another shape now.
-
-        Raises:
-            UserError: a parameter whose place, or whose shape in it, no numbered one had.
-        """
-        given = _flat(groups)
-        number_of = {id(p): number for number, p in enumerate(self.parameters)}
-        there = {id(p) for p in given}
-        gone = {number for key, number in number_of.items() if key not in there}
-        named = {} if self.model is None else {id(p): name for name, p in self.model.named_parameters()}
-        at_place = zip(given, self._given, strict=True) if len(given) == len(self._given) else ()
-        number_at = {id(p): number_of[id(old)] for p, old in at_place}
-        owned = {} if self.model is None or self.names is None else {n: i for i, n in enumerate(self.names)}
-        found: dict[int, Tensor] = {}
-        for parameter in given:
-            if id(parameter) in number_of:
-                continue
-            name = named.get(id(parameter))
-            number = number_at.get(id(parameter)) if name is None else owned.get(name)
-            if number is None or number not in gone or (name is None and self.name(number) in named.values()):
-                raise _refused(parameter)
-            old = self.parameters[number]
-            if parameter.shape[1:] != old.shape[1:] and (name is None or parameter.dim() != old.dim()):
-                raise _refused(parameter)
-            found[number] = parameter
-        reshaped = [number for number, parameter in found.items() if parameter.shape != self.parameters[number].shape]
-        for number, parameter in found.items():
-            self.parameters[number] = parameter
-        self._given = given
-        return reshaped
+    def follow(self, groups: list[dict[str, Any]]) -> None:
+        """Note the groups' parameters; UserError for one that has no number. Any may be moved or removed."""
+        known = {id(parameter) for parameter in self.parameters}
+        self._given = _flat(groups)
+        for parameter in self._given:
+            if id(parameter) not in known:
+                raise UserError(
+                    f"Gradient-Skip does not know a parameter of shape {tuple(parameter.shape)}, which came into the "
+                    "optimizer after its first step: give it at the start with requires_grad off, or build a new "
+                    "optimizer"
+                )
 
     def order_by_trace(self) -> None:
         """Make whole units stop in the order in which they execute."""
@@ -147,14 +117,6 @@ def _flat(groups: list[dict[str, Any]]) -> list[Tensor]:
     return [parameter for group in groups for parameter in group["params"]]
 
 
-def _refused(parameter: Tensor) -> UserError:
-    return UserError(
-        f"Gradient-Skip cannot tell which layer a parameter of shape {tuple(parameter.shape)} is, which came into the "
-        "optimizer after its first step: put it in the place of one with the same dimensions but for the number of "
-        "rows, in the group and in the model, or give it at the start with requires_grad off, or build a new optimizer"
-    )
-
-
 def _units_of(targets: Sequence[int], plan: LayerPlan) -> list[Unit]:
     """Return the layers of these numbers; if several are in one whole unit, only the first."""
     units: dict[int, Unit] = {}
@@ -166,17 +128,16 @@ def _units_of(targets: Sequence[int], plan: LayerPlan) -> list[Unit]:
 
 def as_forward(example: Any) -> Callable[[nn.Module], Any]:
     """Return a function that runs a model on example inputs; UserError for anything but a tensor, tuple or function."""
-    if isinstance(example, Tensor):
-        return lambda model: model(example)
-    if isinstance(example, (tuple, list)):
-        return lambda model: model(*example)
-    if callable(example):
+    if callable(example) and not isinstance(example, Tensor):
         forward: Callable[[nn.Module], Any] = example
         return forward
-    raise UserError(
-        "example_inputs must be a tensor, a tuple of inputs, or a function that runs the model, got "
-        f"{type(example).__name__}"
-    )
+    if not isinstance(example, (Tensor, tuple, list)):
+        raise UserError(
+            "example_inputs must be a tensor, a tuple of inputs, or a function that runs the model, got "
+            f"{type(example).__name__}"
+        )
+    inputs = (example,) if isinstance(example, Tensor) else example
+    return lambda model: model(*inputs)
 
 
 def is_compiled(model: nn.Module) -> bool:

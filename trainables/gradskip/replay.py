@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from pydantic import TypeAdapter
+
 from trainables.config import TrialConfig
 from trainables.gradskip.rules.choice import NAMED, make_rule
 from trainables.gradskip.rules.state_machine import Decision, SkipMachine
@@ -24,24 +26,18 @@ from trainables.interventions import Intervention, MethodReplay, MissingSignal, 
 class Unit:
     """A watched layer and the position at which its stop ends."""
 
-    number: int
-    """The layer's number: that of its (first) watched parameter."""
-    watched: tuple[int, ...]
-    """Numbers of the weights that the rule measures: one, or a block's weights together."""
-    end: int
-    """Position of the last parameter that stops with it; everything before stops too."""
+    number: int  # the layer's number: that of its (first) watched parameter
+    watched: tuple[int, ...]  # numbers of the weights that the rule measures: one, or a block's weights together
+    end: int  # position of the last parameter that stops with it; everything before stops too
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPlan:
     """The watched layers, and the order in which parameters stop."""
 
-    order: tuple[int, ...]
-    """Position to number; a permutation of 0..P-1."""
-    units: tuple[Unit, ...]
-    """Watched layers by ascending `Unit.end`."""
-    whole_units: bool = False
-    """True if a manual stop includes the whole unit of its layer."""
+    order: tuple[int, ...]  # position to number; a permutation of 0..P-1
+    units: tuple[Unit, ...]  # watched layers by ascending `Unit.end`
+    whole_units: bool = False  # true if a manual stop includes the whole unit of its layer
     ends: tuple[int, ...] = ()
     """Positions at which whole units end, ascending, those of layers that the user has frozen included."""
 
@@ -62,30 +58,22 @@ class LayerPlan:
 class StopEvent:
     """One stop decision."""
 
-    iteration: int
-    """Optimizer steps before the one that decided, from 0."""
-    layer: int
-    """The layer's number; it and everything before it stop."""
-    name: str | None
-    """The parameter's name, where a model or named parameters were given."""
+    iteration: int  # optimizer steps before the one that decided, from 0
+    layer: int  # the layer's number; it and everything before it stop
+    name: str | None  # the parameter's name, where a model or named parameters were given
     ratio: float | None
     """Number compared with the threshold, such as weight variance over its peak; None where nothing is measured."""
-    rule: str
-    """``start``, ``mountain``, ``slope``, ``manual``, or the name of another rule."""
+    rule: str  # ``start``, ``mountain``, ``slope``, ``manual``, or the name of another rule
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
     """Everything that a rule needs to know of a model."""
 
-    plan: LayerPlan
-    """Its layers."""
-    stoppable: int
-    """The number of the plan's units, from the front, that a rule may stop."""
-    names: tuple[str, ...] | None
-    """Names of the parameters by number, where known."""
-    single_precision: bool
-    """True if ratios are compared in float32, as the published code does with float32 weights."""
+    plan: LayerPlan  # its layers
+    stoppable: int  # the number of the plan's units, from the front, that a rule may stop
+    names: tuple[str, ...] | None  # names of the parameters by number, where known
+    single_precision: bool  # true if ratios are compared in float32, as the published code does with float32 weights
 
     def machine(self, settings: Settings) -> SkipMachine:
         """Return a machine in its initial state."""
@@ -132,19 +120,10 @@ class Blueprint:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Blueprint:
         """Build the blueprint from the result of `to_dict`, also after a conversion to JSON and back."""
-        plan = values["plan"]
-        return cls(
-            plan=LayerPlan(
-                order=tuple(plan["order"]),
-                units=tuple(Unit(number=u["number"], watched=tuple(u["watched"]), end=u["end"]) for u in plan["units"]),
-                whole_units=plan["whole_units"],
-                ends=tuple(plan["ends"]),
-            ),
-            stoppable=values["stoppable"],
-            names=None if values["names"] is None else tuple(values["names"]),
-            single_precision=values["single_precision"],
-        )
+        return _BLUEPRINT.validate_python(values)
 
+
+_BLUEPRINT = TypeAdapter(Blueprint)
 
 # --- Replay of Gradient-Skip over recorded training -------------------------------------------------------------------
 
@@ -179,10 +158,7 @@ def variance_name(watched: Sequence[int]) -> str:
 
 
 def checkpoint_kind(settings: Settings) -> str:
-    """Return the kind of a checkpoint that holds the rule's own measurements (sums over gradients, a lagged copy).
-
-    They cover the layers that this rule watches, and end when none of these is left.
-    """
+    """Return the kind of a checkpoint that holds the rule's own measurements, of the layers that it watches."""
     if settings.mode in MEASURED_RULES:
         layers = hashlib.sha256(repr((settings.watch, settings.whole_units)).encode()).hexdigest()[:8]
         return f"{settings.mode}-{settings.rule_start_itr}-{settings.rule_interval}-{layers}"
@@ -199,15 +175,13 @@ def stop_action(config: TrialConfig, blueprint: Blueprint, through: int, braking
 
 def _how(config: TrialConfig) -> dict[str, Any]:
     """Return the other settings that a stop's effect depends on, where they are not the default."""
-    how: dict[str, Any] = {}
     settings = config.gradskip_settings()
-    if settings.norm_statistics != "go_on":
-        how["norm_statistics"] = settings.norm_statistics
-    if not settings.prefix_autograd:
-        how["prefix_autograd"] = False
-    if config.forward_cache_mb:
-        how["forward_cache_mb"] = config.forward_cache_mb
-    return how
+    named = {
+        "norm_statistics": (settings.norm_statistics, "go_on"),
+        "prefix_autograd": (settings.prefix_autograd, True),
+        "forward_cache_mb": (config.forward_cache_mb, 0),
+    }
+    return {name: value for name, (value, default) in named.items() if value != default}
 
 
 class GradskipReplay:

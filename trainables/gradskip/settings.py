@@ -119,12 +119,9 @@ class Settings(VariableFields):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
-        """Read settings from ``CAC_*`` variables; an empty variable counts as not set.
+        """Read settings from ``CAC_*`` variables (of ``os.environ`` if None); an empty variable counts as not set.
 
-        Args:
-            environ: the variables; ``os.environ`` when None.
-            overrides: fields (``mt_thr=0.97``) or variables (``CAC_VAR_MT_THR=0.97`` or ``"0.97"``) that override
-                the environment.
+        Fields (``mt_thr=0.97``) and variables (``CAC_VAR_MT_THR="0.97"``) override the environment.
 
         Raises:
             UserError: an unknown override, or a value that is not valid.
@@ -152,24 +149,20 @@ class Settings(VariableFields):
     def to_environment(self) -> dict[str, str]:
         """Return the variables that make a script with the gradient-skip optimizer use these settings.
 
-        Every variable of the active mode is given, so that the result does not depend on defaults. `reference` has
-        no variable. ``Settings.from_environment(s.to_environment()) == s`` up to `reference` and an unset `samples`,
-        which is given its value.
+        Every variable of the active mode is given, so that the result does not depend on defaults; an unset `samples`
+        with its value. `reference` has no variable.
         """
         environment = {}
+        mode = "auto" if self.mode == "off" else self.mode
         for variable in VARIABLES:
             given = variable.field == "stop_layer_num" and self.targets is not None
-            if variable.mode != "both" and self._mode_of_variables not in variable.mode.split(",") and not given:
+            if variable.mode != "both" and mode not in variable.mode.split(",") and not given:
                 continue
             value = self.sampling_interval if variable.field == "samples" else getattr(self, variable.field)
             # Variables that the published library does not have are given only if they differ from the default.
             if variable.published or value != variable.default:
                 environment[variable.name] = as_text(value)
         return environment
-
-    @property
-    def _mode_of_variables(self) -> str:
-        return "auto" if self.mode == "off" else self.mode
 
 
 #: Gradient-Skip that stops nothing, what says so as a field of a configuration, and as text.

@@ -22,10 +22,8 @@ _HALF = (torch.float16, torch.bfloat16)
 class Signal:
     """Measurement of layers. It never waits for the device; the caller reads the number."""
 
-    #: Whether `observe` must see every step.
-    every_step = False
-    #: Whether a decision uses all layers that still train, so that they are measured together.
-    together = False
+    every_step = False  # whether `observe` must see every step
+    together = False  # whether a decision uses all layers that still train, so that they are measured together
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters
@@ -122,9 +120,7 @@ class GradientNormSignal(Signal):
 
 
 def similarity_distance(a: Tensor, b: Tensor) -> Tensor:
-    """Return the similarity-preserving distance of two representations (B, ...) of one batch.
-
-    It is ||G_a - G_b||_F^2 / B^2.
+    """Return the distance ||G_a - G_b||_F^2 / B^2 of two representations (B, ...) of one batch.
 
     Source: Tung and Mori, "Similarity-Preserving Knowledge Distillation", 2019, equation 4; Egeria's plasticity.
     """
@@ -225,7 +221,6 @@ def make_signal(settings: Settings, parameters: Sequence[Tensor], model: nn.Modu
     """Return the signal of the settings' rule; plasticity needs the model."""
     if settings.mode == "gradient_norm":
         return GradientNormSignal(parameters)
-    if settings.mode == "plasticity":
-        assert model is not None
+    if settings.mode == "plasticity" and model is not None:
         return PlasticitySignal(parameters, model)
     return VarianceSignal(parameters, reference=settings.reference)

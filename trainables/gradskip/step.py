@@ -1,19 +1,15 @@
 """One step of an optimizer with Gradient-Skip: measure layers, decide, leave stopped parameters out, stop.
 
-``optimizer.step`` is replaced on the object by a function that does the work due before the step, calls the original
-step, and restores everything, also if the step raises. The step itself stays the optimizer's own, foreach, fused and
-capturable paths included; torch.compile compiles it and leaves the surrounding function to Python. If no work is due,
-the surrounding function costs a counter and three comparisons.
-
-A step goes through `SkippingStep`, the `SkipMachine` that counts and brakes, its rule, and `Stops`, which holds
-parameters still.
+``optimizer.step`` is replaced on the object by a function that does what is due before the step, calls the original,
+and restores everything, also if the step raises. The step itself stays the optimizer's own, foreach, fused and
+capturable paths included; torch.compile compiles it and leaves the surrounding function to Python. Where nothing is
+due, that function costs a counter and two comparisons.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import math
 import types
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -22,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainables.gradskip.advice.advice import Advice, some
+from trainables.gradskip.advice import Advice, some
 from trainables.gradskip.execution_order import ForwardHook
 from trainables.gradskip.layers import unwrap
 from trainables.gradskip.numbering import Numbering, as_forward, is_compiled
@@ -80,44 +76,6 @@ def scale_change(parameter: Tensor, before: Tensor, factor: float) -> None:
         parameter.sub_(before).mul_(factor).add_(before)
 
 
-class SkippedSteps:
-    """Steps that GradScaler makes a fused optimizer skip for infinities, although the optimizer's `step` is called.
-
-    They are no iterations. Between decisions they are only summed on the device; the sum is read when one is near.
-    """
-
-    def __init__(self) -> None:
-        self._total: Tensor | None = None  # skipped and still counted; on the device
-
-    def is_skipped(self, found_inf: Tensor, machine: SkipMachine, due: int) -> bool:
-        """Return whether the coming step is skipped: ``found_inf`` is 1 where there are infinities.
-
-        Iterations before ``due`` have nothing to decide.
-        """
-        if machine.iteration < due:
-            self._total = found_inf.detach().clone() if self._total is None else self._total.add_(found_inf)
-            return False
-        now = found_inf.detach().reshape(())
-        total = now.new_zeros(()) if self._total is None else self._total.reshape(())
-        before, skips = torch.stack([total, now]).tolist()
-        self._total = None
-        machine.iteration -= round(before)
-        if machine.iteration < due:
-            self._total = found_inf.detach().clone()
-            return False
-        return bool(skips)
-
-    def settle(self, machine: SkipMachine) -> None:
-        """Correct the iteration count by the skipped steps; synchronizes with the device."""
-        if self._total is not None:
-            machine.iteration -= round(float(self._total))
-            self._total = None
-
-    def forget(self) -> None:
-        """Discard the sum, before another state is loaded."""
-        self._total = None
-
-
 def has_closure(args: Any, kwargs: Any) -> bool:
     """Return whether a step was called with a closure."""
     return any(callable(a) for a in args) or callable(kwargs.get("closure"))
@@ -125,8 +83,6 @@ def has_closure(args: Any, kwargs: Any) -> bool:
 
 # --- Gradient-Skip around an optimizer's step -------------------------------------------------------------------------
 
-#: Returns whether a CUDA graph captures what runs now; None where torch is built without CUDA.
-_is_capturing = torch.cuda.is_current_stream_capturing if torch.backends.cuda.is_built() else None
 #: Called at every step with its arguments.
 StepListener = Callable[[tuple[Any, ...], dict[str, Any]], None]
 #: An optimizer's groups, and the parameters of each.
@@ -137,14 +93,10 @@ class SkippingStep:
     """An optimizer's step with a rule around it; `GradientSkip` attaches it, documents its arguments, and saves it.
 
     Attributes:
-        optimizer: as given.
-        settings: as given.
-        model: the model without wrappers, if it was given.
+        model: without wrappers, if it was given.
         numbering: the parameters' numbers, their execution order, and the layers among them.
         stops: the stopped and frozen parameters, with reasons.
-        blueprint: what the rule needs to know of the model.
         machine: counts iterations, asks the rule and brakes.
-        signal: measures layers for the rule.
         events: every stop decision so far.
         learning_rates: of the groups at the last decision, which the published braking multiplies.
         process_group: processes that decide together, or None.
@@ -168,7 +120,7 @@ class SkippingStep:
         self.optimizer = optimizer
         self.settings = settings
         self.model = None if given_model is None else unwrap(given_model)
-        self.advice = Advice(settings)
+        self.advice = Advice()
         self.events: list[StopEvent] = []
         self.learning_rates: list[Any] = []
         self.process_group: Any = None
@@ -182,9 +134,9 @@ class SkippingStep:
         self._example_given = example_inputs is not None
         self._example = as_forward(example_inputs) if self._example_given else None
         self._input_hook = ForwardHook(self._take_inputs)
-        #: Names of parameters that an earlier optimizer had stopped, and the number of further ones. A warning names
-        #: them at the next step, unless a state is loaded before.
-        self._earlier: tuple[list[str], int] | None = None
+        #: Names of parameters that an earlier optimizer had stopped: warned of at the next step, unless a state is
+        #: loaded before.
+        self._earlier: list[str] = []
         self._is_linear = is_linear_in_lr(optimizer)
         self._busy = True
         self._plan: StepPlan | None = None
@@ -192,7 +144,6 @@ class SkippingStep:
         self._inside: Groups | None = None  # those of the step that runs
         self._moved: list[tuple[Tensor, Tensor, float]] = []  # parameters, their values before the step, factors
         self._expected: set[int] = set()  # numbers of those that had a gradient when something stopped
-        self._skipped = SkippedSteps()
         self._measured: dict[int, float] = {}  # this step's signals, by position
         self._ahead: dict[int, float] = {}  # those of the coming step, measured before it
         self._number()
@@ -212,10 +163,7 @@ class SkippingStep:
 
     @property
     def stopped_through(self) -> int:
-        """Return the position of the last parameter that the rule has stopped, -1 for none.
-
-        The position is the parameter's number, unless whole units stop.
-        """
+        """Return the position of the last parameter that the rule has stopped, -1 for none; see `layers`."""
         return self.machine.stopped_through
 
     @property
@@ -225,16 +173,11 @@ class SkippingStep:
 
     @property
     def iteration(self) -> int:
-        """Return the number of optimizer steps that were actually taken so far."""
-        self._skipped.settle(self.machine)
+        """Return the number of optimizer steps so far; one that a fused optimizer skips for a GradScaler counts."""
         return self.machine.iteration
 
     def left_upstream(self) -> list[str]:
-        """Return the names of running parameters whose gradients pass through stopped layers.
-
-        Each of them makes the backward pass continue through the stopped layers. Empty where the execution order is not
-        known, because no model was given or no training step has run.
-        """
+        """Return the names of running parameters with gradients through stopped layers; empty without a trace."""
         return [self.numbering.name(n) for n in self.stops.left_upstream()]
 
     # --- the step ---------------------------------------------------------------------------------------------------
@@ -245,14 +188,13 @@ class SkippingStep:
         @functools.wraps(getattr(inner, "__func__", inner))
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             machine = self.machine
-            captured = _is_capturing is not None and _is_capturing()
-            # A fused optimizer gets found_inf from GradScaler for each step.
-            if not (captured or self._busy or "found_inf" in optimizer.__dict__) and machine.iteration < self.due:
+            if not self._busy and machine.iteration < self.due:
                 machine.iteration += 1
                 return inner(*args, **kwargs)
-            self._begin(args, kwargs, captured=captured)
+            self._begin(args, kwargs)
             if self._clean and has_closure(args, kwargs):
-                args, kwargs = self._guarded(args, kwargs)
+                args = tuple(map(self._guarded, args))
+                kwargs = {name: self._guarded(value) for name, value in kwargs.items()}
             try:
                 result = inner(*args, **kwargs)
             except BaseException:
@@ -288,54 +230,49 @@ class SkippingStep:
         # Published code: with a braking distance, stopped layers keep stepping with a factor of 0.
         return self.settings.reference and self.machine.distance > 0 and self.machine.stopped_through >= 0
 
-    def _begin(self, args: Any, kwargs: Any, *, captured: bool) -> None:
-        if not self.numbering.follows(self.optimizer.param_groups):
-            self._follow_parameters()
+    def _begin(self, args: Any, kwargs: Any) -> None:
+        groups = self.optimizer.param_groups
+        if not self.numbering.follows(groups):
+            if self.machine.iteration == 0:
+                self.bind()
+            else:
+                self.numbering.follow(groups)
         self.numbering.end_recording_at_step()
         closure = has_closure(args, kwargs)
         if self._clean:
             self._enforce(backward_is_done=not closure)
-        if self._earlier is not None:
-            self.advice.earlier_optimizer(*self._earlier)
-            self._earlier = None
-        if captured:  # by a CUDA graph: the step does not run now, and its replays do not pass here
-            if self.can_stop_more():
-                self.advice.say("captured")
-            return self._arrange(())
-        found_inf = self.optimizer.__dict__.get("found_inf")
+        if self._earlier:
+            self.advice.say("earlier", names=some(self._earlier, 5))
+            self._earlier = []
         if self.signal.every_step:
             if closure:
                 raise RuntimeError(
                     f"CAC_RULE={self.settings.mode} looks at gradients before the step and a closure makes them in "
                     "it: call backward() before step(), without a closure"
                 )
-            self.signal.observe(self._running_units(), getattr(self.optimizer, "grad_scale", None), found_inf)
+            scale, found_inf = (getattr(self.optimizer, name, None) for name in ("grad_scale", "found_inf"))
+            self.signal.observe(self._running_units(), scale, found_inf)
         for listener in self.before:
             listener(args, kwargs)
-        skipped = found_inf is not None and self._skipped.is_skipped(found_inf, self.machine, self.due)
-        self._arrange(() if skipped else self._decide())
+        self._arrange(self._decide())
 
-    def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with the closure wrapped, so that stopped parameters have no gradient after it."""
+    def _guarded(self, closure: Any) -> Any:
+        """Return an argument with a closure wrapped, so that stopped parameters have no gradient after it."""
+        if not callable(closure):
+            return closure
 
-        def guarded(closure: Any) -> Any:
-            if not callable(closure):
-                return closure
+        @functools.wraps(closure)
+        def inside(*given: Any, **named: Any) -> Any:
+            loss = closure(*given, **named)
+            self._enforce(backward_is_done=False)
+            return loss
 
-            @functools.wraps(closure)
-            def inside(*given: Any, **named: Any) -> Any:
-                loss = closure(*given, **named)
-                self._enforce(backward_is_done=False)
-                return loss
-
-            return inside
-
-        return tuple(map(guarded, args)), {name: guarded(value) for name, value in kwargs.items()}
+        return inside
 
     def _enforce(self, *, backward_is_done: bool) -> None:
         woken = self.stops.enforce(whole=not self._is_linear)
         if woken:
-            self.advice.woken(self.numbering.name(woken[0]))
+            self.advice.say("woken", name=self.numbering.name(woken[0]))
         if self._expected and backward_is_done:  # the first step after a stop
             self.stops.look_at_user()
             alive = [n for n in sorted(self._expected) if self.stops.moves(n)]
@@ -346,10 +283,8 @@ class SkippingStep:
 
     def _decide(self) -> Sequence[tuple[range, float]]:
         """Count the step, ask the rule if it is due, and return the positions whose update is scaled, with factors."""
-        if self.machine.iteration >= self.due and self.machine.braking_through < 0 and self._follow_user():
-            if self.stops.unfrozen.intersection(self.stops.left_upstream()):
-                self._advise_of_left()
-            self.refresh()
+        if self.machine.iteration >= self.due and self.machine.braking_through < 0:
+            self._follow_user()
         machine, iteration = self.machine, self.machine.iteration
         if iteration < machine.quiet_until() and not self._holds_published():
             machine.iteration += 1
@@ -361,8 +296,6 @@ class SkippingStep:
         plan = self._plan = machine.step(self._signal_of)
         if looks:
             self.signal.measured()
-            if passed := getattr(machine.rule, "passed", ()):
-                self.advice.passed_over([self.numbering.name(self._unit_at[end].number) for end in passed])
         if plan.decision is not None:
             self.events.append(self.blueprint.event(iteration, plan.decision, self.settings))
             rates = [group["lr"] for group in self.optimizer.param_groups if "lr" in group]
@@ -458,11 +391,7 @@ class SkippingStep:
     # --- measurements for a decision --------------------------------------------------------------------------------
 
     def look_ahead(self) -> None:
-        """Measure now what the next step's decision needs, because other code changes weights within the step.
-
-        Only for signals of weights alone. Without this, a decision measures the weights in the optimizer's step, which
-        are the same where nothing else changes them.
-        """
+        """Measure what the next step's decision needs of weights, because other code changes them within the step."""
         if isinstance(self.signal, VarianceSignal) and self.machine.iteration >= self.due:
             self._ahead = self._measure(self._running_units())
 
@@ -486,8 +415,6 @@ class SkippingStep:
         for unit, number in zip(units, numbers, strict=True):
             for listener in self.on_measured:
                 listener(unit, number)
-            if math.isnan(number) and isinstance(self.signal, VarianceSignal):
-                self.advice.say("nan", name=self.numbering.name(unit.number))
         return {unit.end: number for unit, number in zip(units, numbers, strict=True)}
 
     def _running_units(self) -> list[Unit]:
@@ -502,8 +429,7 @@ class SkippingStep:
     def begin_rule(self, ends: Collection[int] | None = None) -> None:
         """Watch the layers that the user trains, with a rule in its initial state.
 
-        With ``ends``, those that end at these positions, as a saved run watched last; layers that the user trains now
-        are added at the next decision, as in that run.
+        With ``ends``, those that end at these positions, as a saved run did; others are added at the next decision.
         """
         self._user_changes = self.stops.user_changes if ends is None else -1
         self._measured, self._ahead = {}, {}
@@ -515,12 +441,6 @@ class SkippingStep:
         self.machine = self.blueprint.machine(self.settings)
         self._unit_at = {unit.end: unit for unit in self.plan.units}
 
-    @property
-    def _is_schedule(self) -> bool:
-        # A schedule sets every layer's time at the start; a layer that is frozen or replaced later does not change it.
-        rule = NAMED.get(self.settings.mode)
-        return rule is not None and not rule.is_measured
-
     def _look_due(self) -> int:
         """Return the first iteration with anything to do, including a check of what the user has frozen."""
         due = self.machine.quiet_until()
@@ -531,41 +451,24 @@ class SkippingStep:
         begin = max(begin, self.machine.iteration)
         return min(due, -(-begin // interval) * interval)
 
-    def _follow_user(self) -> bool:
-        """Update the rule's layers to those that the user trains now; return whether the user has changed any.
+    def _follow_user(self) -> None:
+        """Update the rule's layers to those that the user trains now.
 
-        If the layer that the rule was examining was frozen, the rule continues with the next one. It returns to a layer
-        after the last stop that was unfrozen.
+        It goes on with the next one of those that are left, or returns to one after the last stop that was unfrozen.
         """
         self.stops.look_at_user()
         if self.settings.reference or self.stops.user_changes == self._user_changes:
-            return False
+            return
         self._user_changes = self.stops.user_changes
-        if self.settings.mode == "manual":  # examines no layer
-            return True
-        kept = self.plan.units if self._is_schedule else ()
-        state = self.machine.state_dict()
-        self._watch(lambda unit: unit in kept or is_watched(unit, self.numbering, self.stops))
-        initial = self.machine.rule.state_dict()
-        # A rule without layers has no state.
-        self.machine.load_state_dict({**state, "rule": state["rule"] if state["rule"] and initial else initial})
-        self.machine.rule.begin_after(self.machine.decided_through)
-        return True
-
-    def _follow_parameters(self) -> None:
-        if self.machine.iteration == 0:
-            return self.bind()
-        reshaped = self.numbering.follow(self.optimizer.param_groups)
-        self.stops.follow()
-        if reshaped:
-            if self.settings.mode not in ("manual", "off") and not self._is_schedule:
-                state = self.machine.state_dict()
-                self.begin_rule()
-                self.machine.load_state_dict({**state, "rule": self.machine.rule.state_dict()})
-                self.machine.rule.begin_after(self.machine.decided_through)
-            self.advice.say("reshaped", names=some(list(map(self.numbering.name, reshaped)), 5))
-        for listener in self.on_stop:
-            listener()
+        if self.settings.mode != "manual":  # which examines no layer
+            rule = NAMED.get(self.settings.mode)
+            # A schedule sets every layer's time at the start; a layer that is frozen later does not change it.
+            kept = self.plan.units if rule is not None and not rule.is_measured else ()
+            state = self.machine.state_dict()
+            self._watch(lambda unit: unit in kept or is_watched(unit, self.numbering, self.stops))
+            self.machine.load_state_dict(state)
+            self.machine.rule.begin_after(self.machine.decided_through)
+        self._advise_of_left()
         self.refresh()
 
     # --- numbers and execution order --------------------------------------------------------------------------------
@@ -576,8 +479,7 @@ class SkippingStep:
         self.stops = Stops(self.optimizer, numbering, self.settings)
         if self._example is not None and numbering.wants_trace:
             numbering.trace_example(self._example)
-        if self.stops.switched_on or self.stops.left_off:
-            self._earlier = ([numbering.name(n) for n in self.stops.switched_on], self.stops.left_off)
+        self._earlier = [numbering.name(n) for n in self.stops.switched_on]
         self.begin_rule()
         self.refresh()
 
@@ -600,12 +502,14 @@ class SkippingStep:
         self.refresh()
 
     def _advise_of_left(self) -> None:
-        left = self.stops.left_upstream()
-        if left:
-            unfrozen = sorted(self.stops.unfrozen.intersection(left))
-            has_units = bool(self.numbering.plan(lambda _: True).units)
-            name = self.numbering.name
-            self.advice.left_upstream(list(map(name, left)), list(map(name, unfrozen)), has_units=has_units)
+        if not (left := self.left_upstream()):
+            return
+        ways = []
+        if not self.settings.whole_units and self.numbering.plan(lambda _: True).units:
+            ways.append("CAC_WHOLE_UNITS=1 stops layers with their norms in execution order")
+        if self.settings.prefix_autograd:
+            ways.append("CAC_PREFIX_AUTOGRAD=0 stops whatever is left")
+        self.advice.say("left", about=",".join(left), names=some(left, 5), ways="; ".join(ways))
 
 
 def _several_processes() -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -28,66 +29,17 @@ from trainables.gradskip.settings import Settings
 class Reason(Flag):
     """Reason why a parameter does not train."""
 
-    USER = auto()
-    """The user has switched its ``requires_grad`` off; it trains again when the user switches it on."""
-    RULE = auto()
-    """The rule has stopped it."""
-    UPSTREAM = auto()
-    """It precedes stopped layers, and `CAC_PREFIX_AUTOGRAD=0` lets no gradient through them."""
+    USER = auto()  # the user has switched its ``requires_grad`` off; it trains again when the user switches it on
+    RULE = auto()  # the rule has stopped it
+    UPSTREAM = auto()  # it precedes stopped layers, and `CAC_PREFIX_AUTOGRAD=0` lets no gradient through them
     KEPT = auto()
     """Stopped, but its ``requires_grad`` stays on: a loss that needs no gradient at all raises in ``backward()``."""
 
 
-# --- Parameters that optimizers have switched off, so that a later one on the same model can switch them on again -----
-
-#: The claim of the latest optimizer that was built on a parameter, or that stopped it.
-_CLAIMS = WeakIdKeyDictionary()
-
-
-class Claim:
-    """The parameters that one optimizer's Gradient-Skip has switched off: it was not the user.
-
-    Args:
-        release: method that undoes what the optimizer does to modules; its object is weakly referenced.
-    """
-
-    def __init__(self, release: Callable[[], None]) -> None:
-        self._off = WeakIdKeyDictionary()
-        self._release: weakref.WeakMethod[Any] = weakref.WeakMethod(release)
-
-    def has(self, parameter: Tensor) -> bool:
-        """Return whether this optimizer has switched the parameter off, and no other one has taken it since."""
-        return parameter in self._off
-
-    def add(self, parameter: Tensor) -> None:
-        _CLAIMS[parameter] = self
-        self._off[parameter] = True
-
-    def take(self, parameters: Iterable[Tensor]) -> tuple[list[int], int]:
-        """Take the parameters of an optimizer from earlier ones.
-
-        Returns the indices of those that this one or an earlier one has switched off, and how many others the earlier
-        ones leave switched off.
-        """
-        earlier: set[Claim] = set()
-        taken_from: set[Claim] = set()
-        taken = []
-        for index, parameter in enumerate(parameters):
-            known = _CLAIMS.get(parameter)
-            if known is not None:
-                earlier.add(known)
-                if known._off.pop(parameter, False):
-                    taken_from.add(known)
-                    taken.append(index)
-            _CLAIMS[parameter] = self
-        for claim in taken_from:
-            release = claim._release()
-            if release is not None:
-                release()
-        return taken, sum(not p.requires_grad for claim in earlier - {self} for p in claim._off)
-
-
 # --- The stopped and frozen parameters of one optimizer ---------------------------------------------------------------
+
+#: The prefix of the latest optimizer that has stopped a parameter: it was not the user who switched that off.
+_STOPPED_IN = WeakIdKeyDictionary()
 
 #: Stopped parameters that are checked in one step, where they cannot move whatever their gradient is.
 LOOKS_A_STEP = 256
@@ -102,12 +54,6 @@ class Stops:
 
     A stop does not include a parameter that the user has frozen: it keeps the user's reason alone. A parameter that the
     rule has stopped stays stopped, whatever the user does to its ``requires_grad``.
-
-    Attributes:
-        user_changes: number of checks that found parameters newly frozen or unfrozen by the user.
-        unfrozen: numbers of the parameters that the user was found to have unfrozen.
-        switched_on: numbers of parameters that an earlier optimizer had stopped and this one switched on again.
-        left_off: number of those that an earlier optimizer had stopped and this one does not have.
     """
 
     def __init__(self, optimizer: Optimizer, numbering: Numbering, settings: Settings) -> None:
@@ -117,10 +63,9 @@ class Stops:
         self._settings = settings
         self._reasons = [_NONE] * len(numbering.parameters)
         self.user_changes = 0
-        self.unfrozen: set[int] = set()
         self._prefix = FrozenPrefix(numbering.model, numbering.parameters, settings)
-        self._claim = Claim(self._prefix.release)
-        self.switched_on, self.left_off = self._take()
+        self._stopper = weakref.ref(self._prefix)  # whose hooks keep it alive
+        self.switched_on = self._switch_on()
         self._still: list[Tensor] = []  # the parameters that we have stopped
         self._looked_at = 0  # how many of them were checked since the first
         self._frozen: list[Tensor] = []  # by the user, if the prefix's treatment depends on it
@@ -190,22 +135,23 @@ class Stops:
             elif parameter.requires_grad != self.moves(number):
                 changed = True
                 self._reasons[number] = _NONE if parameter.requires_grad else Reason.USER
-                if parameter.requires_grad:
-                    self.unfrozen.add(number)
         self.user_changes += changed
         if (changed or woken) and self.any:
             self._arrange()
 
-    def _take(self) -> tuple[list[int], int]:
-        """Take the parameters from earlier optimizers, and switch on what they or this one have switched off.
-
-        Returns the numbers of those that were off, and how many others the earlier optimizers leave switched off.
-        """
-        taken, left = self._claim.take(self._parameters)
-        off = [number for number in taken if not self._parameters[number].requires_grad]
-        for number in off:
-            self._parameters[number].requires_grad_(True)
-        return off, left
+    def _switch_on(self) -> list[int]:
+        """Switch on what an earlier optimizer or this one has stopped; return the numbers of those that were off."""
+        off = []
+        for number, parameter in enumerate(self._parameters):
+            stopper = _STOPPED_IN.pop(parameter, None)
+            if stopper is None:
+                continue
+            if (prefix := stopper()) is not None:
+                prefix.release()
+            if not parameter.requires_grad:
+                parameter.requires_grad_(True)
+                off.append(number)
+        return off
 
     def stop(self, numbers: Iterable[int]) -> None:
         """Stop these parameters for the rule, and what `CAC_PREFIX_AUTOGRAD=0` stops with them."""
@@ -215,22 +161,17 @@ class Stops:
                 self._reasons[number] |= Reason.RULE
         self._arrange()
 
-    def follow(self) -> None:
-        """Stop the parameters that have taken the numbers of stopped ones."""
-        self._prefix.follow()
-        self.look_at_user()
-        self._arrange()
-
     def _arrange(self) -> None:
         """Apply the reasons to the parameters, the optimizer's state and the prefix."""
-        self._take_upstream()
+        for number in () if self._settings.prefix_autograd else self.left_upstream():
+            self._reasons[number] = Reason.UPSTREAM
         self._keep_one()
         held = self.numbers
         for number in held:
             parameter = self._parameters[number]
             if parameter.requires_grad != self._needs_gradient(number):
                 parameter.requires_grad_(self._needs_gradient(number))
-            self._claim.add(parameter)
+            _STOPPED_IN[parameter] = self._stopper
             if not self._settings.reference:
                 parameter.grad = None
                 self._optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
@@ -239,11 +180,6 @@ class Stops:
         treated = not self._settings.prefix_autograd or self._settings.norm_statistics == "hold"
         self._frozen = [self._parameters[n] for n in self.of(Reason.USER)] if treated else []
         self._moving = []
-
-    def _take_upstream(self) -> None:
-        if not self._settings.prefix_autograd:
-            for number in self.left_upstream():
-                self._reasons[number] = Reason.UPSTREAM
 
     def _keep_one(self) -> None:
         kept = self.of(Reason.KEPT)
@@ -262,12 +198,8 @@ class Stops:
     def enforce(self, *, whole: bool) -> list[int]:
         """Drop gradients of stopped parameters, which come from a graph built before the stop or were set by hand.
 
-        Args:
-            whole: check all of them. Else check the next `LOOKS_A_STEP`, which is enough where `moving_in` leaves them
-                out of the step: a gradient then costs memory and compute time, but changes nothing.
-
-        Returns:
-            numbers of stopped parameters whose ``requires_grad`` the user had switched on; it is off again.
+        Returns the numbers of stopped parameters that the user had switched on; they are off again. Without ``whole``
+        only the next `LOOKS_A_STEP` are checked, which is enough where `moving_in` leaves them out of the step.
         """
         still = self._still
         if not whole and len(still) > LOOKS_A_STEP:
@@ -285,7 +217,8 @@ class Stops:
     def _enforce_all(self) -> list[int]:
         before = set(self.numbers)
         woken = [n for n in sorted(before) if self._parameters[n].requires_grad and not self._needs_gradient(n)]
-        woken = [n for n in woken if self._claim.has(self._parameters[n])]  # else another optimizer has taken it
+        # Another optimizer may have taken it.
+        woken = [n for n in woken if _STOPPED_IN.get(self._parameters[n]) is self._stopper]
         for parameter in self._still:
             parameter.grad = None
         self.look_at_user()
@@ -302,24 +235,17 @@ class Stops:
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, list[int]]:
-        """Return the numbers that Gradient-Skip has stopped, by reason; what the user has frozen is not in it."""
-        return {
-            str(reason.name).lower(): list(self.of(reason)) for reason in (Reason.RULE, Reason.UPSTREAM, Reason.KEPT)
-        }
+        """Return the reasons by number, without what the user has frozen."""
+        return {"reasons": [(reason & ~Reason.USER).value for reason in self._reasons]}
 
     def load_state_dict(self, state: Mapping[str, list[int]], stopped: Collection[int]) -> None:
         """Stop the parameters of a state, ``stopped`` as well, and no others except those that the user has frozen."""
         # If this or an earlier optimizer has stopped parts of the model, they do not count as frozen by the user.
-        self._take()
+        self._switch_on()
         self._still, self._frozen, self._moving = [], [], []
         self._prefix.release()
         # Parameters stopped in the state are stopped here, also in a copy of the model, where they are already off.
-        self._reasons = [_NONE] * len(self._parameters)
-        for reason in (Reason.UPSTREAM, Reason.RULE):
-            for number in state[str(reason.name).lower()]:
-                self._reasons[number] = reason
-        for number in state["kept"]:
-            self._reasons[number] = (self._reasons[number] or Reason.RULE) | Reason.KEPT
+        self._reasons = [Reason(value) for value in state["reasons"]]
         self.stop(stopped)
 
 
@@ -362,23 +288,15 @@ class PrefixHook(InertInCopies):
 
 def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
     """Detach a module's output (forward hook), so that nothing before it is kept for a backward pass."""
-    if isinstance(output, Tensor):
-        return output.detach()
     if isinstance(output, nn.utils.rnn.PackedSequence):
         return output._replace(data=output.data.detach())
-    if isinstance(output, dict):
-        return type(output)({key: detach_output(_module, _args, part) for key, part in output.items()})
-    if isinstance(output, (tuple, list)):
-        parts = [detach_output(_module, _args, part) for part in output]
-        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
-    return output
+    return tree_map_only(Tensor, Tensor.detach, output)
 
 
 class HeldNorm:
     """Make a norm use its running statistics (forward pre-hook), whatever ``model.train()`` has set since.
 
-    Statistics are collected, in the mode of the norm's parent, while the momentum is another than before
-    (`torch.optim.swa_utils.update_bn` sets None).
+    Where the momentum is another than before (`torch.optim.swa_utils.update_bn` sets None), they are collected.
     """
 
     def __init__(self, norm: Any, parent: nn.Module) -> None:
@@ -401,48 +319,40 @@ class FrozenPrefix:
     """
 
     def __init__(self, model: nn.Module | None, parameters: Sequence[Tensor], settings: Settings) -> None:
-        self._model, self._parameters = model, parameters
         self._hold = settings.norm_statistics == "hold"
         self._detach = not settings.prefix_autograd
         self._held: dict[nn.Module, tuple[RemovableHandle, bool | None]] = {}
         self._cut: dict[nn.Module, RemovableHandle] = {}
-        self._look()
-
-    def _look(self) -> None:
-        model = self._model
-        number_of = {id(p): number for number, p in enumerate(self._parameters)}
-        #: Modules to treat, with the mask of the parameters that they have.
-        self._members: list[tuple[str, nn.Module, int]] = []
-        self._parents: dict[str, nn.Module] = {}
+        number_of = {id(p): number for number, p in enumerate(parameters)}
+        #: Modules to treat, with their parents and the masks of the parameters that they have.
+        self._members: list[tuple[str, nn.Module, nn.Module, int]] = []
         #: Mask of parameters that several modules have: without a trace it is unknown which of these runs first.
         self._shared = 0
         if model is not None and (self._hold or self._detach):
             modules = dict(model.named_modules())
             for name, module in modules.items():
-                self._parents[name] = modules[name.rpartition(".")[0]]
                 # All parameters below it: a module that owns one and has children is stopped when these are, too.
                 own = list(module.parameters())
                 if (own or _is_norm(module)) and all(id(p) in number_of for p in own):
-                    self._members.append((name, module, mask_of(number_of[id(p)] for p in own)))
+                    parent = modules[name.rpartition(".")[0]]
+                    self._members.append((name, module, parent, mask_of(number_of[id(p)] for p in own)))
             named = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
             self._shared = mask_of(number for key, number in number_of.items() if named[key] > 1)
 
     def treat(self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool) -> None:
         """Treat the modules of this prefix, and undo the treatment of all others.
 
-        Args:
-            stopped: numbers of the stopped parameters.
-            frozen: numbers of those that the user does not train; a gradient may have to pass through them.
-            trace: gives the parameters before a module; None: its own parameters decide.
-            cut: whether outputs may be detached; False while a gradient must still reach the last parameter.
+        Numbers of the stopped parameters, and of those that the user does not train: a gradient may have to pass
+        through them. Without a trace a module's own parameters decide. Outputs are detached if ``cut``: not while a
+        gradient must still reach the last parameter.
         """
         stops = mask_of(stopped)
         moving = ~(stops | mask_of(frozen))
-        for name, module, own in self._members:
+        for name, module, parent, own in self._members:
             before = 0 if trace is None else trace.before.get(name, 0)
             still = not (own | before) & moving
             if self._hold and _is_norm(module):
-                self._hold_still(module, self._parents[name], still and bool((own | before) & stops))
+                self._hold_still(module, parent, still and bool((own | before) & stops))
             if self._detach:
                 known = trace is not None or not own & self._shared
                 self._detach_output(module, cut and known and still and own != 0 and not own & ~stops)
@@ -466,11 +376,6 @@ class FrozenPrefix:
     def release(self) -> None:
         """Undo everything, before another state is loaded or another optimizer has the parameters."""
         self.treat((), (), None, cut=False)
-
-    def follow(self) -> None:
-        """Undo everything, and look again at a model in which modules or parameters were replaced."""
-        self.release()
-        self._look()
 
 
 def _is_norm(module: nn.Module) -> bool:

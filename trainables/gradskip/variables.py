@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -17,16 +17,14 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.rules.choice import NAMED, WITH_END
 
-# --- Declaration of a ``CAC_*`` variable as a field of a dataclass, and what follows from it: checks, parsing, texts
+# --- Declaration of a ``CAC_*`` variable as a field of a dataclass: checks, parsing, texts
 
 
 class Range(NamedTuple):
-    """Values that a variable may have."""
+    """Values that a variable may have: in words after "must be", and whether one of the right type is among them."""
 
     words: str
-    """The range as errors print it after "must be"."""
     holds: Callable[[Any], bool]
-    """Returns whether a value of the right type is in range."""
 
 
 def at_least(low: int, note: str = "") -> Range:
@@ -34,47 +32,21 @@ def at_least(low: int, note: str = "") -> Range:
     return Range(f"an integer >= {low}{note}", lambda value: value >= low)
 
 
-def within(interval: str, also: dict[float, str] | None = None) -> Range:
-    """Return the range of an interval such as ``(0, 1]``, and single values beside it with their meaning."""
-    low, high = (float(bound) for bound in interval[1:-1].split(","))
-    others = also or {}
-    words = " or ".join([f"in {interval}", *(f"{value:g} ({meaning})" for value, meaning in others.items())])
-
-    def holds(value: float) -> bool:
-        above = value > low or (interval[0] == "[" and value == low)
-        below = value < high or (interval[-1] == "]" and value == high)
-        return (above and below) or value in others
-
-    return Range(words, holds)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Variable:
     """One ``CAC_*`` variable."""
 
-    name: str
-    """The environment variable."""
-    default: Any
-    """None where it is not set."""
+    name: str  # the environment variable
+    default: Any  # None where it is not set
     default_text: str
-    rule: str
-    """The range in words, as errors print it after "must be"."""
-    holds: Callable[[Any], bool]
-    """Returns whether a value of the right type is in range."""
-    meaning: str
-    """Description for users."""
-    mode: str
-    """The modes that read it, with commas: manual, auto (the rule ``variance``), names of rules; both for any."""
-    published: bool
-    """True if the published library has it; the others are ours, with defaults that keep its behaviour."""
-    field: str = ""
-    """The field of `Settings` that holds it."""
-    kind: type = object
-    """Type of a value: int, float, bool, str or tuple."""
-    element: type | None = None
-    """Type of a tuple's elements."""
-    optional: bool = False
-    """True if it may be None."""
+    allowed: Range
+    meaning: str  # description for users
+    mode: str  # the modes that read it, with commas: manual, auto (the rule ``variance``), names of rules; both for any
+    published: bool  # true if the published library has it; the others are ours, with defaults that keep its behaviour
+    field: str  # the field of `Settings` that holds it
+    kind: type  # type of a value: int, float, bool, str or tuple
+    element: type | None  # type of a tuple's elements
+    optional: bool  # true if it may be None
 
     def check(self, value: Any) -> None:
         """Raise UserError if ``value`` is not valid; an integer is a number, but a bool is neither."""
@@ -82,8 +54,8 @@ class Variable:
             right = isinstance(value, tuple) and all(_is(self.element, item) for item in value)
         else:
             right = _is(self.kind, value)
-        if not right or not self.holds(value):
-            raise UserError(f"{self.name} must be {self.rule}, got {shown(value)}")
+        if not right or not self.allowed.holds(value):
+            raise UserError(f"{self.name} must be {self.allowed.words}, got {shown(value)}")
 
     def read(self, text: str) -> Any:
         """Parse the text of an environment variable or of ``--set``; raise UserError if it is not valid."""
@@ -97,7 +69,7 @@ class Variable:
             else:
                 value = tuple(int(part) for part in text.strip().strip("[]()").rstrip(",").split(","))
         except (ValueError, KeyError):
-            raise UserError(f"{self.name} must be {self.rule}, got {shown(text)}") from None
+            raise UserError(f"{self.name} must be {self.allowed.words}, got {shown(text)}") from None
         self.check(value)
         return value
 
@@ -116,17 +88,9 @@ def variable(
     default_text: str | None = None,
 ) -> Any:
     """Declare a variable as a field of a dataclass; see `Variable`. The mode ``rules`` is those that read it."""
-    declared = Variable(
-        name=name,
-        default=default,
-        default_text=default_text or ("not set" if default is None else as_text(default)),
-        rule=allowed.words,
-        holds=allowed.holds,
-        meaning=meaning,
-        mode=mode,
-        published=published,
-    )
-    return field(default=default, metadata={"variable": declared})
+    text = default_text or ("not set" if default is None else as_text(default))
+    declared = {"name": name, "default": default, "default_text": text, "allowed": allowed, "meaning": meaning}
+    return field(default=default, metadata={**declared, "mode": mode, "published": published})
 
 
 def as_text(value: Any) -> str:
@@ -162,20 +126,13 @@ def declared_variables(declaring: type) -> tuple[Variable, ...]:
     hints = get_type_hints(declaring)
     found = []
     for declared in fields(declaring):
-        known: Variable = declared.metadata["variable"]
         optional = isinstance(hints[declared.name], UnionType)
         plain = get_args(hints[declared.name])[0] if optional else hints[declared.name]
-        readers = ",".join(name for name, rule in NAMED.items() if declared.name in rule.reads)
-        found.append(
-            replace(
-                known,
-                field=declared.name,
-                kind=get_origin(plain) or plain,
-                element=get_args(plain)[0] if get_args(plain) else None,
-                optional=optional,
-                mode=readers if known.mode == "rules" else known.mode,
-            )
-        )
+        known = dict(declared.metadata)
+        if known["mode"] == "rules":
+            known["mode"] = ",".join(name for name, rule in NAMED.items() if declared.name in rule.reads)
+        kind, element = get_origin(plain) or plain, next(iter(get_args(plain)), None)
+        found.append(Variable(**known, field=declared.name, kind=kind, element=element, optional=optional))
     return tuple(found)
 
 
@@ -194,6 +151,7 @@ _ASCENDING = Range(
     "a comma list of integers >= 0 in strictly ascending order, such as 10,20",
     lambda values: len(values) > 0 and values[0] >= 0 and all(a < b for a, b in pairwise(values)),
 )
+_SHARE = Range("in (0, 1]", lambda value: 0 < value <= 1)
 _FLAG = Range("0 or 1", lambda value: True)
 _NAMES = Range(
     "a comma list of conv, linear or class names of modules, each once",
@@ -225,7 +183,7 @@ class VariableFields:
         mode="auto",
     )
     start_thr: float = variable(
-        "CAC_VAR_START_THR", 0.95, within("(0, 1]", {-1: "off"}),
+        "CAC_VAR_START_THR", 0.95, Range("in (0, 1] or -1 (off)", lambda value: 0 < value <= 1 or value == -1),
         "the first layer stops when its weight variance over its peak falls below this; -1 switches auto off",
         mode="auto",
     )
@@ -235,12 +193,12 @@ class VariableFields:
         mode="auto",
     )
     mt_thr: float = variable(
-        "CAC_VAR_MT_THR", 0.96, within("(0, 1]"),
+        "CAC_VAR_MT_THR", 0.96, _SHARE,
         "a mountain layer stops when its weight variance over its peak falls below this",
         mode="auto",
     )
     slope_thr: float = variable(
-        "CAC_VAR_SLOPE_THR", 0.98, within("(0, 1]"),
+        "CAC_VAR_SLOPE_THR", 0.98, _SHARE,
         "a slope layer stops when its weight variance over its peak falls below this",
         mode="auto",
     )
@@ -274,7 +232,7 @@ class VariableFields:
         mode="rules", published=False,
     )
     rule_depth: float = variable(
-        "CAC_RULE_DEPTH", 0.5, within("(0, 1]"),
+        "CAC_RULE_DEPTH", 0.5, _SHARE,
         "of the layers that may stop, the share that has stopped at the schedule's end",
         mode="rules", published=False,
     )
@@ -294,12 +252,12 @@ class VariableFields:
         mode="rules", published=False,
     )
     rule_percentile: float = variable(
-        "CAC_RULE_PERCENTILE", 50.0, within("(0, 100]"),
+        "CAC_RULE_PERCENTILE", 50.0, Range("in (0, 100]", lambda value: 0 < value <= 100),
         "the first layers stop whose gradient norms change less than this percentile of all layers' changes",
         mode="rules", published=False,
     )
     rule_tolerance: float = variable(
-        "CAC_RULE_TOLERANCE", 0.2, within("(0, 1)"),
+        "CAC_RULE_TOLERANCE", 0.2, Range("in (0, 1)", lambda value: 0 < value < 1),
         "the first layer stops when its plasticity changes at less than this share of its fastest change",
         mode="rules", published=False,
     )
@@ -342,11 +300,7 @@ BY_NAME: dict[str, Variable] = {variable.name: variable for variable in VARIABLE
 
 
 def ratio_name(rule: str) -> str:
-    """Return what a stop's number is, by the rule in its event.
-
-    >>> ratio_name("slope"), ratio_name("gradient_norm")
-    ('variance/peak', 'ratio')
-    """
+    """Return what a stop's number is, by the rule in its event."""
     return "ratio" if rule in MEASURED_RULES else "variance/peak"
 
 

@@ -18,7 +18,7 @@ from trainables.attachment import metadata_key
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradients.fields import OF_ANY_METHOD
-from trainables.gradskip.advice.never_fires import weight_decays
+from trainables.gradskip.nothing_stops import weight_decays
 from trainables.interventions import Intervention
 from trainables.registry import METHODS
 from trainables.stage_tree.store import Chunk, Stage, StageStore

@@ -166,8 +166,8 @@ class Workload(ABC):
         """Return the training samples by number; None where there are no numbers, as in a stream."""
         return None
 
-    def forward_chain(self, model: nn.Module) -> list[str] | None:
-        """Return the names of modules that run one after the other from the input on; None: those of nn.Sequential."""
+    def forward_chain(self, model: nn.Module) -> list[nn.Module] | None:
+        """Return the modules that run one after the other from the input on; None: those of an nn.Sequential."""
         return None
 
     def evaluation_batches(self, split: str) -> Iterator[Batch] | None:

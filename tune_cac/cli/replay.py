@@ -88,7 +88,7 @@ def prediction_lines(
     ``trained_as`` are the numbers of the study's trials that end in the predicted stage.
     """
     from analysis.formatting import percent, value_text
-    from trainables.gradskip.advice.why_nothing import why_nothing_stopped
+    from trainables.gradskip.nothing_stops import why_nothing_stopped
     from trainables.gradskip.variables import ratio_name
 
     lines, until = [], found["exact_until"]

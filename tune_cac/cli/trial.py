@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.gradients.fields import estimator_in, estimator_of
-from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
+from trainables.gradskip.nothing_stops import too_late, why_nothing_stopped
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES, ratio_name
 from trainables.training.recipe.fields import RECIPE_FIELDS

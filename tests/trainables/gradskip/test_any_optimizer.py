@@ -186,25 +186,6 @@ class TestBadInput:
         with pytest.raises(UserError, match=r"wrap takes a torch.optim.Optimizer, got Sequential"):
             wrap(conv_model())  # type: ignore[type-var]
 
-    @pytest.mark.parametrize("cls", [SGD, Adam, AdamW])
-    def test_no_parameters(self, cls: Any) -> None:
-        with pytest.raises(UserError, match="must have at least one parameter to skip gradients of, got none"):
-            cls([], lr=0.1)
-
-    @pytest.mark.parametrize("cls", [SGD, Adam, AdamW])
-    def test_two_groups_sharing_a_parameter(self, cls: Any) -> None:
-        shared = nn.Parameter(torch.zeros(2, 3))
-        message = r"a parameter must be in one group only, got one of shape \(2, 3\) in groups 0 and 1"
-        with pytest.raises(UserError, match=message):
-            cls([{"params": [shared]}, {"params": [nn.Parameter(torch.zeros(1)), shared]}], lr=0.1)
-
-    def test_two_groups_sharing_a_parameter_in_an_optimizer_that_does_not_look(self) -> None:
-        shared = nn.Parameter(torch.zeros(2, 3))
-        optimizer = DecayInside([{"params": [shared]}])
-        optimizer.param_groups.append({**optimizer.param_groups[0]})
-        with pytest.raises(UserError, match="in groups 0 and 1"):
-            wrap(optimizer, OFF)
-
     def test_a_model_of_other_parameters(self) -> None:
         with pytest.raises(UserError, match="model= must be the model whose parameters the optimizer has"):
             SGD(conv_model().parameters(), lr=0.1, settings=OFF, model=conv_model())

@@ -58,15 +58,13 @@ def test_off_adds_no_operator() -> None:
     assert ops[0] == ops[1]
 
 
-def test_nan_weights_stop_nothing_and_warn_once() -> None:
+def test_nan_weights_stop_nothing() -> None:
     model = conv_model()
     settings = Settings(start_itr=0, samples=1, start_thr=1.0)
     optimizer = SGD(model.named_parameters(), lr=0.1, weight_decay=0.1, settings=settings)
     with torch.no_grad():
         next(model.parameters())[0] = torch.nan
-    with pytest.warns(UserWarning, match=r"the weights of 0.weight hold a NaN: their variance is NaN") as told:
-        train(model, optimizer, 6)
-    assert sum("NaN" in str(w.message) for w in told) == 1
+    train(model, optimizer, 6)
     assert optimizer.gradskip.stopped_through == -1
 
 

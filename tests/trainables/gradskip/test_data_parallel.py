@@ -11,6 +11,7 @@ import parallel_worker
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, DistributedDataParallel, Settings
@@ -42,7 +43,7 @@ def results(folder: Path, case: str) -> list[dict[str, Any]]:
 def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Every case that ends well, in the same two processes; where the results are, and what was printed."""
     folder = tmp_path_factory.mktemp("together")
-    return folder, run(folder, *CASES, "disagreeing", "powersgd", "join", "join-throwing", "join-after")
+    return folder, run(folder, *CASES, "disagreeing", "join", "join-after")
 
 
 def one_process(case: str) -> dict[str, Any]:
@@ -93,14 +94,15 @@ def test_processes_whose_measurements_differ_decide_as_one(together: tuple[Path,
     assert all(torch.equal(a, b) for a, b in zip(first["weights"], second["weights"], strict=True))
 
 
-@pytest.mark.slow
-def test_powersgd_begins_anew_at_a_stop(together: tuple[Path, str]) -> None:
-    """Its memories have the shapes of buckets that are gone; compressed, so no other run to compare with."""
-    first, second = results(together[0], "powersgd")
-    assert (first["error"], second["error"]) == (None, None)
-    assert [event[:2] for event in first["events"]] == [(3, 1), (8, 3)]
-    assert first["requires_grad"] == second["requires_grad"] == [False] * 4 + [True] * 4
-    assert all(torch.equal(a, b) for a, b in zip(first["weights"], second["weights"], strict=True))
+def test_powersgd_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    try:
+        parallel = DistributedDataParallel(model, SGD(model.parameters(), lr=0.1, settings=Settings(start_thr=-1)))
+        with pytest.raises(UserError, match="PowerSGD keeps what it knows of buckets that a stop changes"):
+            parallel.register_comm_hook(PowerSGDState(None), powerSGD_hook)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
@@ -108,15 +110,7 @@ def test_uneven_processes_are_refused_while_a_stop_may_come(together: tuple[Path
     for found in results(together[0], "join"):
         assert found["steps"] == 0
         assert found["error"].startswith("join() lets processes end one by one, and a stop needs all of them: give ")
-        assert " Join: join() lets processes" in found["error"]
-
-
-@pytest.mark.slow
-def test_uneven_processes_may_end_together_or_after_the_last_stop(together: tuple[Path, str]) -> None:
-    throwing, after = results(together[0], "join-throwing"), results(together[0], "join-after")
-    assert [found["steps"] for found in throwing] == [2, 2]
-    assert all("exhausted" in found["error"] for found in throwing)
-    assert [(found["steps"], found["error"]) for found in after] == [(2, ""), (3, "")]
+    assert [(found["steps"], found["error"]) for found in results(together[0], "join-after")] == [(2, ""), (3, "")]
 
 
 @pytest.mark.parametrize("option", [{"mixed_precision": object()}, {"delay_all_reduce_named_params": []}])

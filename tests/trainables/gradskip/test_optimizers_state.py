@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from loops import OFF, equal, train, weights
 from torch import nn
 
 from trainables.errors import UserError
-from trainables.gradskip import SGD, Adam, AdamW, Settings
+from trainables.gradskip import SGD, Settings
 
 
 def test_loading_an_earlier_state_lets_layers_train_again() -> None:
@@ -58,19 +55,3 @@ def test_a_state_of_a_larger_model_is_refused() -> None:
     target = SGD(small.parameters(), lr=0.1, settings=OFF)
     with pytest.raises(UserError, match="state to load is of 9 parameters, but this optimizer has 2"):
         target.gradskip.load_state_dict(optimizer.gradskip.state_dict())
-
-
-@pytest.mark.parametrize("cls", [SGD, Adam, AdamW])
-@pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
-)
-def test_copies_carry_the_rule(duplicate: Callable[[Any], Any], cls: Any) -> None:
-    model = make_model()
-    settings = Settings(stop_layer_num=(1, 4), stop_layer_itr=(2, 6), braking_distance=2)
-    optimizer = cls(model.parameters(), lr=0.1, settings=settings)
-    train(model, optimizer, 4)
-    other_model, other = duplicate((model, optimizer))
-    train(model, optimizer, 6, start=4)
-    train(other_model, other, 6, start=4)
-    assert equal(weights(model), weights(other_model))
-    assert other.gradskip.events == optimizer.gradskip.events

@@ -37,7 +37,8 @@ OPTIMIZERS = {
     "not in torch": lambda p, more: wrap(DecayInside(p, lr=0.05), **more),
 }
 CASES = [
-    *((rule, "SGD", whole) for rule in RULES for whole in (False, True) if not (whole and "published" in rule)),
+    *((rule, "SGD", False) for rule in RULES),
+    *((rule, "SGD", True) for rule in ("auto", "freezeout", "plasticity")),
     *(("manual", optimizer, False) for optimizer in ("AdamW", "RMSprop", "not in torch")),
 ]
 
@@ -55,24 +56,24 @@ def test_resume_at_every_iteration_is_bit_exact(rule: str, kind: str, whole_unit
         return model, optimizer, ExponentialLR(optimizer, 0.97)
 
     whole, whole_optimizer, whole_schedule = build()
-    train(whole, whole_optimizer, STEPS, each=lambda _: whole_schedule.step())
+    saved = []
+
+    def save(_: int = 0) -> None:
+        states = [whole.state_dict(), whole_optimizer.state_dict(), whole_schedule.state_dict()]
+        saved.append(round_trip(states))
+
+    save()
+    train(whole, whole_optimizer, STEPS, each=lambda step: (whole_schedule.step(), save(step)))
     events = whole_optimizer.gradskip.events
     assert events
-    for cut in range(STEPS):
-        model, optimizer, schedule = build()
-        train(model, optimizer, cut, each=lambda _, s=schedule: s.step())  # type: ignore[misc]
-        states = [model.state_dict(), optimizer.state_dict(), schedule.state_dict()]
-        model_state, state, schedule_state = round_trip(states)
-        for into_stopped in (False, True):
-            resumed, resumed_optimizer, resumed_schedule = build()
+    for cut, (model_state, state, schedule_state) in enumerate(saved[:STEPS]):
+        for into_stopped in (False, True)[: 1 + (cut % 5 == 3)]:
+            resumed, optimizer, schedule = build()
             if into_stopped:
-                train(resumed, resumed_optimizer, STEPS)
-                for buffer, fresh in zip(resumed.buffers(), model.buffers(), strict=True):
-                    buffer.copy_(fresh)
+                train(resumed, optimizer, STEPS)
             resumed.load_state_dict(model_state)
-            resumed_optimizer.load_state_dict(copy.deepcopy(state))
-            resumed_schedule.load_state_dict(schedule_state)
-            left = STEPS - cut
-            train(resumed, resumed_optimizer, left, start=cut, each=lambda _, s=resumed_schedule: s.step())  # type: ignore[misc]
+            optimizer.load_state_dict(copy.deepcopy(state))
+            schedule.load_state_dict(schedule_state)
+            train(resumed, optimizer, STEPS - cut, start=cut, each=lambda _, s=schedule: s.step())  # type: ignore[misc]
             assert equal(weights(resumed), weights(whole)), (cut, into_stopped)
-            assert resumed_optimizer.gradskip.events == events
+            assert optimizer.gradskip.events == events

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from conv_models import conv_model
-from loops import SHRINKING, DecayInside, equal, train, weights
+from loops import DecayInside, equal, train, weights
 from thorough import rest_thorough
 
-from trainables.gradskip import SGD, AdamW, Settings, step, wrap
+from trainables.gradskip import SGD, AdamW, Settings, wrap
 
 BRAKING = Settings(stop_layer_num=(3,), stop_layer_itr=(1,), braking_distance=4)
 
@@ -173,58 +172,3 @@ class TestWhatIsAround:
         optimizer.register_step_post_hook(lambda o, *_: seen.append(len(o.state_dict()["param_groups"][0]["params"])))
         train(model, optimizer, 3)
         assert seen == [11, 11, 11]
-
-
-class TestCapturedStep:
-    """A CUDA graph that records `step`: as torch says so, for there is none without a GPU; the step itself runs."""
-
-    @pytest.fixture
-    def capture(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-        def switch(on: bool) -> None:
-            monkeypatch.setattr(step, "_is_capturing", lambda: on)
-
-        return switch
-
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            Settings(),
-            BRAKING,
-            Settings(start_itr=0, samples=1),
-            Settings(rule="freezeout", rule_end_itr=9),
-            Settings(rule="gradient_norm", rule_interval=3),
-        ],
-    )
-    def test_that_it_decides_nothing_is_said_once_and_what_to_do(
-        self, settings: Settings, capture: Callable[[bool], None]
-    ) -> None:
-        model = conv_model()
-        optimizer = SGD(model.parameters(), **SHRINKING, settings=settings, model=model)
-        train(model, optimizer, 1)
-        capture(True)
-        with pytest.warns(UserWarning, match=r"captured in a CUDA graph, whose replays decide no stop .*: capture the"):
-            train(model, optimizer, 1, start=1)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            train(model, optimizer, 2, start=2)
-        capture(False)
-        assert optimizer.gradskip.iteration == 1  # what is captured does not run
-        train(model, optimizer, 3, start=4)
-        assert optimizer.gradskip.iteration == 4
-
-    @pytest.mark.parametrize("settings", [Settings(start_thr=-1), Settings(stop_layer_num=(4,), stop_layer_itr=(1,))])
-    def test_nothing_is_said_where_no_stop_is_to_come_and_what_has_stopped_is_not_captured(
-        self, settings: Settings, capture: Callable[[bool], None]
-    ) -> None:
-        model = conv_model()
-        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, settings=settings, model=model)
-        train(model, optimizer, 3)
-        before = weights(model)
-        stopped = len(optimizer.gradskip.stopped)
-        capture(True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            train(model, optimizer, 1, start=3, set_to_none=False)
-        moved = [not torch.equal(a, b) for a, b in zip(before, weights(model), strict=True)]
-        assert not any(moved[:stopped])
-        assert moved[-1]

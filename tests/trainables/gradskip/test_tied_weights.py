@@ -140,20 +140,7 @@ def test_without_a_trace_the_module_that_shares_a_weight_is_not_cut() -> None:
     assert all(p.grad is not None for p in list(model.parameters())[1:])
 
 
-class TestStateOfATrace:
-    def trace(self, layers: int) -> ModelTrace:
-        model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(layers)])
-        return trace_model(model, list(model.parameters()), lambda m: m(torch.zeros(1, 2)))
-
-    def test_comes_back(self) -> None:
-        for model, x in ((Tied(), TOKENS), (Twice(), IMAGES)):
-            trace = trace_model(model, list(model.parameters()), lambda m, x=x: m(x))  # type: ignore[misc]
-            assert ModelTrace.from_state(trace.state_dict()) == trace
-
-    @pytest.mark.slow
-    def test_grows_with_the_model_not_with_its_square(self) -> None:
-        import pickle
-
-        small, large = (len(pickle.dumps(self.trace(layers).state_dict())) for layers in (150, 1500))
-        assert large < 15 * small  # larger numbers take a byte more each; the square would be 100 times
-        assert large < 200_000  # of 3,000 tensors
+def test_the_state_of_a_trace_comes_back() -> None:
+    for model, x in ((Tied(), TOKENS), (Twice(), IMAGES)):
+        trace = trace_model(model, list(model.parameters()), lambda m, x=x: m(x))  # type: ignore[misc]
+        assert ModelTrace.from_state(trace.state_dict()) == trace

@@ -33,7 +33,7 @@ class TestUnfreezing:
         if prefix_autograd:
             train(model, optimizer, 3, start=3)
         else:
-            with pytest.warns(UserWarning, match=r"requires_grad of 0.weight, .* \(CAC_PREFIX_AUTOGRAD=0 stops what"):
+            with pytest.warns(UserWarning, match="requires_grad of 0.weight, which has stopped, was switched on again"):
                 train(model, optimizer, 3, start=3)
         moved = [not torch.equal(a, b) for a, b in zip(before, weights(model), strict=True)]
         # Without autograd in the prefix no gradient can reach it: it is stopped with the rest, and that is said.
@@ -72,7 +72,7 @@ class TestUnfreezing:
         train(model, optimizer, 4)
         assert [event.layer for event in optimizer.gradskip.events] == [4]
         model[0].requires_grad_(True)
-        with pytest.warns(UserWarning, match=r"0.weight, 0.bias still train .*\(0.weight, 0.bias: unfrozen by you"):
+        with pytest.warns(UserWarning, match=r"0.weight, 0.bias still train before stopped layers"):
             train(model, optimizer, 4, start=4)
 
     @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ class TestUnfreezing:
         first = optimizer.gradskip.events[0].layer
         assert first in [numbers[index] for index in frozen]
 
-    def test_a_resumed_or_copied_run_lets_it_train_on(self) -> None:
+    def test_a_resumed_run_lets_it_train_on(self) -> None:
         """And what the user has frozen, before or after, stays frozen through a load, whatever the saved run did."""
         model: Any = conv_model()
         settings = Settings(stop_layer_num=(4,), stop_layer_itr=(1,))
@@ -110,14 +110,12 @@ class TestUnfreezing:
         train(model, optimizer, 3)
         model[0].requires_grad_(True)
         model[9].requires_grad_(False)
-        twin, twins = copy.deepcopy((model, optimizer))
         resumed: Any = conv_model()
         resumed[9].requires_grad_(False)
         again = SGD(resumed.parameters(), lr=0.1, settings=settings, model=resumed)
         again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        for other, others in ((twin, twins), (resumed, again)):
-            assert others.gradskip.stops.reasons == optimizer.gradskip.stops.reasons
-            assert [p.requires_grad for p in other.parameters()] == [p.requires_grad for p in model.parameters()]
+        assert again.gradskip.stops.reasons == optimizer.gradskip.stops.reasons
+        assert [p.requires_grad for p in resumed.parameters()] == [p.requires_grad for p in model.parameters()]
         assert optimizer.gradskip.stopped == (2, 3, 4)
 
     def test_a_head_that_is_unfrozen_later_lets_the_last_layer_stop(self) -> None:

@@ -40,12 +40,8 @@ def make_rule(
 ) -> StopRule:
     """Return the rule that the settings ask for.
 
-    Args:
-        settings: any.
-        targets: positions at which the watched layers end, ascending.
-        stoppable: how many of them, from the front, may stop; None for all.
-        manual: positions of the manual stops; None for the settings' own numbers.
-        single_precision: compare in float32, as the published code does with float32 weights.
+    Of the positions at which watched layers end, ascending, the first ``stoppable`` may stop. Positions of ``manual``
+    stops replace the settings' numbers. The published rule compares in float32, or in float64.
     """
     front = tuple(targets if stoppable is None else targets[:stoppable])
     if settings.stop_layer_num is not None and settings.stop_layer_itr is not None:

@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from trainables.gradskip.rules.state_machine import NEVER, Decision, NamedRule, SignalOf
+from trainables.gradskip.rules.state_machine import ScheduledRule
 
 
-class FreezeOutRule(NamedRule):
+class FreezeOutRule(ScheduledRule):
     """Rule that lowers each layer's learning rate to zero along its own cosine, and stops the layer there.
 
     Layer i of K ends at t_i, from t_0 for the first to T for the last, linearly in i (or, ``cubic``, at T times the
@@ -43,9 +43,6 @@ class FreezeOutRule(NamedRule):
         self.ends = [share * self.last for share in shares]
         self._scaled = settings.rule_scaled
 
-    def first_stop(self) -> int:
-        return math.ceil(self.ends[0]) if self.stoppable else NEVER
-
     def factor(self, layer: int, iteration: int) -> float:
         """Return the factor on a layer's learning rate at an iteration; may be above 1 where scaled."""
         end = self.ends[layer]
@@ -53,15 +50,6 @@ class FreezeOutRule(NamedRule):
             return 0.0
         scale = self.last / end if self._scaled else 1.0
         return scale * 0.5 * (1 + math.cos(math.pi * iteration / end))
-
-    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
-        due = self.position
-        while due < self.stoppable and self.ends[due] <= iteration:
-            due += 1
-        if due == self.position:
-            return None
-        self.position = due
-        return Decision(layer=self.targets[due - 1], rule=self.name, ratio=None)
 
     def next_due(self, iteration: int) -> int:
         return iteration  # every step has factors

@@ -47,18 +47,13 @@ class GradientNormRule(MeasuredRule):
         self.compared = tuple(targets[stoppable:])  # never stop, but count in the percentile
         self.before: dict[int, float] = {}
 
-    def unmoved(self, before: float, now: float) -> bool:
-        return before == now == 0  # no gradient
-
     def first_stop(self) -> int:
         return self.start + self.interval if self.targets else NEVER  # a change needs two measurements
 
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         if self.next_due(iteration) != iteration:
             return None
-        layers = (*self.passed, *self.targets[self.position :], *self.compared)
-        norms = {layer: signal_of(layer) for layer in layers}
-        self.moving_signal(iteration, norms.__getitem__)
+        norms = {layer: signal_of(layer) for layer in (*self.targets[self.position :], *self.compared)}
         before, self.before = self.before, norms
         changes = {
             layer: abs(before[layer] - norm) / before[layer] if before[layer] else math.nan
@@ -77,7 +72,7 @@ class GradientNormRule(MeasuredRule):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self.target_state(), "before": dict(self.before)}
+        return {**super().state_dict(), "before": dict(self.before)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.load_target(state)

@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from trainables.gradskip.rules.state_machine import NEVER, Decision, NamedRule, SignalOf
+from trainables.gradskip.rules.state_machine import ScheduledRule
 
 
-class LinearRule(NamedRule):
+class LinearRule(ScheduledRule):
     """Rule whose number of stopped layers grows linearly in time, from 0 at t_0 to floor(d K) at T.
 
     Source: Composer's layer freezing (MosaicML): freeze_start is t_0 / T, freeze_level is d.
@@ -27,25 +27,11 @@ class LinearRule(NamedRule):
     def __init__(self, settings: Any, targets: Sequence[int], stoppable: int) -> None:
         super().__init__(settings, targets, stoppable)
         assert settings.rule_end_itr is not None
-        self._dues = [
+        self.ends = [
             math.ceil(
                 settings.rule_start_itr
                 + (settings.rule_end_itr - settings.rule_start_itr) * (k + 1) / (settings.rule_depth * stoppable)
             )
             for k in range(math.floor(settings.rule_depth * stoppable + 1e-9))
         ]
-
-    def first_stop(self) -> int:
-        return self._dues[0] if self._dues else NEVER
-
-    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
-        due = self.position
-        while due < len(self._dues) and self._dues[due] <= iteration:
-            due += 1
-        if due == self.position:
-            return None
-        self.position = due
-        return Decision(layer=self.targets[due - 1], rule=self.name, ratio=None)
-
-    def next_due(self, iteration: int) -> int:
-        return max(iteration, self._dues[self.position]) if self.position < len(self._dues) else NEVER
+        self.stoppable = len(self.ends)

@@ -33,11 +33,7 @@ class PlasticityRule(MeasuredRule):
         self.has_reference = False
         self.forget_target()
 
-    def unmoved(self, before: float, now: float) -> bool:
-        return before == now == 0  # its representation is that of an interval before
-
     def forget_target(self) -> None:
-        super().forget_target()
         self.values: list[float] = []
         self.averages: list[float] = []
         self.steepest = 0.0
@@ -49,7 +45,7 @@ class PlasticityRule(MeasuredRule):
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         if self.next_due(iteration) != iteration:
             return None
-        value = self.moving_signal(iteration, signal_of)
+        value = signal_of(self.targets[self.position])
         if not self.has_reference:  # the first measurement only creates the copy to compare with
             self.has_reference = True
             return None
@@ -68,7 +64,7 @@ class PlasticityRule(MeasuredRule):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            **self.target_state(),
+            **super().state_dict(),
             "has_reference": self.has_reference,
             "values": list(self.values),
             "averages": list(self.averages),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
 from trainables.gradskip.rules.state_machine import NEVER, Decision, InOrder, Iterations, SignalOf, StopRule
@@ -57,9 +56,6 @@ class ManualRule(StopRule):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.done = int(state["done"])
 
-    def begin_after(self, through: int) -> None:
-        self.done = sum(1 for _ in takewhile(lambda layer: layer <= through, self.layers))
-
 
 def next_examination(iteration: Iterations, interval: Iterations) -> Iterations:
     """Return the first multiple of the interval from an iteration on."""
@@ -75,12 +71,8 @@ class AutoRule(InOrder):
     """Auto rule: a target stops when its weight variance is far enough below its peak; see the module's symbols.
 
     Targets are examined one after the other. On a stop, peak and count start anew with the next target at the same
-    iteration: this sets the next target's first peak (count 1), so it cannot stop there.
-
-    Args:
-        settings: thresholds and timing.
-        targets: parameter indices to watch, ascending.
-        single_precision: divide and compare in float32, as the published code does with float32 weights.
+    iteration: this sets the next target's first peak (count 1), so it cannot stop there. With ``single_precision`` it
+    divides and compares in float32, as the published code does with float32 weights.
     """
 
     def __init__(self, settings: Any, targets: Sequence[int], *, single_precision: bool = True) -> None:
@@ -91,7 +83,6 @@ class AutoRule(InOrder):
         self.forget_target()
 
     def forget_target(self) -> None:
-        super().forget_target()
         self.peak, self.peak_updates = 0.0, 0
 
     def first_stop(self) -> int:
@@ -106,15 +97,12 @@ class AutoRule(InOrder):
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         if self.next_due(iteration) != iteration:
             return None
-        if self.settings.reference:
-            variance = signal_of(self.targets[self.position])
-        else:
-            variance = self.moving_signal(iteration, signal_of)
+        variance = signal_of(self.targets[self.position])
         if self._is_peak(variance):
             return None
         # Only a NaN variance with a peak of zero has no ratio here; a NaN never fires.
         ratio = self._round(variance / self.peak) if self.peak else float("nan")
-        if self.position == len(self.passed):  # no target has stopped
+        if self.position == 0:
             rule, threshold = "start", self.settings.start_thr
         elif self.peak_updates > self.settings.mt_count_thr:
             rule, threshold = "mountain", self.settings.mt_thr
@@ -135,7 +123,7 @@ class AutoRule(InOrder):
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self.target_state(), "peak": self.peak, "peak_updates": self.peak_updates}
+        return {**super().state_dict(), "peak": self.peak, "peak_updates": self.peak_updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.forget_target()

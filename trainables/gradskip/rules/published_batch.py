@@ -26,20 +26,13 @@ _ALL = slice(None)
 class AutoNumbers:
     """Numbers of the auto rule for n settings."""
 
-    start_itr: NDArray[np.int64]
-    """(n,) first iteration of an examination."""
-    start_thr: NDArray[np.float64]
-    """(n,) threshold of the first target."""
-    mt_count_thr: NDArray[np.int64]
-    """(n,) peak updates above which a later target is a mountain."""
-    mt_thr: NDArray[np.float64]
-    """(n,) threshold of a mountain."""
-    slope_thr: NDArray[np.float64]
-    """(n,) threshold of a slope."""
-    interval: NDArray[np.int64]
-    """(n,) iterations between examinations."""
-    braking: NDArray[np.int64]
-    """(n,) braking distance."""
+    start_itr: NDArray[np.int64]  # (n,) first iteration of an examination
+    start_thr: NDArray[np.float64]  # (n,) threshold of the first target
+    mt_count_thr: NDArray[np.int64]  # (n,) peak updates above which a later target is a mountain
+    mt_thr: NDArray[np.float64]  # (n,) threshold of a mountain
+    slope_thr: NDArray[np.float64]  # (n,) threshold of a slope
+    interval: NDArray[np.int64]  # (n,) iterations between examinations
+    braking: NDArray[np.int64]  # (n,) braking distance
 
     def rounded(self, *, single_precision: bool) -> AutoNumbers:
         """Return the numbers with thresholds in the precision in which the rule compares; see `AutoRule`."""
@@ -50,14 +43,9 @@ class AutoNumbers:
 def examinations(
     *, begin: int, end: int, start_itr: int, interval: int, anchor: int | None = None
 ) -> NDArray[np.int64]:
-    """Return the iterations at which a target's variance is read, ascending.
+    """Return the iterations from ``begin`` to before ``end`` at which a target's variance is read, ascending.
 
-    Args:
-        begin: first iteration at which a stop may be decided.
-        end: the iteration after the last one.
-        start_itr: first iteration of an examination.
-        interval: iterations between examinations.
-        anchor: iteration of the stop that made the target current and set its first peak; None for the first target.
+    ``anchor`` is the iteration of the stop that made the target current and set its first peak; None for the first one.
     """
     regular = np.arange(next_examination(max(begin, start_itr), interval), end, interval, dtype=np.int64)
     return regular if anchor is None or anchor >= end else np.concatenate([[anchor], regular])
@@ -67,12 +55,10 @@ def examinations(
 class Curve:
     """Values of one target at its examinations, whose peak is reset at the first of them."""
 
-    iterations: NDArray[np.int64]
-    """(J,) examined iterations, ascending."""
+    iterations: NDArray[np.int64]  # (J,) examined iterations, ascending
     ratios: NDArray[np.float64]
     """(J,) variance over peak, rounded as in the rule; infinite where no stop is possible (a new peak, a NaN)."""
-    counts: NDArray[np.int64]
-    """(J,) peak updates up to and including each examination."""
+    counts: NDArray[np.int64]  # (J,) peak updates up to and including each examination
 
     @classmethod
     def of(cls, iterations: NDArray[np.int64], variances: NDArray[np.float64], *, single_precision: bool) -> Curve:
@@ -87,16 +73,10 @@ class Curve:
     def stops(
         self, numbers: AutoNumbers, rows: NDArray[np.int64] | slice = _ALL, *, first: bool, single_precision: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Find where each of n settings stops this target.
+        """Find where each of n settings stops this target, the first one or a later one; ``rows`` selects settings.
 
-        Args:
-            numbers: of settings.
-            rows: those that examine at the curve's iterations.
-            first: whether this is the first target.
-            single_precision: as in `of`; False for numbers that are rounded already.
-
-        Returns:
-            (n,) index of the stop in the curve, its length for none, and (n,) index of the condition in `CONDITIONS`.
+        Returns (n,) index of the stop in the curve, its length for none, and (n,) index of the condition in
+        `CONDITIONS`. ``single_precision`` as in `of`; False for numbers that are rounded already.
         """
         if first:
             start = _rounded(numbers.start_thr[rows], single_precision)

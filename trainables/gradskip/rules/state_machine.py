@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ def first_step_after(decided: Iterations, distance: Iterations) -> Iterations:
     """Return the first step without the stopped layers' gradients, from the step of the decision.
 
     Until then no other stop is decided, or in that same step at the earliest.
-
-    >>> first_step_after(10, 0), first_step_after(10, 4)
-    (11, 14)
     """
     return decided + distance + (distance == 0)
 
@@ -52,22 +49,16 @@ Iterations = TypeVar("Iterations", int, "NDArray[np.int64]")
 #: An iteration that no run reaches.
 NEVER = sys.maxsize
 
-#: Iterations in which a target must not move before it is passed over: a warm-up may begin with a learning rate of 0.
-STILL_FOR = 4
-
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """A rule's decision to stop a layer."""
 
-    layer: int
-    """Position of the parameter; it and every one before it stop."""
-    rule: str
-    """``start``, ``mountain``, ``slope``, ``manual``, or the rule's name."""
+    layer: int  # position of the parameter; it and every one before it stop
+    rule: str  # ``start``, ``mountain``, ``slope``, ``manual``, or the rule's name
     ratio: float | None
     """Number that was compared with the threshold, such as variance over its peak; None where nothing is measured."""
-    index: int = field(default=0, compare=False)
-    """Place of the stop in a manual list, from 0."""
+    index: int = field(default=0, compare=False)  # place of the stop in a manual list, from 0
 
 
 class StopRule:
@@ -97,18 +88,11 @@ class StopRule:
         """Continue from a state of this rule, of the same layers or of others."""
 
     def begin_after(self, through: int) -> None:
-        """Continue with the first layer after a position; -1 for the first layer of all.
-
-        Called where the layers or their stops differ from those that the rule has seen: a state of another rule was
-        loaded, or the user has frozen or unfrozen layers.
-        """
+        """Continue with the first layer after a position (-1: none), as the user has frozen or unfrozen layers."""
 
 
 class InOrder(StopRule):
     """Base of rules that decide about their targets one after the other, from the front.
-
-    A target that does not move, because it gets no gradient or its learning rate is 0, would never stop and hold up
-    all later ones: it is passed over, as a layer that the user has frozen, until it moves.
 
     Args:
         targets: positions at which layers end, ascending.
@@ -116,81 +100,38 @@ class InOrder(StopRule):
 
     def __init__(self, targets: Sequence[int]) -> None:
         self.targets = tuple(targets)
-        self.position = 0
-        """Index of the next target; the number of targets when none is left."""
-        self.passed: dict[int, float] = {}
-        """Targets that were passed over since the last stop, with their signals."""
-        self._seen: dict[int, float] = {}  # signals of the current target, then also of later ones, that may not move
-        self._seen_at = 0
-
-    def unmoved(self, before: float, now: float) -> bool:
-        """Return whether these signals of a target mean that it did not move between them."""
-        return before == now
-
-    def moving_signal(self, iteration: int, signal_of: SignalOf) -> float:
-        """Return the signal of the current target, after passing over targets that do not move.
-
-        A target is passed over at the third measurement that says so in a row, with all the ones after it that have
-        not moved since the second; never all that are left, for one of them may move later.
-        """
-        for target, signal in self.passed.items():
-            if not self.unmoved(signal, signal_of(target)):
-                self.passed = {earlier: signal for earlier, signal in self.passed.items() if earlier < target}
-                self.position = self.targets.index(target)
-                self.forget_target()
-                break
-        left = self.targets[self.position :]
-        now = signal_of(left[0])
-        if left[0] not in self._seen or not self.unmoved(self._seen[left[0]], now):
-            self._seen = {left[0]: now}
-        elif len(self._seen) == 1:
-            self._seen, self._seen_at = {target: signal_of(target) for target in left}, iteration
-        elif iteration - self._seen_at >= STILL_FOR:
-            still = list(takewhile(lambda target: self.unmoved(self._seen[target], signal_of(target)), left))
-            if len(still) < len(left):
-                self.passed.update({target: self._seen[target] for target in still})
-                self.position += len(still)
-                self.forget_target()
-                return signal_of(left[len(still)])
-        return now
+        self.position = 0  # index of the next target; the number of targets when none is left
 
     def begin_after(self, through: int) -> None:
-        self.passed = {target: signal for target, signal in self.passed.items() if target > through}
         position = bisect_right(self.targets, through)
-        while position < len(self.targets) and self.targets[position] in self.passed:
-            position += 1
         if position != self.position:
             self.position = position
             self.forget_target()
 
     def forget_target(self) -> None:
         """Forget the measurements of the current target, because the target changes."""
-        self._seen = {}
 
     def stop_target(self) -> int:
         target = self.targets[self.position]
         self.position += 1
-        self.passed = {}
         self.forget_target()
         return target
 
-    def target_state(self) -> dict[str, Any]:
-        """Return the current target by its position, which a rule with other targets can read; None if none is left."""
-        target = self.targets[self.position] if self.position < len(self.targets) else None
-        return {"target": target, "passed": dict(self.passed), "seen": dict(self._seen), "seen_at": self._seen_at}
+    @property
+    def target(self) -> int | None:
+        return self.targets[self.position] if self.position < len(self.targets) else None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"target": self.target}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.load_target(state)
 
     def load_target(self, state: dict[str, Any]) -> bool:
-        """Set the target of `target_state`, or the next one after it; return whether it is the same."""
+        """Set the target of a state, perhaps of other targets, or the next after it; return whether it is the same."""
         target = state["target"]
         self.position = len(self.targets) if target is None else bisect_left(self.targets, int(target))
-        known = {int(t): float(signal) for t, signal in state.get("passed", {}).items()}
-        self.passed = {t: signal for t, signal in known.items() if t in self.targets}
-        same = self.target_state()["target"] == target
-        # Targets that are new since then may stand between.
-        seen = {int(t): float(signal) for t, signal in state.get("seen", {}).items()} if same else {}
-        self._seen = seen if len(seen) == 1 or seen.keys() == set(self.targets[self.position :]) else {}
-        self._seen_at = int(state.get("seen_at", 0))
-        return same
+        return bool(self.target == target)
 
 
 class NamedRule(InOrder):
@@ -202,30 +143,40 @@ class NamedRule(InOrder):
         stoppable: how many of them, from the front, may stop.
     """
 
-    name: ClassVar[str]
-    """Value of ``CAC_RULE``; the file's stem."""
-    decides_by: ClassVar[str]
-    """Deciding quantity in words, for the help of ``CAC_RULE``."""
-    reads: ClassVar[tuple[str, ...]]
-    """Fields of `Settings` that it reads; with ``rule_end_itr``, that must be set."""
+    name: ClassVar[str]  # value of ``CAC_RULE``; the file's stem
+    decides_by: ClassVar[str]  # deciding quantity in words, for the help of ``CAC_RULE``
+    reads: ClassVar[tuple[str, ...]]  # fields of `Settings` that it reads; with ``rule_end_itr``, that must be set
     searched: ClassVar[tuple[tuple[Any, ...], ...]] = ()
     """Ranges of the space ``stop_rules``: field, low, high and perhaps ``"log"``; of the start, shares of the run.
     Flags, end, interval and a start without one need none."""
     is_measured: ClassVar[bool] = False
     """True if it reads measurements of its own (`signals`), from ``rule_start_itr`` on, every ``rule_interval``."""
-    brakes: ClassVar[bool] = True
-    """True if `CAC_BRAKING_DISTANCE` may be set."""
+    brakes: ClassVar[bool] = True  # true if `CAC_BRAKING_DISTANCE` may be set
     scales_every_step: ClassVar[bool] = False
     """True if `factors` changes learning rates from the first step on, so that its runs share no step."""
 
     def __init__(self, settings: Any, targets: Sequence[int], stoppable: int) -> None:
         super().__init__(targets[:stoppable])
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.target_state()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.load_target(state)
+class ScheduledRule(NamedRule):
+    """Base of rules that stop each layer at an iteration of its own."""
+
+    ends: Sequence[float]  # iterations, ascending; the first ``stoppable`` of them are stops
+    stoppable: int
+
+    def first_stop(self) -> int:
+        return math.ceil(self.ends[0]) if self.stoppable else NEVER
+
+    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
+        due = bisect_right(self.ends, iteration, self.position, self.stoppable)
+        if due == self.position:
+            return None
+        self.position = due
+        return Decision(layer=self.targets[due - 1], rule=self.name, ratio=None)
+
+    def next_due(self, iteration: int) -> int:
+        return max(iteration, math.ceil(self.ends[self.position])) if self.position < self.stoppable else NEVER
 
 
 class MeasuredRule(NamedRule):
@@ -252,12 +203,10 @@ class MeasuredRule(NamedRule):
 class StepPlan:
     """Work of one optimizer step in addition to its ordinary update."""
 
-    decision: Decision | None = None
-    """A stop decided at the start of this step."""
+    decision: Decision | None = None  # a stop decided at the start of this step
     scaled: tuple[tuple[range, float], ...] = ()
     """Positions whose update is multiplied in this step, with the factor: [0, 1) while braking."""
-    stop_through: int | None = None
-    """The parameters at positions 0..this need no gradient after this step's update."""
+    stop_through: int | None = None  # the parameters at positions 0..this need no gradient after this step's update
 
 
 #: Plan of a step with nothing to do: a single object, so that an ordinary step allocates nothing.
@@ -270,12 +219,9 @@ class SkipMachine:
     def __init__(self, settings: Any, rule: StopRule) -> None:
         self.rule = rule
         self.distance = settings.braking_distance
-        self.iteration = 0
-        """Steps begun so far; the next step has this number."""
-        self.stopped_through = -1
-        """Position of the last stopped parameter, -1 for none."""
-        self.braking_through = -1
-        """Position of the last braking parameter while a layer brakes, else -1."""
+        self.iteration = 0  # steps begun so far; the next step has this number
+        self.stopped_through = -1  # position of the last stopped parameter, -1 for none
+        self.braking_through = -1  # position of the last braking parameter while a layer brakes, else -1
         self.braking_count = 0
 
     def step(self, signal_of: SignalOf) -> StepPlan:
@@ -327,7 +273,8 @@ class SkipMachine:
         self.stopped_through = int(state["stopped_through"])
         self.braking_through = int(state["braking_through"])
         self.braking_count = min(int(state["braking_count"]), self.distance or 1)
-        self.rule.load_state_dict(state["rule"])
+        if state["rule"]:  # one without layers has no state
+            self.rule.load_state_dict(state["rule"])
 
     @property
     def decided_through(self) -> int:

@@ -1,10 +1,7 @@
 """Sizes of the inputs of a script's training steps, by which the FLOPs of steps that are not measured follow.
 
-Batches that are padded to their longest make every step cost something else. The calls of the model tell how large its
-inputs are, without a look at any operation.
-
-Symbols: for a call with inputs of N numbers for B samples, n = N and q = N^2 / B; a step has the sums over its c calls.
-A matrix product is linear in n, attention over the length of a sequence in q.
+For a call with inputs of N numbers for B samples, n = N and q = N^2 / B; a step has the sums over its c calls. A matrix
+product is linear in n, attention over the length of a sequence in q.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ Size = tuple[int, int, int] | tuple[()]
 class InputSizes:
     """Watch the calls of the model that trains; tell of the first training call of each step, with its own size."""
 
-    def __init__(self, on_first_call: Callable[[str], None]) -> None:
+    def __init__(self, on_first_call: Callable[[Size], None]) -> None:
         self._on_first_call = on_first_call
         self._hook: ForwardHook | None = None
         self._sums = (0, 0, 0)
@@ -44,24 +41,23 @@ class InputSizes:
             return  # activations that are computed again
         found = [tensor for tensor in tensors_in((*args, kwargs)) if tensor.dim()]
         numbers = sum(tensor.numel() for tensor in found)
-        own = (1, numbers, sum(tensor.numel() ** 2 // max(1, len(tensor)) for tensor in found))
-        first = not self._sums[0]
-        self._sums = (self._sums[0] + own[0], self._sums[1] + own[1], self._sums[2] + own[2])
-        if first:
-            self._on_first_call(as_text(own))
+        squares = sum(tensor.numel() ** 2 // max(1, len(tensor)) for tensor in found)
+        calls, n, q = self._sums
+        self._sums = (calls + 1, n + numbers, q + squares)
+        if not calls:
+            self._on_first_call(self._sums)
 
-    def take(self) -> str:
-        """Return the size of what was called since the last time, as text."""
+    def take(self) -> Size:
+        """Return the size of what was called since the last time."""
         found, self._sums = self._sums, (0, 0, 0)
-        return as_text(found) if found[0] else ""
+        return found if found[0] else ()
 
 
 def _owner(parameters: Sequence[Tensor]) -> nn.Module | None:
     """Return the smallest module that has all of these parameters; None if there is none, or it is compiled."""
     wanted = {id(parameter) for parameter in parameters}
-    modules = (
-        thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)
-    )  # no proxy, whose object is gone
+    # By type: a proxy may have lost its object.
+    modules = (thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module))
     having = (module for module in modules if wanted <= {id(parameter) for parameter in module.parameters()})
     found = [(sum(1 for _ in module.modules()), module) for module in having]
     if any(is_compiled(module) for _, module in found):
@@ -96,13 +92,3 @@ def fitted(known: Mapping[Size, float], size: Size) -> float:
     weights = np.linalg.lstsq(rows / scale, np.ones(len(sizes)), rcond=None)[0] / scale
     estimate = float(weights @ np.array([size[column] for column in columns], np.float64))
     return max(0.0, estimate)
-
-
-def as_text(size: Size) -> str:
-    """Return a size as a key of a saved state, as in ``1:20:400``; empty for none."""
-    return ":".join(map(str, size))
-
-
-def from_text(text: str) -> Size:
-    """Return the size of a key of `as_text`."""
-    return tuple(map(int, text.split(":"))) if text else ()  # type: ignore[return-value]

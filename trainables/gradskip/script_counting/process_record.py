@@ -1,9 +1,8 @@
 """Cost of the steps of a user's own training loop, counted from inside its optimizers with Gradient-Skip.
 
 In a script only the optimizers observe the training, so a step lasts from the end of one `step()` in the process to
-the end of the next, whichever optimizers take them: sums over several optimizers count nothing twice. A few steps are
-measured after each change of the stopped layers, and one of each new size of inputs (`input_sizes`); the others' cost
-follows from these. No other step is slowed down.
+the end of the next, whichever optimizers take them. A few steps are measured after each change of the stopped layers,
+and one of each new size of inputs (`input_sizes`); the others' cost follows from these, and they are not slowed down.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trainables.gradskip.advice.never_fires import weight_decays
 from trainables.gradskip.execution_order import ModelTrace
 from trainables.gradskip.layers import watch_needed
+from trainables.gradskip.nothing_stops import weight_decays
 from trainables.gradskip.numbering import Numbering, is_compiled
 from trainables.gradskip.replay import Blueprint, layers_key, variance_name
-from trainables.gradskip.script_counting.input_sizes import InputSizes, Size, fitted, from_text
+from trainables.gradskip.script_counting.input_sizes import InputSizes, Size, fitted
 from trainables.gradskip.script_counting.step_flops import StepFlops
 from trainables.gradskip.script_counting.trace_file import (
     DEFAULT_WATCH,
@@ -47,11 +46,9 @@ from trainables.storage import atomic_write
 
 # --- Recorder of a script's run without a method: weight variances at every step, layers, and what stops would save
 # A search asks its baseline for it, so that it knows what a setting stops before the setting is trained. What a step
-# costs with some layers stopped is not measured but follows from the forward FLOPs of every weight: the gradient of a
-# weight and that of its input cost as much each, and the latter is needed only where something trains upstream. A
-# weight that is used several times counts as at its first use, so its stop may save less than this says.
-#
-# Shapes: K layers of the variance rule.
+# costs with some layers stopped follows from the forward FLOPs of every weight: the gradient of a weight and that of
+# its input cost as much each, and the latter is needed only where something trains upstream. Of a weight that is used
+# several times the first use counts, so its stop may save less than this says. Shapes: K layers of the variance rule.
 
 #: Steps whose variances stay on the device before the host reads them.
 _STEPS_ON_DEVICE = 1000
@@ -66,13 +63,8 @@ class ScriptTrace:
     steps taken before, parameters that train outside of the optimizer, layers whose FLOPs are not seen (torch.compile),
     or more than `MOST_VALUES`. Recording never ends a training, and keeps neither model nor optimizer alive.
 
-    Args:
-        gradskip: of the optimizer, switched off, its parameters whole.
-        given_model: the model that the user gave, with its wrappers; None for none.
-        record: counts the optimizer's steps.
-        flops: counts the first steps of the process.
-        watch: ``CAC_WATCH`` of the study's trials, or `DEFAULT_WATCH`.
-        folder: where the file is written.
+    ``gradskip`` is switched off, its parameters whole; ``watch`` is the ``CAC_WATCH`` of the study's trials, or
+    `DEFAULT_WATCH`; the file is written into ``folder``.
     """
 
     def __init__(
@@ -89,8 +81,7 @@ class ScriptTrace:
         self._blueprints: list[tuple[Any, Blueprint]] = []
         self._trace: ModelTrace | None = None
         self._names: list[str] = []
-        self.dropped = False
-        """True once nothing is recorded or written any more."""
+        self.dropped = False  # true once nothing is recorded or written any more
         model = gradskip.numbering.model
         kinds = tuple(watch.split(",")) if watch != DEFAULT_WATCH else watch_needed(gradskip.parameters, model)
         watched = replace(Settings(), watch=kinds) if kinds else Settings()
@@ -119,14 +110,14 @@ class ScriptTrace:
     def _before(self, *_: Any) -> None:
         gradskip = self._gradskip()
         assert gradskip is not None  # its optimizer steps
+        parameters = gradskip.parameters
         try:
             if not self._rows and not self._blocks and not self._begin(gradskip):
                 return self.drop()
-            if self._trains != [p.requires_grad for p in gradskip.parameters]:
+            if self._trains != [p.requires_grad for p in parameters]:
                 return self.drop()  # the user froze or thawed layers: the rule would follow
             if len(self._rows) < LOOKS:
-                self._flops.attribute_moved(gradskip.parameters)
-            parameters = gradskip.parameters
+                self._flops.attribute_moved(parameters)
             self._rows.append(torch.stack([variance([parameters[n] for n in numbers]) for numbers in self._layers]))
             if len(self._rows) == _STEPS_ON_DEVICE:
                 self._read()
@@ -139,11 +130,13 @@ class ScriptTrace:
     def _begin(self, gradskip: SkippingStep) -> bool:
         """Take the layers before the first step; return whether the run can be recorded."""
         numbering = self._numbering
-        if numbering is None or len(numbering.parameters) != len(gradskip.parameters):  # some were added
-            return False
-        if gradskip.machine.iteration > 0 or _trains_elsewhere(gradskip):  # the former goes on from a checkpoint
-            return False
-        if numbering.model is None and len(gradskip.optimizer.param_groups) > 1:  # nobody knows which come first
+        if (
+            numbering is None
+            or len(numbering.parameters) != len(gradskip.parameters)  # some were added
+            or gradskip.machine.iteration > 0  # it goes on from a checkpoint
+            or _trains_elsewhere(gradskip)
+            or (numbering.model is None and len(gradskip.optimizer.param_groups) > 1)  # nobody knows which come first
+        ):
             return False
         numbering.end_recording_at_step()
         numbering.stop_recording()
@@ -171,8 +164,7 @@ class ScriptTrace:
             self._read()
             values = np.concatenate(self._blocks)
             facts = self._facts()
-            # Steps that a fused optimizer skipped for a scaler would shift the others.
-            if facts is not None and len(values) == self._record.iteration and self._folder.is_dir():
+            if facts is not None and self._folder.is_dir():
                 with atomic_write(self._folder / TRACE_FILE) as file:
                     file.write(to_bytes(facts, values))
         except Exception as error:  # noqa: BLE001 - the user's training has ended well
@@ -186,9 +178,9 @@ class ScriptTrace:
             return None
         trains = mask_text(self._trains)
         masks = {trains}
-        for plan in (blueprint.plan for _, blueprint in self._blueprints):
-            for unit in plan.units:
-                stopped = set(plan.order[: unit.end + 1])
+        for _, blueprint in self._blueprints:
+            for unit in blueprint.plan.units:
+                stopped = set(blueprint.stopped_numbers(unit.end))
                 masks.add(mask_text([on and n not in stopped for n, on in enumerate(self._trains)]))
         backward_flops = totals["backward_flops"] / totals["steps"]
         dense = backward_units(shares, self._trains, self._trace)
@@ -218,15 +210,12 @@ def mask_text(trains: Sequence[bool]) -> str:
 
 
 def backward_units(forward: Sequence[float], trains: Sequence[bool], trace: ModelTrace | None) -> float:
-    """Return what a backward pass costs, in the unit of the forward costs.
+    """Return what a backward pass costs, in the unit of the forward cost of each parameter's layer.
+
+    Without a trace every parameter is downstream of those before it.
 
     >>> backward_units([1, 2, 4], [True, True, True], None), backward_units([1, 2, 4], [False, True, True], None)
     (13.0, 10.0)
-
-    Args:
-        forward: cost of the forward pass of each parameter's layer, by number.
-        trains: whether each parameter trains.
-        trace: what is upstream of what; None: every parameter of those before it.
     """
     total, before, training = 0.0, False, 0
     for number, on in enumerate(trains):
@@ -239,9 +228,8 @@ def backward_units(forward: Sequence[float], trains: Sequence[bool], trace: Mode
 
 
 # --- Total cost of an optimizer's steps, from some measured steps of each stretch with one set of stopped layers. Pure
-# Steps of one stretch whose inputs are of one size are alike: the median of the measured ones stands for all of them.
-# What others cost is fitted to their sizes (`input_sizes.fitted`). Stops do not change the forward pass, and the
-# backward pass of all sizes by one share.
+# The median of the measured steps of a size of inputs stands for all of that size; what others cost is fitted
+# (`input_sizes.fitted`). Stops do not change the forward pass, and the backward pass of all sizes by one share.
 
 #: Steps that are measured for each set of stopped layers and size of inputs: one of them may include an evaluation
 #: without `torch.no_grad()`.
@@ -255,15 +243,11 @@ class Stretch:
     """Steps of one optimizer with one set of stopped layers in the process."""
 
     steps: int = 0
-    dense: bool = True
-    """True where nothing was stopped anywhere."""
-    forward_flops: list[int] = field(default_factory=list)
-    """Of each measured step."""
+    dense: bool = True  # true where nothing was stopped anywhere
+    forward_flops: list[int] = field(default_factory=list)  # of each measured step
     backward_flops: list[int] = field(default_factory=list)
-    sizes: list[str] = field(default_factory=list)
-    """Size of each measured step's inputs (`input_sizes.as_text`); empty texts where the model's calls are not seen."""
-    counts: dict[str, int] = field(default_factory=dict)
-    """Number of steps of each size."""
+    sizes: list[Size] = field(default_factory=list)  # size of each measured step's inputs
+    counts: dict[Size, int] = field(default_factory=dict)  # number of steps of each size
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
 
@@ -286,8 +270,7 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
         own = _medians([(seen.sizes, seen.backward_flops)])
         whole = sum(fitted(dense, size) for size in own)
         share = sum(own.values()) / whole if whole else 0.0
-        for text, count in stretch.counts.items():
-            size = from_text(text)
+        for size, count in stretch.counts.items():
             full = fitted(dense, size)
             totals["forward_flops"] += count * fitted(forward, size)
             totals["dense_backward_flops"] += count * full
@@ -303,11 +286,11 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
     }
 
 
-def _medians(measured: Iterable[tuple[Sequence[str], Sequence[int]]]) -> dict[Size, float]:
+def _medians(measured: Iterable[tuple[Sequence[Size], Sequence[int]]]) -> dict[Size, float]:
     found: dict[Size, list[int]] = {}
     for sizes, flops in measured:
-        for text, one in zip(sizes, flops, strict=True):
-            found.setdefault(from_text(text), []).append(one)
+        for size, one in zip(sizes, flops, strict=True):
+            found.setdefault(size, []).append(one)
     return {size: float(median_low(values[:LOOKS])) for size, values in found.items()}
 
 
@@ -322,12 +305,11 @@ class StepRecord:
 
     def __init__(self, gradskip: SkippingStep, process: ProcessRecord) -> None:
         self._process = process
-        self._ref = weakref.ref(gradskip)
+        self.gradskip = weakref.ref(gradskip)
         self.stretches = [Stretch()]
-        self._begun_with: set[str] = set()  # sizes of first calls in measured steps of the stretch
-        self._size = ""  # of the step's inputs
-        self.last_step = process.steps
-        """Number of this optimizer's last step, counted over all steps of the process."""
+        self._begun_with: set[Size] = set()  # sizes of first calls in measured steps of the stretch
+        self._size: Size = ()  # of the step's inputs
+        self.last_step = process.steps  # this optimizer's, counted over all steps of the process
         self.parameters = len(gradskip.parameters)
         self.watch = list(watch_needed(gradskip.parameters, None))
         self.weight_decays = weight_decays(gradskip.optimizer)
@@ -336,13 +318,6 @@ class StepRecord:
         gradskip.after.append(self._after)
         gradskip.refresh()
         gradskip.on_stop.append(process.change)
-        # Steps of a collected optimizer stay counted, but no further one is waited for.
-        finalizer = weakref.finalize(gradskip, process.wait_for_fewer)
-        finalizer.atexit = False
-
-    @property
-    def gradskip(self) -> SkippingStep | None:
-        return self._ref()
 
     def _keep_facts(self, gradskip: SkippingStep) -> None:
         # Plain values without tensors, which outlive the optimizer.
@@ -350,19 +325,19 @@ class StepRecord:
 
     @property
     def iteration(self) -> int:
-        gradskip = self.gradskip
+        gradskip = self.gradskip()
         return self.machine.iteration if gradskip is None else gradskip.iteration
 
     @property
     def _goes_on(self) -> bool:
-        return self.gradskip is not None and self._process.steps - self.last_step <= _PATIENCE
+        return self.gradskip() is not None and self._process.steps - self.last_step <= _PATIENCE
 
     @property
     def wants_look(self) -> bool:
-        """Return whether too few steps since the last change were measured and another one is expected."""
+        """Return whether too few steps since the last change were measured, and another one is expected."""
         return len(self.stretches[-1].forward_flops) < LOOKS and self._goes_on
 
-    def wants_size(self, size: str) -> bool:
+    def wants_size(self, size: Size) -> bool:
         """Return whether a step of this input size should be measured: none was, and few enough others were."""
         most = SIZES_DENSE if self.stretches[-1].dense else SIZES_STOPPED
         if size in self._begun_with or len(self._begun_with) >= most or not self._goes_on:
@@ -377,13 +352,13 @@ class StepRecord:
 
     def _after(self, args: Any, kwargs: Any) -> None:
         self._take()  # a closure ran the training inside the step
-        gradskip = self.gradskip
+        gradskip = self.gradskip()
         assert gradskip is not None  # its optimizer keeps it alive
         self._keep_facts(gradskip)
         stretch = self.stretches[-1]
         stretch.steps += 1
         stretch.counts[self._size] = stretch.counts.get(self._size, 0) + 1
-        self._size = ""
+        self._size = ()
         self._process.end_step(self)
 
     def _take(self) -> None:
@@ -397,7 +372,7 @@ class StepRecord:
             self._take_bytes(stretch)
 
     def _take_bytes(self, stretch: Stretch) -> None:
-        gradskip = self.gradskip
+        gradskip = self.gradskip()
         assert gradskip is not None
         stretch.gradient_bytes = stretch.optimizer_bytes = 0  # the first step creates state that the next one updates
         state = gradskip.optimizer.state
@@ -418,10 +393,7 @@ class StepRecord:
         return {"trial": os.environ.get(TRIAL_FOLDER), "stretches": [asdict(stretch) for stretch in self.stretches]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the steps of another process of this trial, if this one has taken none.
-
-        Steps of another trial, whose checkpoint the script has found, are none of this one.
-        """
+        """Continue from another process's steps of this trial, and no other trial's, if this one has taken none."""
         if self._process.steps == 0 and isinstance(state, Mapping) and state["trial"] == os.environ.get(TRIAL_FOLDER):
             self.stretches = [Stretch(**stretch) for stretch in state["stretches"]]
 
@@ -433,14 +405,11 @@ class ProcessRecord:
         self.flops = StepFlops()
         self.inputs = InputSizes(self._first_call)
         self.records: list[StepRecord] = []
-        self.steps = 0
-        """Steps of all optimizers so far."""
+        self.steps = 0  # of all optimizers
         self._since: tuple[int, int] | None = None  # FLOPs at the step's begin; None: not counted
         self._changed = False
-        self.stepping = False
-        """True while an optimizer steps."""
-        self.trace: ScriptTrace | None = None
-        """Recorder of the only optimizer's run, if the search asks for it."""
+        self.stepping = False  # true while an optimizer steps
+        self.trace: ScriptTrace | None = None  # of the only optimizer's run, if the search asks for it
 
     def add(self, gradskip: SkippingStep, given_model: nn.Module | None = None) -> StepRecord:
         record = StepRecord(gradskip, self)
@@ -464,7 +433,7 @@ class ProcessRecord:
             self.flops.attribute(())
             warnings.warn(f"the run is not recorded for the search: {type(error).__name__}: {error}", stacklevel=2)
 
-    def _first_call(self, size: str) -> None:
+    def _first_call(self, size: Size) -> None:
         """Count the step that begins with this call of the model, if its size is a new one."""
         wanting = [record for record in self.records if record.wants_size(size)]
         if wanting and self._since is None:
@@ -503,17 +472,7 @@ class ProcessRecord:
             record.begin_stretch(dense=dense)
 
     def _nothing_is_stopped(self) -> bool:
-        return not any(skip.stops.any for record in self.records if (skip := record.gradskip) is not None)
-
-    def wait_for_fewer(self) -> None:
-        """End the count if no optimizer is left to wait for.
-
-        Called by Python's garbage collector, at any place in any thread. If the counter is not active, because an
-        operation is being counted or another thread runs this, the next step ends the count.
-        """
-        if self.flops.at_work and not self.flops.switching and not any(record.wants_look for record in self.records):
-            self.flops.end()
-            self._since = None
+        return not any(skip.stops.any for record in self.records if (skip := record.gradskip()) is not None)
 
     def settle(self) -> None:
         """Switch the counter on if a step is to be measured, else off."""
@@ -530,8 +489,7 @@ class ProcessRecord:
     def summary(self, processes: int = 1) -> dict[str, Any] | None:
         """Return the totals of all optimizers so far, in plain types; None without optimizers.
 
-        Layers are those of the optimizer with the most parameters, the latest of several. FLOPs and bytes are those of
-        ``processes`` that train together, data-parallel: each executes what this one does.
+        Layers are those of the latest optimizer with the most parameters; FLOPs and bytes those of all ``processes``.
         """
         if not self.records:
             return None
@@ -545,7 +503,7 @@ class ProcessRecord:
             **{name: processes * sum(t[name] for t in totals) for name in totals[0]},
             "steps": sum(t["steps"] for t in totals),
             "measured_steps": sum(t["measured_steps"] for t in totals),
-            "sizes": len({text for record in self.records for stretch in record.stretches for text in stretch.counts}),
+            "sizes": len({size for record in self.records for stretch in record.stretches for size in stretch.counts}),
             "iteration": sum(iterations),
             "longest_iteration": max(iterations),
             "stopped_through": largest.machine.stopped_through,

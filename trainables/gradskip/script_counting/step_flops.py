@@ -39,14 +39,9 @@ class StepFlops(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.forward_flops = 0
-        """FLOPs of operations that autograd records."""
-        self.backward_flops = 0
-        """FLOPs of operations inside a backward pass, recomputed activations included."""
-        self.switching = False
-        """True while the stack of modes is being changed."""
-        self.uncounted: set[str] = set()
-        """Names of expensive operations whose FLOPs are unknown."""
+        self.forward_flops = 0  # FLOPs of operations that autograd records
+        self.backward_flops = 0  # FLOPs of operations inside a backward pass, recomputed activations included
+        self.uncounted: set[str] = set()  # names of expensive operations whose FLOPs are unknown
         self._weight_at: dict[int, int] = {}  # numbers of the attributed weights, by the address of their storage
         self._of_weights: dict[int, int] = {}  # forward FLOPs by number
         self._copies: dict[int, tuple[int, TensorWeakRef]] = {}  # autocast's of weights; another may take their place
@@ -80,18 +75,14 @@ class StepFlops(TorchDispatchMode):
 
     def begin(self) -> None:
         """Start counting, below the modes that the user has entered, because leaving a mode pops the topmost one."""
-        self.switching = True
         with _without_user_modes():
             _push_mode(self)
-        self.switching = False
 
     def end(self) -> None:
         """Stop counting, whatever modes the user has entered since."""
         if self.at_work:
-            self.switching = True
             with _without_user_modes(above=self):
                 _pop_mode()
-            self.switching = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

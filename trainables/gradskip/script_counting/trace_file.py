@@ -27,20 +27,14 @@ DEFAULT_WATCH = "default"
 class ScriptFacts:
     """Facts about a script's model and the costs of its steps."""
 
-    signals: Sequence[str]
-    """(K,) names of the signals (`replay.variance_name`)."""
-    layer_names: Sequence[str]
-    """Names of the parameters by number."""
-    trains: str
-    """Text with ``1`` or ``0`` for each parameter by number: whether it trains at the start."""
-    weight_decays: Sequence[float] | None
-    """As of `advice.never_fires.weight_decays`."""
+    signals: Sequence[str]  # (K,) names of the signals (`replay.variance_name`)
+    layer_names: Sequence[str]  # names of the parameters by number
+    trains: str  # text with ``1`` or ``0`` for each parameter by number: whether it trains at the start
+    weight_decays: Sequence[float] | None  # as of `nothing_stops.weight_decays`
     blueprints: Sequence[tuple[Any, Any]]
     """(`replay.layers_key`, `Blueprint.to_dict`) of the variance rule and of the others."""
-    forward_flops: int
-    """Of one step."""
-    backward_flops: dict[str, int]
-    """Of one step by the set of training parameters, in the form of ``trains``."""
+    forward_flops: int  # of one step
+    backward_flops: dict[str, int]  # of one step by the set of training parameters, in the form of ``trains``
 
 
 def to_bytes(facts: ScriptFacts, values: NDArray[np.float32]) -> bytes:

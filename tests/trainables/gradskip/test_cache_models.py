@@ -105,9 +105,8 @@ class Residual(nn.Module):
     ("chain", "message"),
     [
         (None, r"chain must be given for a model that is no nn.Sequential, got Residual: list the modules"),
-        (["stem", "nrom"], r"unknown module of the forward cache's chain 'nrom': did you mean 'norm'\?"),
-        ([], "chain must have at least one module, got none"),
-        ([nn.ReLU()], "chain must hold modules of the model, got another ReLU"),
+        ([nn.ReLU()], r"chain must hold modules of the model, got ReLU\(\)"),
+        (["stem"], "chain must hold modules of the model, got 'stem'"),
     ],
 )
 def test_chains_that_are_none(chain: Any, message: str) -> None:
@@ -126,7 +125,7 @@ def test_chains_that_are_none(chain: Any, message: str) -> None:
 def test_a_model_that_does_not_run_the_chain_is_refused(chain: list[str], message: str, images: Tensor) -> None:
     model = Residual()
     model.requires_grad_(False)
-    with cache_of(model, chain=chain) as cache:
+    with cache_of(model, chain=[getattr(model, name) for name in chain]) as cache:
         with pytest.raises(UserError, match=message), cache.batch(torch.arange(9)):
             model(images[:9])
         assert all("forward" not in part.__dict__ for part in model.modules())
@@ -158,7 +157,6 @@ def test_one_forward_pass_a_batch(model: nn.Module, images: Tensor) -> None:
         ({"samples": 0}, "samples must be an integer >= 1, got 0"),
         ({"budget_bytes": -1}, "budget_bytes must be an integer >= 0, got -1"),
         ({"budget_bytes": 1.5}, r"budget_bytes must be an integer >= 0, got 1\.5"),
-        ({"verify_every": 0}, "verify_every must be an integer >= 1, got 0"),
         ({"folder": "/no/such/folder"}, "folder must be a folder that exists, got '/no/such/folder': create it"),
     ],
 )

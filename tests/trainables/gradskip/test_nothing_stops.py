@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_runs import stops_of
 
-from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
+from trainables.gradskip.nothing_stops import too_late, why_nothing_stopped
 from trainables.gradskip.settings import Settings
 
 

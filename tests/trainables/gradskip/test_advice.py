@@ -13,7 +13,6 @@ from loops import train
 from torch import nn
 
 from trainables.gradskip import SGD, Settings, wrap
-from trainables.gradskip.advice.advice import Advice
 
 
 def warned(settings: Settings, model: nn.Module | None = None) -> list[str]:
@@ -34,24 +33,11 @@ class TestLeftBefore:
         (said,) = warned(Settings(**STOP))
         assert said == (
             "norm0.weight, norm0.bias still train before stopped layers, so the backward pass runs on through them: "
-            "CAC_WHOLE_UNITS=1 stops layers with their norms in execution order, CAC_PREFIX_AUTOGRAD=0 stops whatever "
+            "CAC_WHOLE_UNITS=1 stops layers with their norms in execution order; CAC_PREFIX_AUTOGRAD=0 stops whatever "
             "is left"
         )
         assert warned(Settings(**STOP, whole_units=True)) == []
         assert warned(Settings(**STOP, prefix_autograd=False)) == []
-
-    @pytest.mark.parametrize(
-        ("whole_units", "prefix_autograd"), [(False, True), (True, True), (False, False), (True, False)]
-    )
-    def test_never_what_is_on(self, whole_units: bool, prefix_autograd: bool) -> None:
-        advice = Advice(Settings(whole_units=whole_units, prefix_autograd=prefix_autograd))
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            advice.left_upstream(["a"], [])
-            advice.woken("c")
-        left, _ = (str(warning.message) for warning in said)
-        assert ("CAC_WHOLE_UNITS" in left) == (not whole_units)
-        assert ("CAC_PREFIX_AUTOGRAD" in left) == prefix_autograd
 
     def test_example_inputs_that_were_given_are_not_asked_for(self) -> None:
         model = conv_model()
@@ -83,10 +69,3 @@ def test_a_warning_points_at_the_users_line() -> None:
     assert {warning.filename for warning in said} == {__file__}
     lines = [Path(__file__).read_text().split("\n")[warning.lineno - 1].strip() for warning in said]
     assert [line.partition("(")[0] for line in lines] == ["optimizers[0].step", "SGD", "wrap"]
-
-
-def test_a_model_compiled_in_place_is_warned_of_recompilations() -> None:
-    model = nn.Sequential(*[nn.Conv2d(2, 2, 1) for _ in range(5)])
-    model.compile(backend="eager")
-    with pytest.warns(UserWarning, match=r"5 layers may stop one by one.*recompile_limit is 8"):
-        SGD(model.parameters(), lr=0.1, weight_decay=0.1, settings=Settings(), model=model)

@@ -1,10 +1,11 @@
-"""Detection of settings that cannot stop anything, before a run is spent on them. Pure."""
+"""Reasons why settings can stop nothing, before a run is spent on them, or have stopped nothing, after it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trainables.gradskip.rules.published import AutoRule
 from trainables.gradskip.rules.state_machine import NEVER
 from trainables.gradskip.settings import Settings
 
@@ -29,7 +30,7 @@ def never_fires(
     units: int,
     stoppable: int,
     first_stop: int,
-    weight_decays: Sequence[float] | None = None,
+    decays: Sequence[float] | None = None,
     total_steps: int | None = None,
     frozen: int = 0,
 ) -> str | None:
@@ -39,8 +40,8 @@ def never_fires(
         settings: any; None is returned for settings that are off on purpose.
         units: watched layers of the model.
         stoppable: those whose stop leaves something to train.
-        first_stop: earliest iteration at which the rule can decide a stop (`StopRule.first_stop`).
-        weight_decays: of the groups that hold watched weights; None where the optimizer has none.
+        first_stop: of `StopRule`.
+        decays: of `weight_decays`.
         total_steps: length of the run in optimizer steps, where known.
         frozen: number of layers that would be watched if the user had not frozen them.
     """
@@ -66,9 +67,36 @@ def never_fires(
             f"will stop nothing: the first stop that it can decide is at iteration {first_stop}, and the run ends "
             f"after {total_steps}; make {_TIMING.get(mode, 'CAC_RULE_START_ITR or CAC_RULE_INTERVAL')} smaller"
         )
-    if mode == "auto" and weight_decays is not None and all(decay == 0 for decay in weight_decays):
+    if mode == "auto" and decays is not None and not any(decays):
         return (
             "may stop nothing: weight decay is 0 for every watched layer, so nothing drives weight variance below its "
             "peak; set a weight decay, or another CAC_RULE"
         )
     return None
+
+
+def too_late(settings: Settings, steps: int) -> str:
+    """Return why these settings cannot stop anything within ``steps`` steps, and what could; empty where they may."""
+    if settings.mode != "auto":
+        return ""
+    first = AutoRule(settings, (0,)).first_stop()
+    if first < steps:
+        return ""
+    return (
+        f"the first stop can come at iteration {first} at the earliest (CAC_VAR_START_ITR={settings.start_itr}, "
+        f"decided every {settings.sampling_interval}), the run has {steps} steps: set both lower, such as "
+        f"CAC_VAR_START_ITR={steps // 5} and CAC_VAR_SAMPLES={max(1, steps // 60)}"
+    )
+
+
+def why_nothing_stopped(settings: Settings, steps: int) -> str:
+    """Return why a run of ``steps`` steps, trained to its end with these settings, stopped no layer."""
+    if settings.mode == "off":
+        return "CAC_VAR_START_THR is -1 (off)"
+    if settings.mode != "auto":
+        return f"rule {settings.mode} named no layer within {steps} steps"
+    return too_late(settings, steps) or (
+        f"at no decision (from iteration {settings.start_itr} on, every {settings.sampling_interval}) had the first "
+        f"layer's weight variance fallen below CAC_VAR_START_THR={settings.start_thr} of its peak: raise it, decide "
+        "more often, or let a search find what acts"
+    )

@@ -1,0 +1,71 @@
+"""All warnings of a gradient-skip optimizer: each once, at the user's own line. None suggests a setting already on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import trainables
+
+#: Folders and packages whose lines are not the user's: ours, and libraries that call the optimizer for users.
+_NOT_THE_USERS = tuple(f"{Path(path).resolve()}{os.sep}" for path in trainables.__path__)
+_LIBRARIES = ("torch", "accelerate", "transformers", "lightning", "pytorch_lightning")
+
+
+def users_level() -> int:
+    """Return the ``stacklevel`` with which the caller's `warnings.warn` points at the user's innermost line."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "").partition(".")[0]
+        ours = frame.f_code.co_filename.startswith(_NOT_THE_USERS)
+        if not ours and module not in _LIBRARIES:
+            return level
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+#: Warnings whose text depends on a few values alone, by key.
+MESSAGES = {
+    "groups": "parameters came in {count} groups and no model: layers are numbered through the groups; "
+    "give model= to number them in the model's order",
+    "never": "Gradient-Skip {reason}",
+    "left": "{names} still train before stopped layers, so the backward pass runs on through them: {ways}",
+    "all": "every parameter of this optimizer is stopped: training goes on with nothing to do",
+    "unseen": "the execution order of the layers was never seen, so they stop in the order of registration and what "
+    "is left before them is not known: the model is called in a way that hides it, as under torch.compile. {way}",
+    "processes": "a layer stopped in one of several processes, which torch's DistributedDataParallel does not expect: "
+    "use tune_cac.gradskip.DistributedDataParallel(model, optimizer)",
+    "lost": "{names} had a gradient before the last stop and none after it. Reentrant activation checkpointing does "
+    "that behind a stopped prefix: use checkpoint(..., use_reentrant=False). (A layer that a step may leave out is no "
+    "reason to worry.)",
+    "woken": "requires_grad of {name}, which has stopped, was switched on again: it is stopped in every step anew, but "
+    "its gradient is computed in between. Switch only what trains (optimizer.gradskip.stopped)",
+    "earlier": "{names}: stopped by an earlier gradient-skip optimizer of this model, and trained again by this one. "
+    "To keep them still, load the earlier one's state, or switch requires_grad off after building this one",
+}
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """Return the first names and how many more there are.
+
+    >>> some(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+class Advice:
+    """The warnings of one optimizer, each said once; once about each thing where there are several."""
+
+    def __init__(self) -> None:
+        self._said: set[tuple[str, str]] = set()
+
+    def say(self, key: str, *, about: str = "", **values: Any) -> None:
+        if (key, about) not in self._said:
+            self._said.add((key, about))
+            warnings.warn(MESSAGES[key].format(**values), stacklevel=users_level())

@@ -1,1 +1,0 @@
-"""Warnings to the user, and reasons why a run can stop, or has stopped, nothing."""
