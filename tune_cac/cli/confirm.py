@@ -27,7 +27,7 @@ from tune_cac.study.search_options import SearchOptions
 def run(arguments: argparse.Namespace) -> int:
     """Run the confirmation; print the table of candidates and the study's answer."""
     from analysis.metrics.accounting import search_cost
-    from analysis.metrics.ranking import saving_of
+    from analysis.metrics.saving import saving_of
     from analysis.presentation.markdown_report import confirmation_table, search_cost_line
     from tune_cac.tuning.confirmation import confirm as confirm_study
 

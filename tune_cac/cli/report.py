@@ -23,14 +23,10 @@ _Found = TypeVar("_Found")
 @command(
     ALLOWED_DROP,
     argument("--top", default=20, at_least=1, help="rows to show"),
-    argument(
-        "--price", type=float, metavar="SHARE", help="rank by worth: the share of the training compute that a point of "
-        "accuracy, or a unit of another metric, is worth, such as 0.1",
-    ),
     argument("--output", metavar="FILE", help="the page (default: report.html in the study)"),
     *STUDY,
     help="print the answer of a study and write it as a page to look at, report.html",
-)  # fmt: skip
+)
 def run(arguments: argparse.Namespace) -> int:
     """Print a study's report and write its page; works while the study is searched."""
     from analysis.presentation.html import report_html
@@ -39,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tune_cac.study.study_result import answer
 
     layout, info, drop = study_of(arguments)
-    found = answer(layout, allowed_drop=drop, price=arguments.price)
+    found = answer(layout, allowed_drop=drop)
     page = Path(arguments.output) if arguments.output else layout.page
     write_asked(page, report_html(gather(layout, found)), "the page to", "choose another --output")
     text = report_markdown(
