@@ -18,9 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.masks import hook_gradient, parameters_as_built
 from trainables.compression.pruners.pruner import Pruner
-from trainables.compression.schedule.agp import gradual_share
 from trainables.compression.schedule.names import plain_name
-from trainables.compression.schedule.timing import Moment
+from trainables.compression.schedule.timing import Moment, gradual_share
 from trainables.compression.structures import ranked_group, structures_of
 from trainables.errors import UserError
 

@@ -1,6 +1,6 @@
 """Arguments of every class of a schedule: one frozen, strict pydantic model per class. Does not import torch.
 
-`PRUNERS`, `REGULARIZERS`, `QUANTIZERS`, `EXTENSIONS` and `DISTILLERS` map the classes' names in YAML to the models.
+`CLASSES` maps a section and the classes' names in YAML to the models.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def _listed(given: object) -> object:
 
 #: Parameter names or patterns, at least one; a single one may be given without a list.
 Names = Annotated[tuple[Text, ...], Field(min_length=1), BeforeValidator(_listed)]
+#: A number >= 0 for each parameter name or pattern.
+ByName = Annotated[dict[Text, NotNegative], Field(min_length=1)]
 
 
 class ComponentConfig(BaseModel):
@@ -64,24 +66,21 @@ class ComponentConfig(BaseModel):
 
 # --- Arguments of the pruners. Symbols as in docs/compression.md: s sensitivity, w a weight, t a threshold ------------
 
-
-Ranked = Literal["3D", "Filters", "Channels", "Rows", "Blocks"]
-Filters = Literal["3D", "Filters"]
 Thresholded = Literal["2D", "3D", "4D", "Filters", "Channels", "Rows", "Cols"]
 
 
 class SensitivityPrunerConfig(ComponentConfig):
     """Zero elements below t = s std(w), with std computed at the first use (Han et al. 2015)."""
 
-    sensitivities: dict[Text, NotNegative] = Field(min_length=1)
-    """s by parameter name or pattern."""
+    sensitivities: ByName
+    """s."""
 
 
 class MagnitudeParameterPrunerConfig(ComponentConfig):
     """Zero elements below a given threshold."""
 
-    thresholds: dict[Text, NotNegative] = Field(min_length=1)
-    """t by parameter name or pattern; ``*`` matches all other parameters."""
+    thresholds: ByName
+    """t; ``*`` matches all other parameters."""
 
 
 class SparsityLevelParameterPrunerConfig(ComponentConfig):
@@ -91,7 +90,9 @@ class SparsityLevelParameterPrunerConfig(ComponentConfig):
     """Share of the elements by parameter name or pattern."""
 
 
-class _GradualConfig(ComponentConfig):
+class GradualConfig(ComponentConfig):
+    """A share that grows by a cubic over the policy's active epochs (Zhu & Gupta 2017, eq. 1)."""
+
     initial_sparsity: Fraction
     """Share pruned in the first active epoch."""
     final_sparsity: Fraction
@@ -106,15 +107,14 @@ class _GradualConfig(ComponentConfig):
         return self
 
 
-class AutomatedGradualPrunerConfig(_GradualConfig):
+class AutomatedGradualPrunerConfig(GradualConfig):
     """Zero a share of the elements, the smallest, that grows by a cubic (Zhu & Gupta 2017, eq. 1)."""
 
     weights: Names
-    """Parameter names or patterns."""
 
 
 class BlockConfig(ComponentConfig):
-    """Arguments of blocks."""
+    """The shape of blocks."""
 
     class_: ClassVar[str] = ""
     block_shape: tuple[Count, Count, Count, Count]
@@ -129,16 +129,13 @@ class BlockConfig(ComponentConfig):
 
 class _StructuresConfig(ComponentConfig):
     weights: Names
-    """Parameter names or patterns."""
     group_dependency: Literal["Leader"] | None = None
     """``Leader``: the structures removed from the first weight are removed from all weights."""
 
 
 class _WithBlocksConfig(_StructuresConfig):
-    group_type: Ranked
-    """The structures that are ranked."""
+    group_type: Literal["3D", "Filters", "Channels", "Rows", "Blocks"]
     kwargs: BlockConfig | None = None
-    """For Blocks: ``block_shape``."""
 
     @model_validator(mode="after")
     def _blocks_have_a_shape(self) -> Self:
@@ -176,8 +173,7 @@ class RandomLevelStructureParameterPrunerConfig(_WithBlocksConfig):
 
 
 class _FiltersConfig(_StructuresConfig):
-    group_type: Filters
-    """Filters."""
+    group_type: Literal["3D", "Filters"]
 
 
 class StructureParameterPrunerConfig(ComponentConfig):
@@ -192,8 +188,8 @@ class StructureParameterPrunerConfig(ComponentConfig):
 class SplicingPrunerConfig(ComponentConfig):
     """Prune below a, restore above b, no change between (dynamic network surgery, Guo et al. 2016, eq. 3)."""
 
-    sensitivities: dict[Text, NotNegative] = Field(min_length=1)
-    """s by parameter name or pattern; ``*`` matches all other parameters."""
+    sensitivities: ByName
+    """s; ``*`` matches all other parameters."""
     low_thresh_mult: Positive
     """a over mean|w| + s std|w|."""
     hi_thresh_mult: Positive
@@ -218,15 +214,13 @@ class BaiduRNNPrunerConfig(ComponentConfig):
     ramp_slope_mult: Positive
     """Slope of the second line over that of the first; 1.5 to 2 in the paper."""
     weights: Names
-    """Parameter names or patterns."""
     ramp_epoch_offset: Annotated[Whole, Field(ge=0)] | None = None
     """Start of the second line, in epochs from the policy's first epoch."""
     ramp_epoch: Annotated[Whole, Field(ge=0)] | None = None
     """The same as an epoch of the run, as in schedules before June 2018."""
     initial_sparsity: Fraction | None = None
-    """Accepted for published schedules; not used."""
     final_sparsity: Fraction | None = None
-    """Accepted for published schedules; not used."""
+    """Both accepted for published schedules; not used."""
 
     @model_validator(mode="after")
     def _has_one_ramp(self) -> Self:
@@ -243,16 +237,20 @@ class BaiduRNNPrunerConfig(ComponentConfig):
         return starting_epoch + (self.ramp_epoch_offset or 0) if self.ramp_epoch is None else self.ramp_epoch
 
 
+def _by_name(*models: type[ComponentConfig]) -> dict[str, type[ComponentConfig]]:
+    return {model.class_: model for model in models}
+
+
 def _ranked(name: str, structures: type[_StructuresConfig], summary: str) -> tuple[type[ComponentConfig], ...]:
     """Return two models: pruning a given share of the structures, and ``_AGP``, a share that grows by a cubic."""
     gradual = f"{summary.rstrip('.')}; the share grows by a cubic."
     return (
         create_model(f"{name}Config", __base__=(structures, _DesiredConfig), __doc__=summary),
-        create_model(f"{name}_AGPConfig", __base__=(structures, _GradualConfig), __doc__=gradual),
+        create_model(f"{name}_AGPConfig", __base__=(structures, GradualConfig), __doc__=gradual),
     )
 
 
-_MODELS: tuple[type[ComponentConfig], ...] = (
+PRUNERS = _by_name(
     SensitivityPrunerConfig,
     MagnitudeParameterPrunerConfig,
     SparsityLevelParameterPrunerConfig,
@@ -278,9 +276,6 @@ _MODELS: tuple[type[ComponentConfig], ...] = (
     BaiduRNNPrunerConfig,
 )  # fmt: skip
 
-#: The pydantic model of each class's arguments, by the class's name in YAML.
-PRUNERS = {model.class_: model for model in _MODELS}
-
 
 # --- Arguments of the quantizers. Numbers of bits are 1 to 32; 32 and null mean not quantized -------------------------
 
@@ -300,11 +295,8 @@ class OverridesConfig(ComponentConfig):
 
     class_: ClassVar[str] = ""
     bits_activations: Bits | None = None
-    """Bits of activations; null: not quantized."""
     bits_weights: Bits | None = None
-    """Bits of weights; null: not quantized."""
     bits_bias: Bits | None = None
-    """Bits of biases; null: not quantized."""
 
 
 #: By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits.
@@ -315,11 +307,9 @@ _Mode = Annotated[Mode, BeforeValidator(_plain)]
 
 class _QuantizerConfig(ComponentConfig):
     bits_activations: Bits | None = 32
-    """Bits of activations."""
     bits_weights: Bits | None = 32
-    """Bits of weights of convolutions, linear layers and embeddings."""
+    """Of convolutions, linear layers and embeddings."""
     bits_bias: Bits | None = None
-    """Bits of their biases."""
     overrides: _Overrides = Field(default_factory=dict)
 
 
@@ -342,7 +332,6 @@ class QuantAwareTrainRangeLinearQuantizerConfig(_QuantizerConfig):
     """Linear quantization-aware training with moving-average ranges (Jacob et al. 2018, section 3)."""
 
     bits_bias: Bits | None = 32
-    """Bits of biases."""
     mode: _Mode = "SYMMETRIC"
     ema_decay: Fraction = 0.999
     """Weight of the old range at each step."""
@@ -358,9 +347,8 @@ class PostTrainLinearQuantizerConfig(ComponentConfig):
     """Linear quantization of a trained model, with activation ranges from the batches of one epoch."""
 
     bits_activations: Bits | None = 8
-    """Bits of activations."""
     bits_parameters: Bits | None = 8
-    """Bits of weights of convolutions, linear layers and embeddings."""
+    """Of weights of convolutions, linear layers and embeddings."""
     bits_accum: Bits = 32
     """Bits of a layer's sum, to which its bias is quantized."""
     overrides: _Overrides = Field(default_factory=dict)
@@ -385,13 +373,13 @@ class PostTrainLinearQuantizerConfig(ComponentConfig):
 #: The models of arguments that are maps, and of the values of such maps.
 NESTED: dict[str, type[ComponentConfig]] = {"kwargs": BlockConfig, "overrides": OverridesConfig}
 
-QUANTIZERS: dict[str, type[ComponentConfig]] = {
-    model.class_: model
-    for model in (
-        DorefaQuantizerConfig, WRPNQuantizerConfig, PACTQuantizerConfig,
-        QuantAwareTrainRangeLinearQuantizerConfig, PostTrainLinearQuantizerConfig,
-    )
-}  # fmt: skip
+QUANTIZERS = _by_name(
+    DorefaQuantizerConfig,
+    WRPNQuantizerConfig,
+    PACTQuantizerConfig,
+    QuantAwareTrainRangeLinearQuantizerConfig,
+    PostTrainLinearQuantizerConfig,
+)
 
 
 # --- Arguments of the regularizers. Symbols: lambda strength ----------------------------------------------------------
@@ -404,8 +392,8 @@ LassoGroup = Literal["2D", "3D", "Filters", "4D", "Channels", "Rows", "Cols", "R
 class L1RegularizerConfig(ComponentConfig):
     """lambda sum|w|."""
 
-    reg_regims: dict[Text, NotNegative] = Field(min_length=1)
-    """lambda by parameter name or pattern."""
+    reg_regims: ByName
+    """lambda."""
     threshold_criteria: Literal["Max", "Mean_Abs"] | None = None
     """True if elements of at most lambda are zeroed after each step (for an element both criteria are its |w|)."""
 
@@ -428,11 +416,9 @@ class GroupVarianceRegularizerConfig(ComponentConfig):
     """[lambda, group] by parameter name or pattern."""
 
 
-REGULARIZERS: dict[str, type[ComponentConfig]] = {
-    "L1Regularizer": L1RegularizerConfig,
-    "GroupLassoRegularizer": GroupLassoRegularizerConfig,
+REGULARIZERS = {
+    **_by_name(L1RegularizerConfig, GroupLassoRegularizerConfig, GroupVarianceRegularizerConfig),
     "GroupLASSORegularizer": GroupLassoRegularizerConfig,
-    "GroupVarianceRegularizer": GroupVarianceRegularizerConfig,
 }
 
 
@@ -533,9 +519,7 @@ class StructureRemoverConfig(_RemoverConfig):
     """Remove zero filters and zero input channels."""
 
 
-EXTENSIONS: dict[str, type[ComponentConfig]] = {
-    model.class_: model for model in (FilterRemoverConfig, ChannelRemoverConfig, StructureRemoverConfig)
-}
+EXTENSIONS = _by_name(FilterRemoverConfig, ChannelRemoverConfig, StructureRemoverConfig)
 
 
 # --- Arguments of knowledge distillation (section ``distillers``, which the original language does not have) ----------
@@ -567,4 +551,13 @@ class KnowledgeDistillationConfig(ComponentConfig):
         return self
 
 
-DISTILLERS: dict[str, type[ComponentConfig]] = {"KnowledgeDistillation": KnowledgeDistillationConfig}
+DISTILLERS = _by_name(KnowledgeDistillationConfig)
+
+#: Classes of each section; those of ``lr_schedulers`` are torch's and are checked by ``check_lr``.
+CLASSES: Mapping[str, Mapping[str, type[ComponentConfig]]] = {
+    "pruners": PRUNERS,
+    "regularizers": REGULARIZERS,
+    "quantizers": QUANTIZERS,
+    "extensions": EXTENSIONS,
+    "distillers": DISTILLERS,
+}

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from trainables.compression.schedule.policy_configs import KINDS
+from trainables.compression.schedule.parts import KINDS
 from trainables.compression.schedule.reading import Mark, read_marks, to_mapping
 from trainables.config import TrialConfig
 from trainables.errors import UserError

@@ -85,10 +85,10 @@ def test_compatible_leaves_out_what_matches_nothing_with_a_warning_each() -> Non
     assert [str(warning.message).split(": ")[1] for warning in caught] == [
         "pruners.x.sensitivities.nothing", "pruners.x.sensitivities.conv*",
     ]  # fmt: skip
-    assert found.schedule.pruners["x"].settings.sensitivities == {"head.weight": 2}  # type: ignore[union-attr]
+    assert found.schedule.sections["pruners"]["x"].settings.sensitivities == {"head.weight": 2}  # type: ignore[union-attr]
     with pytest.warns(UserWarning, match="nothing"):
         found = matched("pruners", ranked("Filters", "nothing"), compatible=True)
-    assert (dict(found.schedule.pruners), found.schedule.policies) == ({}, ())
+    assert (found.schedule.sections["pruners"], found.schedule.policies) == ({}, ())
 
 
 @pytest.mark.parametrize(
