@@ -71,12 +71,8 @@ def unit_activation(x: Tensor, bits: int) -> Tensor:
 def pact_activation(x: Tensor, alpha: Tensor, bits: int) -> Tensor:
     """Return Q_k(clip(x, 0, alpha) / alpha) alpha, gradients of PACT (Choi et al. 2018, eqs. 1 to 3).
 
-    The gradient of x is g in [0, alpha), else 0; that of alpha is the sum of g where x >= alpha.
-
-    Args:
-        x: any shape.
-        alpha: scalar; smaller values are raised to the smallest normal number.
-        bits: k >= 1.
+    alpha is a scalar, at least the smallest normal number. With g the gradient of the result, that of x is g in
+    [0, alpha), else 0; that of alpha is the sum of g where x >= alpha.
     """
     y: Tensor = _LearnedClip.apply(x, alpha, bits)
     return y
@@ -105,13 +101,7 @@ def linear_grid(low: Tensor, high: Tensor, bits: int, mode: Mode) -> Grid:
     ASYMMETRIC_UNSIGNED: low and high extended to include 0, s = (high - low) / (2^k - 1), z = round(-low / s),
     q in [0, 2^k - 1].
     ASYMMETRIC_SIGNED: the same with 2^(k-1) subtracted from z and q; the represented values are the same.
-    A range of width 0 has s = 1.
-
-    Args:
-        low: () or one per channel.
-        high: of the same shape, >= low.
-        bits: k; at least 2 if symmetric.
-        mode: see above.
+    A range of width 0 has s = 1. ``low`` <= ``high`` are () or one per channel; k is at least 2 if symmetric.
     """
     low, high = wide(low), wide(high)
     if mode.startswith("SYMMETRIC"):
@@ -149,8 +139,8 @@ def value_range(w: Tensor, axis: int | None) -> tuple[Tensor, Tensor]:
 
 
 # --- Straight-through estimators: gradients pass through rounding as if the value had not been rounded ----------------
-# g is the gradient of the quantized value. Results are new tensors, not views: later operations may write into them.
-# Contexts are set up apart from the forward pass, which `torch.func` asks for.
+# Results are new tensors, not views: later operations may write into them. Contexts are set up apart from the forward
+# pass, which `torch.func` asks for.
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -169,12 +159,9 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def straight_through(x: Tensor, quantize: Callable[[Tensor], Tensor], inside: Tensor | None = None) -> Tensor:
-    """Return quantize(x), with the gradient of x (Bengio et al. 2013, section 4).
+    """Return quantize(x), a new tensor like x, with the gradient of x (Bengio et al. 2013, section 4).
 
-    Args:
-        x: any shape, real.
-        quantize: returns a new tensor of the same shape and dtype; not differentiated.
-        inside: booleans of the same shape; where false the gradient is 0. None: it passes everywhere.
+    Where ``inside``, booleans of x's shape, is false, the gradient is 0; None: it passes everywhere.
     """
     y: Tensor = _StraightThrough.apply(x, quantize, inside)
     return y

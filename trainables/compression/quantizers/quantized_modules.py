@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from trainables.compression.quantizers.functions import (
     Grid,
@@ -124,29 +123,32 @@ class MovingRange(Quantization):
 
 
 class Frozen(Quantization):
-    """Return its input unchanged until it is frozen, in post-training quantization.
+    """Return its input unchanged until it is frozen, then on the grid of its range, in post-training quantization.
 
     The frozen state is stored twice: as a Python flag, so that the forward pass does not synchronize with the device,
     and as a buffer in the model's state dict. Loading a state sets the flag from the buffer.
     """
 
     is_frozen: Tensor
+    low: Tensor
+    high: Tensor
 
-    def __init__(self, bits: int, device: torch.device) -> None:
+    def __init__(self, bits: int, mode: Mode, device: torch.device) -> None:
         super().__init__(bits)
+        self.mode = mode
         self.frozen = False
         _add_buffers(self, ("is_frozen",), {"dtype": torch.bool, "device": device})
         self.register_load_state_dict_post_hook(_follow_buffer)
 
     def grid(self) -> Grid:
         """Return the frozen grid, whose shapes broadcast to the quantized tensor."""
-        raise NotImplementedError
+        return linear_grid(self.low, self.high, self.bits, self.mode)
 
     def forward(self, x: Tensor) -> Tensor:
         return on_grid(x, self.grid()) if self.frozen else x
 
     def freeze(self) -> None:
-        """Quantize from now on."""
+        """Quantize from now on; a calibrated range has seen at least one batch."""
         self.frozen = True
         self.is_frozen.fill_(True)
 
@@ -157,18 +159,7 @@ def _follow_buffer(module: nn.Module, incompatible_keys: Any) -> None:
         module.frozen = bool(module.is_frozen)
 
 
-class _FrozenRange(Frozen):
-    """Quantize to a frozen range."""
-
-    mode: Mode
-    low: Tensor
-    high: Tensor
-
-    def grid(self) -> Grid:
-        return linear_grid(self.low, self.high, self.bits, self.mode)
-
-
-class CalibratedRange(_FrozenRange):
+class CalibratedRange(Frozen):
     """Quantize to a range collected from batches in training mode.
 
     clip NONE: least and greatest of all values. AVG: the mean of the batches' least, and of their greatest values.
@@ -181,8 +172,8 @@ class CalibratedRange(_FrozenRange):
     squares: Tensor
 
     def __init__(self, bits: int, mode: Mode, clip: Clip, deviations: float | None, options: Mapping[str, Any]) -> None:
-        super().__init__(bits, options["device"])
-        self.mode, self.clip, self.deviations = mode, clip, deviations
+        super().__init__(bits, mode, options["device"])
+        self.clip, self.deviations = clip, deviations
         _add_buffers(self, ("batches",), {**options, "dtype": torch.int64})
         _add_buffers(self, ("low", "high"), options)
         if clip == "N_STD":
@@ -220,7 +211,6 @@ class CalibratedRange(_FrozenRange):
 
     @torch.no_grad()
     def freeze(self) -> None:
-        """Fix the range and quantize from now on; requires that at least one batch was seen."""
         if self.clip == "N_STD":
             assert self.deviations is not None
             reach = self.deviations * (self.squares / self.values).sqrt()
@@ -229,12 +219,12 @@ class CalibratedRange(_FrozenRange):
         super().freeze()
 
 
-class FrozenWeight(_FrozenRange):
+class FrozenWeight(Frozen):
     """Quantize to the range that the weight had when it was frozen; ``axis`` as in `LinearWeight`."""
 
     def __init__(self, bits: int, mode: Mode, axis: int | None, like: Tensor) -> None:
-        super().__init__(bits, like.device)
-        self.mode, self.axis = mode, axis
+        super().__init__(bits, mode, like.device)
+        self.axis = axis
         for name, value in zip(("low", "high"), value_range(wide(like.detach()), axis), strict=True):
             self.register_buffer(name, torch.zeros_like(value))
 
@@ -255,7 +245,7 @@ class FrozenBias(Frozen):
     step: Tensor
 
     def __init__(self, bits: int, like: Tensor, per_channel: bool) -> None:
-        super().__init__(bits, like.device)
+        super().__init__(bits, "SYMMETRIC", like.device)
         values = wide(like.detach())
         self.register_buffer("step", torch.ones_like(values) if per_channel else values.new_ones(()))
 
@@ -283,12 +273,6 @@ def _add_buffers(module: nn.Module, names: tuple[str, ...], options: Mapping[str
 def is_quantized(model: nn.Module) -> bool:
     """Return whether a quantizer has changed the model."""
     return any(isinstance(module, Quantization) for module in model.modules())
-
-
-def quantize_parameter(layer: nn.Module, name: str, quantization: Quantization) -> None:
-    """Register a quantization as parametrization; the parameter stays the same object, under ``parametrizations``."""
-    # Shape and dtype do not change, so torch's check with a forward pass is not needed.
-    parametrize.register_parametrization(layer, name, quantization, unsafe=True)
 
 
 def quantize_output(layer: nn.Module, quantization: Quantization) -> None:
