@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from trainables.attachment import Attached, RunFacts
 from trainables.compression.measures import latency, layer_macs, size_columns
-from trainables.compression.model_copies import model_inputs
 from trainables.compression.policies import DistillationPolicy, LRPolicy
 from trainables.compression.scheduler import CompressionScheduler
 from trainables.compression.trial.from_config import schedule_of
@@ -120,10 +119,7 @@ class AttachedCompression(Attached):
             if self.scheduler.removed and self._iteration == run.total_steps:
                 device = next(run.model.parameters()).device
                 batch = tuple(tensor.to(device) for tensor in run.example_batch())
-                try:
-                    found["latency_s"] = latency(run.model, model_inputs(run.model, run.loss, batch))
-                except ValueError:  # the model is called in another way than with positional arguments
-                    found["latency_s"] = None
+                found["latency_s"] = latency(run.model, run.loss, batch)
         return found
 
     def model_metadata(self) -> dict[str, Any]:

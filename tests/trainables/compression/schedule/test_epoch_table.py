@@ -30,7 +30,9 @@ def use(name: str, start: int, end: int, every: int = 1, kind: str = "pruner", *
 
 def test_gradual_pruning_as_published() -> None:
     schedule = schedule_of({"p": agp(0.8, "w")}, use("p", 0, 10, 2))
-    shares = [planned_share(schedule.sections["pruners"]["p"], schedule.policies[0], epoch) for epoch in (0, 2, 4, 6, 8)]
+    shares = [
+        planned_share(schedule.sections["pruners"]["p"], schedule.policies[0], epoch) for epoch in (0, 2, 4, 6, 8)
+    ]
     assert [share and share[0] for share in shares] == pytest.approx([0.05, 0.4836, 0.7063, 0.7883, 0.8], abs=5e-5)
     assert all(share is not None and share[0] == share[1] for share in shares)
 

@@ -23,7 +23,9 @@ from trainables.compression.schedule.timing import Timing
 def test_what_a_file_means() -> None:
     schedule = read_schedule(GOOD)
     assert list(schedule.sections["pruners"]) == ["p"]
-    assert schedule.sections["pruners"]["p"].settings == PRUNERS["SparsityLevelParameterPruner"](levels={"conv.weight": 0.5})
+    assert schedule.sections["pruners"]["p"].settings == PRUNERS["SparsityLevelParameterPruner"](
+        levels={"conv.weight": 0.5}
+    )
     assert schedule.sections["regularizers"]["r"].settings.reg_regims == {"conv.weight": 1e-4}  # type: ignore[union-attr]
     rates = schedule.sections["lr_schedulers"]["lr"]
     assert (rates.class_name, rates.arguments) == ("StepLR", {"step_size": 3})
