@@ -274,11 +274,10 @@ def check_marks(
     for name, mark in marked.marks.items():
         places = [path for path, other in marked.names.items() if other == name]
         ends = {other: there.ends() for other, there in marked.marks.items() if other != name}
-        combinations = (
-            dict(zip(ends, values, strict=True)) for values in islice(product(*ends.values()), _MOST_OTHERS)
-        )
+        combinations = islice(product(*ends.values()), _MOST_OTHERS)
         highest = {other: values[-1] for other, values in ends.items()}
-        others = [marked.middles(), highest, *combinations]  # the most likely to be valid first
+        # The most likely to be valid first.
+        others = [marked.middles(), highest, *(dict(zip(ends, values, strict=True)) for values in combinations)]
         for value in mark.ends():
             tried = (errors({**beside, name: value}, places) for beside in others)
             first = next(tried)
