@@ -17,15 +17,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainables.compression.schedule.configs import REGULARIZERS, ComponentConfig
+from trainables.compression.pruners.thresholds import threshold_mask
+from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.names import assigned, plain_name
 from trainables.compression.structures import (
     at_least_single,
+    check_group,
     group_count,
     group_mask,
     group_norms,
     parts_of,
-    structures_of,
 )
 from trainables.errors import UserError
 
@@ -79,14 +80,12 @@ class Regularizer:
         """Return masks of weights that the threshold criterion zeroes after a step, else empty; no synchronization."""
         if self.criterion is None:
             return {}
-        masks = {}
-        for name, regime in self._regimes.items():
-            weight = weights[name].detach()
-            if isinstance(regime, tuple):
-                masks[name] = group_mask(weight, regime[1], regime[0], self.criterion)
-            else:
-                masks[name] = (weight.abs() > regime).to(weight.dtype)
-        return masks
+        return {
+            name: group_mask(weights[name], regime[1], regime[0], self.criterion)
+            if isinstance(regime, tuple)
+            else threshold_mask(weights[name], regime)
+            for name, regime in self._regimes.items()
+        }
 
 
 def build_regularizer(name: str, settings: ComponentConfig, model: nn.Module) -> Regularizer:
@@ -100,15 +99,13 @@ def build_regularizer(name: str, settings: ComponentConfig, model: nn.Module) ->
     Raises:
         UserError: a pattern matches no parameter, or a parameter does not have the requested groups.
     """
-    assert isinstance(settings, tuple(REGULARIZERS.values()))
     given: Any = settings
     shapes = {plain_name(key): tuple(parameter.shape) for key, parameter in model.named_parameters()}
     try:
         regimes: dict[str, Any] = assigned(given.reg_regims, list(shapes))
         for parameter, regime in regimes.items():
             if isinstance(regime, tuple):
-                for part in parts_of(regime[1]):
-                    structures_of(part).check(parameter, shapes[parameter])
+                check_group(regime[1], parameter, shapes[parameter])
             if settings.class_ == "GroupVarianceRegularizer" and group_count(shapes[parameter], regime[1]) < 2:
                 raise UserError(
                     f"the variance of group {regime[1]} needs at least two groups, but {parameter} of shape "

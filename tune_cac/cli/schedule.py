@@ -143,9 +143,8 @@ def _without_data(given: Mapping[str, str]) -> tuple[nn.Module, str]:
 def _counted(schedule: Schedule) -> str:
     from trainables.compression.schedule.parts import KINDS
 
-    counts = [
-        plural(count, kind) for kind, section in KINDS.items() if (count := len(schedule.sections.get(section, ())))
-    ]
+    sections = schedule.sections
+    counts = [plural(len(sections[section]), kind) for kind, section in KINDS.items() if sections.get(section)]
     policies = len(schedule.policies)
     return ", ".join([*counts, f"{policies} {'policy' if policies == 1 else 'policies'}"])
 

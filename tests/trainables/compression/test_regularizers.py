@@ -185,8 +185,8 @@ def test_half_precision_is_summed_in_single() -> None:
 
 def test_a_weight_that_has_no_such_groups(model: nn.Module) -> None:
     for name, group, message in (
-        ("fc.weight", "3D", r"filters need a weight with 3 or 4 dimensions, got fc.weight of shape \(4, 5\)"),
-        ("conv.weight", "Cols+Rows", r"columns need a weight with 2 dimensions, got conv.weight of shape"),
+        ("fc.weight", "3D", "3D of fc.weight need a convolution's weight, 3 or 4 dimensions, got shape 4x5"),
+        ("conv.weight", "Cols+Rows", r"Cols\+Rows of conv.weight need a matrix, 2 dimensions"),
     ):
         with pytest.raises(UserError, match=f"^regularizer mine: {message}"):
             build("GroupLassoRegularizer", model, reg_regims={name: [0.1, group]})

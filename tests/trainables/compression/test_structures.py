@@ -19,20 +19,20 @@ CONV, LINEAR = (6, 4, 2, 3), (5, 3)
 
 #: Which structure an element is in, from its indices (filter, channel, kernel row, kernel column).
 CASES: list[tuple[Structures, tuple[int, ...], Callable[..., int]]] = [
-    (Structures(kind="filters"), CONV, lambda f, c, y, x: f),
-    (Structures(kind="channels"), CONV, lambda f, c, y, x: c),
-    (Structures(kind="kernels"), CONV, lambda f, c, y, x: f * 4 + c),
-    (Structures(kind="whole"), CONV, lambda f, c, y, x: 0),
-    (Structures(kind="channels"), LINEAR, lambda f, c: c),
-    (Structures(kind="rows"), LINEAR, lambda f, c: f),
-    (Structures(kind="columns"), LINEAR, lambda f, c: c),
-    (Structures(kind="filters"), (6, 4, 2), lambda f, c, x: f),
+    (Structures("Filters"), CONV, lambda f, c, y, x: f),
+    (Structures("Channels"), CONV, lambda f, c, y, x: c),
+    (Structures("2D"), CONV, lambda f, c, y, x: f * 4 + c),
+    (Structures("4D"), CONV, lambda f, c, y, x: 0),
+    (Structures("Channels"), LINEAR, lambda f, c: c),
+    (Structures("Rows"), LINEAR, lambda f, c: f),
+    (Structures("Cols"), LINEAR, lambda f, c: c),
+    (Structures("Filters"), (6, 4, 2), lambda f, c, x: f),
     # One block: r consecutive filters by d consecutive channels at one kernel position.
-    (Structures(kind="blocks", block=(1, 4)), CONV, lambda f, c, y, x: f * 6 + y * 3 + x),
-    (Structures(kind="blocks", block=(3, 1)), CONV, lambda f, c, y, x: ((f // 3) * 4 + c) * 6 + y * 3 + x),
-    (Structures(kind="blocks", block=(2, 2)), CONV, lambda f, c, y, x: ((f // 2) * 2 + c // 2) * 6 + y * 3 + x),
+    (Structures("Blocks", block=(1, 4)), CONV, lambda f, c, y, x: f * 6 + y * 3 + x),
+    (Structures("Blocks", block=(3, 1)), CONV, lambda f, c, y, x: ((f // 3) * 4 + c) * 6 + y * 3 + x),
+    (Structures("Blocks", block=(2, 2)), CONV, lambda f, c, y, x: ((f // 2) * 2 + c // 2) * 6 + y * 3 + x),
 ]
-IDS = [f"{structures.kind}{structures.block} of {shape}" for structures, shape, _ in CASES]
+IDS = [f"{structures.group}{structures.block} of {shape}" for structures, shape, _ in CASES]
 
 
 @pytest.mark.parametrize(("structures", "shape", "place"), CASES, ids=IDS)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,26 +21,17 @@ from trainables.compression.masks import hook_gradient, parameters_as_built
 from trainables.compression.pruners.pruner import Pruner
 from trainables.compression.schedule.names import plain_name
 from trainables.compression.schedule.timing import Moment, gradual_share
-from trainables.compression.structures import ranked_group, structures_of
+from trainables.compression.structures import Structures, ranked_group
 from trainables.errors import UserError
 
 # --- Counts and selections --------------------------------------------------------------------------------------------
 
 
-def element_count(share: float, n: int) -> int:
-    """Return k = int(s n), as published results count.
-
-    >>> element_count(0.65, 663552)
-    431308
-    """
-    return int(share * n)
-
-
-def structure_count(share: float, n: int, group_size: int = 1) -> int:
+def pruned_count(share: float, n: int, group_size: int = 1) -> int:
     """Return k = floor(s n), rounded down to a multiple of the group size; less than n unless s is 1.
 
-    >>> [structure_count(0.7, 16), structure_count(0.7, 16, group_size=8), structure_count(1.0, 16)]
-    [11, 8, 16]
+    >>> [pruned_count(0.65, 663552), pruned_count(0.7, 16, group_size=8), pruned_count(1.0, 16)]
+    [431308, 8, 16]
     """
     # Rounding cannot give n for a share below 1: s n is then at most the floating-point number before n.
     return int(share * n) // group_size * group_size
@@ -66,7 +58,7 @@ def kept_after(values: Tensor, count: int) -> Tensor:
 
 def level_mask(weight: Tensor, share: float) -> Tensor:
     """Return the mask, of any weight's shape, type and device, that removes a share of the elements, the smallest."""
-    kept = kept_after(weight.detach().abs().flatten(), element_count(share, weight.numel()))
+    kept = kept_after(weight.detach().abs().flatten(), pruned_count(share, weight.numel()))
     return kept.to(weight.dtype).reshape(weight.shape)
 
 
@@ -101,8 +93,8 @@ class StructuresPruner(Pruner):
 
     def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
         super().__init__(settings, model, generator)
-        block = getattr(settings, "kwargs", None)
-        self.structures = structures_of(ranked_group(settings.group_type), block and block.block_shape)
+        blocks = getattr(settings, "kwargs", None)
+        self.structures = Structures(ranked_group(settings.group_type), *([blocks.block_shape[:2]] if blocks else []))
         self.has_leader = settings.group_dependency == "Leader"
         self.ranked = self.targets[:1] if self.has_leader else self.targets
         """Names of the weights that are ranked."""
@@ -116,7 +108,7 @@ class StructuresPruner(Pruner):
             wanted, count = (self.structures.count(weights[one].shape) for one in (leader, name))
             if self.has_leader and count != wanted:
                 raise UserError(
-                    f"group_dependency Leader needs weights with equally many {self.structures.kind}, got {wanted} in "
+                    f"group_dependency Leader needs weights with equally many {self.structures.group}, got {wanted} in "
                     f"{leader} {tuple(weights[leader].shape)} and {count} in {name} {tuple(weights[name].shape)}"
                 )
 
@@ -125,9 +117,8 @@ class StructuresPruner(Pruner):
         s = self.settings
         if hasattr(s, "sparsity_range"):
             least, greatest = s.sparsity_range
-            return float(
-                least + (greatest - least) * float(torch.rand((), generator=self.generator, dtype=torch.float64))
-            )
+            drawn = float(torch.rand((), generator=self.generator, dtype=torch.float64))
+            return float(least + (greatest - least) * drawn)
         if hasattr(s, "desired_sparsity"):
             return float(s.desired_sparsity)
         return gradual_share(s.initial_sparsity, s.final_sparsity, moment.progress)
@@ -168,7 +159,7 @@ class NormRankedPruner(StructuresPruner):
             # Drawn on the CPU, so that the ranking is the same on every device.
             factors = torch.randn(len(norms), generator=self.generator, dtype=torch.float64)
             norms = norms * (1 + noise * factors).to(norms)
-        return kept_after(norms, structure_count(share, len(norms), getattr(self.settings, "group_size", 1)))
+        return kept_after(norms, pruned_count(share, len(norms), getattr(self.settings, "group_size", 1)))
 
 
 class L2RankedPruner(NormRankedPruner):
@@ -183,7 +174,7 @@ class RandomPruner(StructuresPruner):
     def map(self, name: str, weight: Tensor, share: float) -> Tensor:
         count = self.structures.count(weight.shape)
         kept = torch.ones(count, dtype=torch.bool)
-        kept[torch.randperm(count, generator=self.generator)[: structure_count(share, count)]] = False
+        kept[torch.randperm(count, generator=self.generator)[: pruned_count(share, count)]] = False
         return kept
 
 
@@ -221,7 +212,7 @@ class _SeenPruner(StructuresPruner):
         # After thinning, the collected scores include removed filters.
         if scores is None or len(scores) != count:
             return None
-        return kept_after(scores, structure_count(share, count))
+        return kept_after(scores, pruned_count(share, count))
 
     @abstractmethod
     def scores(self, name: str) -> Tensor | None:
@@ -250,7 +241,7 @@ class ApozPruner(_SeenPruner):
         return None if sums is None else self.score(*sums)
 
     def score(self, inactive: Tensor, total: Tensor, seen: int) -> Tensor:
-        """Return the scores, shape (F,), of `Sums`."""
+        """Return the scores, shape (F,), of `Sums`; the least goes first."""
         return -inactive.double() / seen
 
     def state_dict(self) -> dict[str, Any]:
@@ -282,7 +273,9 @@ class GradientPruner(_SeenPruner):
     def start(self, model: nn.Module) -> None:
         self.stop()
         parameters = parameters_as_built(model)
-        self._handles = [hook_gradient(parameters[name], self._adding(name, parameters[name])) for name in self.ranked]
+        self._handles = [
+            hook_gradient(parameters[name], partial(self._add, name, parameters[name])) for name in self.ranked
+        ]
 
     def stop(self) -> None:
         for handle in self._handles:
@@ -293,15 +286,12 @@ class GradientPruner(_SeenPruner):
         total = self._sums.pop(name, None)
         return None if total is None else total.abs()
 
-    def _adding(self, name: str, weight: Tensor) -> Callable[[Tensor], None]:
-        def hook(gradient: Tensor) -> None:
-            terms = (gradient.detach().double() * weight.detach()).flatten(1).sum(dim=1)
-            terms = terms.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            before = self._sums.get(name)
-            fits = before is not None and before.shape == terms.shape
-            self._sums[name] = before.to(terms.device) + terms if fits and before is not None else terms
-
-        return hook
+    def _add(self, name: str, weight: Tensor, gradient: Tensor) -> None:
+        terms = (gradient.detach().double() * weight.detach()).flatten(1).sum(dim=1)
+        terms = terms.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        before = self._sums.get(name)
+        fits = before is not None and before.shape == terms.shape
+        self._sums[name] = before.to(terms.device) + terms if fits and before is not None else terms
 
     def state_dict(self) -> dict[str, Any]:
         return {"sums": {name: total.clone() for name, total in self._sums.items()}}
@@ -327,6 +317,8 @@ _LAYERS = ("Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "Linear")
 #: Sums over a convolution's activations since the last reset, of each filter: how many are <= 0, their sum, (F,), and
 #: how many there are.
 Sums = tuple[Tensor, Tensor, int]
+#: The weights whose activation a call of a module (name, number of the call in a forward) returns.
+_Found = dict[tuple[str, int], list[str]]
 
 
 def sums_of(activation: Tensor) -> Sums:
@@ -337,11 +329,7 @@ def sums_of(activation: Tensor) -> Sums:
 
 
 def convolutions(model: nn.Module, weights: Sequence[str]) -> dict[str, nn.Module]:
-    """Return the convolution that each weight belongs to.
-
-    Raises:
-        UserError: a weight does not belong to a convolution.
-    """
+    """Return the convolution that each weight belongs to; UserError if one does not belong to any."""
     modules = {plain_name(name): module for name, module in model.named_modules()}
     found = {name: modules[name.rpartition(".")[0]] for name in weights}
     for name, module in found.items():
@@ -372,27 +360,22 @@ class ActivationWatch:
         self._handles: list[RemovableHandle] = []
         # A module may be called several times in a forward (torchvision's blocks share one ReLU): calls are counted.
         self._calls: Counter[str] = Counter()
-        # The weights whose activation each call (module, number) returns; all others use relu of their output.
-        self._found: dict[tuple[str, int], list[str]] | None = None
-        self._loaded: dict[tuple[str, int], list[str]] | None = None
+        self._found: _Found | None = None
+        self._loaded: _Found | None = None
         # During the search: what was found, and node and sums of outputs whose activation was not.
-        self._finding: dict[tuple[str, int], list[str]] = {}
+        self._finding: _Found = {}
         self._open: dict[str, tuple[Node | None, Sums]] = {}
 
     def start(self, model: nn.Module) -> None:
-        """Start watching this model; searches for its activations again unless a state was just loaded.
-
-        Raises:
-            UserError: a weight does not belong to a convolution.
-        """
+        """Start watching this model; searches for its activations again unless a state was just loaded."""
         self.stop()
         owners = convolutions(model, self._weights)
         self._found, self._loaded = self._loaded, None
         self._handles = [
             model.register_forward_pre_hook(self._begun),
-            *(module.register_forward_hook(self._convolved(name)) for name, module in owners.items()),
+            *(module.register_forward_hook(partial(self._convolved, name)) for name, module in owners.items()),
             *(
-                module.register_forward_hook(self._activated(plain_name(name)))
+                module.register_forward_hook(partial(self._activated, plain_name(name)))
                 for name, module in model.named_modules()
                 if isinstance(module, ACTIVATIONS)
             ),
@@ -411,34 +394,28 @@ class ActivationWatch:
         self._calls.clear()
         self._open, self._finding = {}, {}
 
-    def _convolved(self, name: str) -> Callable[[nn.Module, object, Tensor], None]:
-        def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
-            if not (module.training and torch.is_grad_enabled()):
-                return
-            if self._found is None:
-                # An in-place activation would change the output before the forward ends, so sum it now.
-                self._open[name] = (output.grad_fn, sums_of(output.detach().relu()))
-            elif not any(name in names for names in self._found.values()):
-                self._add(name, sums_of(output.detach().relu()))
+    def _convolved(self, name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        if self._found is None:
+            # An in-place activation would change the output before the forward ends, so sum it now.
+            self._open[name] = (output.grad_fn, sums_of(output.detach().relu()))
+        elif not any(name in names for names in self._found.values()):
+            self._add(name, sums_of(output.detach().relu()))
 
-        return hook
-
-    def _activated(self, name: str) -> Callable[[nn.Module, object, Tensor], None]:
-        def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
-            call = (name, self._calls[name])
-            self._calls[name] += 1
-            if not (module.training and torch.is_grad_enabled()):
-                return
-            if self._found is None:
-                self._finding[call] = self._consumed(output)
-            names = self._finding[call] if self._found is None else self._found.get(call, [])
-            if names:
-                sums = sums_of(output.detach())
-                for weight in names:
-                    self._open.pop(weight, None)
-                    self._add(weight, sums)
-
-        return hook
+    def _activated(self, name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
+        call = (name, self._calls[name])
+        self._calls[name] += 1
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        if self._found is None:
+            self._finding[call] = self._consumed(output)
+        names = self._finding[call] if self._found is None else self._found.get(call, [])
+        if names:
+            sums = sums_of(output.detach())
+            for weight in names:
+                self._open.pop(weight, None)
+                self._add(weight, sums)
 
     def _ended(self, model: nn.Module, inputs: object, output: object) -> None:
         if self._found is None and model.training and torch.is_grad_enabled():
@@ -454,9 +431,9 @@ class ActivationWatch:
             for name, (node, sums) in self._open.items()
             if node is not None and activation.dim() > 1 and activation.shape[1] == len(sums[1])
         }
-        found: list[str] = []
         if not outputs or activation.grad_fn is None:
-            return found
+            return []
+        found: list[str] = []
         stack, visited = [activation.grad_fn], {activation.grad_fn}
         while stack:
             for node, _ in stack.pop().next_functions:
@@ -479,9 +456,7 @@ class ActivationWatch:
     def state_dict(self) -> dict[str, Any]:
         """Return the sums and the activations that were found, each as [module, number of its call, weights]."""
         sums = {name: [inactive.clone(), total.clone(), n] for name, (inactive, total, n) in self.sums.items()}
-        if self._found is None:
-            return {"sums": sums, "found": None}
-        found = [[module, call, list(names)] for (module, call), names in self._found.items()]
+        found = None if self._found is None else [[*call, list(names)] for call, names in self._found.items()]
         return {"sums": sums, "found": found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

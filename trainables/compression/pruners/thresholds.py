@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainables.compression.masks import parameters_as_built
 from trainables.compression.pruners.pruner import Pruner
 from trainables.compression.schedule.timing import Moment, Timing
-from trainables.compression.structures import structures_of
+from trainables.compression.structures import check_group, group_mask
 from trainables.errors import UserError
 
 
@@ -72,36 +71,20 @@ class StructureThresholdPruner(Pruner):
 
     argument = "reg_regims"
 
-    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
-        super().__init__(settings, model, generator)
-        parameters = parameters_as_built(model)
-        for name, (_, group_type) in self.values.items():
-            structures_of(group_type).check(name, parameters[name].shape)
-
     def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
         masks = {}
-        for name, (threshold, group_type) in self.values.items():
-            weight, structures = weights[name], structures_of(group_type)
-            structures.check(name, weight.shape)
-            sizes = structures.split(weight).abs()
-            sizes = sizes.amax(dim=1) if self.settings.threshold_criteria == "Max" else sizes.mean(dim=1)
-            # Negated "<=" instead of ">", so that a NaN counts as large.
-            masks[name] = structures.spread(~(sizes <= threshold), weight)
+        for name, (threshold, group) in self.values.items():
+            check_group(group, name, weights[name].shape)
+            masks[name] = group_mask(weights[name], group, threshold, self.settings.threshold_criteria)
         return masks
 
 
 def ramp_threshold(epoch: int, timing: Timing, *, q: float, ramp_epoch: int, slope_factor: float) -> float:
-    """Return t, which rises along two straight lines (Narang et al. 2017, section 3).
+    """Return t, which rises along two straight lines (Narang et al. 2017, section 3), in an active epoch e.
 
     t = theta (e - S + 1) / f before epoch R, theta (R - S + 1) / f + phi (e - R + 1) / f from R on, with
-    theta = 2 q f / (2 (R - S) + 3 (E - R)) (their eq. 1) and phi = slope_factor theta.
-
-    Args:
-        epoch: e, an active one.
-        timing: of the policy: S, E and f are its starting epoch, ending epoch and frequency.
-        q: the 90th percentile of |w| of a trained dense network, > 0.
-        ramp_epoch: R, in [S, E].
-        slope_factor: phi over theta; 1.5 to 2 in the paper.
+    theta = 2 q f / (2 (R - S) + 3 (E - R)) (their eq. 1) and phi = slope_factor theta; q > 0 is the 90th percentile of
+    |w| of a trained dense network; S, E and f are the policy's starting epoch, ending epoch and frequency.
 
     Raises:
         UserError: R is so far outside of the policy's epochs that theta is not a positive number. In a strict schedule
@@ -122,13 +105,9 @@ class RecurrentPruner(Pruner):
     """Zero elements whose absolute value is at most `ramp_threshold`."""
 
     def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
-        threshold = ramp_threshold(
-            moment.epoch,
-            moment.timing,
-            q=self.settings.q,
-            ramp_epoch=self.settings.ramp_from(moment.timing.starting_epoch),
-            slope_factor=self.settings.ramp_slope_mult,
-        )
+        s, timing = self.settings, moment.timing
+        ramp_epoch = s.ramp_from(timing.starting_epoch)
+        threshold = ramp_threshold(moment.epoch, timing, q=s.q, ramp_epoch=ramp_epoch, slope_factor=s.ramp_slope_mult)
         return {name: threshold_mask(weights[name], threshold) for name in self.targets}
 
 

@@ -16,7 +16,7 @@ from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.document import Findings, Path
 from trainables.compression.schedule.names import match_names, patterns_of, plain_name
 from trainables.compression.schedule.parts import KINDS, Component, PrunerPolicyConfig, Schedule
-from trainables.compression.structures import group_count, lacking_weight, ranked_group
+from trainables.compression.structures import Structures, check_group, group_count, ranked_group
 from trainables.errors import UserError
 
 #: Arguments that contain names of parameters, and the argument that contains names of modules.
@@ -160,21 +160,14 @@ def _check_structures(
         if groups is None:
             continue
         shape = facts.parameters[name]
-        wanted = lacking_weight(groups, shape)
-        if wanted:
-            findings.error(places[name], f"{groups} of {name} need {wanted}, got shape {_shape(shape)}")
-            continue
-        if common == "Blocks":
-            block = settings.kwargs.block_shape  # type: ignore[attr-defined]  # its settings ask for it
-            if any(size % part for size, part in zip(shape, block, strict=True)):
-                rule = f"block_shape {_shape(block)} must divide the shape of {name}, got {_shape(shape)}"
-                findings.error(places[name], rule)
-        elif common:
-            counts[name] = group_count(shape, ranked_group(common))
+        try:
+            check_group(groups, name, shape)
+            if common == "Blocks":
+                Structures("Blocks", settings.kwargs.block_shape[:2]).check(name, shape)  # type: ignore[attr-defined]
+            elif common:
+                counts[name] = group_count(shape, ranked_group(common))
+        except UserError as error:
+            findings.error(places[name], str(error))
     if getattr(settings, "group_dependency", None) == "Leader" and len(set(counts.values())) > 1:
         said = ", ".join(f"{name} {count}" for name, count in counts.items())
         findings.error(path, f"must have equally many structures with group_dependency Leader, got {said}")
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) or "()"

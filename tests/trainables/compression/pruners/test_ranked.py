@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trainables.compression.pruners import build_pruner
 from trainables.compression.pruners.pruner import Pruner
-from trainables.compression.pruners.ranked import element_count, kept_after, level_mask, structure_count
+from trainables.compression.pruners.ranked import kept_after, level_mask, pruned_count
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError
@@ -25,7 +25,7 @@ VALUES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, math.inf, math.nan]) | st
 @given(values=VALUES, share=st.floats(0, 1))
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.float16])
 def test_the_smallest_go_and_of_equal_ones_the_first(kind: torch.dtype, values: list[float], share: float) -> None:
-    count = element_count(share, len(values))
+    count = pruned_count(share, len(values))
     # A NaN is as large as can be.
     order = sorted(range(len(values)), key=lambda i: (math.inf if math.isnan(values[i]) else values[i], i))
     expected = [i not in order[:count] for i in range(len(values))]
@@ -48,7 +48,7 @@ def test_the_smallest_go_and_of_equal_ones_the_first(kind: torch.dtype, values: 
 def test_structures_are_counted_down_to_a_group_and_never_all_unless_asked(
     share: float, n: int, group_size: int, count: int
 ) -> None:
-    assert structure_count(share, n, group_size) == count
+    assert pruned_count(share, n, group_size) == count
 
 
 def masks_of(class_: str, tensors: dict[str, Tensor], moment: Moment, **arguments: object) -> dict[str, Tensor]:
@@ -208,7 +208,7 @@ def test_all_follow_the_leader(class_: str) -> None:
 def test_a_leader_needs_as_many_structures() -> None:
     weights = {"a": torch.ones(8, 3, 2, 2), "b": torch.ones(4, 8, 2, 2)}
     rule = (
-        r"^group_dependency Leader needs weights with equally many filters, got 8 in a \(8, 3, 2, 2\) and 4 in "
+        r"^group_dependency Leader needs weights with equally many Filters, got 8 in a \(8, 3, 2, 2\) and 4 in "
         r"b \(4, 8, 2, 2\)$"
     )
     with pytest.raises(UserError, match=rule):
