@@ -17,7 +17,7 @@ from trainables.compression.model_copies import evaluating
 from trainables.compression.schedule.names import plain_name
 
 
-def batchnorms_after(model: nn.Module, run: Callable[[], object]) -> dict[str, str]:
+def batchnorms_after(model: nn.Module, run: Callable[[nn.Module], object]) -> dict[str, str]:
     """Return the names of convolutions mapped to those of the batch norms that directly read their outputs.
 
     Runs one forward pass in evaluation mode without gradients; modes and statistics are left as they were.
@@ -34,15 +34,12 @@ def batchnorms_after(model: nn.Module, run: Callable[[], object]) -> dict[str, s
             found[outputs[id(inputs[0])][0]] = names[module]
 
     handles = [
-        module.register_forward_pre_hook(read)
-        if isinstance(module, _BatchNorm)
-        else module.register_forward_hook(convolved)
-        for module in names
-        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, _BatchNorm))
+        *(m.register_forward_pre_hook(read) for m in names if isinstance(m, _BatchNorm)),
+        *(m.register_forward_hook(convolved) for m in names if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))),
     ]
     try:
         with evaluating(model):
-            run()
+            run(model)
     finally:
         for handle in handles:
             handle.remove()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,7 +25,8 @@ from trainables.compression.pruners import build_pruner
 from trainables.compression.pruners.pruner import Pruner
 from trainables.compression.quantizers import Quantizer, build_quantizer
 from trainables.compression.regularizers import Regularizer, build_regularizer
-from trainables.compression.schedule import ModelFacts, PlannedPolicy, PrunerPolicyConfig, Schedule, resolve
+from trainables.compression.schedule import ModelFacts, PrunerPolicyConfig, Schedule
+from trainables.compression.schedule.configs import KnowledgeDistillationConfig
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.compression.thinning import Kind, check_installed, thin
 from trainables.errors import UserError
@@ -128,13 +130,12 @@ class PruningPolicy(Policy):
         weights = {name: masks.dense(name).detach() for name in there}
         if self.args.fold_batchnorm:
             if self._batchnorms is None:
-                model, example = training.model, training.example
-                if example is None:
+                if training.example is None:
                     raise UserError(
                         "fold_batchnorm must see the model run: give the scheduler example=, a function that runs a "
                         "model on a batch"
                     )
-                self._batchnorms = batchnorms_after(model, lambda: example(model))
+                self._batchnorms = batchnorms_after(training.model, training.example)
             weights = folded(weights, training.model, self._batchnorms)
         current = {name: mask for name in there if (mask := masks.get(name)) is not None}
         for name, mask in self.pruner.masks(weights, current, moment).items():
@@ -179,10 +180,9 @@ class RegularizationPolicy(Policy):
         last = moment.epoch == moment.timing.last_epoch and moment.minibatch == moment.minibatches_per_epoch - 1
         for name, mask in self.regularizer.masks(weights).items():
             there = training.masks.get(name)
-            if last and self.keep_mask:
-                training.masks.set(name, mask if there is None else mask * there)
-            else:
-                training.masks.set(name, mask, is_regularization_mask=True)
+            keep = last and self.keep_mask
+            mask = mask * there if keep and there is not None else mask
+            training.masks.set(name, mask, is_regularization_mask=not keep)
 
 
 class QuantizationPolicy(Policy):
@@ -282,8 +282,7 @@ class DistillationPolicy(Policy):
         """None before the first active epoch, when the teacher is built."""
 
     def look(self, training: Training) -> None:
-        if self.distillation is None:
-            self.distillation = self._make()
+        self.distillation = self.distillation or self._make()
         self.distillation.attach()
 
     def look_away(self) -> None:
@@ -336,62 +335,58 @@ def build_policies(
     schedule: Schedule,
     *,
     seed: int,
-    compatible: bool,
     make_model: Callable[[], nn.Module] | None,
     base_lrs: Sequence[float] | None,
 ) -> tuple[list[Scheduled], dict[str, Any]]:
-    """Build the policies of a schedule, in its order, and the components with state, by name.
+    """Build the policies of a resolved schedule, in its order, and the components with state, by name.
 
-    Args: see `CompressionScheduler.from_schedule`.
-
-    Raises:
-        UserError: the model does not have a name, or a component does not fit the model.
+    The other arguments are those of `CompressionScheduler.from_schedule`. UserError if a component does not fit the
+    model.
     """
-    schedule = resolve(schedule, model_facts(model), compatible=compatible).schedule
     components: dict[str, Any] = {}
     quantization: QuantizationPolicy | None = None  # one for all policies of the one quantizer, with its state
-
-    def build(planned: PlannedPolicy) -> tuple[Policy, str | None]:
-        nonlocal quantization
+    policies = []
+    for planned in schedule.policies:
         component = schedule.component(planned)
-        name = f"{component.section}.{component.name}"
         settings: Any = component.settings
+        name: str | None = f"{component.section}.{component.name}"
+        policy: Policy
         if planned.kind == "pruner":
-            args = planned.args if isinstance(planned.args, PrunerPolicyConfig) else PrunerPolicyConfig()
+            args: Any = planned.args or PrunerPolicyConfig()
             if args.levels is not None and hasattr(settings, "levels"):
                 name = f"{name}@{planned.position}"  # its own levels require a separate pruner
                 own = args.levels if isinstance(args.levels, dict) else dict.fromkeys(settings.levels, args.levels)
                 settings = settings.model_copy(update={"levels": own})
             if name not in components:
                 components[name] = build_pruner(component.name, settings, model, seed=seed)
-            return PruningPolicy(components[name], args), name
-        if planned.kind == "regularizer":
-            regularizer = build_regularizer(component.name, settings, model)
-            return RegularizationPolicy(regularizer, keep_mask=getattr(planned.args, "keep_mask", False)), None
-        if planned.kind == "quantizer":
-            quantization = quantization or QuantizationPolicy(build_quantizer(component.name, settings, model))
-            return quantization, None
-        if planned.kind == "lr_scheduler":
+            policy = PruningPolicy(components[name], args)
+        elif planned.kind == "lr_scheduler":
             if optimizer is None:
                 raise UserError("a schedule with lr_schedulers needs an optimizer, got none")
             if name not in components:
-                components[name] = build_lr_scheduler(
-                    component.class_name, component.arguments, optimizer, base_lrs=base_lrs
-                )
-            return LRPolicy(components[name]), name
-        if planned.kind == "extension":
-            check_installed()  # fail now instead of epochs later
-            return ThinningPolicy(_REMOVES[component.class_name], round_to=settings.round_to), None
-
-        def distillation() -> KnowledgeDistillationPolicy:
-            weights = DistillationLossWeights(settings.distill_weight, settings.student_weight, settings.teacher_weight)
-            teacher = build_teacher(settings, model, make_model)
-            return KnowledgeDistillationPolicy(model, teacher, settings.temperature, weights)
-
-        return DistillationPolicy(distillation), None
-
-    policies = []
-    for planned in schedule.policies:
-        policy, name = build(planned)
+                kind, arguments = component.class_name, component.arguments
+                components[name] = build_lr_scheduler(kind, arguments, optimizer, base_lrs=base_lrs)
+            policy = LRPolicy(components[name])
+        else:
+            name = None
+            if planned.kind == "regularizer":
+                regularizer = build_regularizer(component.name, settings, model)
+                policy = RegularizationPolicy(regularizer, keep_mask=getattr(planned.args, "keep_mask", False))
+            elif planned.kind == "quantizer":
+                quantization = quantization or QuantizationPolicy(build_quantizer(component.name, settings, model))
+                policy = quantization
+            elif planned.kind == "extension":
+                check_installed()  # fail now instead of epochs later
+                policy = ThinningPolicy(_REMOVES[component.class_name], round_to=settings.round_to)
+            else:
+                policy = DistillationPolicy(partial(_distillation, model, settings, make_model))
         policies.append(Scheduled(policy=policy, timing=planned.timing, component=name))
     return policies, components
+
+
+def _distillation(
+    model: nn.Module, settings: KnowledgeDistillationConfig, make_model: Callable[[], nn.Module] | None
+) -> KnowledgeDistillationPolicy:
+    weights = DistillationLossWeights(settings.distill_weight, settings.student_weight, settings.teacher_weight)
+    teacher = build_teacher(settings, model, make_model)
+    return KnowledgeDistillationPolicy(model, teacher, settings.temperature, weights)

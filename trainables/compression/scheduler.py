@@ -122,9 +122,10 @@ class CompressionScheduler:
             UserError: the schedule is invalid, or has names that the model does not have.
         """
         read = schedule if isinstance(schedule, Schedule) else read_schedule(schedule, compatible=compatible)
+        read = resolve(read, model_facts(model), compatible=compatible).schedule
         scheduler = cls(model, optimizer, example=example, before_change=before_change, model_changed=model_changed)
         scheduler.policies, scheduler._components = build_policies(
-            model, optimizer, read, seed=seed, compatible=compatible, make_model=make_model, base_lrs=base_lrs
+            model, optimizer, read, seed=seed, make_model=make_model, base_lrs=base_lrs
         )
         return scheduler
 
@@ -141,10 +142,12 @@ class CompressionScheduler:
 
         ``component`` is the name under which its component was added with `add_component`.
         """
-        if epochs is not None:
-            timing = Timing(epochs=tuple(epochs))
-        else:
-            timing = Timing(starting_epoch=starting_epoch, ending_epoch=ending_epoch, frequency=frequency)
+        timing = Timing(
+            starting_epoch=starting_epoch,
+            ending_epoch=ending_epoch,
+            frequency=frequency,
+            epochs=None if epochs is None else tuple(epochs),
+        )
         if isinstance(policy, KnowledgeDistillationPolicy):
             made = policy
             policy = DistillationPolicy(lambda: made)
@@ -155,19 +158,9 @@ class CompressionScheduler:
         self._components[name] = component
 
     @property
-    def optimizer(self) -> Optimizer | None:
-        """Return the optimizer, if there is one."""
-        return self.training.optimizer
-
-    @property
     def has_acted(self) -> bool:
         """Return whether any policy has acted or observed training so far."""
         return any(scheduled.has_acted for scheduled in self.policies)
-
-    @property
-    def removed(self) -> list[Any]:
-        """Return the records of the structures that thinning has removed so far."""
-        return self.training.removed
 
     # --- callbacks --------------------------------------------------------------------------------------------------
 
@@ -248,16 +241,16 @@ class CompressionScheduler:
     def state_dict(self) -> dict[str, Any]:
         """Return masks, state of components and policies, and removed structures, in plain types and tensors.
 
-        The model's state dict is not included. To load, call `prepare_structure` on a scheduler of a freshly built
-        model, load the model's and the optimizer's state, then call `load_state_dict`. Policies that have not acted
-        have no state, so that schedules with different later policies can continue from the same state.
+        To load, call `prepare_structure` on a scheduler of a freshly built model, load the model's and the optimizer's
+        state, then call `load_state_dict`. Policies that have not acted have no state, so that schedules with different
+        later policies can continue from the same state.
         """
         used = [s.component for s in self.policies if s.has_acted and s.component is not None]
         return {
             "masks": self.masks.state_dict(),
             "components": {name: self._components[name].state_dict() for name in dict.fromkeys(used)},
             "policies": {str(place): s.policy.state_dict() for place, s in enumerate(self.policies) if s.has_acted},
-            "removed": self.removed,
+            "removed": self.training.removed,
         }
 
     def prepare_structure(self, state: Mapping[str, Any]) -> None:
@@ -273,7 +266,7 @@ class CompressionScheduler:
             policy.prepare(self.training)
         if state["removed"]:
             for record in state["removed"]:
-                thin_again(self.model, record, self.optimizer)
+                thin_again(self.model, record, self.training.optimizer)
             self.training.removed = list(state["removed"])
             self.masks.rebind(self.model)
             self._model_changed()

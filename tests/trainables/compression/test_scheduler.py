@@ -358,11 +358,11 @@ def test_rates_begin_from_those_given() -> None:
     )
     for base, expected in ((None, 0.25), ([8.0], 4.0)):
         scheduler = scheduler_of(schedule, base_lrs=base)
-        assert scheduler.optimizer is not None
+        assert scheduler.training.optimizer is not None
         scheduler.on_epoch_begin(0)
-        assert scheduler.optimizer.param_groups[0]["lr"] == 2 * expected
+        assert scheduler.training.optimizer.param_groups[0]["lr"] == 2 * expected
         scheduler.on_epoch_end(0)
-        assert scheduler.optimizer.param_groups[0]["lr"] == expected
+        assert scheduler.training.optimizer.param_groups[0]["lr"] == expected
 
 
 def test_a_teacher_is_built_in_its_first_epoch_and_draws_nothing_from_the_run(tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ def test_what_does_not_fit_the_model_is_told() -> None:
 
 
 def step(scheduler: CompressionScheduler, epoch: int, minibatch: int, per_epoch: int = 3) -> None:
-    model, optimizer = scheduler.model, scheduler.optimizer
+    model, optimizer = scheduler.model, scheduler.training.optimizer
     assert optimizer is not None
     if minibatch == 0:
         scheduler.on_epoch_begin(epoch)

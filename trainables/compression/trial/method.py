@@ -111,12 +111,12 @@ class AttachedCompression(Attached):
                 self._macs = layer_macs(run.model, run.loss, run.example_batch())
             if self._built_macs is None:
                 built = self._macs
-                if self.scheduler.removed:
+                if self.scheduler.training.removed:
                     with kept_generators([]):
                         built = layer_macs(run.make_model(), run.loss, run.example_batch())
                 self._built_macs = sum(built.values())
             found = size_columns(run.model, self._macs, self._built_macs)
-            if self.scheduler.removed and self._iteration == run.total_steps:
+            if self.scheduler.training.removed and self._iteration == run.total_steps:
                 device = next(run.model.parameters()).device
                 batch = tuple(tensor.to(device) for tensor in run.example_batch())
                 found["latency_s"] = latency(run.model, run.loss, batch)
