@@ -29,6 +29,8 @@ from trainables.errors import UserError, unknown_name
 
 #: Classes of torch whose arguments cannot be given as text.
 _NOT_IN_TEXT = ("LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler")
+#: The memory of `ReduceLROnPlateau`.
+_COUNTERS = ("best", "num_bad_epochs", "cooldown_counter")
 #: Classes of torch that a schedule can name, including `PolynomialLR`.
 _TORCHS: dict[str, type[LRScheduler]] = {
     name: kind
@@ -75,24 +77,15 @@ class ScheduleLR:
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        class_name: str,
-        kind: type[LRScheduler],
-        arguments: Mapping[str, Any],
-        base_lrs: Sequence[float] | None,
+        self, optimizer: Optimizer, kind: type[LRScheduler], arguments: Mapping[str, Any], base_rates: Sequence[float]
     ) -> None:
-        groups = optimizer.param_groups
         self.optimizer = optimizer
         self.metric: Literal["min", "max"] | None = None
         """Kind of metric that `step_to` needs: ``min``, a loss to minimize, or ``max``, an accuracy to maximize."""
         if kind is ReduceLROnPlateau:
             self.metric = "max" if arguments.get("mode") == "max" else "min"
-        self._class_name, self._kind, self._arguments = class_name, kind, dict(arguments)
-        self._base_rates = [_base_rate(group) for group in groups] if base_lrs is None else list(map(float, base_lrs))
-        self._own_groups = len(self._base_rates)
-        if self._own_groups != len(groups):
-            raise ValueError(f"base_lrs must hold one rate a parameter group, got {self._own_groups} for {len(groups)}")
+        self._class_name, self._kind, self._arguments = kind.__name__.removeprefix("_"), kind, dict(arguments)
+        self._base_rates, self._own_groups = list(map(float, base_rates)), len(base_rates)
         self._begin(self._base_rates)
 
     def step_to(self, epoch: int, metric: float | None = None) -> None:
@@ -156,9 +149,7 @@ class ScheduleLR:
         state: dict[str, Any] = {"base_rates": list(self._base_rates), "own_groups": self._own_groups}
         if isinstance(self._scheduler, ReduceLROnPlateau):
             state["rates"] = [float(group["lr"]) for group in self._scratch.param_groups]
-            state["best"] = float(self._scheduler.best)
-            state["bad_epochs"] = self._scheduler.num_bad_epochs
-            state["cooldown"] = self._scheduler.cooldown_counter
+            state["counters"] = {name: getattr(self._scheduler, name) for name in _COUNTERS}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -166,10 +157,8 @@ class ScheduleLR:
         self._base_rates = [float(rate) for rate in state["base_rates"]]
         self._own_groups = int(state["own_groups"])
         self._begin([float(rate) for rate in state.get("rates", self._base_rates[: self._own_groups])])
-        if isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.best = float(state["best"])
-            self._scheduler.num_bad_epochs = int(state["bad_epochs"])
-            self._scheduler.cooldown_counter = int(state["cooldown"])
+        for name, value in state.get("counters", {}).items():
+            setattr(self._scheduler, name, value)
 
 
 class _Scratch(Optimizer):
@@ -214,7 +203,8 @@ def build_lr_scheduler(
     if len(kinds) > 1 and {"T_max", "total_iters"} <= set(arguments):
         raise UserError(f"{class_name} takes T_max or total_iters: {signatures(class_name, kinds)}")
     check_arguments(class_name, arguments, kinds)
-    return ScheduleLR(optimizer, class_name, kinds[0], arguments, base_lrs)
+    rates = [_base_rate(group) for group in optimizer.param_groups] if base_lrs is None else base_lrs
+    return ScheduleLR(optimizer, kinds[0], arguments, rates)
 
 
 def check_lr_scheduler(class_name: str, arguments: Mapping[str, Any]) -> None:
