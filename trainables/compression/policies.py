@@ -349,7 +349,7 @@ def build_policies(
     for planned in schedule.policies:
         component = schedule.component(planned)
         settings: Any = component.settings
-        name: str | None = f"{component.section}.{component.name}"
+        name = f"{component.section}.{component.name}"
         policy: Policy
         if planned.kind == "pruner":
             args: Any = planned.args or PrunerPolicyConfig()
@@ -367,20 +367,18 @@ def build_policies(
                 kind, arguments = component.class_name, component.arguments
                 components[name] = build_lr_scheduler(kind, arguments, optimizer, base_lrs=base_lrs)
             policy = LRPolicy(components[name])
+        elif planned.kind == "regularizer":
+            regularizer = build_regularizer(component.name, settings, model)
+            policy = RegularizationPolicy(regularizer, keep_mask=getattr(planned.args, "keep_mask", False))
+        elif planned.kind == "quantizer":
+            quantization = quantization or QuantizationPolicy(build_quantizer(component.name, settings, model))
+            policy = quantization
+        elif planned.kind == "extension":
+            check_installed()  # fail now instead of epochs later
+            policy = ThinningPolicy(_REMOVES[component.class_name], round_to=settings.round_to)
         else:
-            name = None
-            if planned.kind == "regularizer":
-                regularizer = build_regularizer(component.name, settings, model)
-                policy = RegularizationPolicy(regularizer, keep_mask=getattr(planned.args, "keep_mask", False))
-            elif planned.kind == "quantizer":
-                quantization = quantization or QuantizationPolicy(build_quantizer(component.name, settings, model))
-                policy = quantization
-            elif planned.kind == "extension":
-                check_installed()  # fail now instead of epochs later
-                policy = ThinningPolicy(_REMOVES[component.class_name], round_to=settings.round_to)
-            else:
-                policy = DistillationPolicy(partial(_distillation, model, settings, make_model))
-        policies.append(Scheduled(policy=policy, timing=planned.timing, component=name))
+            policy = DistillationPolicy(partial(_distillation, model, settings, make_model))
+        policies.append(Scheduled(policy=policy, timing=planned.timing, component=name if name in components else None))
     return policies, components
 
 
