@@ -63,18 +63,8 @@ def distillation_loss(
 ) -> Tensor:
     """Return L, a scalar; gradients flow to the student only.
 
-    Args:
-        student_logits: s.
-        teacher_logits: t, of the same shape.
-        student_ce: the student's loss against the labels, a scalar; any training loss.
-        temperature: T, > 0.
-        distill_weight: w_d.
-        student_weight: w_s.
-        teacher_weight: w_t.
-        labels: class numbers, int64, only for the teacher's term. Without them that term, a constant, is left out.
-
-    Raises:
-        UserError: the logits have different shapes, or the labels do not match them.
+    ``student_ce`` is the student's loss against the labels, any scalar training loss. ``labels``, int64, are for the
+    teacher's term, a constant, which is left out without them. UserError if shapes do not match.
     """
     if student_logits.shape != teacher_logits.shape:
         raise UserError(
@@ -142,10 +132,8 @@ class KnowledgeDistillationPolicy:
         self.teacher = teacher_model.eval().requires_grad_(False)
         self.temperature = temperature
         self.loss_weights = loss_weights
-        self._follow(next((parameter.device for parameter in student_model.parameters()), None))
         self._handle: RemovableHandle | None = None
         self._was_attached = False
-        self._in_forward = False
         self.clear()
 
     @property
@@ -160,10 +148,15 @@ class KnowledgeDistillationPolicy:
 
     def attach(self) -> None:
         """Install a hook that runs the teacher at each call of the student in training mode with gradients enabled."""
+
+        def watch(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            if module is self.student and module.training:  # a copy of the student has the hook, too
+                self._keep(args, named, output)
+
         if self._handle is None:
             self.clear()
             self._was_attached = True
-            self._handle = self.student.register_forward_hook(_Watch(self), with_kwargs=True)
+            self._handle = self.student.register_forward_hook(watch, with_kwargs=True)
 
     def detach(self) -> None:
         """Remove the hook from the student and discard stored logits."""
@@ -178,17 +171,9 @@ class KnowledgeDistillationPolicy:
         self._logits: tuple[Tensor, Tensor] | None = None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Return the student's output for these inputs; with gradients enabled, also run the teacher on them.
-
-        Raises:
-            UserError: student or teacher does not return logits.
-        """
-        self._in_forward = True
-        try:
-            output = self.student(*inputs, **named)
-        finally:
-            self._in_forward = False
-        if self.is_attached or not self._was_attached:
+        """Return the student's output for these inputs; with gradients enabled, also run the teacher on them."""
+        output = self.student(*inputs, **named)
+        if not self._was_attached:  # else the hook does
             self._keep(inputs, named, output)
         return output
 
@@ -226,31 +211,12 @@ class KnowledgeDistillationPolicy:
         self._logits = None
         if self._calls == 1:  # else before_backward will raise
             student = _checked(output, "student")
-            self._follow(student.device)
+            if any(parameter.device != student.device for parameter in self.teacher.parameters()):
+                self.teacher.to(student.device)
             if self.teacher.training:
                 self.teacher.eval()
             with torch.no_grad():
                 self._logits = (student, _checked(self.teacher(*args, **named), "teacher"))
-
-    def _follow(self, device: torch.device | None) -> None:
-        here = next((parameter.device for parameter in self.teacher.parameters()), device)
-        if device is not None and here != device:
-            self.teacher.to(device)
-
-
-class _Watch:
-    """The hook on the student, which can be saved with it; on a copy of the student it does nothing."""
-
-    def __init__(self, policy: KnowledgeDistillationPolicy) -> None:
-        self._policy = policy
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        policy = self._policy
-        if module is policy.student and module.training and not policy._in_forward:
-            policy._keep(args, named, output)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Watch:
-        return self
 
 
 def _checked(output: Any, who: str) -> Tensor:
@@ -277,13 +243,8 @@ def build_teacher(
 ) -> nn.Module:
     """Build the teacher on the CPU with its weights; the states of the random generators are restored.
 
-    Args:
-        settings: of the schedule; docs/compression.md says what its ``teacher`` may be.
-        student: the model that will be trained; not changed.
-        make_model: builds a fresh model of the student's architecture. None: a copy of the student is used.
-
-    Raises:
-        UserError: the teacher is unknown or cannot be built, or the checkpoint is missing or does not fit.
+    docs/compression.md says what a ``teacher`` may be. ``make_model`` builds a fresh model of the student's
+    architecture; without it a copy of the student is used. UserError if the teacher cannot be built or loaded.
     """
     name = settings.teacher or SAME
     if name != SAME and ":" not in name and name not in MODELS:
@@ -354,8 +315,8 @@ def _sizes(student: nn.Module) -> dict[str, int]:
 def load_weights(teacher: nn.Module, checkpoint: str | Path) -> None:
     """Load a checkpoint's weights into a teacher; a ``module`` of a parallel wrapper in names is ignored.
 
-    The checkpoint is a file with a state dict, or with a dict that has one under one of `_WEIGHTS`, such as tune_cac's
-    checkpoints; or the folder of a tune_cac checkpoint.
+    The checkpoint is a file with a state dict, or with a dict that has one under one of `_WEIGHTS`, or the folder of a
+    tune_cac checkpoint.
     """
     weights = _read(Path(checkpoint))
     names = {without_parallel(name): name for name in teacher.state_dict()}
@@ -393,15 +354,9 @@ def _read(path: Path) -> Mapping[str, Tensor]:
 def add_distillation_args(
     parser: argparse.ArgumentParser, arch_choices: Sequence[str] | None = None, enable_pretrained: bool = True
 ) -> None:
-    """Add the group "Knowledge Distillation Training Arguments" to a parser.
+    """Add Distiller's flags for distillation to a script's parser.
 
-    The parsed values are ``kd_teacher``, ``kd_pretrained``, ``kd_resume``, ``kd_temp``, ``kd_distill_wt``,
-    ``kd_student_wt``, ``kd_teacher_wt`` and ``kd_start_epoch``.
-
-    Args:
-        parser: the script's parser.
-        arch_choices: accepted teacher names; None accepts any name.
-        enable_pretrained: whether to add the flag ``--kd-pretrained``; without it ``kd_pretrained`` is False.
+    ``arch_choices`` are the accepted teacher names, None accepts any; ``--kd-pretrained`` is a flag only if enabled.
     """
     group = parser.add_argument_group("Knowledge Distillation Training Arguments")
     group.add_argument(

@@ -91,8 +91,7 @@ class ScheduleLR:
     def step_to(self, epoch: int, metric: float | None = None) -> None:
         """Set the learning rates to those of this epoch, in any order, given its loss or accuracy if needed.
 
-        Raises:
-            UserError: the schedule ends before this epoch (OneCycleLR).
+        UserError: the schedule ends before this epoch (OneCycleLR).
         """
         self._move(epoch, metric)
         groups, moved = self.optimizer.param_groups, self._scratch.param_groups
@@ -210,8 +209,7 @@ def build_lr_scheduler(
 def check_lr_scheduler(class_name: str, arguments: Mapping[str, Any]) -> None:
     """Check that the schedule's class exists and accepts these arguments, for an optimizer with momentum.
 
-    Raises:
-        UserError: the class or an argument is unknown, or an argument is missing, of another type or out of its range.
+    UserError: the class or an argument is unknown, or an argument is missing, of another type or out of its range.
     """
     per_group = ("min_lr", "max_lr", "base_lr", "base_momentum", "max_momentum")
     lists = [arguments[key] for key in per_group if isinstance(arguments.get(key), (list, tuple))]

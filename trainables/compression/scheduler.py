@@ -355,10 +355,8 @@ def check_on_model(
     """Build everything that a plain schedule describes once, on the model of a run; nothing is trained.
 
     Problems with names are reported with the lines of the file from which a part of the schedule was read. With
-    ``every_mark`` all choices of the file's marks, and both ends of their ranges, must fit.
-
-    Raises:
-        UserError: the schedule is invalid, does not fit the model, or its teacher cannot be built.
+    ``every_mark`` all choices of the file's marks, and both ends of their ranges, must fit. UserError: the schedule is
+    invalid, does not fit the model, or its teacher cannot be built.
     """
     workload = build(base.workload, base.options)
     with isolated(seed=base.seed, threads=base.threads):

@@ -380,12 +380,3 @@ def test_values_that_are_refused(given: list[str], message: str, capsys: pytest.
     with pytest.raises(SystemExit):
         parser(arch_choices=["resnet20", "resnet56"], enable_pretrained=False).parse_args(given)
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"train: error: {message}")
-
-
-def test_a_student_can_be_saved_whole_while_it_is_attached() -> None:
-    student = nn.Linear(3, 2)
-    KnowledgeDistillationPolicy(student, nn.Linear(3, 2)).attach()
-    file = io.BytesIO()
-    torch.save(student, file)
-    file.seek(0)
-    assert torch.equal(torch.load(file, weights_only=False).weight, student.weight)

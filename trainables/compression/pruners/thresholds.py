@@ -82,13 +82,11 @@ class StructureThresholdPruner(Pruner):
 def ramp_threshold(epoch: int, timing: Timing, *, q: float, ramp_epoch: int, slope_factor: float) -> float:
     """Return t, which rises along two straight lines (Narang et al. 2017, section 3), in an active epoch e.
 
-    t = theta (e - S + 1) / f before epoch R, theta (R - S + 1) / f + phi (e - R + 1) / f from R on, with
-    theta = 2 q f / (2 (R - S) + 3 (E - R)) (their eq. 1) and phi = slope_factor theta; q > 0 is the 90th percentile of
-    |w| of a trained dense network; S, E and f are the policy's starting epoch, ending epoch and frequency.
-
-    Raises:
-        UserError: R is so far outside of the policy's epochs that theta is not a positive number. In a strict schedule
-            R is inside; a published one starts its policy after R, so that the second line applies from the start.
+    t = theta (e - S + 1) / f before epoch R, theta (R - S + 1) / f + phi (e - R + 1) / f from R on, with theta = 2 q f
+    / (2 (R - S) + 3 (E - R)) (their eq. 1) and phi = slope_factor theta; q > 0 is the 90th percentile of |w| of a
+    trained dense network; S, E and f are the policy's starting epoch, ending epoch and frequency. UserError: R is so
+    far outside of the policy's epochs that theta is not a positive number. In a strict schedule R is inside; a
+    published one starts its policy after R, so that the second line applies from the start.
     """
     start, end, frequency = timing.starting_epoch, timing.ending_epoch, timing.frequency
     if 2 * (ramp_epoch - start) + 3 * (end - ramp_epoch) <= 0:

@@ -130,8 +130,7 @@ class Quantizer:
     def plan(self, model: nn.Module) -> dict[nn.Module, dict[str, int]]:
         """Return the bits of what each module has and the quantizer quantizes.
 
-        Raises:
-            UserError: overrides do not fit the model, bits are too few, or a hook computes a weight.
+        UserError: overrides do not fit the model, bits are too few, or a hook computes a weight.
         """
         names = {module: name for name, module in model.named_modules()}
         plan = {}
@@ -163,10 +162,8 @@ class Quantizer:
         """Change the model's modules in place, and add learned parameters to the optimizer's last group.
 
         Parameters stay the same objects, but their names and their order in the model change: an optimizer whose state
-        is to be loaded must have been built before `prepare`, like the one that was saved.
-
-        Raises:
-            UserError: the model is quantized already, or as `plan`. The model is then unchanged.
+        is to be loaded must have been built before `prepare`, like the one that was saved. UserError: the model is
+        quantized already, or as `plan`. The model is then unchanged.
         """
         if is_quantized(model):
             raise UserError(f"a model must be quantized once, got a quantized one for quantizer {self.name}")

@@ -416,10 +416,8 @@ class GroupVarianceRegularizerConfig(ComponentConfig):
     """[lambda, group] by parameter name or pattern."""
 
 
-REGULARIZERS = {
-    **_by_name(L1RegularizerConfig, GroupLassoRegularizerConfig, GroupVarianceRegularizerConfig),
-    "GroupLASSORegularizer": GroupLassoRegularizerConfig,
-}
+REGULARIZERS = _by_name(L1RegularizerConfig, GroupLassoRegularizerConfig, GroupVarianceRegularizerConfig)
+REGULARIZERS["GroupLASSORegularizer"] = GroupLassoRegularizerConfig
 
 
 # --- Checks of learning-rate schedules' arguments before they are passed to torch -------------------------------------

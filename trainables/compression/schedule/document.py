@@ -175,9 +175,8 @@ class Document:
 def compose(text: str, source: str = TEXT) -> Document:
     """Parse the single YAML document of a text.
 
-    Raises:
-        NotYaml: the text is not YAML, is empty, has several documents or a value that cannot be read, or a value
-            contains itself.
+    NotYaml: the text is not YAML, is empty, has several documents or a value that cannot be read, or a value contains
+    itself.
     """
     builder = _Builder()
     try:

@@ -134,8 +134,7 @@ class MarkedSchedule:
     def fill(self, values: Mapping[str, Value]) -> dict[str, Any]:
         """Return the schedule's plain mapping with the values, one for each mark, in place of the ranges.
 
-        Raises:
-            UserError: a name is unknown, a mark has no value, or a value has the wrong type.
+        UserError: a name is unknown, a mark has no value, or a value has the wrong type.
         """
         for name in values:
             if name not in self.marks:
@@ -175,8 +174,7 @@ class MarkedSchedule:
 def read_marks(given: str | os.PathLike[str], *, source: str | None = None) -> MarkedSchedule:
     """Read the ranges in a schedule's file or text, given as in `read_schedule`; there may be none.
 
-    Raises:
-        ScheduleError: it is not YAML or not a map, or ranges are invalid; with all errors.
+    ScheduleError: it is not YAML or not a map, or ranges are invalid; with all errors.
     """
     document = open_document(given, source)
     findings = Findings(document.source, document.lines)
@@ -254,10 +252,7 @@ def check_marks(
 
     A value is valid if it is with the other marks at their middle, lower or upper ends (the first or last choice), or
     with any of the first `_MOST_OTHERS` combinations of these. Invalid combinations of valid values are no error here:
-    a search skips them.
-
-    Raises:
-        ScheduleError: with all invalid values.
+    a search skips them. ScheduleError: with all invalid values.
     """
 
     def errors(values: Mapping[str, Value], places: list[Path]) -> tuple[str, ...]:

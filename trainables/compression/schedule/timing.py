@@ -18,8 +18,7 @@ MOST_EPOCHS = 1_000_000
 class Timing:
     """A policy's epochs, given as ``epochs`` or as a range.
 
-    Raises:
-        UserError: there is no epoch, an epoch is negative or beyond `MOST_EPOCHS`, or the frequency is below 1.
+    UserError: there is no epoch, an epoch is negative or beyond `MOST_EPOCHS`, or the frequency is below 1.
     """
 
     starting_epoch: int = 0

@@ -23,8 +23,7 @@ from trainables.runtime.isolation import kept_generators
 class AttachedCompression(Attached):
     """A compression schedule attached to one training run.
 
-    Raises:
-        UserError: the schedule is invalid, or has names that the model does not have.
+    UserError: the schedule is invalid, or has names that the model does not have.
     """
 
     def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
