@@ -21,8 +21,7 @@ from trainables.compression.batchnorm_folding import batchnorms_after, folded
 from trainables.compression.distillation import DistillationLossWeights, KnowledgeDistillationPolicy, build_teacher
 from trainables.compression.lr_schedulers import ScheduleLR, build_lr_scheduler
 from trainables.compression.masks import Masks, parameters_as_built
-from trainables.compression.pruners import build_pruner
-from trainables.compression.pruners.pruner import Pruner
+from trainables.compression.pruners import Pruner, build_pruner
 from trainables.compression.quantizers import Quantizer, build_quantizer
 from trainables.compression.regularizers import Regularizer, build_regularizer
 from trainables.compression.schedule import ModelFacts, PrunerPolicyConfig, Schedule

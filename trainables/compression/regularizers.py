@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainables.compression.pruners.thresholds import threshold_mask
+from trainables.compression.pruners import threshold_mask
 from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.names import assigned, plain_name
 from trainables.compression.structures import (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import io
 import math
 from typing import Any
 

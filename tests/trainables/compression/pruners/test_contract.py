@@ -9,8 +9,7 @@ import torch
 from saved_states import round_trip
 from torch import Tensor, nn
 
-from trainables.compression.pruners import build_pruner
-from trainables.compression.pruners.pruner import Pruner
+from trainables.compression.pruners import Pruner, build_pruner
 from trainables.compression.schedule.configs import PRUNERS, QUANTIZERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError

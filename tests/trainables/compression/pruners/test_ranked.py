@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from trainables.compression.pruners import build_pruner
-from trainables.compression.pruners.pruner import Pruner
-from trainables.compression.pruners.ranked import kept_after, level_mask, pruned_count
+from trainables.compression.pruners import Pruner, build_pruner, kept_after, level_mask, pruned_count
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError

@@ -11,9 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainables.compression.pruners import build_pruner
-from trainables.compression.pruners.pruner import Pruner
-from trainables.compression.pruners.ranked import ActivationWatch
+from trainables.compression.pruners import ActivationWatch, Pruner, build_pruner
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError

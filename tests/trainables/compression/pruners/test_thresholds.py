@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainables.compression.pruners import build_pruner
-from trainables.compression.pruners.pruner import Pruner
-from trainables.compression.pruners.thresholds import ramp_threshold
+from trainables.compression.pruners import Pruner, build_pruner, ramp_threshold
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError

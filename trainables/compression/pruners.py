@@ -1,16 +1,19 @@
-"""Pruning of a share: of the elements with the smallest values, or of the structures that rank lowest.
+"""Pruners, which decide which elements of a model's weights are zero.
 
-Shapes and symbols: G structures of a weight, n elements each; s the share to prune, in [0, 1]; a map is G numbers, 0
-removes a structure. Exact counts; of equal values the first goes first, on every device alike.
+Shapes and symbols: w a weight; its mask has its shape and dtype, 0 removes an element, 1 keeps it (a Bernoulli mask may
+have values above 1). t a threshold: a mask keeps |w| > t; s a sensitivity, or the share to prune, in [0, 1]. G
+structures of a weight, n elements each; a map is G numbers, 0 removes a structure. Exact counts; of equal values the
+first goes first, on every device alike.
 """
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +21,192 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.masks import hook_gradient, parameters_as_built
-from trainables.compression.pruners.pruner import Pruner
-from trainables.compression.schedule.names import plain_name
-from trainables.compression.schedule.timing import Moment, gradual_share
-from trainables.compression.structures import Structures, ranked_group
-from trainables.errors import UserError
+from trainables.compression.schedule.configs import PRUNERS, ComponentConfig
+from trainables.compression.schedule.names import assigned, listed, plain_name
+from trainables.compression.schedule.timing import Moment, Timing, gradual_share
+from trainables.compression.structures import Structures, check_group, group_mask, ranked_group
+from trainables.errors import UserError, unknown_name
 
-# --- Counts and selections --------------------------------------------------------------------------------------------
+
+class Pruner:
+    """Decide which elements of some weights are zero.
+
+    Args:
+        settings: one of `trainables.compression.schedule.configs.PRUNERS`.
+        model: the model to prune.
+        generator: on the CPU, for all random numbers.
+
+    Raises:
+        UserError: a name matches no parameter, or a weight does not have the requested structures.
+    """
+
+    argument: ClassVar[str] = "weights"
+    """The argument that names parameters, in a list or with a value each."""
+    epochs_before: ClassVar[int] = 0
+    """Number of epochs before the first active one at which the pruner starts to observe training (`start`)."""
+
+    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
+        names = tuple(parameters_as_built(model))
+        given = getattr(settings, self.argument)
+        self.settings = settings
+        self.values: dict[str, Any] = (
+            assigned(given, names) if isinstance(given, Mapping) else dict.fromkeys(listed(given, names))
+        )
+        """Value of the argument by parameter name, None if it has no values."""
+        self.targets = tuple(self.values)
+        """Parameter names, at least one."""
+
+    def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
+        """Return new masks by name, for the targets whose mask changes.
+
+        Args:
+            weights: of all targets, detached.
+            current: the masks of targets that have one.
+            moment: a moment of an active epoch.
+        """
+        return {name: self.mask(name, weights[name], current.get(name), moment) for name in self.targets}
+
+    def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
+        """Return the new mask of one weight, of a pruner that decides on each alone."""
+        raise NotImplementedError
+
+    def start(self, model: nn.Module) -> None:
+        """Start observing training with hooks; called at the start of an epoch, and again after loading a state."""
+
+    def stop(self) -> None:
+        """Stop observing training."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state in plain types and tensors."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state."""
+
+
+# --- Elements or structures that are not above a threshold ------------------------------------------------------------
+
+
+def threshold_mask(weight: Tensor, threshold: float) -> Tensor:
+    """Return ones where |w| > t, else zeros, of the weight's shape, type and device; a NaN counts as large."""
+    return (~(weight.detach().abs() <= threshold)).to(weight.dtype)
+
+
+def deviation(weight: Tensor) -> float:
+    """Return the unbiased standard deviation; 0 for a single element. Synchronizes with the device."""
+    return float(weight.detach().double().std()) if weight.numel() > 1 else 0.0
+
+
+class MagnitudePruner(Pruner):
+    """Prune with a given t."""
+
+    argument = "thresholds"
+
+    def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
+        return threshold_mask(weight, self.values[name])
+
+
+class SensitivityPruner(Pruner):
+    """Prune with t = s std(w), std from the first use (Han et al. 2015, section 3.1, as in their implementation).
+
+    Later uses prune more only because weights have moved below the same t.
+    """
+
+    argument = "sensitivities"
+
+    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
+        super().__init__(settings, model, generator)
+        self._deviations: dict[str, float] = {}
+
+    def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
+        if name not in self._deviations:
+            self._deviations[name] = deviation(weight)
+        return threshold_mask(weight, self.values[name] * self._deviations[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"deviations": dict(self._deviations)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._deviations = dict(state["deviations"])
+
+
+class StructureThresholdPruner(Pruner):
+    """Zero structures whose greatest or mean absolute value is at most a threshold.
+
+    Rows and columns refer to torch's weight, as in the group regularizers.
+    """
+
+    argument = "reg_regims"
+
+    def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
+        threshold, group = self.values[name]
+        check_group(group, name, weight.shape)
+        return group_mask(weight, group, threshold, self.settings.threshold_criteria)
+
+
+def ramp_threshold(epoch: int, timing: Timing, *, q: float, ramp_epoch: int, slope_factor: float) -> float:
+    """Return t, which rises along two straight lines (Narang et al. 2017, section 3), in an active epoch e.
+
+    t = theta (e - S + 1) / f before epoch R, theta (R - S + 1) / f + phi (e - R + 1) / f from R on, with theta = 2 q f
+    / (2 (R - S) + 3 (E - R)) (their eq. 1) and phi = slope_factor theta; q > 0 is the 90th percentile of |w| of a
+    trained dense network; S, E and f are the policy's starting epoch, ending epoch and frequency. UserError: R is so
+    far outside of the policy's epochs that theta is not a positive number. In a strict schedule R is inside; a
+    published one starts its policy after R, so that the second line applies from the start.
+    """
+    start, end, frequency = timing.starting_epoch, timing.ending_epoch, timing.frequency
+    if 2 * (ramp_epoch - start) + 3 * (end - ramp_epoch) <= 0:
+        raise UserError(
+            f"ramp_epoch must be between the policy's starting_epoch {start} and ending_epoch {end}, got {ramp_epoch}"
+        )
+    theta = 2 * q * frequency / (2 * (ramp_epoch - start) + 3 * (end - ramp_epoch))
+    if epoch < ramp_epoch:
+        return theta * (epoch - start + 1) / frequency
+    return (theta * (ramp_epoch - start + 1) + slope_factor * theta * (epoch - ramp_epoch + 1)) / frequency
+
+
+class RecurrentPruner(Pruner):
+    """Zero elements whose absolute value is at most `ramp_threshold`."""
+
+    def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
+        s, timing = self.settings, moment.timing
+        ramp_epoch = s.ramp_from(timing.starting_epoch)
+        threshold = ramp_threshold(moment.epoch, timing, q=s.q, ramp_epoch=ramp_epoch, slope_factor=s.ramp_slope_mult)
+        return threshold_mask(weight, threshold)
+
+
+class SplicingPruner(Pruner):
+    """Prune and restore connections: dynamic network surgery (Guo et al. 2016, eq. 3).
+
+    m is 0 where |w| < a and 1 where |w| >= b; between them it does not change. a and b are (mean|w| + s std|w|), taken
+    at the first use, each times a factor. Needs the unmasked weights; otherwise nothing is restored.
+    """
+
+    argument = "sensitivities"
+
+    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
+        super().__init__(settings, model, generator)
+        self._statistics: dict[str, list[float]] = {}
+
+    def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
+        s, sizes = self.settings, weight.detach().abs()
+        grown = 1 + (moment.epoch - moment.timing.starting_epoch) * s.sensitivity_multiplier
+        if name not in self._statistics:
+            self._statistics[name] = [float(sizes.double().mean()), deviation(sizes)]
+        mean, std = self._statistics[name]
+        middle = mean + self.values[name] * grown * std
+        before = torch.ones_like(sizes) if current is None else current
+        cut = torch.where(sizes < s.low_thresh_mult * middle, 0.0, before)
+        # Negated "<" instead of ">=", so that a NaN counts as large.
+        return torch.where(~(sizes < s.hi_thresh_mult * middle), 1.0, cut).to(sizes.dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"statistics": {name: list(pair) for name, pair in self._statistics.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._statistics = dict(state["statistics"])
+
+
+# --- A share of the elements with the smallest absolute values --------------------------------------------------------
 
 
 def pruned_count(share: float, n: int, group_size: int = 1) -> int:
@@ -62,24 +244,21 @@ def level_mask(weight: Tensor, share: float) -> Tensor:
     return kept.to(weight.dtype).reshape(weight.shape)
 
 
-# --- Elements ---------------------------------------------------------------------------------------------------------
-
-
 class LevelPruner(Pruner):
     """Zero exactly int(s n) of a weight's n elements, those with the smallest absolute values."""
 
     argument = "levels"
 
-    def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
-        return {name: level_mask(weights[name], share) for name, share in self.values.items()}
+    def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
+        return level_mask(weight, self.values[name])
 
 
 class GradualPruner(Pruner):
     """Zero the same with a share that grows by a cubic over the policy's active epochs (Zhu & Gupta 2017)."""
 
-    def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
-        share = gradual_share(self.settings.initial_sparsity, self.settings.final_sparsity, moment.progress)
-        return {name: level_mask(weights[name], share) for name in self.targets}
+    def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
+        s = self.settings
+        return level_mask(weight, gradual_share(s.initial_sparsity, s.final_sparsity, moment.progress))
 
 
 # --- Structures -------------------------------------------------------------------------------------------------------
@@ -464,3 +643,44 @@ class ActivationWatch:
         self.sums = {name: (inactive, total, int(n)) for name, (inactive, total, n) in state["sums"].items()}
         found = state["found"]
         self._loaded = None if found is None else {(module, int(call)): list(names) for module, call, names in found}
+
+
+# --- Pruners by name --------------------------------------------------------------------------------------------------
+
+#: By the class's name in a schedule; ``_AGP`` after it means a share that grows, as the settings say.
+CLASSES: dict[str, type[Pruner]] = {
+    "SensitivityPruner": SensitivityPruner,
+    "MagnitudeParameterPruner": MagnitudePruner,
+    "SparsityLevelParameterPruner": LevelPruner,
+    "AutomatedGradualPruner": GradualPruner,
+    "SplicingPruner": SplicingPruner,
+    "BaiduRNNPruner": RecurrentPruner,
+    "StructureParameterPruner": StructureThresholdPruner,
+    "RandomLevelStructureParameterPruner": NormRankedPruner,
+    "L1RankedStructureParameterPruner": NormRankedPruner,
+    "L2RankedStructureParameterPruner": L2RankedPruner,
+    "ActivationAPoZRankedFilterPruner": ApozPruner,
+    "ActivationMeanRankedFilterPruner": ActivationMeanPruner,
+    "GradientRankedFilterPruner": GradientPruner,
+    "RandomRankedFilterPruner": RandomPruner,
+    "BernoulliFilterPruner": BernoulliPruner,
+}
+
+
+def build_pruner(name: str, settings: ComponentConfig, model: nn.Module, *, seed: int) -> Pruner:
+    """Build the pruner that settings describe, for a model.
+
+    Args:
+        name: of the instance in the schedule; each name has its own random numbers, the same in each process.
+        settings: one of `trainables.compression.schedule.configs.PRUNERS`.
+        model: the model to prune.
+        seed: of all random numbers.
+
+    Raises:
+        UserError: a name matches no parameter, or a weight does not have the requested structures.
+    """
+    kind = CLASSES.get(settings.class_.removesuffix("_AGP"))
+    if kind is None:
+        raise unknown_name("pruner class", settings.class_, PRUNERS)
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return kind(settings, model, torch.Generator().manual_seed(int.from_bytes(digest[:7], "big")))
