@@ -14,18 +14,20 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from trainables.compression.batchnorm_folding import batchnorms_after, folded
 from trainables.compression.distillation import DistillationLossWeights, KnowledgeDistillationPolicy, build_teacher
 from trainables.compression.lr_schedulers import ScheduleLR, build_lr_scheduler
 from trainables.compression.masks import Masks, parameters_as_built
+from trainables.compression.model_copies import evaluating
 from trainables.compression.pruners import Pruner, build_pruner
 from trainables.compression.quantizers import Quantizer, build_quantizer
 from trainables.compression.regularizers import Regularizer, build_regularizer
 from trainables.compression.schedule import ModelFacts, PrunerPolicyConfig, Schedule
 from trainables.compression.schedule.configs import KnowledgeDistillationConfig
+from trainables.compression.schedule.names import plain_name
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.compression.thinning import Kind, check_installed, thin
 from trainables.errors import UserError
@@ -291,6 +293,61 @@ class DistillationPolicy(Policy):
     def before_backward(self, training: Training, loss: Tensor) -> Tensor:
         assert self.distillation is not None
         return self.distillation.before_backward(loss)
+
+
+# --- Convolution weights with the following batch norm folded in ------------------------------------------------------
+# W a convolution's weight, (F, C, ...); gamma, running variance v and epsilon of the batch norm that reads its output,
+# (F,). Inference computes with W gamma / sqrt(v + eps) (Krishnamoorthi 2018, eq. 20), so magnitude criteria rank these
+# folded weights (policy argument ``fold_batchnorm``).
+
+
+def batchnorms_after(model: nn.Module, run: Callable[[nn.Module], object]) -> dict[str, str]:
+    """Return the names of convolutions mapped to those of the batch norms that directly read their outputs.
+
+    Runs one forward pass in evaluation mode without gradients; modes and statistics are left as they were.
+    """
+    names = {module: plain_name(name) for name, module in model.named_modules()}
+    outputs: dict[int, tuple[str, Tensor]] = {}  # with the tensor, so that no later one gets the same id
+    found: dict[str, str] = {}
+
+    def convolved(module: nn.Module, inputs: object, output: Tensor) -> None:
+        outputs[id(output)] = (names[module], output)
+
+    def read(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and id(inputs[0]) in outputs:
+            found[outputs[id(inputs[0])][0]] = names[module]
+
+    handles = [
+        *(m.register_forward_pre_hook(read) for m in names if isinstance(m, _BatchNorm)),
+        *(m.register_forward_hook(convolved) for m in names if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))),
+    ]
+    try:
+        with evaluating(model):
+            run(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def folded(weights: Mapping[str, Tensor], model: nn.Module, batchnorms: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return the weights with each filter multiplied by gamma / sqrt(v + eps) where a batch norm follows.
+
+    Batch norms without running statistics cannot be folded in inference and are skipped.
+    """
+    modules = {plain_name(name): module for name, module in model.named_modules()}
+    result = dict(weights)
+    for convolution, batchnorm in batchnorms.items():
+        weight = weights.get(f"{convolution}.weight")
+        module = modules[batchnorm]
+        assert isinstance(module, _BatchNorm)
+        if weight is None or module.running_var is None:
+            continue
+        factor = (module.running_var + module.eps).rsqrt()
+        if module.affine:
+            factor = factor * module.weight.detach()
+        result[f"{convolution}.weight"] = weight.detach() * factor.to(weight).reshape(-1, *[1] * (weight.dim() - 1))
+    return result
 
 
 # --- Builds the components and policies of a schedule for a model -----------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainables.compression.batchnorm_folding import batchnorms_after, folded
+from trainables.compression.policies import batchnorms_after, folded
 
 
 class Crossed(nn.Module):

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from trainables.compression.quantizers.functions import dorefa_weight, unit_activation, wrpn_weight
 from trainables.compression.quantizers.quantized_modules import (
     INPUT,
     CalibratedRange,
@@ -27,9 +26,12 @@ from trainables.compression.quantizers.quantized_modules import (
     LinearWeight,
     MovingRange,
     Quantization,
+    dorefa_weight,
     is_quantized,
     quantize_input,
     quantize_output,
+    unit_activation,
+    wrpn_weight,
 )
 from trainables.compression.schedule.configs import ComponentConfig, OverridesConfig
 from trainables.compression.schedule.matching import match_modules

@@ -1,6 +1,7 @@
 """Arguments of every class of a schedule: one frozen, strict pydantic model per class. Does not import torch.
 
-`CLASSES` maps a section and the classes' names in YAML to the models.
+`CLASSES` maps a section and the classes' names in YAML to the models. The tables of docs/compression.md say what the
+arguments mean.
 """
 
 from __future__ import annotations
@@ -73,30 +74,25 @@ class SensitivityPrunerConfig(ComponentConfig):
     """Zero elements below t = s std(w), with std computed at the first use (Han et al. 2015)."""
 
     sensitivities: ByName
-    """s."""
 
 
 class MagnitudeParameterPrunerConfig(ComponentConfig):
     """Zero elements below a given threshold."""
 
     thresholds: ByName
-    """t; ``*`` matches all other parameters."""
 
 
 class SparsityLevelParameterPrunerConfig(ComponentConfig):
     """Zero a share of the elements, those with the smallest absolute values."""
 
     levels: dict[Text, Fraction] = Field(min_length=1)
-    """Share of the elements by parameter name or pattern."""
 
 
 class GradualConfig(ComponentConfig):
     """A share that grows by a cubic over the policy's active epochs (Zhu & Gupta 2017, eq. 1)."""
 
     initial_sparsity: Fraction
-    """Share pruned in the first active epoch."""
     final_sparsity: Fraction
-    """Share pruned in the last active epoch, above the initial share."""
 
     @model_validator(mode="after")
     def _rises(self) -> Self:
@@ -149,21 +145,17 @@ class _WithBlocksConfig(_StructuresConfig):
 
 class _LpRankedConfig(_WithBlocksConfig):
     noise: NotNegative = 0.0
-    """Standard deviation of the factor (mean 1) that each structure's norm is multiplied by before ranking."""
     group_size: Count = 1
-    """Structures are pruned in multiples of this."""
 
 
 class _DesiredConfig(ComponentConfig):
     desired_sparsity: Fraction
-    """Share of the structures."""
 
 
 class RandomLevelStructureParameterPrunerConfig(_WithBlocksConfig):
     """Zero a random share, drawn at each use, of the structures, those with the smallest mean absolute values."""
 
     sparsity_range: tuple[Fraction, Fraction]
-    """The share's least and greatest value."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
@@ -180,22 +172,16 @@ class StructureParameterPrunerConfig(ComponentConfig):
     """Zero the structures whose greatest or mean absolute value is at most a threshold."""
 
     reg_regims: dict[Text, tuple[NotNegative, Thresholded]] = Field(min_length=1)
-    """[threshold, structure] by parameter name or pattern."""
     threshold_criteria: Literal["Max", "Mean_Abs"]
-    """The statistic of a structure that is compared with the threshold."""
 
 
 class SplicingPrunerConfig(ComponentConfig):
     """Prune below a, restore above b, no change between (dynamic network surgery, Guo et al. 2016, eq. 3)."""
 
     sensitivities: ByName
-    """s; ``*`` matches all other parameters."""
     low_thresh_mult: Positive
-    """a over mean|w| + s std|w|."""
     hi_thresh_mult: Positive
-    """b over the same, >= ``low_thresh_mult``."""
     sensitivity_multiplier: NotNegative = 0.0
-    """Increase of s per epoch from the first active epoch on, as a multiple of s."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -210,14 +196,10 @@ class BaiduRNNPrunerConfig(ComponentConfig):
     """Zero elements below a threshold that rises along two straight lines (Narang et al. 2017)."""
 
     q: Positive
-    """The 90th percentile of |w| of a trained dense run."""
     ramp_slope_mult: Positive
-    """Slope of the second line over that of the first; 1.5 to 2 in the paper."""
     weights: Names
     ramp_epoch_offset: Annotated[Whole, Field(ge=0)] | None = None
-    """Start of the second line, in epochs from the policy's first epoch."""
     ramp_epoch: Annotated[Whole, Field(ge=0)] | None = None
-    """The same as an epoch of the run, as in schedules before June 2018."""
     initial_sparsity: Fraction | None = None
     final_sparsity: Fraction | None = None
     """Both accepted for published schedules; not used."""
@@ -241,12 +223,11 @@ def _by_name(*models: type[ComponentConfig]) -> dict[str, type[ComponentConfig]]
     return {model.class_: model for model in models}
 
 
-def _ranked(name: str, structures: type[_StructuresConfig], summary: str) -> tuple[type[ComponentConfig], ...]:
+def _ranked(name: str, structures: type[_StructuresConfig]) -> tuple[type[ComponentConfig], ...]:
     """Return two models: pruning a given share of the structures, and ``_AGP``, a share that grows by a cubic."""
-    gradual = f"{summary.rstrip('.')}; the share grows by a cubic."
     return (
-        create_model(f"{name}Config", __base__=(structures, _DesiredConfig), __doc__=summary),
-        create_model(f"{name}_AGPConfig", __base__=(structures, GradualConfig), __doc__=gradual),
+        create_model(f"{name}Config", __base__=(structures, _DesiredConfig)),
+        create_model(f"{name}_AGPConfig", __base__=(structures, GradualConfig)),
     )
 
 
@@ -255,26 +236,18 @@ PRUNERS = _by_name(
     MagnitudeParameterPrunerConfig,
     SparsityLevelParameterPrunerConfig,
     AutomatedGradualPrunerConfig,
-    *_ranked("L1RankedStructureParameterPruner", _LpRankedConfig,
-             "Zero the share of the structures with the smallest mean absolute value (Li et al. 2017)."),
-    *_ranked("L2RankedStructureParameterPruner", _LpRankedConfig,
-             "Zero the share of the structures with the smallest mean L2 norm."),
+    *_ranked("L1RankedStructureParameterPruner", _LpRankedConfig),
+    *_ranked("L2RankedStructureParameterPruner", _LpRankedConfig),
     RandomLevelStructureParameterPrunerConfig,
-    *_ranked("ActivationAPoZRankedFilterPruner", _FiltersConfig,
-             "Zero the filters whose activations are zero most often (Hu et al. 2016)."),
-    *_ranked("ActivationMeanRankedFilterPruner", _FiltersConfig,
-             "Zero the filters whose activations have the smallest mean (Molchanov et al. 2017)."),
-    *_ranked("GradientRankedFilterPruner", _FiltersConfig,
-             "Zero the filters whose removal changes the loss least, by a first-order Taylor term (Molchanov et "
-             "al. 2017)."),
-    *_ranked("RandomRankedFilterPruner", _FiltersConfig,
-             "Zero filters at random, the exact share of them: what a ranking has to beat."),
-    *_ranked("BernoulliFilterPruner", _FiltersConfig,
-             "Zero each filter with this probability and scale the others up by what is kept (drop-filter)."),
+    *_ranked("ActivationAPoZRankedFilterPruner", _FiltersConfig),
+    *_ranked("ActivationMeanRankedFilterPruner", _FiltersConfig),
+    *_ranked("GradientRankedFilterPruner", _FiltersConfig),
+    *_ranked("RandomRankedFilterPruner", _FiltersConfig),
+    *_ranked("BernoulliFilterPruner", _FiltersConfig),
     StructureParameterPrunerConfig,
     SplicingPrunerConfig,
     BaiduRNNPrunerConfig,
-)  # fmt: skip
+)
 
 
 # --- Arguments of the quantizers. Numbers of bits are 1 to 32; 32 and null mean not quantized -------------------------
@@ -308,7 +281,6 @@ _Mode = Annotated[Mode, BeforeValidator(_plain)]
 class _QuantizerConfig(ComponentConfig):
     bits_activations: Bits | None = 32
     bits_weights: Bits | None = 32
-    """Of convolutions, linear layers and embeddings."""
     bits_bias: Bits | None = None
     overrides: _Overrides = Field(default_factory=dict)
 
@@ -325,7 +297,6 @@ class PACTQuantizerConfig(_QuantizerConfig):
     """DoReFa weights, activations clipped at a learned value (Choi et al. 2018, eqs. 1 to 3)."""
 
     act_clip_init_val: Positive = 8.0
-    """Initial value of the learned clip."""
 
 
 class QuantAwareTrainRangeLinearQuantizerConfig(_QuantizerConfig):
@@ -334,13 +305,9 @@ class QuantAwareTrainRangeLinearQuantizerConfig(_QuantizerConfig):
     bits_bias: Bits | None = 32
     mode: _Mode = "SYMMETRIC"
     ema_decay: Fraction = 0.999
-    """Weight of the old range at each step."""
     per_channel_wts: Flag = False
-    """True if each filter has its own range instead of one range per weight."""
     quantize_inputs: Flag = True
-    """True if the model's input is quantized to a moving range, too."""
     num_bits_inputs: Bits | None = None
-    """Bits of the model's input; as many as of activations if not given."""
 
 
 class PostTrainLinearQuantizerConfig(ComponentConfig):
@@ -348,17 +315,12 @@ class PostTrainLinearQuantizerConfig(ComponentConfig):
 
     bits_activations: Bits | None = 8
     bits_parameters: Bits | None = 8
-    """Of weights of convolutions, linear layers and embeddings."""
     bits_accum: Bits = 32
-    """Bits of a layer's sum, to which its bias is quantized."""
     overrides: _Overrides = Field(default_factory=dict)
     mode: _Mode = "SYMMETRIC"
     clip_acts: Annotated[Clip, BeforeValidator(_plain)] = "NONE"
-    """Range of activations: all values, the mean of the batches' ranges, or mean -+ standard deviations."""
     clip_n_stds: Positive | None = None
-    """Number of standard deviations for ``clip_acts: N_STD``."""
     per_channel_wts: Flag = False
-    """True if each filter has its own range instead of one range per weight."""
 
     @model_validator(mode="after")
     def _deviations_are_for_their_clip(self) -> Self:
@@ -393,18 +355,14 @@ class L1RegularizerConfig(ComponentConfig):
     """lambda sum|w|."""
 
     reg_regims: ByName
-    """lambda."""
     threshold_criteria: Literal["Max", "Mean_Abs"] | None = None
-    """True if elements of at most lambda are zeroed after each step (for an element both criteria are its |w|)."""
 
 
 class GroupLassoRegularizerConfig(ComponentConfig):
     """lambda times the sum of the groups' L2 norms (Yuan & Lin 2006)."""
 
     reg_regims: dict[Text, tuple[NotNegative, LassoGroup]] = Field(min_length=1)
-    """[lambda, group] by parameter name or pattern."""
     threshold_criteria: Literal["Max", "Mean_Abs"] | None = None
-    """Groups whose greatest or mean absolute value is at most lambda are zeroed after each step."""
 
 
 class GroupVarianceRegularizerConfig(ComponentConfig):
@@ -413,7 +371,6 @@ class GroupVarianceRegularizerConfig(ComponentConfig):
     reg_regims: dict[Text, tuple[NotNegative, Literal["3D", "Filters", "Channels", "Rows", "Cols"]]] = Field(
         min_length=1
     )
-    """[lambda, group] by parameter name or pattern."""
 
 
 REGULARIZERS = _by_name(L1RegularizerConfig, GroupLassoRegularizerConfig, GroupVarianceRegularizerConfig)
@@ -530,17 +487,11 @@ class KnowledgeDistillationConfig(ComponentConfig):
     """Model of the registry (``resnet20``), or ``package.module:function`` that returns a model; None: the student's
     architecture."""
     pretrained: Flag = False
-    """True if the function is called with ``pretrained=True``."""
     checkpoint: Text | None = None
-    """File with the teacher's weights."""
     temperature: Positive = 1.0
-    """T."""
     distill_weight: NotNegative = 0.5
-    """w_d."""
     student_weight: NotNegative = 0.5
-    """w_s."""
     teacher_weight: NotNegative = 0.0
-    """w_t; this term is constant because the teacher is not trained."""
 
     @model_validator(mode="after")
     def _has_a_teacher(self) -> Self:

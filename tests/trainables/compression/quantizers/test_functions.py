@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainables.compression.quantizers.functions import (
+from trainables.compression.quantizers.quantized_modules import (
     dorefa_weight,
     linear_grid,
     on_grid,
