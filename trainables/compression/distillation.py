@@ -40,14 +40,11 @@ from trainables.workloads.user_code import import_attribute
 
 
 class DistillationLossWeights(NamedTuple):
-    """Weights of the terms of the loss, each >= 0."""
+    """Weights w_d, w_s and w_t of the terms of the loss, each >= 0."""
 
     distill: float = 0.5
-    """w_d, of student against teacher."""
     student: float = 0.5
-    """w_s, of student against labels."""
     teacher: float = 0.0
-    """w_t, of teacher against labels; this term is constant because the teacher is not trained."""
 
 
 def distillation_loss(
@@ -220,12 +217,10 @@ class KnowledgeDistillationPolicy:
 
 
 def _checked(output: Any, who: str) -> Tensor:
-    rule = f"distillation needs a {who} that returns one tensor of logits, (B, C) or (B, T, C)"
-    if not isinstance(output, Tensor):
-        raise UserError(f"{rule}, got {type(output).__name__}")
-    if output.dim() not in (2, 3) or not output.is_floating_point():
-        raise UserError(f"{rule}, got shape {list(output.shape)} of {output.dtype}")
-    return output
+    if isinstance(output, Tensor) and output.dim() in (2, 3) and output.is_floating_point():
+        return output
+    got = f"shape {list(output.shape)} of {output.dtype}" if isinstance(output, Tensor) else type(output).__name__
+    raise UserError(f"distillation needs a {who} that returns one tensor of logits, (B, C) or (B, T, C), got {got}")
 
 
 # --- The teacher: built by name, by the user's function, or like the student; and its weights -------------------------
@@ -262,12 +257,11 @@ def build_teacher(
             teacher = bare_copy(student) if make_model is None else make_model()
         else:
             sizes = _sizes(student)
-            for size, layer in (("channels", "convolution"), ("num_classes", "linear layer")):
-                if size not in sizes:
-                    raise UserError(
-                        f"the teacher {name} is built for the student's input channels and classes, but the student "
-                        f"has no {layer} to tell them: give package.module:function"
-                    )
+            if len(sizes) < 2:
+                raise UserError(
+                    f"the teacher {name} is built for the student's input channels and classes, but the student has no "
+                    "convolution or no linear layer to tell them: give package.module:function"
+                )
             teacher = build_model(name, sizes["num_classes"], channels=sizes["channels"])
     if settings.checkpoint is not None:
         load_weights(teacher, settings.checkpoint)
@@ -282,17 +276,10 @@ def build_teacher(
 
 def _called(name: str, student: nn.Module, *, pretrained: bool) -> nn.Module:
     function = import_attribute(name, "teacher")
-    if not callable(function):
-        raise UserError(f"teacher {name} must be a function or a class, got {type(function).__name__}")
     try:
-        named = set(inspect.signature(function).parameters)
-    except ValueError:  # written in C
-        named = set()
-    arguments: dict[str, Any] = {key: size for key, size in _sizes(student).items() if key in named}
-    if pretrained:
-        arguments["pretrained"] = True
-    try:
-        teacher = function(**arguments)
+        named = inspect.signature(function).parameters
+        arguments: dict[str, Any] = {key: size for key, size in _sizes(student).items() if key in named}
+        teacher = function(**arguments, **({"pretrained": True} if pretrained else {}))
     except Exception as error:
         told = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"teacher {name} must be built by calling it, which raised {told}") from error
@@ -339,12 +326,10 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         raise UserError(f"{rule}, but reading it raised {type(error).__name__}: {first}") from error
     if isinstance(content, Mapping):
         content = next((content[key] for key in _WEIGHTS if isinstance(content.get(key), Mapping)), content)
-    if not isinstance(content, Mapping):
-        raise UserError(f"{rule}, got {type(content).__name__}")
-    others = ", ".join(str(name) for name, value in content.items() if not isinstance(value, Tensor))
-    if others or not content:
-        got = f"no tensors as {shorten(others, 80)}" if others else "nothing"
-        raise UserError(f"{rule}, got {got}")
+    if not isinstance(content, Mapping) or not content:
+        raise UserError(f"{rule}, got {type(content).__name__ if content else 'nothing'}")
+    if others := [str(name) for name, value in content.items() if not isinstance(value, Tensor)]:
+        raise UserError(f"{rule}, got no tensors as {shorten(', '.join(others), 80)}")
     return content
 
 

@@ -1,20 +1,6 @@
 """Compression scheduler: runs a schedule's policies from the callbacks of a training loop.
 
-Order of calls in the loop:
-
-    scheduler = CompressionScheduler.from_file(model, optimizer, "schedule.yaml")
-    for epoch in range(epochs):
-        scheduler.on_epoch_begin(epoch)
-        for minibatch, (inputs, labels) in enumerate(batches):
-            scheduler.on_minibatch_begin(epoch, minibatch, len(batches))
-            loss = criterion(model(inputs), labels)
-            loss = scheduler.before_backward_pass(epoch, minibatch, len(batches), loss)
-            optimizer.zero_grad(); loss.backward()
-            scheduler.before_parameter_optimization(epoch, minibatch, len(batches))
-            optimizer.step()
-            scheduler.on_minibatch_end(epoch, minibatch, len(batches))
-        validate()
-        scheduler.on_epoch_end(epoch, metrics={"min": validation_loss, "max": accuracy})
+docs/compression.md has a loop with all calls in their order.
 """
 
 from __future__ import annotations
@@ -222,10 +208,7 @@ class CompressionScheduler:
     ) -> None:
         """Handle the end of an epoch, after its evaluation.
 
-        Args:
-            epoch: the epoch that ends.
-            optimizer: if not given before.
-            metrics: ``min``, a loss, and ``max``, an accuracy, for learning rates that depend on them.
+        ``metrics`` are ``min``, a loss, and ``max``, an accuracy, for learning rates that depend on them.
         """
         self._use(optimizer)
         for policy, moment in self._active(epoch):
@@ -255,16 +238,13 @@ class CompressionScheduler:
 
     def prepare_structure(self, state: Mapping[str, Any]) -> None:
         """Prepare quantizers and remove structures on a freshly built model to match a saved state."""
-        prepared = [
-            policy
-            for place, kept in state["policies"].items()
-            if isinstance(policy := self.policies[int(place)].policy, QuantizationPolicy) and kept["prepared"]
-        ]
-        if prepared or state["removed"]:
-            self._change()
-        for policy in prepared:
-            policy.prepare(self.training)
+        for place, kept in state["policies"].items():
+            policy = self.policies[int(place)].policy
+            if isinstance(policy, QuantizationPolicy) and kept["prepared"]:
+                self._change()
+                policy.prepare(self.training)
         if state["removed"]:
+            self._change()
             for record in state["removed"]:
                 thin_again(self.model, record, self.training.optimizer)
             self.training.removed = list(state["removed"])
@@ -315,8 +295,7 @@ class CompressionScheduler:
             self.training.optimizer = optimizer
 
     def _look(self, epoch: int) -> None:
-        """Start observing with the components that need this epoch, and stop all others."""
-        self.close()
+        self.close()  # start observing with the components that need this epoch alone
         for scheduled in self.policies:
             if scheduled.looks_in(epoch):
                 self._change()

@@ -236,10 +236,9 @@ class _Pact(Quantizer):
 
 
 class _LinearTraining(Quantizer):
-    """Quantize weights and biases to their own range, outputs of activation modules to a moving average range.
+    """Quantize weights and biases to their own range, activations and the model's input to a moving average range.
 
-    So is the model's first argument, where it is a floating-point tensor. Biases and embeddings have one range, even if
-    ``per_channel_wts`` gives each filter its own.
+    Biases and embeddings have one range, even if ``per_channel_wts`` gives each filter its own.
     """
 
     activation_kinds: ClassVar[tuple[type[nn.Module], ...]] = ACTIVATIONS
@@ -257,7 +256,7 @@ class _LinearTraining(Quantizer):
         return LinearWeight(bits, self.given.mode, self.channel_axis(layer))
 
     def channel_axis(self, layer: nn.Module) -> int | None:
-        """Return the axis of the layer's weight whose slices (filters) each get a grid; None: one grid for all."""
+        """Return the axis of the layer's weight whose slices each get a grid; None: one grid for all."""
         if not self.given.per_channel_wts or isinstance(layer, nn.Embedding):  # its rows are outputs, not filters
             return None
         return 1 if isinstance(layer, TRANSPOSED) else 0

@@ -199,11 +199,9 @@ INPUT = "quantized_input"
 
 
 class Quantization(nn.Module):
-    """A map from a tensor to one of the same shape and dtype with few distinct values.
+    """A map from a tensor to one of the same shape and dtype with at most 2^k values, per channel or for all.
 
-    Args:
-        bits: k; at most 2^k values per tensor or, with one grid per channel, per channel.
-        quantize: the map, called with a tensor and k; a subclass has its own.
+    ``quantize`` is the map, called with a tensor and k; a subclass has its own ``forward``.
     """
 
     def __init__(self, bits: int, quantize: Callable[[Tensor, int], Tensor] | None = None) -> None:
@@ -212,7 +210,6 @@ class Quantization(nn.Module):
         self.quantize = quantize
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the quantized tensor."""
         assert self.quantize is not None
         return self.quantize(x, self.bits)
 
@@ -446,8 +443,8 @@ def is_quantized(model: nn.Module) -> bool:
 def quantize_output(layer: nn.Module, quantization: Quantization) -> None:
     """Quantize a layer's output.
 
-    Uses a hook instead of replacing the layer: the layer keeps its class, name and hooks; other hooks see what the next
-    layer sees; and torch's fused transformer layers, which would skip a replacement, are disabled by the hook.
+    The layer keeps its class, name and hooks; other hooks see what the next layer sees; and torch's fused transformer
+    layers, which would skip a replacement, are disabled by the hook.
     """
     layer.add_module(OUTPUT, quantization.train(layer.training))
     layer.register_forward_hook(_output_quantized, prepend=True)
