@@ -71,9 +71,8 @@ _OURS: dict[str, type[LRScheduler]] = {
 class ScheduleLR:
     """Set the learning rates of an optimizer's groups to those of an absolute epoch.
 
-    Groups that are added to the optimizer later use the first group's factor. If the schedule also changes the momentum
-    (CyclicLR, OneCycleLR), it does so only for the initial groups. The class runs on a separate optimizer: in closed
-    form if torch has one, else stepped to the epoch. `ReduceLROnPlateau` counts calls, whatever their epochs.
+    Groups that are added to the optimizer later are left alone. The class runs on a separate optimizer: in closed form
+    if torch has one, else stepped to the epoch. `ReduceLROnPlateau` counts calls, whatever their epochs.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class ScheduleLR:
         if kind is ReduceLROnPlateau:
             self.metric = "max" if arguments.get("mode") == "max" else "min"
         self._class_name, self._kind, self._arguments = kind.__name__.removeprefix("_"), kind, dict(arguments)
-        self._base_rates, self._own_groups = list(map(float, base_rates)), len(base_rates)
+        self._base_rates = list(map(float, base_rates))
         self._begin(self._base_rates)
 
     def step_to(self, epoch: int, metric: float | None = None) -> None:
@@ -94,21 +93,16 @@ class ScheduleLR:
         UserError: the schedule ends before this epoch (OneCycleLR).
         """
         self._move(epoch, metric)
-        groups, moved = self.optimizer.param_groups, self._scratch.param_groups
-        self._base_rates += [_base_rate(group) for group in groups[len(self._base_rates) :]]
-        factor = float(moved[0]["lr"]) / self._base_rates[0] if self._base_rates[0] else 1.0
-        rates = [float(group["lr"]) for group in moved] + [factor * base for base in self._base_rates[len(moved) :]]
-        for group, rate in zip(groups, rates, strict=False):
+        cycles = getattr(self._scheduler, "cycle_momentum", False)
+        for group, values in zip(self.optimizer.param_groups, self._scratch.param_groups, strict=False):
             if isinstance(group["lr"], Tensor):  # a compiled or captured optimizer keeps a reference
-                group["lr"].fill_(rate)
+                group["lr"].fill_(float(values["lr"]))
             else:
-                group["lr"] = rate
-        if getattr(self._scheduler, "cycle_momentum", False):
-            for group, values in zip(groups, moved, strict=False):
-                if "betas" in values:
-                    group["betas"] = (values["betas"][0], *group["betas"][1:])
-                else:
-                    group["momentum"] = values["momentum"]
+                group["lr"] = float(values["lr"])
+            if cycles and "betas" in values:
+                group["betas"] = (values["betas"][0], *group["betas"][1:])
+            elif cycles:
+                group["momentum"] = values["momentum"]
 
     def _begin(self, rates: Sequence[float]) -> None:
         """Create torch's schedule at epoch 0."""
@@ -132,20 +126,19 @@ class ScheduleLR:
             for group, rate in zip(self._scratch.param_groups, closed_form(), strict=True):
                 group["lr"] = rate
             return
-        own_rates = self._base_rates[: self._own_groups]
         if epoch < self._scheduler.last_epoch:
-            self._begin(own_rates)
+            self._begin(self._base_rates)
         while self._scheduler.last_epoch < epoch:
             self._scratch.step()
             try:
                 self._scheduler.step()
             except ValueError as error:
-                self._begin(own_rates)
+                self._begin(self._base_rates)
                 raise UserError(f"{self._class_name} has no epoch {epoch}: {error}") from error
 
     def state_dict(self) -> dict[str, Any]:
         """Return the base rates; with `ReduceLROnPlateau` also the current rates and torch's counters."""
-        state: dict[str, Any] = {"base_rates": list(self._base_rates), "own_groups": self._own_groups}
+        state: dict[str, Any] = {"base_rates": list(self._base_rates)}
         if isinstance(self._scheduler, ReduceLROnPlateau):
             state["rates"] = [float(group["lr"]) for group in self._scratch.param_groups]
             state["counters"] = {name: getattr(self._scheduler, name) for name in _COUNTERS}
@@ -154,8 +147,7 @@ class ScheduleLR:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state."""
         self._base_rates = [float(rate) for rate in state["base_rates"]]
-        self._own_groups = int(state["own_groups"])
-        self._begin([float(rate) for rate in state.get("rates", self._base_rates[: self._own_groups])])
+        self._begin([float(rate) for rate in state.get("rates", self._base_rates)])
         for name, value in state.get("counters", {}).items():
             setattr(self._scheduler, name, value)
 

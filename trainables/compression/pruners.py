@@ -492,7 +492,6 @@ ACTIVATIONS = (
 #: Node names at which the search back through autograd's graph stops: earlier values belong to another layer.
 _LAYERS = ("Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "Linear")
 
-
 #: Sums over a convolution's activations since the last reset, of each filter: how many are <= 0, their sum, (F,), and
 #: how many there are.
 Sums = tuple[Tensor, Tensor, int]
@@ -528,9 +527,6 @@ class ActivationWatch:
     autograd's graph of the model's first such forward pass. If there is none (functional activations, a frozen layer, a
     linear bottleneck), relu of the convolution's output is used. The result is kept until `stop` and saved in the
     state, because a layer that is frozen later has no graph.
-
-    Args:
-        weights: names of the convolutions' weights.
     """
 
     def __init__(self, weights: Sequence[str]) -> None:
@@ -639,7 +635,6 @@ class ActivationWatch:
         return {"sums": sums, "found": found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state; call `start` afterwards."""
         self.sums = {name: (inactive, total, int(n)) for name, (inactive, total, n) in state["sums"].items()}
         found = state["found"]
         self._loaded = None if found is None else {(module, int(call)): list(names) for module, call, names in found}
@@ -668,16 +663,9 @@ CLASSES: dict[str, type[Pruner]] = {
 
 
 def build_pruner(name: str, settings: ComponentConfig, model: nn.Module, *, seed: int) -> Pruner:
-    """Build the pruner that settings describe, for a model.
+    """Build the pruner that settings describe, for a model, else UserError.
 
-    Args:
-        name: of the instance in the schedule; each name has its own random numbers, the same in each process.
-        settings: one of `trainables.compression.schedule.configs.PRUNERS`.
-        model: the model to prune.
-        seed: of all random numbers.
-
-    Raises:
-        UserError: a name matches no parameter, or a weight does not have the requested structures.
+    ``name`` is that of the instance in the schedule; each has its own random numbers, the same in each process.
     """
     kind = CLASSES.get(settings.class_.removesuffix("_AGP"))
     if kind is None:

@@ -57,10 +57,8 @@ _TERMS: dict[str, Callable[[Tensor, Any], list[Tensor]]] = {
 class Regularizer:
     """Add a term to the loss; with a threshold criterion also zero elements or groups of at most lambda.
 
-    Args:
-        terms: of one weight, given its regime.
-        regimes: lambda, or (lambda, group), by parameter name.
-        criterion: ``Max``, a group's greatest absolute value, or ``Mean_Abs``, the mean; None: nothing is zeroed.
+    ``terms`` are those of one weight, given its regime: lambda, or (lambda, group). The criterion is ``Max``, a group's
+    greatest absolute value, or ``Mean_Abs``, the mean; None: nothing is zeroed.
     """
 
     def __init__(
@@ -89,15 +87,9 @@ class Regularizer:
 
 
 def build_regularizer(name: str, settings: ComponentConfig, model: nn.Module) -> Regularizer:
-    """Build the regularizer that the settings describe, for the parameters of this model.
+    """Build the regularizer that the settings describe, for a model, else UserError.
 
-    Args:
-        name: of the instance in the schedule, for messages.
-        settings: one of `trainables.compression.schedule.configs.REGULARIZERS`.
-        model: as built; the settings' patterns are matched with its parameters' names without a leading ``module.``.
-
-    Raises:
-        UserError: a pattern matches no parameter, or a parameter does not have the requested groups.
+    ``name`` is that of the instance in the schedule, for messages.
     """
     given: Any = settings
     shapes = {plain_name(key): tuple(parameter.shape) for key, parameter in model.named_parameters()}

@@ -358,10 +358,8 @@ _QUANTIZERS: dict[str, type[Quantizer]] = {
 def build_quantizer(name: str, settings: ComponentConfig, model: nn.Module | None = None) -> Quantizer:
     """Build the quantizer that a schedule describes; it changes no model before `Quantizer.prepare` is called.
 
-    Args:
-        name: of the instance in the schedule, for messages.
-        settings: one of `trainables.compression.schedule.configs.QUANTIZERS`.
-        model: as built; if given, overrides and bits are checked against it.
+    ``name`` is that of the instance in the schedule, for messages. Overrides and bits are checked against the model as
+    built, if it is given.
     """
     if settings.class_ not in _QUANTIZERS:
         raise unknown_name("quantizer", settings.class_, _QUANTIZERS)

@@ -282,9 +282,7 @@ class MovingRange(Quantization):
         batches = self.seen.to(dtype)
         if self.decay == 1:
             return 1 / batches
-        if self.decay == 0:
-            return torch.ones_like(batches)
-        return (1 - self.decay) / -torch.expm1(batches * math.log(self.decay))
+        return (1 - self.decay) / -torch.expm1(batches * (math.log(self.decay) if self.decay else -math.inf))
 
 
 class Frozen(Quantization):
