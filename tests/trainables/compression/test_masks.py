@@ -26,19 +26,6 @@ def test_a_regularization_mask_lives_for_one_application_and_leaves_the_other_ma
     assert weights_of(model) == [1, 1, 0, 1]
 
 
-def test_what_a_regularization_mask_zeroes_is_zero_in_the_copy_too() -> None:
-    model = line()
-    masks = Masks(model)
-    masks.configure("weight", use_double_copies=True, mask_on_forward_only=True)
-    masks.set("weight", row(1, 1, 0, 1))
-    masks.apply(forward=True)
-    masks.set("weight", row(0, 1, 1, 1), is_regularization_mask=True)
-    masks.apply(forward=True)
-    assert weights_of(model) == [0.0, -0.4, 0.0, 1.5]
-    masks.restore()
-    assert weights_of(model) == [0.0, -0.4, 0.3, 1.5]
-
-
 def test_discarding_forgets_the_mask_and_puts_the_copy_back() -> None:
     model = line()
     masks = Masks(model)
@@ -177,17 +164,3 @@ def test_rebound_to_a_thinned_model_masks_that_no_longer_fit_are_dropped() -> No
     # The model that was left has no hook any more.
     model(torch.ones(1, 3)).sum().backward()
     assert model[1].bias.grad.tolist() == [1, 1]
-
-
-def test_rebound_to_the_moved_model_masks_have_its_type() -> None:
-    model = line()
-    masks = Masks(model)
-    masks.configure("weight", use_double_copies=True)
-    masks.set("weight", row(1, 0, 1, 0))
-    masks.apply(forward=True)
-    model.to(torch.bfloat16)
-    masks.rebind(model)
-    masks.apply(forward=True)
-    assert model.weight.dtype == torch.bfloat16
-    masks.restore()
-    assert weights_of(model) == pytest.approx(START, rel=0.01)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from trainables.compression.schedule import read_schedule
 from trainables.compression.schedule.epoch_table import epoch_table, planned_share
@@ -26,15 +24,6 @@ def schedule_of(pruners: dict[str, Any], *policies: dict[str, Any], **sections: 
 def use(name: str, start: int, end: int, every: int = 1, kind: str = "pruner", **args: Any) -> dict[str, Any]:
     inner = {"instance_name": name, **({"args": args} if args else {})}
     return {kind: inner, "starting_epoch": start, "ending_epoch": end, "frequency": every}
-
-
-def test_gradual_pruning_as_published() -> None:
-    schedule = schedule_of({"p": agp(0.8, "w")}, use("p", 0, 10, 2))
-    shares = [
-        planned_share(schedule.sections["pruners"]["p"], schedule.policies[0], epoch) for epoch in (0, 2, 4, 6, 8)
-    ]
-    assert [share and share[0] for share in shares] == pytest.approx([0.05, 0.4836, 0.7063, 0.7883, 0.8], abs=5e-5)
-    assert all(share is not None and share[0] == share[1] for share in shares)
 
 
 def test_a_gradual_ranking_plans_a_growing_share_of_structures() -> None:
@@ -59,29 +48,3 @@ def test_equal_epochs_have_one_row_with_planned_shares() -> None:
     assert epoch_table(schedule_of({"p": level}, *policies, regularizers=other), 4) == [
         ["epochs", "acts"], ["0", "other"], ["1", "p 0.255 to 0.5, other"], ["2-3", "other"],
     ]  # fmt: skip
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("xy"), st.integers(0, 8), st.integers(1, 15), st.integers(1, 5)),
-        min_size=1,
-        max_size=4,
-    ),
-    st.integers(0, 30),
-)
-def test_rows_say_each_active_epoch_once(uses: list[tuple[str, int, int, int]], epochs: int) -> None:
-    pruners = {name: {"class": "SensitivityPruner", "sensitivities": {"a": 1}} for name, *_ in uses}
-    schedule = schedule_of(pruners, *[use(name, start, start + span, every) for name, start, span, every in uses])
-    said: dict[int, list[str]] = {}
-    for span, acts in epoch_table(schedule, epochs)[1:]:
-        first, _, last = span.partition("-")
-        for epoch in range(int(first), int(last or first) + 1):
-            assert epoch not in said
-            said[epoch] = acts.removesuffix(" by data").split(" by data, ")
-    by_hand: dict[int, list[str]] = {}
-    for epoch in range(epochs):
-        acting = [name for name, start, span, every in uses if epoch in range(start, start + span, every)]
-        if acting:
-            by_hand[epoch] = acting
-    assert said == by_hand

@@ -98,14 +98,6 @@ def test_definitions_that_are_refused(definition: str, message: str) -> None:
     assert str(raised.value) == f"s:{line}: {message}"
 
 
-def test_all_wrong_definitions_are_told() -> None:
-    with pytest.raises(ScheduleError) as raised:
-        read_marks("a: !search 1\nb: [!search {low: 2, high: 1}]\n")
-    assert len(raised.value.errors) == 2
-    with pytest.raises(ScheduleError, match="a schedule must be a map"):
-        read_marks("- 1\n- 2\n")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -146,12 +146,6 @@ def test_values_that_no_mark_takes(values: tuple[str, ...], message: str) -> Non
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("texts", [("conv1.weight",), ("conv1.weight=much",), ("conv1.weight=-0.1",), ("a=nan",)])
-def test_sensitivities_that_are_none(texts: tuple[str, ...]) -> None:
-    with pytest.raises(UserError, match="pruning_sensitivities must be texts NAME=NUMBER with numbers >= 0, got"):
-        schedule_of(config(pruning_sensitivities=texts))
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
