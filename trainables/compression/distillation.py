@@ -353,8 +353,7 @@ def add_distillation_args(
         parser.set_defaults(kd_pretrained=False)
     group.add_argument("--kd-resume", metavar="PATH", help="Path to checkpoint from which to load teacher weights")
     group.add_argument(
-        "--kd-temperature", "--kd-temp", dest="kd_temp", default=1.0, metavar="TEMP",
-        type=_number(float, lambda value: 0 < value < math.inf, "a number > 0"),
+        "--kd-temperature", "--kd-temp", dest="kd_temp", type=float, default=1.0, metavar="TEMP",
         help="Knowledge distillation softmax temperature (default: %(default)s)",
     )  # fmt: skip
     for flag, short, default, what in (
@@ -363,24 +362,10 @@ def add_distillation_args(
         ("teacher", "tw", 0.0, "teacher vs. labels loss"),
     ):
         group.add_argument(
-            f"--kd-{flag}-wt", f"--kd-{short}", default=default, metavar="WEIGHT",
-            type=_number(float, lambda value: 0 <= value < math.inf, "a number >= 0"),
+            f"--kd-{flag}-wt", f"--kd-{short}", type=float, default=default, metavar="WEIGHT",
             help=f"Weight for {what} (default: %(default)s)",
         )  # fmt: skip
     group.add_argument(
-        "--kd-start-epoch", type=_number(int, lambda value: value >= 0, "a whole number >= 0"), default=0,
-        metavar="EPOCH_NUM", help="Epoch from which to enable distillation (default: %(default)s)",
+        "--kd-start-epoch", type=int, default=0, metavar="EPOCH_NUM",
+        help="Epoch from which to enable distillation (default: %(default)s)",
     )  # fmt: skip
-
-
-def _number(kind: Callable[[str], Any], holds: Callable[[Any], bool], rule: str) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not holds(value):
-            raise argparse.ArgumentTypeError(f"must be {rule}, got {text!r}")
-        return value
-
-    return read

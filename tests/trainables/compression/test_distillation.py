@@ -352,20 +352,3 @@ def test_every_flag() -> None:
             assert vars(parser().parse_args([flag, text])) == {**DEFAULTS, name: value}
     assert vars(parser().parse_args(["--kd-pretrained"])) == {**DEFAULTS, "kd_pretrained": True}
     assert vars(parser(enable_pretrained=False).parse_args([])) == DEFAULTS
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["--kd-temp", "0"], "argument --kd-temperature/--kd-temp: must be a number > 0, got '0'"),
-        (["--kd-temp", "hot"], "argument --kd-temperature/--kd-temp: must be a number > 0, got 'hot'"),
-        (["--kd-sw", "nan"], "argument --kd-student-wt/--kd-sw: must be a number >= 0, got 'nan'"),
-        (["--kd-start-epoch", "-2"], "argument --kd-start-epoch: must be a whole number >= 0, got '-2'"),
-        (["--kd-teacher", "resnet57"], "argument --kd-teacher: invalid choice: 'resnet57' "),
-        (["--kd-pretrained"], "unrecognized arguments: --kd-pretrained"),
-    ],
-)
-def test_values_that_are_refused(given: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parser(arch_choices=["resnet20", "resnet56"], enable_pretrained=False).parse_args(given)
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"train: error: {message}")
