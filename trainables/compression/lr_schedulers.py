@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from trainables.compression.schedule.configs import check_arguments, signatures
+from trainables.compression.schedule.configs import check_arguments
 from trainables.errors import UserError, unknown_name
 
 #: Classes of torch whose arguments cannot be given as text.
@@ -171,31 +171,21 @@ def build_lr_scheduler(
 ) -> ScheduleLR:
     """Build the schedule of this class; it changes no learning rate before its first `ScheduleLR.step_to`.
 
-    Args:
-        class_name: of torch's, or of this module.
-        arguments: the class's arguments, without ``optimizer`` and ``last_epoch``.
-        optimizer: the optimizer whose rates are set.
-        base_lrs: one base rate per parameter group. None: the groups' ``initial_lr``, or their current rates if no
-            torch schedule has set it.
-
-    Raises:
-        UserError: as `check_lr_scheduler`, or the optimizer has no momentum and the schedule changes it.
+    ``base_lrs`` are one base rate per parameter group; by default the groups' ``initial_lr``, or their current rates if
+    no torch schedule has set it. UserError as of `check_lr_scheduler`, or if the schedule changes the momentum of an
+    optimizer without one.
     """
     if class_name in _NOT_IN_TEXT:
         raise UserError(
             f"{class_name} needs functions or other schedules, which a schedule's text cannot hold: use another "
             "class, and a policy for each part of the time"
         )
-    kinds = [classes[class_name] for classes in (_TORCHS, _OURS) if class_name in classes]
-    if not kinds:
-        raise unknown_name("class of lr_schedulers", class_name, {*_TORCHS, *_OURS})
-    if "T_max" in arguments:
-        kinds.reverse()
-    if len(kinds) > 1 and {"T_max", "total_iters"} <= set(arguments):
-        raise UserError(f"{class_name} takes T_max or total_iters: {signatures(class_name, kinds)}")
-    check_arguments(class_name, arguments, kinds)
+    classes = {**_TORCHS, **_OURS} if "T_max" in arguments else {**_OURS, **_TORCHS}
+    if class_name not in classes:
+        raise unknown_name("class of lr_schedulers", class_name, classes)
+    check_arguments(class_name, arguments, classes[class_name])
     rates = [_base_rate(group) for group in optimizer.param_groups] if base_lrs is None else base_lrs
-    return ScheduleLR(optimizer, kinds[0], arguments, rates)
+    return ScheduleLR(optimizer, classes[class_name], arguments, rates)
 
 
 def check_lr_scheduler(class_name: str, arguments: Mapping[str, Any]) -> None:

@@ -86,9 +86,7 @@ class CompressionScheduler:
         compatible: bool = False,
         make_model: Callable[[], nn.Module] | None = None,
         base_lrs: Sequence[float] | None = None,
-        example: Callable[[nn.Module], object] | None = None,
-        before_change: Callable[[], None] | None = None,
-        model_changed: Callable[[], None] | None = None,
+        **hooks: Any,
     ) -> Self:
         """Create a scheduler from a schedule.
 
@@ -100,16 +98,14 @@ class CompressionScheduler:
             compatible: accept what the original silently accepted, with a warning for each.
             make_model: builds another model of this architecture, for a teacher with the student's architecture.
             base_lrs: base learning rate of each parameter group; by default ``initial_lr``, or the current rates.
-            example: see the class.
-            before_change: see the class.
-            model_changed: see the class.
+            **hooks: ``example``, ``before_change`` and ``model_changed`` of the class.
 
         Raises:
             UserError: the schedule is invalid, or has names that the model does not have.
         """
         read = schedule if isinstance(schedule, Schedule) else read_schedule(schedule, compatible=compatible)
         read = resolve(read, model_facts(model), compatible=compatible).schedule
-        scheduler = cls(model, optimizer, example=example, before_change=before_change, model_changed=model_changed)
+        scheduler = cls(model, optimizer, **hooks)
         scheduler.policies, scheduler._components = build_policies(
             model, optimizer, read, seed=seed, make_model=make_model, base_lrs=base_lrs
         )

@@ -176,10 +176,8 @@ BAD = [
     ("StepLR", {"gamma": 0.1}, "StepLR needs step_size: StepLR(step_size, gamma=0.1)"),
     ("StepLR", {"step_size": 2.5}, "step_size of StepLR must be a whole number >= 1, got 2.5: "
      "StepLR(step_size, gamma=0.1)"),
-    ("PolynomialLR", {"Tmax": 3}, "unknown argument of PolynomialLR 'Tmax': did you mean 'T_max'? Valid: T_max, power, "
-     "total_iters in PolynomialLR(total_iters=5, power=1.0) or PolynomialLR(T_max, power)"),
-    ("PolynomialLR", {"T_max": 3, "total_iters": 3, "power": 1}, "PolynomialLR takes T_max or total_iters: "
-     "PolynomialLR(T_max, power) or PolynomialLR(total_iters=5, power=1.0)"),
+    ("PolynomialLR", {"T_max": 3, "total_iters": 3, "power": 1},
+     "unknown argument of PolynomialLR 'total_iters': Valid: T_max, power in PolynomialLR(T_max, power)"),
     ("MultiStepMultiGammaLR", {"milestones": [5, 2], "gammas": [1, 1]},
      "milestones of MultiStepMultiGammaLR must ascend, got [5, 2]"),
     ("MultiStepMultiGammaLR", {"milestones": [5], "gammas": [1, 1]},

@@ -7,7 +7,7 @@ arguments mean.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
@@ -404,22 +404,18 @@ _KINDS: tuple[tuple[str, str, Any], ...] = (
 _RULES = {name: (rule, TypeAdapter[Any](kind)) for names, rule, kind in _KINDS for name in names.split()}
 
 
-def check_arguments(class_name: str, arguments: Mapping[str, Any], makes: Sequence[Callable[..., Any]]) -> None:
-    """Check that a class can be called with these arguments.
-
-    Args:
-        class_name: for messages.
-        arguments: as given.
-        makes: the class to call, followed by others of the same name.
+def check_arguments(class_name: str, arguments: Mapping[str, Any], make: Callable[..., Any]) -> None:
+    """Check that the class of this name can be called with these arguments.
 
     Raises:
         UserError: an argument is unknown, missing, of another type or out of its range; the message has the signature.
     """
-    taken, how = _parameters(makes[0]), signatures(class_name, makes)
+    filled_in = ("self", "optimizer", "last_epoch")
+    taken = {name: p for name, p in inspect.signature(make).parameters.items() if name not in filled_in}
+    how = f"{class_name}({', '.join(str(p.replace(annotation=p.empty)) for p in taken.values())})"
     for name, value in arguments.items():
         if name not in taken:
-            others = {other for make in makes for other in _parameters(make)}
-            raise UserError(f"{unknown_name(f'argument of {class_name}', str(name), others)} in {how}")
+            raise UserError(f"{unknown_name(f'argument of {class_name}', str(name), taken)} in {how}")
         if name not in _RULES or (value is None and taken[name].default is None):
             continue
         rule, accepted = _RULES[name]
@@ -432,23 +428,6 @@ def check_arguments(class_name: str, arguments: Mapping[str, Any], makes: Sequen
             raise UserError(f"{class_name} needs {name}: {how}")
 
 
-def signatures(class_name: str, makes: Sequence[Callable[..., Any]]) -> str:
-    """Return the signatures of the classes of this name.
-
-    >>> from torch.optim.lr_scheduler import StepLR
-    >>> signatures("StepLR", [StepLR])
-    'StepLR(step_size, gamma=0.1)'
-    """
-    plain = [[p.replace(annotation=p.empty) for p in _parameters(make).values()] for make in makes]
-    return " or ".join(f"{class_name}({', '.join(map(str, parameters))})" for parameters in plain)
-
-
-def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return a class's parameters without those that the schedule language fills in."""
-    found = inspect.signature(make).parameters
-    return {name: p for name, p in found.items() if name not in ("self", "optimizer", "last_epoch")}
-
-
 # --- Arguments of the extensions, which remove pruned structures (thinning) -------------------------------------------
 
 
@@ -459,7 +438,6 @@ class _RemoverConfig(ComponentConfig):
     """All three accepted for published schedules and ignored: the class determines the first, the trained model is
     thinned, a training batch is used."""
     round_to: Count = 1
-    """Widths stay multiples of this (8 is efficient on most hardware)."""
 
 
 class FilterRemoverConfig(_RemoverConfig):
