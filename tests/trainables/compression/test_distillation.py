@@ -19,7 +19,6 @@ from trainables.compression.distillation import (
     distillation_loss,
 )
 from trainables.errors import UserError
-from trainables.runtime.isolation import generators_state
 
 
 def draw(*shape: int, seed: int) -> Tensor:
@@ -176,19 +175,6 @@ def test_the_teacher_stays_as_it_is() -> None:
     assert not any(parameter.requires_grad for parameter in teacher.parameters())
     for name, value in teacher.state_dict().items():
         assert torch.equal(value, before[name]), name
-
-
-def test_the_teacher_draws_on_no_generator() -> None:
-    inputs, _ = batch()
-    student = network(1).eval()  # draws nothing itself
-    policy = KnowledgeDistillationPolicy(student, network(2))
-    before = generators_state(torch.device("cpu"))
-    policy.forward(inputs)
-    after = generators_state(torch.device("cpu"))
-    assert torch.equal(before["torch"], after["torch"])
-    assert before["python"][::2] == after["python"][::2]
-    assert torch.equal(torch.as_tensor(before["python"][1]), torch.as_tensor(after["python"][1]))
-    assert torch.equal(before["numpy"][1], after["numpy"][1])
 
 
 def test_attached_it_watches_training_alone() -> None:

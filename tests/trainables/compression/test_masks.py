@@ -116,16 +116,6 @@ def test_a_resumed_run_goes_on_bit_for_bit(mask: Tensor, forward_only: bool) -> 
         assert weights_of(other) == weights_of(model)
 
 
-def test_a_pending_regularization_mask_is_in_the_state() -> None:
-    masks = Masks(line())
-    masks.set("weight", row(0, 1, 1, 1), is_regularization_mask=True)
-    model = line()
-    other = Masks(model)
-    other.load_state_dict(round_trip(masks.state_dict()))
-    other.apply(forward=False)
-    assert weights_of(model) == [0.0, -0.4, 0.3, 1.5]
-
-
 class Doubled(nn.Module):
     """A parametrization: twice the weight."""
 

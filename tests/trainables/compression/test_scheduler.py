@@ -95,31 +95,6 @@ def test_everyone_is_told_in_the_schedules_order() -> None:
     assert [scheduled.has_acted for scheduled in scheduler.policies] == [True, True, False]
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_pruner_of_two_policies_sees_the_training_of_both(order: tuple[int, int]) -> None:
-    """Whichever is listed first: the end of one policy does not blind the other."""
-    times = [{"starting_epoch": 1, "ending_epoch": 2}, {"starting_epoch": 3, "ending_epoch": 4}]
-    schedule = sections(
-        [{"pruner": {"instance_name": "p"}, **times[place]} for place in order],
-        pruners={"p": ranked("GradientRankedFilterPruner", weights=["0.weight"])},
-    )
-    model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Flatten(), nn.Linear(4, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = CompressionScheduler.from_schedule(model, optimizer, schedule)
-    seen = []
-    for epoch in range(5):
-        scheduler.on_epoch_begin(epoch)
-        scheduler.on_minibatch_begin(epoch, 0, 1)
-        model(torch.ones(3, 1, 1, 1)).sum().backward()
-        scheduler.on_minibatch_end(epoch, 0, 1)
-        scheduler.on_epoch_end(epoch)
-        seen.append(bool(scheduler.state_dict()["components"].get("pruners.p", {}).get("sums")))
-    # An epoch before the first, in each active one, and between the two.
-    assert seen == [True, True, True, True, True]
-    scheduler.on_epoch_begin(9)
-    assert not model[0].weight._backward_hooks
-
-
 def test_masks_are_applied_between_policies_and_the_loop() -> None:
     """After a step the masks come first, then the policies; before the forward the policies come first."""
     model = nn.Linear(4, 1, bias=False)

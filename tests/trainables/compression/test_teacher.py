@@ -176,19 +176,6 @@ def test_a_file_that_is_no_checkpoint(small: nn.Module, tmp_path: Path, content:
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(
-    ("content", "got"),
-    [([1, 2], "got list"), ({}, "got nothing"), ({"epoch": 3, "arch": "x"}, "got no tensors as epoch, arch")],
-)
-def test_a_checkpoint_of_something_else(small: nn.Module, tmp_path: Path, content: Any, got: str) -> None:
-    path = tmp_path / "other.pt"
-    torch.save(content, path)
-    assert refused(small, checkpoint=str(path)) == (
-        f"teacher checkpoint {path} must hold tensors by name, as torch.save(model.state_dict(), file) writes them, "
-        f"{got}"
-    )
-
-
 def test_weights_of_another_architecture(small: nn.Module, tmp_path: Path) -> None:
     weights = state(small)
     weights["0.weight"] = torch.zeros(8, 1, 3, 3)

@@ -5,7 +5,6 @@ record, parametrizations, modes and dtypes; and what is refused.
 from __future__ import annotations
 
 import copy
-import io
 import sys
 from typing import Any
 
@@ -292,30 +291,6 @@ def test_the_optimizer_goes_on_as_if_the_model_had_always_been_thin(kind: str) -
     trained(thin_model, thin_optimizer, x, 3)
     for (name, ours), theirs in zip(thin_model.named_parameters(), model.parameters(), strict=True):
         assert torch.allclose(ours, crop(theirs.detach(), found.removed.get(name, {})), rtol=1e-9, atol=1e-12), name
-
-
-def test_a_run_goes_on_bit_for_bit_from_record_and_state() -> None:
-    """Twice thinned; rebuilt from both records one after the other, in plain types."""
-    model, x = stack(), images(4, 3, 8, 8)
-    optimizer = SGD(model.parameters(), lr=1e-4, momentum=0.9)
-    trained(model, optimizer, x, 1)
-    record: list[Any] = []
-    for filters in ([1, 3], [0]):
-        zero_filters([model[0]], filters)
-        record += thin(model, (x,), optimizer, kind="filters").record
-    file = io.BytesIO()
-    torch.save({"record": record, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    file.seek(0)
-    state = torch.load(file, weights_only=True)
-    other = stack()
-    other_optimizer = SGD(other.parameters(), lr=1e-4, momentum=0.9)
-    removed = thin_again(other, state["record"], other_optimizer)
-    assert removed["0.weight"] == {0: [0, 1, 3]}
-    other.load_state_dict(state["model"])
-    other_optimizer.load_state_dict(state["optimizer"])
-    trained(model, optimizer, x, 3)
-    trained(other, other_optimizer, x, 3)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
 class Scaled(nn.Module):

@@ -131,17 +131,6 @@ def test_a_resumed_run_decides_the_same_bit_for_bit(class_: str) -> None:
         assert torch.equal(mask, decisions[1][name])
 
 
-@pytest.mark.parametrize("class_", PRUNERS)
-def test_weights_that_are_not_numbers_end_nothing(class_: str) -> None:
-    model = model_of()
-    pruner = pruner_of(class_, model)
-    pruner.start(model)
-    train(model, torch.optim.SGD(model.parameters(), lr=1e-5), 0)
-    weights = {name: torch.full_like(weight, float("nan")) for name, weight in weights_of(model).items()}
-    masks = pruner.masks(weights, {}, Moment(epoch=1, timing=TIMING))
-    assert not any(bool(mask.isnan().any()) for mask in masks.values())
-
-
 def test_a_name_that_matches_nothing_is_told() -> None:
     for class_, given in (("SensitivityPruner", {"sensitivities": {"0.wieght": 1}}),
                           ("AutomatedGradualPruner", {**_GRADUAL, "weights": ["0.wieght"]})):  # fmt: skip

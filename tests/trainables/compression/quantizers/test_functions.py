@@ -52,17 +52,6 @@ def test_dorefa_weights_are_those_of_the_formula(bits: int) -> None:
     assert dorefa_weight(w, bits).flatten().tolist() == pytest.approx(loop, abs=1e-12)
 
 
-def test_gradients_of_torch_func_are_those_of_autograd() -> None:
-    x, alpha = normal(20).requires_grad_(), torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
-
-    def loss(x: Tensor, alpha: Tensor) -> Tensor:
-        return (wrpn_weight(x, 3) * x + pact_activation(x, alpha, 3)).sum()
-
-    expected = torch.autograd.grad(loss(x, alpha), (x, alpha))
-    found = torch.func.grad(loss, argnums=(0, 1))(x.detach(), alpha.detach())
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-
-
 def test_one_bit_weights_are_signs_times_the_mean() -> None:
     values = [0.5, -1.5, 2.0, -0.25]
     mean = sum(abs(v) for v in values) / 4

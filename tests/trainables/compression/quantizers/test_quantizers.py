@@ -104,16 +104,6 @@ def test_inputs_that_are_no_real_numbers_stay() -> None:
     assert torch.isfinite(words(torch.arange(10).reshape(2, 5))).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_model_is_quantized_once(name: str) -> None:
-    model, optimizer, quantizer = prepared(name)
-    state = list(model.state_dict())
-    for again in (quantizer, build_quantizer("q", settings_of("DorefaQuantizer"))):
-        with pytest.raises(UserError, match="must be quantized once, got a quantized one for quantizer q"):
-            again.prepare(model, optimizer)
-    assert list(model.state_dict()) == state
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("finished", [False, True])

@@ -159,19 +159,6 @@ def test_ranges_are_fixed_from_the_end_of_the_first_epoch_on() -> None:
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
 
 
-def test_an_input_given_by_name_is_quantized() -> None:
-    by_name, by_place = linear(), linear()
-    x = draw(7, 5)
-    results = []
-    for model, args, kwargs in ((by_name, (), {"input": x}), (by_place, (x,), {})):
-        quantizer = quantizer_of(bits_activations=3)
-        quantizer.prepare(model, None)
-        model(*args, **kwargs)
-        quantizer.finish_epoch(model)
-        results.append(model(*args, **kwargs))
-    assert torch.equal(*results)
-
-
 def test_without_a_batch_in_training_mode_there_is_no_range() -> None:
     model = nn.Sequential(linear(), nn.ReLU())
     quantizer = quantizer_of()
