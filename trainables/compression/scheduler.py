@@ -259,7 +259,7 @@ class CompressionScheduler:
 
     @contextmanager
     def unhooked(self) -> Iterator[None]:
-        """Disable the components' hooks within the context, while other code copies or runs the model."""
+        """Disable the components' hooks while other code copies or runs the model."""
         looking = [scheduled for scheduled in self.policies if scheduled.is_looking]
         for scheduled in looking:
             scheduled.policy.look_away()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
+from trainables.compression import measures
 from trainables.compression.quantizers.quantized_modules import (
     INPUT,
     CalibratedRange,
@@ -42,9 +43,8 @@ __all__ = ["Quantizer", "build_quantizer", "is_quantized"]
 #: Numbers of bits of a module, 1 to 31, of its ``weights``, ``bias`` and ``activations``; None: not quantized.
 Bits = dict[str, int | None]
 
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 #: Layers whose weights and biases are quantized, subclasses included.
-WEIGHT_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED, nn.Linear, nn.Embedding)
+WEIGHT_LAYERS = (*measures.WEIGHT_LAYERS, nn.Embedding)
 #: Activations that clip values below 0.
 RECTIFIERS = (nn.ReLU, nn.ReLU6)
 #: Activations whose output a linear quantizer quantizes.
@@ -259,7 +259,7 @@ class _LinearTraining(Quantizer):
         """Return the axis of the layer's weight whose slices each get a grid; None: one grid for all."""
         if not self.given.per_channel_wts or isinstance(layer, nn.Embedding):  # its rows are outputs, not filters
             return None
-        return 1 if isinstance(layer, TRANSPOSED) else 0
+        return 1 if isinstance(layer, measures.TRANSPOSED) else 0
 
     def bias_quantization(self, layer: nn.Module, bits: int) -> Quantization:
         return LinearWeight(bits, self.given.mode, None)

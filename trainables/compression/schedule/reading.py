@@ -589,7 +589,7 @@ LINE_WIDTH = 100
 
 
 class _Writer(yaml.SafeDumper):
-    """Write block style, except that a list of scalars that fits is written on one line."""
+    """Write block style, except for lists of scalars."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -597,8 +597,7 @@ class _Writer(yaml.SafeDumper):
     def represent_list(self, data: Iterable[Any]) -> SequenceNode:
         data = list(data)
         scalars = not any(isinstance(item, (dict, list)) for item in data)
-        short = scalars and sum(len(str(item)) + 4 for item in data) <= LINE_WIDTH
-        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=short)
+        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=scalars)
 
 
 _Writer.add_representer(list, _Writer.represent_list)
