@@ -21,8 +21,7 @@ from itertools import product
 from typing import Any, NoReturn
 
 from search_spaces.space import Space, SpaceContext, Suggests, branch_name, saving_of
-from trainables.compression.schedule.document import Document, NotYaml, compose
-from trainables.compression.schedule.policy_configs import Path, dotted, line_at, nearest, shown
+from trainables.compression.schedule.document import Document, NotYaml, Path, compose, dotted, line_at, nearest, shown
 from trainables.config import method_of
 from trainables.errors import UserError
 

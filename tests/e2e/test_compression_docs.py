@@ -25,7 +25,7 @@ from trainables.compression.schedule import (
     read_schedule,
 )
 from trainables.compression.schedule.configs import DISTILLERS, EXTENSIONS, PRUNERS, QUANTIZERS, REGULARIZERS
-from trainables.compression.schedule.policy_configs import KINDS
+from trainables.compression.schedule.parts import KINDS
 from trainables.compression.schedule.reading import KEYS, SECTIONS
 from trainables.metrics import MODEL_DEFAULTS
 from tune_cac.cli.main import build_parser

@@ -42,7 +42,7 @@ def images(*shape: int) -> Tensor:
 def thinned_alike(model: nn.Module, x: Tensor, **how: Any) -> Thinned:
     """Thin, and check that the outputs stay, that nothing else of the model changes, and the record."""
     fresh, before = copy.deepcopy(model), model(x).detach()
-    found = thin(model, x, **how)
+    found = thin(model, (x,), **how)
     assert torch.allclose(model(x), before, rtol=0, atol=1e-5)
     assert found.exact
     assert found.difference < 1e-9 * max(1.0, float(before.abs().max()))

@@ -40,14 +40,11 @@ from trainables.workloads.user_code import import_attribute
 
 
 class DistillationLossWeights(NamedTuple):
-    """Weights of the terms of the loss, each >= 0."""
+    """Weights w_d, w_s and w_t of the terms of the loss, each >= 0."""
 
     distill: float = 0.5
-    """w_d, of student against teacher."""
     student: float = 0.5
-    """w_s, of student against labels."""
     teacher: float = 0.0
-    """w_t, of teacher against labels; this term is constant because the teacher is not trained."""
 
 
 def distillation_loss(
@@ -63,18 +60,8 @@ def distillation_loss(
 ) -> Tensor:
     """Return L, a scalar; gradients flow to the student only.
 
-    Args:
-        student_logits: s.
-        teacher_logits: t, of the same shape.
-        student_ce: the student's loss against the labels, a scalar; any training loss.
-        temperature: T, > 0.
-        distill_weight: w_d.
-        student_weight: w_s.
-        teacher_weight: w_t.
-        labels: class numbers, int64, only for the teacher's term. Without them that term, a constant, is left out.
-
-    Raises:
-        UserError: the logits have different shapes, or the labels do not match them.
+    ``student_ce`` is the student's loss against the labels, any scalar training loss. ``labels``, int64, are for the
+    teacher's term, a constant, which is left out without them. UserError if shapes do not match.
     """
     if student_logits.shape != teacher_logits.shape:
         raise UserError(
@@ -142,10 +129,8 @@ class KnowledgeDistillationPolicy:
         self.teacher = teacher_model.eval().requires_grad_(False)
         self.temperature = temperature
         self.loss_weights = loss_weights
-        self._follow(next((parameter.device for parameter in student_model.parameters()), None))
         self._handle: RemovableHandle | None = None
         self._was_attached = False
-        self._in_forward = False
         self.clear()
 
     @property
@@ -160,10 +145,15 @@ class KnowledgeDistillationPolicy:
 
     def attach(self) -> None:
         """Install a hook that runs the teacher at each call of the student in training mode with gradients enabled."""
+
+        def watch(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            if module is self.student and module.training:  # a copy of the student has the hook, too
+                self._keep(args, named, output)
+
         if self._handle is None:
             self.clear()
             self._was_attached = True
-            self._handle = self.student.register_forward_hook(_Watch(self), with_kwargs=True)
+            self._handle = self.student.register_forward_hook(watch, with_kwargs=True)
 
     def detach(self) -> None:
         """Remove the hook from the student and discard stored logits."""
@@ -178,17 +168,9 @@ class KnowledgeDistillationPolicy:
         self._logits: tuple[Tensor, Tensor] | None = None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Return the student's output for these inputs; with gradients enabled, also run the teacher on them.
-
-        Raises:
-            UserError: student or teacher does not return logits.
-        """
-        self._in_forward = True
-        try:
-            output = self.student(*inputs, **named)
-        finally:
-            self._in_forward = False
-        if self.is_attached or not self._was_attached:
+        """Return the student's output for these inputs; with gradients enabled, also run the teacher on them."""
+        output = self.student(*inputs, **named)
+        if not self._was_attached:  # else the hook does
             self._keep(inputs, named, output)
         return output
 
@@ -226,40 +208,19 @@ class KnowledgeDistillationPolicy:
         self._logits = None
         if self._calls == 1:  # else before_backward will raise
             student = _checked(output, "student")
-            self._follow(student.device)
+            if any(parameter.device != student.device for parameter in self.teacher.parameters()):
+                self.teacher.to(student.device)
             if self.teacher.training:
                 self.teacher.eval()
             with torch.no_grad():
                 self._logits = (student, _checked(self.teacher(*args, **named), "teacher"))
 
-    def _follow(self, device: torch.device | None) -> None:
-        here = next((parameter.device for parameter in self.teacher.parameters()), device)
-        if device is not None and here != device:
-            self.teacher.to(device)
-
-
-class _Watch:
-    """The hook on the student, which can be saved with it; on a copy of the student it does nothing."""
-
-    def __init__(self, policy: KnowledgeDistillationPolicy) -> None:
-        self._policy = policy
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        policy = self._policy
-        if module is policy.student and module.training and not policy._in_forward:
-            policy._keep(args, named, output)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Watch:
-        return self
-
 
 def _checked(output: Any, who: str) -> Tensor:
-    rule = f"distillation needs a {who} that returns one tensor of logits, (B, C) or (B, T, C)"
-    if not isinstance(output, Tensor):
-        raise UserError(f"{rule}, got {type(output).__name__}")
-    if output.dim() not in (2, 3) or not output.is_floating_point():
-        raise UserError(f"{rule}, got shape {list(output.shape)} of {output.dtype}")
-    return output
+    if isinstance(output, Tensor) and output.dim() in (2, 3) and output.is_floating_point():
+        return output
+    got = f"shape {list(output.shape)} of {output.dtype}" if isinstance(output, Tensor) else type(output).__name__
+    raise UserError(f"distillation needs a {who} that returns one tensor of logits, (B, C) or (B, T, C), got {got}")
 
 
 # --- The teacher: built by name, by the user's function, or like the student; and its weights -------------------------
@@ -277,13 +238,8 @@ def build_teacher(
 ) -> nn.Module:
     """Build the teacher on the CPU with its weights; the states of the random generators are restored.
 
-    Args:
-        settings: of the schedule; docs/compression.md says what its ``teacher`` may be.
-        student: the model that will be trained; not changed.
-        make_model: builds a fresh model of the student's architecture. None: a copy of the student is used.
-
-    Raises:
-        UserError: the teacher is unknown or cannot be built, or the checkpoint is missing or does not fit.
+    docs/compression.md says what a ``teacher`` may be. ``make_model`` builds a fresh model of the student's
+    architecture; without it a copy of the student is used. UserError if the teacher cannot be built or loaded.
     """
     name = settings.teacher or SAME
     if name != SAME and ":" not in name and name not in MODELS:
@@ -301,12 +257,11 @@ def build_teacher(
             teacher = bare_copy(student) if make_model is None else make_model()
         else:
             sizes = _sizes(student)
-            for size, layer in (("channels", "convolution"), ("num_classes", "linear layer")):
-                if size not in sizes:
-                    raise UserError(
-                        f"the teacher {name} is built for the student's input channels and classes, but the student "
-                        f"has no {layer} to tell them: give package.module:function"
-                    )
+            if len(sizes) < 2:
+                raise UserError(
+                    f"the teacher {name} is built for the student's input channels and classes, but the student has no "
+                    "convolution or no linear layer to tell them: give package.module:function"
+                )
             teacher = build_model(name, sizes["num_classes"], channels=sizes["channels"])
     if settings.checkpoint is not None:
         load_weights(teacher, settings.checkpoint)
@@ -321,17 +276,10 @@ def build_teacher(
 
 def _called(name: str, student: nn.Module, *, pretrained: bool) -> nn.Module:
     function = import_attribute(name, "teacher")
-    if not callable(function):
-        raise UserError(f"teacher {name} must be a function or a class, got {type(function).__name__}")
     try:
-        named = set(inspect.signature(function).parameters)
-    except ValueError:  # written in C
-        named = set()
-    arguments: dict[str, Any] = {key: size for key, size in _sizes(student).items() if key in named}
-    if pretrained:
-        arguments["pretrained"] = True
-    try:
-        teacher = function(**arguments)
+        named = inspect.signature(function).parameters
+        arguments: dict[str, Any] = {key: size for key, size in _sizes(student).items() if key in named}
+        teacher = function(**arguments, **({"pretrained": True} if pretrained else {}))
     except Exception as error:
         told = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"teacher {name} must be built by calling it, which raised {told}") from error
@@ -354,8 +302,8 @@ def _sizes(student: nn.Module) -> dict[str, int]:
 def load_weights(teacher: nn.Module, checkpoint: str | Path) -> None:
     """Load a checkpoint's weights into a teacher; a ``module`` of a parallel wrapper in names is ignored.
 
-    The checkpoint is a file with a state dict, or with a dict that has one under one of `_WEIGHTS`, such as tune_cac's
-    checkpoints; or the folder of a tune_cac checkpoint.
+    The checkpoint is a file with a state dict, or with a dict that has one under one of `_WEIGHTS`, or the folder of a
+    tune_cac checkpoint.
     """
     weights = _read(Path(checkpoint))
     names = {without_parallel(name): name for name in teacher.state_dict()}
@@ -378,12 +326,10 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         raise UserError(f"{rule}, but reading it raised {type(error).__name__}: {first}") from error
     if isinstance(content, Mapping):
         content = next((content[key] for key in _WEIGHTS if isinstance(content.get(key), Mapping)), content)
-    if not isinstance(content, Mapping):
-        raise UserError(f"{rule}, got {type(content).__name__}")
-    others = ", ".join(str(name) for name, value in content.items() if not isinstance(value, Tensor))
-    if others or not content:
-        got = f"no tensors as {shorten(others, 80)}" if others else "nothing"
-        raise UserError(f"{rule}, got {got}")
+    if not isinstance(content, Mapping) or not content:
+        raise UserError(f"{rule}, got {type(content).__name__ if content else 'nothing'}")
+    if others := [str(name) for name, value in content.items() if not isinstance(value, Tensor)]:
+        raise UserError(f"{rule}, got no tensors as {shorten(', '.join(others), 80)}")
     return content
 
 
@@ -393,15 +339,9 @@ def _read(path: Path) -> Mapping[str, Tensor]:
 def add_distillation_args(
     parser: argparse.ArgumentParser, arch_choices: Sequence[str] | None = None, enable_pretrained: bool = True
 ) -> None:
-    """Add the group "Knowledge Distillation Training Arguments" to a parser.
+    """Add Distiller's flags for distillation to a script's parser.
 
-    The parsed values are ``kd_teacher``, ``kd_pretrained``, ``kd_resume``, ``kd_temp``, ``kd_distill_wt``,
-    ``kd_student_wt``, ``kd_teacher_wt`` and ``kd_start_epoch``.
-
-    Args:
-        parser: the script's parser.
-        arch_choices: accepted teacher names; None accepts any name.
-        enable_pretrained: whether to add the flag ``--kd-pretrained``; without it ``kd_pretrained`` is False.
+    ``arch_choices`` are the accepted teacher names, None accepts any; ``--kd-pretrained`` is a flag only if enabled.
     """
     group = parser.add_argument_group("Knowledge Distillation Training Arguments")
     group.add_argument(
@@ -413,8 +353,7 @@ def add_distillation_args(
         parser.set_defaults(kd_pretrained=False)
     group.add_argument("--kd-resume", metavar="PATH", help="Path to checkpoint from which to load teacher weights")
     group.add_argument(
-        "--kd-temperature", "--kd-temp", dest="kd_temp", default=1.0, metavar="TEMP",
-        type=_number(float, lambda value: 0 < value < math.inf, "a number > 0"),
+        "--kd-temperature", "--kd-temp", dest="kd_temp", type=float, default=1.0, metavar="TEMP",
         help="Knowledge distillation softmax temperature (default: %(default)s)",
     )  # fmt: skip
     for flag, short, default, what in (
@@ -423,24 +362,10 @@ def add_distillation_args(
         ("teacher", "tw", 0.0, "teacher vs. labels loss"),
     ):
         group.add_argument(
-            f"--kd-{flag}-wt", f"--kd-{short}", default=default, metavar="WEIGHT",
-            type=_number(float, lambda value: 0 <= value < math.inf, "a number >= 0"),
+            f"--kd-{flag}-wt", f"--kd-{short}", type=float, default=default, metavar="WEIGHT",
             help=f"Weight for {what} (default: %(default)s)",
         )  # fmt: skip
     group.add_argument(
-        "--kd-start-epoch", type=_number(int, lambda value: value >= 0, "a whole number >= 0"), default=0,
-        metavar="EPOCH_NUM", help="Epoch from which to enable distillation (default: %(default)s)",
+        "--kd-start-epoch", type=int, default=0, metavar="EPOCH_NUM",
+        help="Epoch from which to enable distillation (default: %(default)s)",
     )  # fmt: skip
-
-
-def _number(kind: Callable[[str], Any], holds: Callable[[Any], bool], rule: str) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not holds(value):
-            raise argparse.ArgumentTypeError(f"must be {rule}, got {text!r}")
-        return value
-
-    return read

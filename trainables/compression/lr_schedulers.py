@@ -24,11 +24,13 @@ from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from trainables.compression.schedule.configs import check_arguments, signatures
+from trainables.compression.schedule.configs import check_arguments
 from trainables.errors import UserError, unknown_name
 
 #: Classes of torch whose arguments cannot be given as text.
 _NOT_IN_TEXT = ("LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler")
+#: The memory of `ReduceLROnPlateau`.
+_COUNTERS = ("best", "num_bad_epochs", "cooldown_counter")
 #: Classes of torch that a schedule can name, including `PolynomialLR`.
 _TORCHS: dict[str, type[LRScheduler]] = {
     name: kind
@@ -69,54 +71,38 @@ _OURS: dict[str, type[LRScheduler]] = {
 class ScheduleLR:
     """Set the learning rates of an optimizer's groups to those of an absolute epoch.
 
-    Groups that are added to the optimizer later use the first group's factor. If the schedule also changes the momentum
-    (CyclicLR, OneCycleLR), it does so only for the initial groups. The class runs on a separate optimizer: in closed
-    form if torch has one, else stepped to the epoch. `ReduceLROnPlateau` counts calls, whatever their epochs.
+    Groups that are added to the optimizer later are left alone. The class runs on a separate optimizer: in closed form
+    if torch has one, else stepped to the epoch. `ReduceLROnPlateau` counts calls, whatever their epochs.
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        class_name: str,
-        kind: type[LRScheduler],
-        arguments: Mapping[str, Any],
-        base_lrs: Sequence[float] | None,
+        self, optimizer: Optimizer, kind: type[LRScheduler], arguments: Mapping[str, Any], base_rates: Sequence[float]
     ) -> None:
-        groups = optimizer.param_groups
         self.optimizer = optimizer
         self.metric: Literal["min", "max"] | None = None
         """Kind of metric that `step_to` needs: ``min``, a loss to minimize, or ``max``, an accuracy to maximize."""
         if kind is ReduceLROnPlateau:
             self.metric = "max" if arguments.get("mode") == "max" else "min"
-        self._class_name, self._kind, self._arguments = class_name, kind, dict(arguments)
-        self._base_rates = [_base_rate(group) for group in groups] if base_lrs is None else list(map(float, base_lrs))
-        self._own_groups = len(self._base_rates)
-        if self._own_groups != len(groups):
-            raise ValueError(f"base_lrs must hold one rate a parameter group, got {self._own_groups} for {len(groups)}")
+        self._class_name, self._kind, self._arguments = kind.__name__.removeprefix("_"), kind, dict(arguments)
+        self._base_rates = list(map(float, base_rates))
         self._begin(self._base_rates)
 
     def step_to(self, epoch: int, metric: float | None = None) -> None:
         """Set the learning rates to those of this epoch, in any order, given its loss or accuracy if needed.
 
-        Raises:
-            UserError: the schedule ends before this epoch (OneCycleLR).
+        UserError: the schedule ends before this epoch (OneCycleLR).
         """
         self._move(epoch, metric)
-        groups, moved = self.optimizer.param_groups, self._scratch.param_groups
-        self._base_rates += [_base_rate(group) for group in groups[len(self._base_rates) :]]
-        factor = float(moved[0]["lr"]) / self._base_rates[0] if self._base_rates[0] else 1.0
-        rates = [float(group["lr"]) for group in moved] + [factor * base for base in self._base_rates[len(moved) :]]
-        for group, rate in zip(groups, rates, strict=False):
+        cycles = getattr(self._scheduler, "cycle_momentum", False)
+        for group, values in zip(self.optimizer.param_groups, self._scratch.param_groups, strict=False):
             if isinstance(group["lr"], Tensor):  # a compiled or captured optimizer keeps a reference
-                group["lr"].fill_(rate)
+                group["lr"].fill_(float(values["lr"]))
             else:
-                group["lr"] = rate
-        if getattr(self._scheduler, "cycle_momentum", False):
-            for group, values in zip(groups, moved, strict=False):
-                if "betas" in values:
-                    group["betas"] = (values["betas"][0], *group["betas"][1:])
-                else:
-                    group["momentum"] = values["momentum"]
+                group["lr"] = float(values["lr"])
+            if cycles and "betas" in values:
+                group["betas"] = (values["betas"][0], *group["betas"][1:])
+            elif cycles:
+                group["momentum"] = values["momentum"]
 
     def _begin(self, rates: Sequence[float]) -> None:
         """Create torch's schedule at epoch 0."""
@@ -140,36 +126,30 @@ class ScheduleLR:
             for group, rate in zip(self._scratch.param_groups, closed_form(), strict=True):
                 group["lr"] = rate
             return
-        own_rates = self._base_rates[: self._own_groups]
         if epoch < self._scheduler.last_epoch:
-            self._begin(own_rates)
+            self._begin(self._base_rates)
         while self._scheduler.last_epoch < epoch:
             self._scratch.step()
             try:
                 self._scheduler.step()
             except ValueError as error:
-                self._begin(own_rates)
+                self._begin(self._base_rates)
                 raise UserError(f"{self._class_name} has no epoch {epoch}: {error}") from error
 
     def state_dict(self) -> dict[str, Any]:
         """Return the base rates; with `ReduceLROnPlateau` also the current rates and torch's counters."""
-        state: dict[str, Any] = {"base_rates": list(self._base_rates), "own_groups": self._own_groups}
+        state: dict[str, Any] = {"base_rates": list(self._base_rates)}
         if isinstance(self._scheduler, ReduceLROnPlateau):
             state["rates"] = [float(group["lr"]) for group in self._scratch.param_groups]
-            state["best"] = float(self._scheduler.best)
-            state["bad_epochs"] = self._scheduler.num_bad_epochs
-            state["cooldown"] = self._scheduler.cooldown_counter
+            state["counters"] = {name: getattr(self._scheduler, name) for name in _COUNTERS}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state."""
         self._base_rates = [float(rate) for rate in state["base_rates"]]
-        self._own_groups = int(state["own_groups"])
-        self._begin([float(rate) for rate in state.get("rates", self._base_rates[: self._own_groups])])
-        if isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.best = float(state["best"])
-            self._scheduler.num_bad_epochs = int(state["bad_epochs"])
-            self._scheduler.cooldown_counter = int(state["cooldown"])
+        self._begin([float(rate) for rate in state.get("rates", self._base_rates)])
+        for name, value in state.get("counters", {}).items():
+            setattr(self._scheduler, name, value)
 
 
 class _Scratch(Optimizer):
@@ -191,37 +171,27 @@ def build_lr_scheduler(
 ) -> ScheduleLR:
     """Build the schedule of this class; it changes no learning rate before its first `ScheduleLR.step_to`.
 
-    Args:
-        class_name: of torch's, or of this module.
-        arguments: the class's arguments, without ``optimizer`` and ``last_epoch``.
-        optimizer: the optimizer whose rates are set.
-        base_lrs: one base rate per parameter group. None: the groups' ``initial_lr``, or their current rates if no
-            torch schedule has set it.
-
-    Raises:
-        UserError: as `check_lr_scheduler`, or the optimizer has no momentum and the schedule changes it.
+    ``base_lrs`` are one base rate per parameter group; by default the groups' ``initial_lr``, or their current rates if
+    no torch schedule has set it. UserError as of `check_lr_scheduler`, or if the schedule changes the momentum of an
+    optimizer without one.
     """
     if class_name in _NOT_IN_TEXT:
         raise UserError(
             f"{class_name} needs functions or other schedules, which a schedule's text cannot hold: use another "
             "class, and a policy for each part of the time"
         )
-    kinds = [classes[class_name] for classes in (_TORCHS, _OURS) if class_name in classes]
-    if not kinds:
-        raise unknown_name("class of lr_schedulers", class_name, {*_TORCHS, *_OURS})
-    if "T_max" in arguments:
-        kinds.reverse()
-    if len(kinds) > 1 and {"T_max", "total_iters"} <= set(arguments):
-        raise UserError(f"{class_name} takes T_max or total_iters: {signatures(class_name, kinds)}")
-    check_arguments(class_name, arguments, kinds)
-    return ScheduleLR(optimizer, class_name, kinds[0], arguments, base_lrs)
+    classes = {**_TORCHS, **_OURS} if "T_max" in arguments else {**_OURS, **_TORCHS}
+    if class_name not in classes:
+        raise unknown_name("class of lr_schedulers", class_name, classes)
+    check_arguments(class_name, arguments, classes[class_name])
+    rates = [_base_rate(group) for group in optimizer.param_groups] if base_lrs is None else base_lrs
+    return ScheduleLR(optimizer, classes[class_name], arguments, rates)
 
 
 def check_lr_scheduler(class_name: str, arguments: Mapping[str, Any]) -> None:
     """Check that the schedule's class exists and accepts these arguments, for an optimizer with momentum.
 
-    Raises:
-        UserError: the class or an argument is unknown, or an argument is missing, of another type or out of its range.
+    UserError: the class or an argument is unknown, or an argument is missing, of another type or out of its range.
     """
     per_group = ("min_lr", "max_lr", "base_lr", "base_momentum", "max_momentum")
     lists = [arguments[key] for key in per_group if isinstance(arguments.get(key), (list, tuple))]

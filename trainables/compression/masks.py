@@ -16,7 +16,6 @@ from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.model_copies import as_built
 from trainables.compression.thinning import crop
-from trainables.errors import UserError, unknown_name
 
 
 def parameters_as_built(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -50,11 +49,8 @@ class Masks:
     """The masks of one model's parameters.
 
     A scheduler calls, in this order: `apply` with ``forward=True`` before a forward, `restore` before the optimizer's
-    step, `apply` with ``forward=False`` after it. Only `state_dict` synchronizes with the device. An unknown parameter
-    is a UserError.
-
-    Args:
-        model: the model; after its parameters are replaced, call `rebind`.
+    step, `apply` with ``forward=False`` after it; and `rebind` after the model's parameters were replaced. Only
+    `state_dict` synchronizes with the device.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -67,13 +63,8 @@ class Masks:
         self._handles: dict[str, RemovableHandle] = {}
         self._plans: dict[bool, _Plan] = {}
 
-    def names(self) -> tuple[str, ...]:
-        """Return the names of the parameters that have a mask, in the model's order."""
-        return tuple(name for name in self._parameters if name in self._masks)
-
     def get(self, name: str) -> Tensor | None:
         """Return a parameter's mask, or None."""
-        self._known(name)
         return self._masks.get(name)
 
     def weights(self, names: Iterable[str]) -> dict[str, nn.Parameter]:
@@ -82,8 +73,7 @@ class Masks:
 
     def dense(self, name: str) -> Tensor:
         """Return the weight that the optimizer updates: the unmasked copy while it is live, else the weight."""
-        weight = self._known(name).detach()
-        return self._copies[name] if name in self._live else weight
+        return self._copies[name] if name in self._live else self._parameters[name].detach()
 
     def configure(self, name: str, *, use_double_copies: bool = False, mask_on_forward_only: bool = False) -> None:
         """Set how a parameter's mask is applied.
@@ -91,7 +81,6 @@ class Masks:
         With double copies the forward uses m w, and the optimizer's step changes w itself. Masked on forward only, w is
         not masked after the step.
         """
-        self._known(name)
         if not use_double_copies:
             self._put_back(name)
         self._flags[name].use_double_copies = use_double_copies
@@ -104,16 +93,15 @@ class Masks:
         A regularization mask is used by the next application of either kind only, and also zeroes elements of the
         unmasked copy; the permanent mask is kept.
         """
-        fitting = self._fitting(name, mask)
+        mask = mask.detach().to(self._parameters[name])
         if is_regularization_mask:
-            self._once[name] = fitting
+            self._once[name] = mask
         else:
-            self._masks[name] = fitting
+            self._masks[name] = mask
             self._plans.clear()
 
     def mask_gradients(self, name: str, on: bool) -> None:
         """Start or stop multiplying the parameter's gradient by its current mask at each backward pass."""
-        parameter = self._known(name)
         self._flags[name].mask_gradients = on
         if (handle := self._handles.pop(name, None)) is not None:
             handle.remove()
@@ -123,7 +111,7 @@ class Masks:
             return None if mask is None else gradient * mask
 
         if on:
-            self._handles[name] = hook_gradient(parameter, masked)
+            self._handles[name] = hook_gradient(self._parameters[name], masked)
 
     @torch.no_grad()
     def apply(self, forward: bool) -> None:
@@ -138,7 +126,8 @@ class Masks:
                 self._copies[name].mul_(self._once[name])
             self._once.clear()
         if forward not in self._plans:
-            names = [name for name in self.names() if forward or not self._flags[name].mask_on_forward_only]
+            masked = [name for name in self._parameters if name in self._masks]
+            names = [name for name in masked if forward or not self._flags[name].mask_on_forward_only]
             self._plans[forward] = (
                 [self._parameters[name] for name in names],
                 [self._masks[name] for name in names],
@@ -167,7 +156,6 @@ class Masks:
     def discard(self, names: Iterable[str]) -> None:
         """Remove masks and restore weights from their unmasked copies, if they have one."""
         for name in names:
-            self._known(name)
             self._put_back(name)
             self._masks.pop(name, None)
         self._plans.clear()
@@ -216,19 +204,13 @@ class Masks:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state; the weights must be those that were saved with it.
-
-        Raises:
-            UserError: the state belongs to a model with other parameters.
-        """
-        for kind in ("masks", "once", "copies", "flags"):
-            for name in state[kind]:
-                self._known(name)
-        self._masks = {name: self._fitting(name, mask) for name, mask in state["masks"].items()}
-        self._once = {name: self._fitting(name, mask) for name, mask in state["once"].items()}
-        self._copies = {name: self._fitting(name, copy).clone() for name, copy in state["copies"].items()}
-        self._live = set(self._copies)
+        """Restore a saved state; the weights must be those that were saved with it."""
         self._flags = {name: _Flags(**state["flags"].get(name, {})) for name in self._parameters}
+        self._masks, self._once, self._copies = (
+            {name: tensor.to(self._parameters[name], copy=True) for name, tensor in state[kind].items()}
+            for kind in ("masks", "once", "copies")
+        )
+        self._live = set(self._copies)
         self._hook_again()
 
     def _hook_again(self) -> None:
@@ -240,20 +222,6 @@ class Masks:
             if flags.mask_gradients:
                 self.mask_gradients(name, True)
         self._plans.clear()
-
-    def _known(self, name: str) -> nn.Parameter:
-        if name not in self._parameters:
-            raise unknown_name("parameter", name, self._parameters)
-        return self._parameters[name]
-
-    def _fitting(self, name: str, tensor: Tensor) -> Tensor:
-        weight = self._known(name)
-        if tensor.shape != weight.shape:
-            raise UserError(
-                f"the mask of {name} must have its shape {tuple(weight.shape)}, got {tuple(tensor.shape)}; a saved "
-                "state belongs to the model that it was saved with"
-            )
-        return tensor.detach().to(weight)
 
     @torch.no_grad()
     def _put_back(self, name: str) -> None:

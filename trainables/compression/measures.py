@@ -15,26 +15,22 @@ Weights that are multiplied without a call of their module (the projections insi
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Mapping, Sequence
-from statistics import median
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.benchmark import Timer
 
 from trainables.compression.model_copies import evaluating, float_tensor, hookless_copy
 from trainables.compression.schedule.names import plain_name
-from trainables.errors import UserError
 from trainables.savings import share_saved
 from trainables.workloads.base import Batch
-from trainables.workloads.batch_shapes import to_meta
+from trainables.workloads.batch_shapes import on_meta, to_meta
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 WEIGHT_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED, nn.Linear)
-#: Passes that are not timed, since the first include the time in which libraries choose kernels; and those that are.
-WARM_UP, REPEATS = 5, 30
-
 #: Runs a model on a batch, such as `Workload.loss`; the result is not used.
 Forward = Callable[[nn.Module, Batch], object]
 
@@ -58,40 +54,34 @@ def layer_macs(model: nn.Module, forward: Forward, batch: Batch) -> dict[str, in
     values; the model, its hooks and all generators are not changed. A weight that several layers share is counted under
     its first name, with the MACs of all these layers.
     """
+    copied = hookless_copy(model)
     try:
-        return _counted(hookless_copy(model, meta=True), forward, to_meta(batch), len(batch[0]))
+        return _counted(on_meta(copied), forward, to_meta(batch))
     except Exception:  # noqa: BLE001  # it makes tensors of its own on the CPU, or looks at numbers: then it gets some
-        numbers = tuple(torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in batch)
-        return _counted(hookless_copy(model).to("cpu"), forward, numbers, len(batch[0]))
+        return _counted(copied.to("cpu"), forward, tuple(torch.zeros(t.shape, dtype=t.dtype) for t in batch))
 
 
-def _counted(model: nn.Module, forward: Forward, batch: Batch, samples: int) -> dict[str, int]:
+def _counted(model: nn.Module, forward: Forward, batch: Batch) -> dict[str, int]:
     layers = weight_layers(model)
     by_weight = {id(float_tensor(module, "weight")): name for name, module in layers.items()}
     counts = dict.fromkeys(layers, 0)
 
-    def counting(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def count(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            weight = float_tensor(module, "weight")
-            assert weight is not None
-            if isinstance(module, nn.Linear):
-                places = output.numel() // module.out_features
-            elif isinstance(module, TRANSPOSED):
-                places = inputs[0].numel() // module.in_channels
-            else:
-                places = output.numel() // module.out_channels
-            counts[name] += places * weight.numel()
-
-        return count
+    def count(name: str, numel: int, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if isinstance(module, nn.Linear):
+            counts[name] += output.numel() // module.out_features * numel
+        elif isinstance(module, TRANSPOSED):
+            counts[name] += inputs[0].numel() // module.in_channels * numel
+        else:
+            counts[name] += output.numel() // module.out_channels * numel
 
     for module in model.modules():
         # Found before the forward, because in a functional call other tensors stand for the weights.
-        name = by_weight.get(id(float_tensor(module, "weight"))) if isinstance(module, WEIGHT_LAYERS) else None
-        if name is not None:
-            module.register_forward_hook(counting(name))
+        weight = float_tensor(module, "weight") if isinstance(module, WEIGHT_LAYERS) else None
+        if weight is not None and id(weight) in by_weight:
+            module.register_forward_hook(partial(count, by_weight[id(weight)], weight.numel()))
     with evaluating(model):
         forward(model, batch)
-    return {name: round(macs / samples) for name, macs in counts.items()}
+    return {name: round(macs / len(batch[0])) for name, macs in counts.items()}
 
 
 def size_columns(model: nn.Module, macs: Mapping[str, int], reference_macs: int) -> dict[str, Any]:
@@ -133,34 +123,13 @@ def _alive(weight: Tensor) -> Tensor:
     return torch.stack([part.sum() for part in parts])
 
 
-def latency(model: nn.Module, example: Tensor | Sequence[Any]) -> float:
-    """Return the median seconds of a forward pass of the first sample, in eval mode without gradients.
+def latency(model: nn.Module, forward: Forward, batch: Batch) -> float:
+    """Return the median seconds of a forward pass of a batch's first sample, in eval mode without gradients.
 
     Zero weights take as much time as others; only removed structures (`thinning`) make a model faster. Modes, gradients
     and generators are restored afterwards.
-
-    Args:
-        model: with its weights on one device.
-        example: the model's input tensor or arguments; the first dimension of tensors is the sample.
-
-    Raises:
-        UserError: the example has no tensor.
     """
-    arguments = (example,) if isinstance(example, Tensor) else tuple(example)
-    device = next((a.device for a in arguments if isinstance(a, Tensor) and a.dim()), None)
-    if device is None:
-        raise UserError("a latency needs an example with at least one tensor of samples, got none")
-    single = tuple(a[:1] if isinstance(a, Tensor) and a.dim() else a for a in arguments)
-
-    def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    times = []
+    names = {"forward": forward, "model": model, "single": tuple(tensor[:1] for tensor in batch)}
     with evaluating(model):
-        for _ in range(WARM_UP + REPEATS):
-            begun = now()
-            model(*single)
-            times.append(now() - begun)
-    return median(times[WARM_UP:])
+        timer = Timer("forward(model, single)", globals=names, num_threads=torch.get_num_threads())
+        return float(timer.blocked_autorange(min_run_time=0.1).median)  # after a warm-up

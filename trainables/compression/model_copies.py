@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch.nn.utils import parametrize
 
 from trainables.compression.schedule.names import plain_name
 from trainables.runtime.isolation import kept_generators
-from trainables.workloads.base import Batch
 
 _PREFIX, _ORIGINAL = "parametrizations.", "original"
 
@@ -41,23 +40,15 @@ def float_tensor(module: nn.Module, name: str) -> Tensor | None:
     return found
 
 
-def hookless_copy(model: nn.Module, *, meta: bool = False) -> nn.Module:
-    """Return a copy without hooks and gradients, so that hooks on the run do not see computations on the copy.
-
-    On the meta device it has shapes but no values.
-    """
+def hookless_copy(model: nn.Module) -> nn.Module:
+    """Return a copy without hooks and gradients, so that hooks on the run do not see computations on the copy."""
     memo: dict[int, Any] = {}
     for module in model.modules():
         for attribute, value in vars(module).items():
             if "_hooks" in attribute and isinstance(value, dict):
                 memo[id(value)] = OrderedDict()
     for parameter in model.parameters():
-        data = parameter.detach()
-        data = data.to("meta") if meta else data.clone()
-        memo[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
-    if meta:
-        for buffer in model.buffers():
-            memo[id(buffer)] = buffer.detach().to("meta")
+        memo[id(parameter)] = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
     return copy.deepcopy(model, memo)
 
 
@@ -96,32 +87,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-class _Seen(Exception):
-    """Raised once the model's inputs are known, to skip the rest of the computation."""
-
-
-def model_inputs(model: nn.Module, forward: Callable[[nn.Module, Batch], object], batch: Batch) -> tuple[Any, ...]:
-    """Return the positional arguments with which a workload's loss calls the model for a batch; nothing is computed.
-
-    Raises:
-        ValueError: the model is not called, or with keyword arguments.
-    """
-    seen: list[tuple[Any, ...]] = []
-
-    def see(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if kwargs:
-            raise ValueError(f"the model is called with keyword arguments: {', '.join(kwargs)}")
-        seen.append(args)
-        raise _Seen
-
-    handle = model.register_forward_pre_hook(see, with_kwargs=True)
-    try:
-        with evaluating(model):
-            forward(model, batch)
-    except _Seen:
-        return seen[0]
-    finally:
-        handle.remove()
-    raise ValueError("the model is not called")

@@ -10,21 +10,24 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from trainables.compression.batchnorm_folding import batchnorms_after, folded
 from trainables.compression.distillation import DistillationLossWeights, KnowledgeDistillationPolicy, build_teacher
 from trainables.compression.lr_schedulers import ScheduleLR, build_lr_scheduler
 from trainables.compression.masks import Masks, parameters_as_built
-from trainables.compression.pruners import build_pruner
-from trainables.compression.pruners.pruner import Pruner
+from trainables.compression.model_copies import evaluating
+from trainables.compression.pruners import Pruner, build_pruner
 from trainables.compression.quantizers import Quantizer, build_quantizer
 from trainables.compression.regularizers import Regularizer, build_regularizer
-from trainables.compression.schedule import ModelFacts, PlannedPolicy, PrunerPolicyConfig, Schedule, resolve
+from trainables.compression.schedule import ModelFacts, PrunerPolicyConfig, Schedule
+from trainables.compression.schedule.configs import KnowledgeDistillationConfig
+from trainables.compression.schedule.names import plain_name
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.compression.thinning import Kind, check_installed, thin
 from trainables.errors import UserError
@@ -128,13 +131,12 @@ class PruningPolicy(Policy):
         weights = {name: masks.dense(name).detach() for name in there}
         if self.args.fold_batchnorm:
             if self._batchnorms is None:
-                model, example = training.model, training.example
-                if example is None:
+                if training.example is None:
                     raise UserError(
                         "fold_batchnorm must see the model run: give the scheduler example=, a function that runs a "
                         "model on a batch"
                     )
-                self._batchnorms = batchnorms_after(model, lambda: example(model))
+                self._batchnorms = batchnorms_after(training.model, training.example)
             weights = folded(weights, training.model, self._batchnorms)
         current = {name: mask for name in there if (mask := masks.get(name)) is not None}
         for name, mask in self.pruner.masks(weights, current, moment).items():
@@ -179,10 +181,9 @@ class RegularizationPolicy(Policy):
         last = moment.epoch == moment.timing.last_epoch and moment.minibatch == moment.minibatches_per_epoch - 1
         for name, mask in self.regularizer.masks(weights).items():
             there = training.masks.get(name)
-            if last and self.keep_mask:
-                training.masks.set(name, mask if there is None else mask * there)
-            else:
-                training.masks.set(name, mask, is_regularization_mask=True)
+            keep = last and self.keep_mask
+            mask = mask * there if keep and there is not None else mask
+            training.masks.set(name, mask, is_regularization_mask=not keep)
 
 
 class QuantizationPolicy(Policy):
@@ -282,8 +283,7 @@ class DistillationPolicy(Policy):
         """None before the first active epoch, when the teacher is built."""
 
     def look(self, training: Training) -> None:
-        if self.distillation is None:
-            self.distillation = self._make()
+        self.distillation = self.distillation or self._make()
         self.distillation.attach()
 
     def look_away(self) -> None:
@@ -293,6 +293,61 @@ class DistillationPolicy(Policy):
     def before_backward(self, training: Training, loss: Tensor) -> Tensor:
         assert self.distillation is not None
         return self.distillation.before_backward(loss)
+
+
+# --- Convolution weights with the following batch norm folded in ------------------------------------------------------
+# W a convolution's weight, (F, C, ...); gamma, running variance v and epsilon of the batch norm that reads its output,
+# (F,). Inference computes with W gamma / sqrt(v + eps) (Krishnamoorthi 2018, eq. 20), so magnitude criteria rank these
+# folded weights (policy argument ``fold_batchnorm``).
+
+
+def batchnorms_after(model: nn.Module, run: Callable[[nn.Module], object]) -> dict[str, str]:
+    """Return the names of convolutions mapped to those of the batch norms that directly read their outputs.
+
+    Runs one forward pass in evaluation mode without gradients; modes and statistics are left as they were.
+    """
+    names = {module: plain_name(name) for name, module in model.named_modules()}
+    outputs: dict[int, tuple[str, Tensor]] = {}  # with the tensor, so that no later one gets the same id
+    found: dict[str, str] = {}
+
+    def convolved(module: nn.Module, inputs: object, output: Tensor) -> None:
+        outputs[id(output)] = (names[module], output)
+
+    def read(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and id(inputs[0]) in outputs:
+            found[outputs[id(inputs[0])][0]] = names[module]
+
+    handles = [
+        *(m.register_forward_pre_hook(read) for m in names if isinstance(m, _BatchNorm)),
+        *(m.register_forward_hook(convolved) for m in names if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))),
+    ]
+    try:
+        with evaluating(model):
+            run(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def folded(weights: Mapping[str, Tensor], model: nn.Module, batchnorms: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return the weights with each filter multiplied by gamma / sqrt(v + eps) where a batch norm follows.
+
+    Batch norms without running statistics cannot be folded in inference and are skipped.
+    """
+    modules = {plain_name(name): module for name, module in model.named_modules()}
+    result = dict(weights)
+    for convolution, batchnorm in batchnorms.items():
+        weight = weights.get(f"{convolution}.weight")
+        module = modules[batchnorm]
+        assert isinstance(module, _BatchNorm)
+        if weight is None or module.running_var is None:
+            continue
+        factor = (module.running_var + module.eps).rsqrt()
+        if module.affine:
+            factor = factor * module.weight.detach()
+        result[f"{convolution}.weight"] = weight.detach() * factor.to(weight).reshape(-1, *[1] * (weight.dim() - 1))
+    return result
 
 
 # --- Builds the components and policies of a schedule for a model -----------------------------------------------------
@@ -336,62 +391,56 @@ def build_policies(
     schedule: Schedule,
     *,
     seed: int,
-    compatible: bool,
     make_model: Callable[[], nn.Module] | None,
     base_lrs: Sequence[float] | None,
 ) -> tuple[list[Scheduled], dict[str, Any]]:
-    """Build the policies of a schedule, in its order, and the components with state, by name.
+    """Build the policies of a resolved schedule, in its order, and the components with state, by name.
 
-    Args: see `CompressionScheduler.from_schedule`.
-
-    Raises:
-        UserError: the model does not have a name, or a component does not fit the model.
+    The other arguments are those of `CompressionScheduler.from_schedule`. UserError if a component does not fit the
+    model.
     """
-    schedule = resolve(schedule, model_facts(model), compatible=compatible).schedule
     components: dict[str, Any] = {}
     quantization: QuantizationPolicy | None = None  # one for all policies of the one quantizer, with its state
-
-    def build(planned: PlannedPolicy) -> tuple[Policy, str | None]:
-        nonlocal quantization
+    policies = []
+    for planned in schedule.policies:
         component = schedule.component(planned)
-        name = f"{component.section}.{component.name}"
         settings: Any = component.settings
+        name = f"{component.section}.{component.name}"
+        policy: Policy
         if planned.kind == "pruner":
-            args = planned.args if isinstance(planned.args, PrunerPolicyConfig) else PrunerPolicyConfig()
+            args: Any = planned.args or PrunerPolicyConfig()
             if args.levels is not None and hasattr(settings, "levels"):
                 name = f"{name}@{planned.position}"  # its own levels require a separate pruner
                 own = args.levels if isinstance(args.levels, dict) else dict.fromkeys(settings.levels, args.levels)
                 settings = settings.model_copy(update={"levels": own})
             if name not in components:
                 components[name] = build_pruner(component.name, settings, model, seed=seed)
-            return PruningPolicy(components[name], args), name
-        if planned.kind == "regularizer":
-            regularizer = build_regularizer(component.name, settings, model)
-            return RegularizationPolicy(regularizer, keep_mask=getattr(planned.args, "keep_mask", False)), None
-        if planned.kind == "quantizer":
-            quantization = quantization or QuantizationPolicy(build_quantizer(component.name, settings, model))
-            return quantization, None
-        if planned.kind == "lr_scheduler":
+            policy = PruningPolicy(components[name], args)
+        elif planned.kind == "lr_scheduler":
             if optimizer is None:
                 raise UserError("a schedule with lr_schedulers needs an optimizer, got none")
             if name not in components:
-                components[name] = build_lr_scheduler(
-                    component.class_name, component.arguments, optimizer, base_lrs=base_lrs
-                )
-            return LRPolicy(components[name]), name
-        if planned.kind == "extension":
+                kind, arguments = component.class_name, component.arguments
+                components[name] = build_lr_scheduler(kind, arguments, optimizer, base_lrs=base_lrs)
+            policy = LRPolicy(components[name])
+        elif planned.kind == "regularizer":
+            regularizer = build_regularizer(component.name, settings, model)
+            policy = RegularizationPolicy(regularizer, keep_mask=getattr(planned.args, "keep_mask", False))
+        elif planned.kind == "quantizer":
+            quantization = quantization or QuantizationPolicy(build_quantizer(component.name, settings, model))
+            policy = quantization
+        elif planned.kind == "extension":
             check_installed()  # fail now instead of epochs later
-            return ThinningPolicy(_REMOVES[component.class_name], round_to=settings.round_to), None
-
-        def distillation() -> KnowledgeDistillationPolicy:
-            weights = DistillationLossWeights(settings.distill_weight, settings.student_weight, settings.teacher_weight)
-            teacher = build_teacher(settings, model, make_model)
-            return KnowledgeDistillationPolicy(model, teacher, settings.temperature, weights)
-
-        return DistillationPolicy(distillation), None
-
-    policies = []
-    for planned in schedule.policies:
-        policy, name = build(planned)
-        policies.append(Scheduled(policy=policy, timing=planned.timing, component=name))
+            policy = ThinningPolicy(_REMOVES[component.class_name], round_to=settings.round_to)
+        else:
+            policy = DistillationPolicy(partial(_distillation, model, settings, make_model))
+        policies.append(Scheduled(policy=policy, timing=planned.timing, component=name if name in components else None))
     return policies, components
+
+
+def _distillation(
+    model: nn.Module, settings: KnowledgeDistillationConfig, make_model: Callable[[], nn.Module] | None
+) -> KnowledgeDistillationPolicy:
+    weights = DistillationLossWeights(settings.distill_weight, settings.student_weight, settings.teacher_weight)
+    teacher = build_teacher(settings, model, make_model)
+    return KnowledgeDistillationPolicy(model, teacher, settings.temperature, weights)

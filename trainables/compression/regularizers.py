@@ -17,15 +17,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainables.compression.schedule.configs import REGULARIZERS, ComponentConfig
+from trainables.compression.pruners import threshold_mask
+from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.names import assigned, plain_name
 from trainables.compression.structures import (
     at_least_single,
+    check_group,
     group_count,
     group_mask,
     group_norms,
     parts_of,
-    structures_of,
 )
 from trainables.errors import UserError
 
@@ -56,10 +57,8 @@ _TERMS: dict[str, Callable[[Tensor, Any], list[Tensor]]] = {
 class Regularizer:
     """Add a term to the loss; with a threshold criterion also zero elements or groups of at most lambda.
 
-    Args:
-        terms: of one weight, given its regime.
-        regimes: lambda, or (lambda, group), by parameter name.
-        criterion: ``Max``, a group's greatest absolute value, or ``Mean_Abs``, the mean; None: nothing is zeroed.
+    ``terms`` are those of one weight, given its regime: lambda, or (lambda, group). The criterion is ``Max``, a group's
+    greatest absolute value, or ``Mean_Abs``, the mean; None: nothing is zeroed.
     """
 
     def __init__(
@@ -79,36 +78,26 @@ class Regularizer:
         """Return masks of weights that the threshold criterion zeroes after a step, else empty; no synchronization."""
         if self.criterion is None:
             return {}
-        masks = {}
-        for name, regime in self._regimes.items():
-            weight = weights[name].detach()
-            if isinstance(regime, tuple):
-                masks[name] = group_mask(weight, regime[1], regime[0], self.criterion)
-            else:
-                masks[name] = (weight.abs() > regime).to(weight.dtype)
-        return masks
+        return {
+            name: group_mask(weights[name], regime[1], regime[0], self.criterion)
+            if isinstance(regime, tuple)
+            else threshold_mask(weights[name], regime)
+            for name, regime in self._regimes.items()
+        }
 
 
 def build_regularizer(name: str, settings: ComponentConfig, model: nn.Module) -> Regularizer:
-    """Build the regularizer that the settings describe, for the parameters of this model.
+    """Build the regularizer that the settings describe, for a model, else UserError.
 
-    Args:
-        name: of the instance in the schedule, for messages.
-        settings: one of `trainables.compression.schedule.configs.REGULARIZERS`.
-        model: as built; the settings' patterns are matched with its parameters' names without a leading ``module.``.
-
-    Raises:
-        UserError: a pattern matches no parameter, or a parameter does not have the requested groups.
+    ``name`` is that of the instance in the schedule, for messages.
     """
-    assert isinstance(settings, tuple(REGULARIZERS.values()))
     given: Any = settings
     shapes = {plain_name(key): tuple(parameter.shape) for key, parameter in model.named_parameters()}
     try:
         regimes: dict[str, Any] = assigned(given.reg_regims, list(shapes))
         for parameter, regime in regimes.items():
             if isinstance(regime, tuple):
-                for part in parts_of(regime[1]):
-                    structures_of(part).check(parameter, shapes[parameter])
+                check_group(regime[1], parameter, shapes[parameter])
             if settings.class_ == "GroupVarianceRegularizer" and group_count(shapes[parameter], regime[1]) < 2:
                 raise UserError(
                     f"the variance of group {regime[1]} needs at least two groups, but {parameter} of shape "

@@ -1,20 +1,6 @@
 """Compression scheduler: runs a schedule's policies from the callbacks of a training loop.
 
-Order of calls in the loop:
-
-    scheduler = CompressionScheduler.from_file(model, optimizer, "schedule.yaml")
-    for epoch in range(epochs):
-        scheduler.on_epoch_begin(epoch)
-        for minibatch, (inputs, labels) in enumerate(batches):
-            scheduler.on_minibatch_begin(epoch, minibatch, len(batches))
-            loss = criterion(model(inputs), labels)
-            loss = scheduler.before_backward_pass(epoch, minibatch, len(batches), loss)
-            optimizer.zero_grad(); loss.backward()
-            scheduler.before_parameter_optimization(epoch, minibatch, len(batches))
-            optimizer.step()
-            scheduler.on_minibatch_end(epoch, minibatch, len(batches))
-        validate()
-        scheduler.on_epoch_end(epoch, metrics={"min": validation_loss, "max": accuracy})
+docs/compression.md has a loop with all calls in their order.
 """
 
 from __future__ import annotations
@@ -100,9 +86,7 @@ class CompressionScheduler:
         compatible: bool = False,
         make_model: Callable[[], nn.Module] | None = None,
         base_lrs: Sequence[float] | None = None,
-        example: Callable[[nn.Module], object] | None = None,
-        before_change: Callable[[], None] | None = None,
-        model_changed: Callable[[], None] | None = None,
+        **hooks: Any,
     ) -> Self:
         """Create a scheduler from a schedule.
 
@@ -114,17 +98,16 @@ class CompressionScheduler:
             compatible: accept what the original silently accepted, with a warning for each.
             make_model: builds another model of this architecture, for a teacher with the student's architecture.
             base_lrs: base learning rate of each parameter group; by default ``initial_lr``, or the current rates.
-            example: see the class.
-            before_change: see the class.
-            model_changed: see the class.
+            **hooks: ``example``, ``before_change`` and ``model_changed`` of the class.
 
         Raises:
             UserError: the schedule is invalid, or has names that the model does not have.
         """
         read = schedule if isinstance(schedule, Schedule) else read_schedule(schedule, compatible=compatible)
-        scheduler = cls(model, optimizer, example=example, before_change=before_change, model_changed=model_changed)
+        read = resolve(read, model_facts(model), compatible=compatible).schedule
+        scheduler = cls(model, optimizer, **hooks)
         scheduler.policies, scheduler._components = build_policies(
-            model, optimizer, read, seed=seed, compatible=compatible, make_model=make_model, base_lrs=base_lrs
+            model, optimizer, read, seed=seed, make_model=make_model, base_lrs=base_lrs
         )
         return scheduler
 
@@ -141,10 +124,12 @@ class CompressionScheduler:
 
         ``component`` is the name under which its component was added with `add_component`.
         """
-        if epochs is not None:
-            timing = Timing(epochs=tuple(epochs))
-        else:
-            timing = Timing(starting_epoch=starting_epoch, ending_epoch=ending_epoch, frequency=frequency)
+        timing = Timing(
+            starting_epoch=starting_epoch,
+            ending_epoch=ending_epoch,
+            frequency=frequency,
+            epochs=None if epochs is None else tuple(epochs),
+        )
         if isinstance(policy, KnowledgeDistillationPolicy):
             made = policy
             policy = DistillationPolicy(lambda: made)
@@ -155,19 +140,9 @@ class CompressionScheduler:
         self._components[name] = component
 
     @property
-    def optimizer(self) -> Optimizer | None:
-        """Return the optimizer, if there is one."""
-        return self.training.optimizer
-
-    @property
     def has_acted(self) -> bool:
         """Return whether any policy has acted or observed training so far."""
         return any(scheduled.has_acted for scheduled in self.policies)
-
-    @property
-    def removed(self) -> list[Any]:
-        """Return the records of the structures that thinning has removed so far."""
-        return self.training.removed
 
     # --- callbacks --------------------------------------------------------------------------------------------------
 
@@ -229,10 +204,7 @@ class CompressionScheduler:
     ) -> None:
         """Handle the end of an epoch, after its evaluation.
 
-        Args:
-            epoch: the epoch that ends.
-            optimizer: if not given before.
-            metrics: ``min``, a loss, and ``max``, an accuracy, for learning rates that depend on them.
+        ``metrics`` are ``min``, a loss, and ``max``, an accuracy, for learning rates that depend on them.
         """
         self._use(optimizer)
         for policy, moment in self._active(epoch):
@@ -248,32 +220,29 @@ class CompressionScheduler:
     def state_dict(self) -> dict[str, Any]:
         """Return masks, state of components and policies, and removed structures, in plain types and tensors.
 
-        The model's state dict is not included. To load, call `prepare_structure` on a scheduler of a freshly built
-        model, load the model's and the optimizer's state, then call `load_state_dict`. Policies that have not acted
-        have no state, so that schedules with different later policies can continue from the same state.
+        To load, call `prepare_structure` on a scheduler of a freshly built model, load the model's and the optimizer's
+        state, then call `load_state_dict`. Policies that have not acted have no state, so that schedules with different
+        later policies can continue from the same state.
         """
         used = [s.component for s in self.policies if s.has_acted and s.component is not None]
         return {
             "masks": self.masks.state_dict(),
             "components": {name: self._components[name].state_dict() for name in dict.fromkeys(used)},
             "policies": {str(place): s.policy.state_dict() for place, s in enumerate(self.policies) if s.has_acted},
-            "removed": self.removed,
+            "removed": self.training.removed,
         }
 
     def prepare_structure(self, state: Mapping[str, Any]) -> None:
         """Prepare quantizers and remove structures on a freshly built model to match a saved state."""
-        prepared = [
-            policy
-            for place, kept in state["policies"].items()
-            if isinstance(policy := self.policies[int(place)].policy, QuantizationPolicy) and kept["prepared"]
-        ]
-        if prepared or state["removed"]:
-            self._change()
-        for policy in prepared:
-            policy.prepare(self.training)
+        for place, kept in state["policies"].items():
+            policy = self.policies[int(place)].policy
+            if isinstance(policy, QuantizationPolicy) and kept["prepared"]:
+                self._change()
+                policy.prepare(self.training)
         if state["removed"]:
+            self._change()
             for record in state["removed"]:
-                thin_again(self.model, record, self.optimizer)
+                thin_again(self.model, record, self.training.optimizer)
             self.training.removed = list(state["removed"])
             self.masks.rebind(self.model)
             self._model_changed()
@@ -290,7 +259,7 @@ class CompressionScheduler:
 
     @contextmanager
     def unhooked(self) -> Iterator[None]:
-        """Disable the components' hooks within the context, while other code copies or runs the model."""
+        """Disable the components' hooks while other code copies or runs the model."""
         looking = [scheduled for scheduled in self.policies if scheduled.is_looking]
         for scheduled in looking:
             scheduled.policy.look_away()
@@ -322,8 +291,7 @@ class CompressionScheduler:
             self.training.optimizer = optimizer
 
     def _look(self, epoch: int) -> None:
-        """Start observing with the components that need this epoch, and stop all others."""
-        self.close()
+        self.close()  # start observing with the components that need this epoch alone
         for scheduled in self.policies:
             if scheduled.looks_in(epoch):
                 self._change()
@@ -362,10 +330,8 @@ def check_on_model(
     """Build everything that a plain schedule describes once, on the model of a run; nothing is trained.
 
     Problems with names are reported with the lines of the file from which a part of the schedule was read. With
-    ``every_mark`` all choices of the file's marks, and both ends of their ranges, must fit.
-
-    Raises:
-        UserError: the schedule is invalid, does not fit the model, or its teacher cannot be built.
+    ``every_mark`` all choices of the file's marks, and both ends of their ranges, must fit. UserError: the schedule is
+    invalid, does not fit the model, or its teacher cannot be built.
     """
     workload = build(base.workload, base.options)
     with isolated(seed=base.seed, threads=base.threads):

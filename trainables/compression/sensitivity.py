@@ -9,7 +9,7 @@ Shapes and symbols: w a weight of n elements, two dimensions or more; filters ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby, islice
+from itertools import groupby
 from math import floor, isfinite
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -33,17 +33,6 @@ _LEAST_DIMENSIONS = {"element": 2, "filter": 3, "channel": 3}
 _ROUNDING = 1e-9
 
 
-class Evaluation(NamedTuple):
-    """Accuracy, or another metric, and loss of a model."""
-
-    top1: float
-    """Accuracy, in [0, 1], or the workload's own metric."""
-    top5: float | None = None
-    """Share of samples whose class is among the five best; None if it was not counted."""
-    loss: float | None = None
-    """Mean loss; None if it was not computed."""
-
-
 class Row(NamedTuple):
     """Result for one weight pruned to one level."""
 
@@ -51,8 +40,7 @@ class Row(NamedTuple):
     sparsity: float
     """The level."""
     top1: float
-    top5: float | None
-    loss: float | None
+    """Accuracy, in [0, 1], or the workload's own metric."""
 
 
 class Proposal(NamedTuple):
@@ -77,7 +65,7 @@ def prunable(model: nn.Module, kind: Kind = "element") -> dict[str, nn.Parameter
 
 def sensitivity_analysis(
     model: nn.Module,
-    evaluate: Callable[[nn.Module], Evaluation],
+    evaluate: Callable[[nn.Module], float],
     *,
     layers: Sequence[str] | None = None,
     levels: Sequence[float] | None = None,
@@ -109,9 +97,9 @@ def sensitivity_analysis(
     known = prunable(model, kind)
     if not known:
         raise UserError(f"the model has no parameter of at least {_LEAST_DIMENSIONS[kind]} dimensions to prune")
-    chosen = set(known) if layers is None else set(listed(layers, list(known)))
+    chosen = known if layers is None else listed(layers, list(known))
     ascending = sorted({0.0, *(LEVELS if levels is None else levels)})
-    dense: Evaluation | None = None
+    dense = evaluate(model)
     rows = []
     for name, parameter in known.items():
         if name not in chosen:
@@ -122,9 +110,7 @@ def sensitivity_analysis(
             for level in ascending:
                 if level > 0:
                     _prune(parameter.detach(), smallest[: count_at(level, len(smallest))], kind)
-                found = evaluate(model) if level > 0 or dense is None else dense
-                dense = dense or found
-                rows.append(Row(name, level, *found))
+                rows.append(Row(name, level, evaluate(model) if level > 0 else dense))
                 if on_row is not None:
                     on_row(rows[-1])
         finally:
@@ -166,18 +152,15 @@ def proposed_sensitivities(
     """Propose for each parameter the largest level within the allowed drop of top1 against level 0, and its s.
 
     ``rows`` include level 0; ``weights`` have the values that were analysed; ``quality`` is the metric that top1 holds.
-
-    Raises:
-        UserError: ``allowed_drop`` is out of range.
     """
     allowed_drop = read_drop(allowed_drop, quality)
     found = []
     for name, group in groupby(rows, key=lambda row: row.parameter):
         own = list(group)
+        allowed = allowed_amount(allowed_drop, own[0].top1) + _ROUNDING
         best = own[0]
         for row in own:
-            lost = quality.lost(row.top1, own[0].top1)
-            if not lost <= allowed_amount(allowed_drop, own[0].top1) + _ROUNDING:  # also true for NaN
+            if not quality.lost(row.top1, own[0].top1) <= allowed:  # also true for NaN
                 break
             best = row
         sensitivity = sensitivity_at(weights[name], best.sparsity)
@@ -202,11 +185,9 @@ def sensitivity_at(weight: Tensor, level: float) -> float:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Return CSV with the columns parameter, sparsity, top1, top5, loss; unknown values are empty."""
-    lines = [list(Row._fields)]
-    for parameter, *numbers in rows:
-        lines.append([parameter, *("" if number is None else f"{number:.6g}" for number in numbers)])
-    return "".join(",".join(line) + "\n" for line in lines)
+    """Return CSV with the columns parameter, sparsity, top1."""
+    lines = [f"{row.parameter},{row.sparsity:.6g},{row.top1:.6g}\n" for row in rows]
+    return "".join([f"{','.join(Row._fields)}\n", *lines])
 
 
 def pruners_section(proposals: Sequence[Proposal], kind: Kind) -> dict[str, Any]:
@@ -232,26 +213,9 @@ def pruners_section(proposals: Sequence[Proposal], kind: Kind) -> dict[str, Any]
 
 
 def evaluate_workload(
-    workload: Workload,
-    model: nn.Module,
-    split: str,
-    device: Any,
-    *,
-    seed: int = 0,
-    loss_batches: int = 8,
-    metric: str | None = None,
-) -> Evaluation:
-    """Evaluate a model: top-1 is its accuracy on a split, loss the mean over the first training batches of epoch 0.
-
-    Workloads compute a loss only on training batches, drawn by ``seed``, so the loss is computed on them, in eval mode
-    and weighted by samples. Top-5 is not counted. The model's modes and all generators are restored afterwards.
-    ``metric`` is another one that top1 holds.
-    """
+    workload: Workload, model: nn.Module, split: str, device: Any, metric: str | None = None
+) -> float:
+    """Return a model's accuracy, or another metric, on a split; its modes and all generators are restored."""
+    name = metric or workload.quality.name
     with evaluating(model):
-        name = metric or workload.quality.name
-        top1 = workload.metrics_on(model, split, device, name)[name]
-        total, samples = torch.zeros((), device=device), 0
-        for batch in islice(workload.train_batches(0, seed), loss_batches):
-            total += len(batch[0]) * workload.loss(model, tuple(tensor.to(device) for tensor in batch))
-            samples += len(batch[0])
-    return Evaluation(top1=top1, loss=float(total) / samples if samples else None)
+        return float(workload.metrics_on(model, split, device, name)[name])

@@ -5,14 +5,14 @@ Imports torch only if a tensor is given, so that schedules can be checked withou
 Shapes: O filters or output features, I channels or input features, H and W kernel height and width. A convolution's
 weight is (O, I, W) or (O, I, H, W), a matrix (O, I); G structures of n elements each:
 
-    in a schedule    kind       one structure   G           dimensions of the weight
-    2D               kernels    w[o, i]         O I         3 or 4
-    3D, Filters      filters    w[o]            O           3 or 4
-    Channels         channels   w[:, i]         I           3 or 4
-    4D               whole      w               1           3 or 4
-    Rows             rows       w[o]            O           2
-    Cols             columns    w[:, i]         I           2
-    Blocks           blocks     r by d of w     O/r I/d HW  4
+    group        one structure   G           dimensions of the weight
+    2D           w[o, i]         O I         3 or 4
+    3D, Filters  w[o]            O           3 or 4
+    Channels     w[:, i]         I           3 or 4
+    4D           w               1           3 or 4
+    Rows         w[o]            O           2
+    Cols         w[:, i]         I           2
+    Blocks       r by d of w     O/r I/d HW  4
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from trainables.errors import UserError
 
@@ -28,29 +28,16 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Kind = Literal["filters", "channels", "rows", "columns", "kernels", "whole", "blocks"]
-#: Names of structures in schedules. Rows and columns refer to torch's weight.
-GroupType = Literal["2D", "3D", "4D", "Filters", "Channels", "Rows", "Cols", "Blocks"]
-
-KINDS: dict[str, Kind] = {
-    "2D": "kernels", "3D": "filters", "4D": "whole", "Filters": "filters", "Channels": "channels", "Rows": "rows",
-    "Cols": "columns", "Blocks": "blocks",
-}  # fmt: skip
-#: Dimensions of the weight that index the structures; a structure extends over all other dimensions.
-_INDEXED_BY: dict[Kind, tuple[int, ...]] = {
-    "kernels": (0, 1), "filters": (0,), "channels": (1,), "whole": (), "rows": (0,), "columns": (1,),
-}  # fmt: skip
-#: Allowed numbers of dimensions of the weight.
-_DIMENSIONS: dict[Kind, tuple[int, ...]] = {
-    **dict.fromkeys(("kernels", "filters", "channels", "whole"), (3, 4)),
-    **dict.fromkeys(("rows", "columns"), (2,)),
-    "blocks": (4,),
-}
+_CONVOLUTION = ((3, 4), "a convolution's weight, 3 or 4 dimensions")
+_MATRIX = ((2,), "a matrix, 2 dimensions")
+#: Allowed numbers of dimensions of a group's weight, and a description of it.
 _WEIGHTS = {
-    (3, 4): "a convolution's weight, 3 or 4 dimensions",
-    (2,): "a matrix, 2 dimensions",
-    (4,): "a 2D convolution's weight, 4 dimensions",
+    **dict.fromkeys(("2D", "3D", "4D", "Filters", "Channels"), _CONVOLUTION),
+    **dict.fromkeys(("Rows", "Cols"), _MATRIX),
+    "Blocks": ((4,), "a 2D convolution's weight, 4 dimensions"),
 }
+#: Dimensions of the weight that index a group's structures; a structure extends over all other dimensions.
+_INDEXED_BY = {"2D": (0, 1), "3D": (0,), "4D": (), "Filters": (0,), "Channels": (1,), "Rows": (0,), "Cols": (1,)}
 
 
 def parts_of(group: str) -> list[str]:
@@ -58,7 +45,7 @@ def parts_of(group: str) -> list[str]:
     return group.split("+")
 
 
-def ranked_group(group: GroupType) -> GroupType:
+def ranked_group(group: str) -> str:
     """Return the structure of torch's weight that corresponds to a ranking pruner's ``group_type``.
 
     "Rows" of published schedules are rows of the transposed weight, by which a linear layer multiplies.
@@ -72,13 +59,18 @@ def lacking_weight(group: str, shape: Sequence[int]) -> str:
     >>> lacking_weight("Rows", (8, 3, 3, 3))
     'a matrix, 2 dimensions'
     """
-    needed = (_DIMENSIONS[KINDS[part]] for part in parts_of(group))
-    return next((_WEIGHTS[counts] for counts in needed if len(shape) not in counts), "")
+    return next((what for counts, what in map(_WEIGHTS.__getitem__, parts_of(group)) if len(shape) not in counts), "")
+
+
+def check_group(group: str, name: str, shape: Sequence[int]) -> None:
+    """Raise UserError unless a weight of this shape has a group's structures."""
+    if wanted := lacking_weight(group, shape):
+        raise UserError(f"{group} of {name} need {wanted}, got shape {'x'.join(map(str, shape)) or '()'}")
 
 
 def group_count(shape: Sequence[int], group: str) -> int:
     """Return G of a weight of this shape, for one group of a schedule that is not Blocks."""
-    return prod(shape[dim] for dim in _INDEXED_BY[KINDS[group]])
+    return prod(shape[dim] for dim in _INDEXED_BY[group])
 
 
 def group_norms(weight: Tensor, group: str) -> Tensor:
@@ -106,36 +98,27 @@ def group_mask(weight: Tensor, group: str, threshold: float, criterion: str) -> 
     for part in parts_of(group):
         extent = _extent(weight, part)
         size = absolute.amax(extent, keepdim=True) if criterion == "Max" else absolute.mean(extent, keepdim=True)
-        kept = kept & (size > threshold)
+        kept = kept & ~(size <= threshold)  # a NaN counts as large
     return kept.to(weight.dtype)
 
 
 def _extent(weight: Tensor, group: str) -> tuple[int, ...]:
-    """Return the dimensions over which a group extends."""
-    return tuple(dim for dim in range(weight.dim()) if dim not in _INDEXED_BY[KINDS[group]])
+    return tuple(dim for dim in range(weight.dim()) if dim not in _INDEXED_BY[group])
 
 
-def _listed(counts: Sequence[int]) -> str:
-    return " or ".join(map(str, counts))
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Structures:
-    """Split weights into structures, and expand one value per structure to a weight's shape."""
+    """Split weights into the structures of a group, and expand one value per structure to a weight's shape."""
 
-    kind: Kind
+    group: str
     block: tuple[int, int] = (1, 1)
-    """For blocks: r consecutive filters by d consecutive channels at one kernel position; G = O/r I/d H W, ordered by
+    """For Blocks: r consecutive filters by d consecutive channels at one kernel position; G = O/r I/d H W, ordered by
     filter group, then channel group, then position."""
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Raise UserError unless a weight of this shape has these structures, and a block divides its size."""
-        if len(shape) not in _DIMENSIONS[self.kind]:
-            raise UserError(
-                f"{self.kind} need a weight with {_listed(_DIMENSIONS[self.kind])} dimensions, got {name} of shape "
-                f"{tuple(shape)}; choose another group_type or leave the weight out"
-            )
-        if self.kind == "blocks" and (shape[0] % self.block[0] or shape[1] % self.block[1]):
+        check_group(self.group, name, shape)
+        if self.group == "Blocks" and (shape[0] % self.block[0] or shape[1] % self.block[1]):
             raise UserError(
                 f"block_shape must divide filters and channels of {name}, got {[*self.block, 1, 1]} for shape "
                 f"{tuple(shape)}"
@@ -143,32 +126,26 @@ class Structures:
 
     def count(self, shape: torch.Size) -> int:
         """Return G."""
-        if self.kind == "blocks":
+        if self.group == "Blocks":
             return shape.numel() // (self.block[0] * self.block[1])
-        return prod(shape[dim] for dim in _INDEXED_BY[self.kind])
+        return group_count(shape, self.group)
 
     def split(self, weight: Tensor) -> Tensor:
         """Return the weight's structures, shape (G, n); half precision is converted to float32."""
         weight = weight.float() if weight.dtype.is_floating_point and weight.dtype.itemsize < 4 else weight
-        if self.kind == "blocks":
+        if self.group == "Blocks":
             r, d = self.block
             grouped = weight.reshape(weight.shape[0] // r, r, weight.shape[1] // d, d, -1)
             return grouped.permute(0, 2, 4, 1, 3).reshape(-1, r * d)
-        indexed = _INDEXED_BY[self.kind]
+        indexed = _INDEXED_BY[self.group]
         return weight.movedim(indexed, tuple(range(len(indexed)))).reshape(self.count(weight.shape), -1)
 
     def spread(self, values: Tensor, weight: Tensor) -> Tensor:
         """Return a mask of a weight's shape, type and device from one value per structure, shape (G,)."""
         values, shape = values.to(weight), weight.shape
-        if self.kind == "blocks":
+        if self.group == "Blocks":
             r, d = self.block
             grouped = values.reshape(shape[0] // r, 1, shape[1] // d, 1, -1)
             return grouped.expand(-1, r, -1, d, -1).reshape(shape).contiguous()
-        indexed = _INDEXED_BY[self.kind]
-        sizes = [size if dim in indexed else 1 for dim, size in enumerate(shape)]
+        sizes = [size if dim in _INDEXED_BY[self.group] else 1 for dim, size in enumerate(shape)]
         return values.reshape(sizes).expand(shape).contiguous()
-
-
-def structures_of(group_type: str, block_shape: tuple[int, int, int, int] | None = None) -> Structures:
-    """Return the structures of torch's weight for a schedule's ``group_type``."""
-    return Structures(kind=KINDS[group_type], block=(1, 1) if block_shape is None else block_shape[:2])

@@ -17,10 +17,10 @@ import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from math import prod
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ NORMS = (_BatchNorm, _InstanceNorm)
 
 Kind = Literal["filters", "channels", "structures"]
 #: Cuts of a model in plain types: [[module, side, [indices]], ...], in the order of the cuts; indices are those at the
-#: time of the cut. Records of successive thinnings can be concatenated into one.
+#: time of the cut.
 Record = list[list[Any]]
 #: Indices cut off parameters: name -> dimension -> indices before any cut, ascending.
 Removed = dict[str, dict[int, list[int]]]
@@ -54,7 +54,7 @@ def is_depthwise(module: nn.Module) -> bool:
 
 
 def _counts(module: nn.Module, side: int) -> tuple[str, ...]:
-    """Return the attributes that hold the number of channels on one side of a module of a type that can be cut."""
+    """Return the attributes that hold the number of channels on one side of a module that can be cut."""
     if is_depthwise(module):
         return ("out_channels", "in_channels", "groups")
     if isinstance(module, (_ConvNd, nn.Linear)):
@@ -63,7 +63,7 @@ def _counts(module: nn.Module, side: int) -> tuple[str, ...]:
 
 
 def width(module: nn.Module, side: int) -> int:
-    """Return the number of channels on one side of a module of a type that can be cut."""
+    """Return the number of channels on one side of a module that can be cut."""
     return int(getattr(module, _counts(module, side)[0]))
 
 
@@ -98,18 +98,7 @@ def thin_again(model: nn.Module, record: Sequence[Sequence[Any]], optimizer: Opt
     """Repeat the cuts of a record, which gives a fresh model the structure that `thin` made.
 
     The model is changed in place. Cut parameters become new objects; the optimizer gets them in place of the old ones,
-    with their state cut in the same way.
-
-    Args:
-        model: with the widths that the thinned model had before.
-        record: of `Thinned`.
-        optimizer: the model's optimizer, if it has one already.
-
-    Returns:
-        The indices cut off each parameter.
-
-    Raises:
-        UserError: the record belongs to another model, which is then left unchanged.
+    with their state cut in the same way. Returns the indices cut off each parameter.
     """
     modules = dict(model.named_modules())
     by_module: dict[str, dict[int, list[int]]] = defaultdict(dict)
@@ -142,22 +131,16 @@ def thin_again(model: nn.Module, record: Sequence[Sequence[Any]], optimizer: Opt
 
 
 def merged_record(modules: Mapping[str, nn.Module], record: Sequence[Sequence[Any]]) -> Record:
-    """Return an equal record with one cut of each module and side.
-
-    Raises:
-        UserError: the record belongs to a model with other modules.
-    """
+    """Return an equal record with one cut of each module and side; UserError if it is of a model with other modules."""
     kept: dict[tuple[str, int], list[int]] = {}
     for name, side, indices in record:
         module = modules.get(name)
-        if not isinstance(module, (_ConvNd, nn.Linear, nn.PReLU, *NORMS)):
-            what = "nothing" if module is None else f"a {type(module).__name__}"
-            raise UserError(f"the record of a thinning is of another model: it cuts {name!r}, which is {what} here")
-        left = kept.get((name, side), range(width(module, side)))
+        is_cut = isinstance(module, (_ConvNd, nn.Linear, nn.PReLU, *NORMS))
+        left = kept.get((name, side), range(width(module, side))) if module is not None and is_cut else ()
         if max(indices) >= len(left) or len(indices) >= len(left):
             raise UserError(
-                f"the record of a thinning is of another model: of {len(left)} {'input' if side else 'output'} "
-                f"channels of {name!r} here it cuts {', '.join(map(str, indices))}"
+                f"the record of a thinning is of another model: it cuts channels {', '.join(map(str, indices))} of "
+                f"{name!r}, which has {len(left)} here"
             )
         gone = set(indices)
         kept[name, side] = [channel for i, channel in enumerate(left) if i not in gone]
@@ -209,8 +192,7 @@ def _tensors(module: nn.Module, sides: Mapping[int, list[int]]) -> list[tuple[nn
 #     unread  the weights for r are zero in every layer that reads it
 # A channel is removed if each layer that reads it reads zeros (filters) or multiplies it by zeros (channels).
 
-#: Node types that keep a zero channel zero and do not mix it with others. An activation that maps zero to another
-#: value is detected when the outputs are compared.
+#: Node types that keep a zero channel zero and do not mix it with others; other activations are found by the outputs.
 _PASSES = ("BN", "IN", "PRELU", "ELEMENTWISE", "RESHAPE", "CONCAT", "SPLIT", "SLICE", "EXPAND", "DEPTHWISE_CONV")
 _WEIGHTED = ("CONV", "LINEAR")
 _LAYERS = (*_WEIGHTED, "BN", "IN", "DEPTHWISE_CONV")
@@ -234,7 +216,6 @@ class _Part:
         self._zeros = zero_slices(self.module, side) if weighted else []
 
     def is_zero(self, r: int) -> bool:
-        """Return whether all weights of a layer for r are zero."""
         own = self.indices.get(r, [])
         return bool(own) and all(i < len(self._zeros) and self._zeros[i] for i in own)
 
@@ -316,11 +297,7 @@ def inputs_of(node: Any) -> list[Any]:
 
 def check_installed() -> None:
     """Raise UserError where torch_pruning is not installed; does not import it, which would be slow."""
-    try:
-        missing = find_spec("torch_pruning") is None
-    except ValueError:  # sys.modules has an entry without a spec
-        missing = True
-    if missing:
+    if find_spec("torch_pruning") is None:
         raise UserError("thinning needs torch_pruning, which is not installed: pip install 'tune-cac[thin]'")
 
 
@@ -330,10 +307,8 @@ def coupled_groups(
     """Return all groups of coupled channels of a model, each rooted at its widest layer, which has every channel.
 
     The model is a bare copy in eval mode, all parameters requiring gradients; ``forward`` returns its outputs on the
-    example, with a gradient graph; ``excluded`` are names of modules that cannot be cut.
-
-    Raises:
-        UserError: torch_pruning is not installed, or cannot trace the model.
+    example, with a gradient graph; ``excluded`` are names of modules that cannot be cut. UserError if torch_pruning is
+    not installed, or cannot trace the model.
     """
     check_installed()
     import torch_pruning  # type: ignore[import-untyped]
@@ -379,9 +354,7 @@ def coupled_groups(
 # exactly: autograd saves it.
 #
 # Shapes: (N, C, *places) is flattened to (N, C * P), P = prod(places); channel c becomes columns c P .. (c + 1) P - 1.
-
-#: Channel indices, each with the index of the root's channel that it comes from (torch_pruning's pairs).
-_Indices = list[Any]
+# Mappings are of lists of torch_pruning's pairs: a channel's index, and that of the root's channel it comes from.
 
 
 def _map_flattenings(graph: Any, kinds: Any) -> None:
@@ -392,32 +365,28 @@ def _map_flattenings(graph: Any, kinds: Any) -> None:
         shape = [int(size) for size in getattr(node.grad_fn, "_saved_self_sym_sizes", ())]
         if len(shape) < 4 or _channels_behind(node) != prod(shape[1:]):
             continue
-        spread, gather = _flattening(prod(shape[2:]))
+        places = prod(shape[2:])
         for other in node.inputs:
-            _set(other, node, spread)
-            _set(node, other, gather)
+            _set(other, node, partial(_spread, places))
+            _set(node, other, partial(_gather, places))
         for other in node.outputs:
             _set(other, node, None)
             _set(node, other, None)
         node.type = kinds.ELEMENTWISE  # torch_pruning infers only RESHAPE nodes again
 
 
-def _set(source: Any, target: Any, mapping: Callable[[_Indices], _Indices] | None) -> None:
+def _set(source: Any, target: Any, mapping: Callable[[list[Any]], list[Any]] | None) -> None:
     for dependency in source.dependencies:
         if dependency.target is target:
             dependency.index_mapping[0] = mapping
 
 
-def _flattening(places: int) -> tuple[Callable[[_Indices], _Indices], Callable[[_Indices], _Indices]]:
-    """Return the mapping of channels to columns, and of columns to channels."""
+def _spread(places: int, channels: list[Any]) -> list[Any]:
+    return [i._replace(idx=k) for i in channels for k in range(i.idx * places, (i.idx + 1) * places)]
 
-    def spread(given: _Indices) -> _Indices:
-        return [i._replace(idx=k) for i in given for k in range(i.idx * places, (i.idx + 1) * places)]
 
-    def gather(given: _Indices) -> _Indices:
-        return list(dict.fromkeys(i._replace(idx=i.idx // places) for i in given))
-
-    return spread, gather
+def _gather(places: int, columns: list[Any]) -> list[Any]:
+    return list(dict.fromkeys(i._replace(idx=i.idx // places) for i in columns))
 
 
 def _channels_behind(node: Any) -> int | None:
@@ -447,9 +416,9 @@ class Thinned:
     """Result of a thinning."""
 
     record: Record
-    """The cuts, for `thin_again`, in plain types, one of each module and side. Empty if nothing was cut."""
+    """The cuts, for `thin_again`, one of each module and side. Empty if nothing was cut."""
     removed: Removed
-    """The same by parameter: name -> dimension -> indices, as `crop` takes it."""
+    """The same by parameter."""
     exact: bool
     """True if the outputs on the example are unchanged in eval mode, apart from rounding."""
     difference: float
@@ -458,7 +427,7 @@ class Thinned:
 
 def thin(
     model: nn.Module,
-    example_inputs: Tensor | Sequence[Any],
+    example_inputs: Sequence[Any],
     optimizer: Optimizer | None = None,
     *,
     kind: Kind = "structures",
@@ -466,43 +435,30 @@ def thin(
 ) -> Thinned:
     """Remove zero filters or channels and all that depends on them; every layer keeps at least one.
 
-    The model is changed in place. Cut parameters become new objects; the optimizer gets them in place of the old ones,
-    with its state cut in the same way. Masks and other tensors of their shapes are left to the caller (`crop`). A model
-    with quantized weights is thinned by its float weights. Parameters that several modules share, and modules that are
-    called more than once, are not cut.
+    The model is changed in place as by `thin_again`; masks and other tensors of its parameters' shapes are left to the
+    caller (`crop`). A model with quantized weights is thinned by its float weights. Parameters that several modules
+    share, and modules that are called more than once, are not cut.
 
     Args:
         model: the model, whose pruned weights are zero.
-        example_inputs: the model's input tensor or positional arguments. Only the first samples are used.
+        example_inputs: the model's positional arguments. Only the first samples are used.
         optimizer: of the model.
         kind: ``filters`` removes zero filters with the weights that read them; ``channels`` removes zero input channels
             with the filters that produced them; ``structures`` does both.
         round_to: widths stay multiples of this, >= 1.
 
     Raises:
-        UserError: torch_pruning is not installed or cannot trace the model, or an argument is out of range.
+        UserError: torch_pruning is not installed or cannot trace the model.
     """
-    if kind not in get_args(Kind):
-        raise UserError(f"kind of a thinning must be one of {', '.join(get_args(Kind))}, got {kind!r}")
-    if round_to < 1:
-        raise UserError(f"round_to must be >= 1, got {round_to}")
-    arguments = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    trial = _Trial(model, _first_samples(arguments))
+    trial = _Trial(model, _first_samples(tuple(example_inputs)))
     record: Record = []
     with evaluating(trial.model):
-        while True:  # a cut can make more filters zero
-            cuts = trial.cut(kind, round_to)
-            if not cuts:
-                break
+        while cuts := trial.cut(kind, round_to):  # a cut can make more filters zero
             record += cuts
         difference = trial.difference()
     record = merged_record(dict(model.named_modules()), record)
-    return Thinned(
-        record=record,
-        removed=thin_again(model, record, optimizer),
-        exact=difference <= trial.tolerance,
-        difference=difference,
-    )
+    removed = thin_again(model, record, optimizer)
+    return Thinned(record=record, removed=removed, exact=difference <= trial.tolerance, difference=difference)
 
 
 class _Trial:
@@ -549,11 +505,9 @@ class _Trial:
         return found
 
     def difference(self) -> float:
-        """Return the largest absolute change of an output."""
         return _largest_difference(self.reference, self._outputs(self.model))
 
     def cut(self, kind: Kind, round_to: int) -> Record:
-        """Cut what can be removed now, and return it."""
         groups = coupled_groups(self.model, self._outputs, self.excluded)
         found = [cuts for group in groups if (cuts := group.cuts(kind, round_to))]
         record, thinner = self._without(found)

@@ -42,8 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     if workload is None and options:
         raise UserError(f"{options[0]} needs --workload, whose option it is")
     from trainables.compression.lr_schedulers import check_lr_scheduler
+    from trainables.compression.schedule.document import ScheduleError
     from trainables.compression.schedule.matching import match_schedule
-    from trainables.compression.schedule.policy_configs import ScheduleError
     from trainables.compression.schedule.reading import examine, read_marks
 
     try:
@@ -123,15 +123,16 @@ def facts_of_workload(name: str, options: Sequence[str]) -> tuple[ModelFacts, st
 
 
 def _counted(schedule: Schedule) -> str:
-    from trainables.compression.schedule.policy_configs import KINDS
+    from trainables.compression.schedule.parts import KINDS
 
-    counts = [plural(count, kind) for kind, section in KINDS.items() if (count := len(schedule.section(section)))]
+    sections = schedule.sections
+    counts = [plural(len(sections[section]), kind) for kind, section in KINDS.items() if sections.get(section)]
     policies = len(schedule.policies)
     return ", ".join([*counts, f"{policies} {'policy' if policies == 1 else 'policies'}"])
 
 
 def _print_schedule(schedule: Schedule, resolved: Resolved | None, epochs: int) -> None:
-    from trainables.compression.schedule.epoch_table import epoch_table, table_cells
+    from trainables.compression.schedule.epoch_table import epoch_table
 
     shown = schedule if resolved is None else resolved.schedule
     for policy in shown.policies:
@@ -139,9 +140,9 @@ def _print_schedule(schedule: Schedule, resolved: Resolved | None, epochs: int) 
         print(f"\n{policy.kind} {component.name}, {component.class_name}: {_when(policy)}")
         if names := _names(component, resolved):
             print(f"  {names}")
-    if rows := epoch_table(schedule, epochs, resolved):
+    if len(table := epoch_table(shown, epochs)) > 1:
         print(f"\n{epochs} epochs; shares are planned ones, of elements or of structures")
-        print_table(table_cells(rows, with_totals=resolved is not None))
+        print_table(table)
 
 
 def _when(policy: PlannedPolicy) -> str:

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
             _load(run, Path(arguments.checkpoint))
         rows = sensitivity_analysis(
             run.model,
-            lambda model: evaluate_workload(run.workload, model, "validation", run.device, seed=config.seed),
+            lambda model: evaluate_workload(run.workload, model, "validation", run.device),
             layers=layers,
             levels=levels,
             kind=kind,

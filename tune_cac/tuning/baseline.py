@@ -312,9 +312,7 @@ def _analysed(
         try:
             rows = sensitivity_analysis(
                 run.model,
-                lambda model: evaluate_workload(
-                    run.workload, model, "validation", run.device, loss_batches=0, metric=quality.name
-                ),
+                lambda model: evaluate_workload(run.workload, model, "validation", run.device, quality.name),
                 layers=list(weight_names),
                 levels=levels,
             )

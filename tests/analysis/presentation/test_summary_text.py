@@ -392,7 +392,7 @@ def test_best_yaml_is_the_schedule_that_the_trial_trained() -> None:
     schedule = read_schedule(text)
     (policy,) = schedule.policies
     assert list(policy.timing.active_epochs()) == [3, 5, 7]
-    (pruner,) = schedule.section("pruners").values()
+    (pruner,) = schedule.sections["pruners"].values()
     assert pruner.class_name == "SensitivityPruner"
     assert pruner.settings is not None
     assert pruner.settings.model_dump()["sensitivities"] == {"conv1.weight": 0.5, "fc.weight": 0.25}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import io
 import math
 from typing import Any
 
@@ -20,7 +19,6 @@ from trainables.compression.distillation import (
     distillation_loss,
 )
 from trainables.errors import UserError
-from trainables.runtime.isolation import generators_state
 
 
 def draw(*shape: int, seed: int) -> Tensor:
@@ -91,16 +89,6 @@ def test_half_precision_is_computed_in_single() -> None:
     )
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(60)
-
-
-def test_labels_of_another_shape() -> None:
-    logits = draw(2, 3, 6, seed=1)
-    with pytest.raises(UserError) as raised:
-        distillation_loss(
-            logits, logits, torch.tensor(1.0), temperature=1.0, distill_weight=1.0, student_weight=1.0,
-            teacher_weight=1.0, labels=torch.zeros(2, dtype=torch.int64),
-        )  # fmt: skip
-    assert str(raised.value) == "labels must have the logits' shape without the classes, [2, 3], got [2]"
 
 
 def network(seed: int, hidden: int = 6) -> nn.Sequential:
@@ -187,19 +175,6 @@ def test_the_teacher_stays_as_it_is() -> None:
     assert not any(parameter.requires_grad for parameter in teacher.parameters())
     for name, value in teacher.state_dict().items():
         assert torch.equal(value, before[name]), name
-
-
-def test_the_teacher_draws_on_no_generator() -> None:
-    inputs, _ = batch()
-    student = network(1).eval()  # draws nothing itself
-    policy = KnowledgeDistillationPolicy(student, network(2))
-    before = generators_state(torch.device("cpu"))
-    policy.forward(inputs)
-    after = generators_state(torch.device("cpu"))
-    assert torch.equal(before["torch"], after["torch"])
-    assert before["python"][::2] == after["python"][::2]
-    assert torch.equal(torch.as_tensor(before["python"][1]), torch.as_tensor(after["python"][1]))
-    assert torch.equal(before["numpy"][1], after["numpy"][1])
 
 
 def test_attached_it_watches_training_alone() -> None:
@@ -363,29 +338,3 @@ def test_every_flag() -> None:
             assert vars(parser().parse_args([flag, text])) == {**DEFAULTS, name: value}
     assert vars(parser().parse_args(["--kd-pretrained"])) == {**DEFAULTS, "kd_pretrained": True}
     assert vars(parser(enable_pretrained=False).parse_args([])) == DEFAULTS
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["--kd-temp", "0"], "argument --kd-temperature/--kd-temp: must be a number > 0, got '0'"),
-        (["--kd-temp", "hot"], "argument --kd-temperature/--kd-temp: must be a number > 0, got 'hot'"),
-        (["--kd-sw", "nan"], "argument --kd-student-wt/--kd-sw: must be a number >= 0, got 'nan'"),
-        (["--kd-start-epoch", "-2"], "argument --kd-start-epoch: must be a whole number >= 0, got '-2'"),
-        (["--kd-teacher", "resnet57"], "argument --kd-teacher: invalid choice: 'resnet57' "),
-        (["--kd-pretrained"], "unrecognized arguments: --kd-pretrained"),
-    ],
-)
-def test_values_that_are_refused(given: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parser(arch_choices=["resnet20", "resnet56"], enable_pretrained=False).parse_args(given)
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"train: error: {message}")
-
-
-def test_a_student_can_be_saved_whole_while_it_is_attached() -> None:
-    student = nn.Linear(3, 2)
-    KnowledgeDistillationPolicy(student, nn.Linear(3, 2)).attach()
-    file = io.BytesIO()
-    torch.save(student, file)
-    file.seek(0)
-    assert torch.equal(torch.load(file, weights_only=False).weight, student.weight)

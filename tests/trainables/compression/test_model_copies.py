@@ -1,8 +1,7 @@
-"""Copies share nothing with their model; a model's inputs are seen without computing it."""
+"""Copies share nothing with their model."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -12,9 +11,7 @@ from trainables.compression.model_copies import (
     bare_copy,
     float_tensor,
     hookless_copy,
-    model_inputs,
 )
-from trainables.workloads.base import Batch
 
 
 class Double(nn.Module):
@@ -52,33 +49,16 @@ def test_a_bare_copy_has_the_float_weights_and_leaves_the_model_its_class() -> N
     assert torch.equal(model[0].weight, 2 * original)
 
 
-@pytest.mark.parametrize("meta", [False, True])
-def test_copies_have_no_hooks_and_shared_parameters_stay_shared(meta: bool) -> None:
+def test_copies_have_no_hooks_and_shared_parameters_stay_shared() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight
     seen: list[int] = []
     model[0].register_forward_hook(lambda *_: seen.append(1))
     model[1].register_forward_pre_hook(lambda *_: seen.append(2))
-    found = hookless_copy(model, meta=meta)
-    found(torch.zeros(2, 3, device="meta" if meta else "cpu"))
+    found = hookless_copy(model)
+    found(torch.zeros(2, 3))
     assert seen == []
     assert found[0].weight is found[1].weight
     assert found[0].weight is not model[0].weight
     model(torch.zeros(2, 3))
     assert seen == [1, 2]
-
-
-def test_inputs_are_seen_and_nothing_is_computed() -> None:
-    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    called: list[int] = []
-    model[0].register_forward_hook(lambda *_: called.append(1))
-
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        result: Tensor = model(batch[1] + 1).sum()
-        return result
-
-    (x,) = model_inputs(model, loss, (torch.zeros(4), torch.ones(4, 3)))
-    assert torch.equal(x, torch.full((4, 3), 2.0))
-    assert called == []
-    assert model.training
-    assert len(model._forward_pre_hooks) == 0

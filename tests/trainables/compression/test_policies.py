@@ -18,8 +18,7 @@ from trainables.compression.policies import (
     RegularizationPolicy,
     Training,
 )
-from trainables.compression.pruners import build_pruner
-from trainables.compression.pruners.pruner import Pruner
+from trainables.compression.pruners import Pruner, build_pruner
 from trainables.compression.regularizers import build_regularizer
 from trainables.compression.schedule import PrunerPolicyConfig
 from trainables.compression.schedule.configs import PRUNERS, GroupLassoRegularizerConfig, L1RegularizerConfig

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import random
-import sys
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,17 +17,11 @@ from tiny_workload import Tiny, TinyAdam, tiny  # noqa: F401 - a fixture
 from torch import Tensor, nn
 
 from trainables.compression.policies import (
-    DistillationPolicy,
-    LRPolicy,
     Policy,
     PruningPolicy,
-    QuantizationPolicy,
-    RegularizationPolicy,
-    ThinningPolicy,
     Training,
 )
 from trainables.compression.pruners import build_pruner
-from trainables.compression.schedule import read_schedule
 from trainables.compression.schedule.configs import SparsityLevelParameterPrunerConfig
 from trainables.compression.schedule.timing import Moment
 from trainables.compression.scheduler import CompressionScheduler, check_on_model
@@ -37,7 +29,6 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.runtime.isolation import isolated
 from trainables.training.run import TrainingRun
-from trainables.workloads import build
 
 
 class Told(Policy):
@@ -102,47 +93,6 @@ def test_everyone_is_told_in_the_schedules_order() -> None:
         "-- 3", "a looks", "b looks", *epoch(3, ("a", 1), ("b", 2)), "a looks away", "b looks away",
     ]  # fmt: skip
     assert [scheduled.has_acted for scheduled in scheduler.policies] == [True, True, False]
-
-
-def test_looking_ends_with_the_last_active_epoch_and_begins_where_a_run_is_continued() -> None:
-    log: list[Any] = []
-    scheduler = CompressionScheduler(nn.Linear(1, 1))
-    scheduler.add_policy(Told("a", log), epochs=[0])
-    scheduler.add_policy(Told("b", log), epochs=[1])
-    scheduler.on_minibatch_begin(0, 3, 5)  # in the middle of an epoch
-    assert log == ["a looks", "a begins 0.3 of 5"]
-    scheduler.on_minibatch_begin(0, 4, 5)
-    assert log[2:] == ["a begins 0.4 of 5"]
-    scheduler.on_epoch_begin(1)
-    assert log[3:] == ["a looks away", "b looks", "b epoch 1"]
-    with scheduler.unhooked():
-        assert log.pop() == "b looks away"
-    assert log.pop() == "b looks"
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_pruner_of_two_policies_sees_the_training_of_both(order: tuple[int, int]) -> None:
-    """Whichever is listed first: the end of one policy does not blind the other."""
-    times = [{"starting_epoch": 1, "ending_epoch": 2}, {"starting_epoch": 3, "ending_epoch": 4}]
-    schedule = sections(
-        [{"pruner": {"instance_name": "p"}, **times[place]} for place in order],
-        pruners={"p": ranked("GradientRankedFilterPruner", weights=["0.weight"])},
-    )
-    model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Flatten(), nn.Linear(4, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = CompressionScheduler.from_schedule(model, optimizer, schedule)
-    seen = []
-    for epoch in range(5):
-        scheduler.on_epoch_begin(epoch)
-        scheduler.on_minibatch_begin(epoch, 0, 1)
-        model(torch.ones(3, 1, 1, 1)).sum().backward()
-        scheduler.on_minibatch_end(epoch, 0, 1)
-        scheduler.on_epoch_end(epoch)
-        seen.append(bool(scheduler.state_dict()["components"].get("pruners.p", {}).get("sums")))
-    # An epoch before the first, in each active one, and between the two.
-    assert seen == [True, True, True, True, True]
-    scheduler.on_epoch_begin(9)
-    assert not model[0].weight._backward_hooks
 
 
 def test_masks_are_applied_between_policies_and_the_loop() -> None:
@@ -239,15 +189,6 @@ def test_a_plain_loop_from_a_file_is_our_run_bit_for_bit(name: str, kind: type[T
         assert not any(torch.equal(a, b) for a, b in zip(untrained, run.model.parameters(), strict=False))
 
 
-def test_where_a_schedule_comes_from(tmp_path: Path) -> None:
-    file = tmp_path / "s.yaml"
-    file.write_text(text(SCHEDULES["agp"]))
-    model = Tiny().make_model()
-    for given in (SCHEDULES["agp"], file.read_text(), file, str(file), read_schedule(file)):
-        scheduler = CompressionScheduler.from_schedule(model, torch.optim.SGD(model.parameters(), lr=0.1), given)
-        assert [s.timing.active_epochs() for s in scheduler.policies] == [(1, 2, 3)]
-
-
 def small() -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -259,40 +200,6 @@ def small() -> nn.Sequential:
 def scheduler_of(schedule: dict[str, Any], model: nn.Module | None = None, **more: Any) -> CompressionScheduler:
     model = small() if model is None else model
     return CompressionScheduler.from_schedule(model, torch.optim.SGD(model.parameters(), lr=0.5), schedule, **more)
-
-
-def test_policies_come_in_the_schedules_order_with_its_times() -> None:
-    schedule = sections(
-        [
-            span("extension", "x", 5, 6),
-            span("quantizer", "q", 4, 9),
-            {"lr_scheduler": {"instance_name": "l"}, "epochs": [0, 7]},
-            span("pruner", "p", 1, 8, 3, keep_mask=True),
-            span("regularizer", "r", 0, 2, keep_mask=True),
-            span("distiller", "d", 2, 3),
-        ],
-        pruners={"p": {"class": "MagnitudeParameterPruner", "thresholds": {"*weight": 0.1}}},
-        regularizers={"r": {"class": "L1Regularizer", "reg_regims": {"0.*": 0.1}}},
-        quantizers={"q": {"class": "DorefaQuantizer", "bits_weights": 4, "bits_activations": 4}},
-        lr_schedulers={"l": {"class": "StepLR", "step_size": 3}},
-        extensions={"x": {"class": "ChannelRemover", "round_to": 4}},
-        distillers={"d": {"class": "KnowledgeDistillation", "teacher": "resnet20"}},
-    )
-    found = scheduler_of(schedule).policies
-    assert [type(scheduled.policy) for scheduled in found] == [
-        ThinningPolicy, QuantizationPolicy, LRPolicy, PruningPolicy, RegularizationPolicy, DistillationPolicy,
-    ]  # fmt: skip
-    assert [scheduled.timing.active_epochs() for scheduled in found] == [
-        (5,), (4, 5, 6, 7, 8), (0, 7), (1, 4, 7), (0, 1), (2,),
-    ]  # fmt: skip
-    thinning, _, _, pruning, regularization, _ = (scheduled.policy for scheduled in found)
-    assert isinstance(thinning, ThinningPolicy)
-    assert (thinning.kind, thinning.round_to) == ("channels", 4)
-    assert isinstance(pruning, PruningPolicy)
-    assert pruning.args.keep_mask
-    assert pruning.pruner.targets == ("0.weight", "2.weight", "5.weight")
-    assert isinstance(regularization, RegularizationPolicy)
-    assert (regularization.keep_mask, regularization.regularizer.targets) == (True, ("0.weight", "0.bias"))
 
 
 def test_policies_of_one_component_share_its_memory() -> None:
@@ -344,25 +251,17 @@ def test_what_is_drawn_depends_on_seed_and_name_alone() -> None:
     assert len({tuple(drawn(seed, name)) for seed in (0, 1, 2) for name in "pq"}) > 3
 
 
-def test_a_missing_extra_is_said_when_the_schedule_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, in the epoch that thins."""
-    monkeypatch.setitem(sys.modules, "torch_pruning", None)
-    schedule = sections([span("extension", "x", 5, 6)], extensions={"x": {"class": "FilterRemover"}})
-    with pytest.raises(UserError, match=r"needs torch_pruning, which is not installed: pip install 'tune-cac\[thin\]'"):
-        scheduler_of(schedule)
-
-
 def test_rates_begin_from_those_given() -> None:
     schedule = sections(
         [span("lr_scheduler", "l", 0, 2)], lr_schedulers={"l": {"class": "ExponentialLR", "gamma": 0.5}}
     )
     for base, expected in ((None, 0.25), ([8.0], 4.0)):
         scheduler = scheduler_of(schedule, base_lrs=base)
-        assert scheduler.optimizer is not None
+        assert scheduler.training.optimizer is not None
         scheduler.on_epoch_begin(0)
-        assert scheduler.optimizer.param_groups[0]["lr"] == 2 * expected
+        assert scheduler.training.optimizer.param_groups[0]["lr"] == 2 * expected
         scheduler.on_epoch_end(0)
-        assert scheduler.optimizer.param_groups[0]["lr"] == expected
+        assert scheduler.training.optimizer.param_groups[0]["lr"] == expected
 
 
 def test_a_teacher_is_built_in_its_first_epoch_and_draws_nothing_from_the_run(tmp_path: Path) -> None:
@@ -395,21 +294,6 @@ def test_a_teacher_is_built_in_its_first_epoch_and_draws_nothing_from_the_run(tm
 # --- on the model of a run ------------------------------------------------------------------------------------------
 
 
-def test_checking_leaves_the_process_as_it_was(tmp_path: Path) -> None:
-    torch.save(build("digits").make_model().state_dict(), tmp_path / "t.pt")
-    schedule = sections(
-        [span("pruner", "p", 1, 2), span("distiller", "d", 1, 2)],
-        pruners={"p": {"class": "SensitivityPruner", "sensitivities": {"conv?.weight": 0.3}}},
-        distillers={"d": {"class": "KnowledgeDistillation", "checkpoint": str(tmp_path / "t.pt")}},
-    )
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_on_model(schedule, TrialConfig(method="none"))
-    assert torch.equal(state, torch.get_rng_state())
-    assert torch.get_num_threads() == threads
-
-
 def test_what_does_not_fit_the_model_is_told() -> None:
     policies = [span("pruner", "p", 1, 2), span("distiller", "d", 7, 9), span("quantizer", "q", 1, 2)]
     parts: dict[str, Any] = {
@@ -430,7 +314,7 @@ def test_what_does_not_fit_the_model_is_told() -> None:
 
 
 def step(scheduler: CompressionScheduler, epoch: int, minibatch: int, per_epoch: int = 3) -> None:
-    model, optimizer = scheduler.model, scheduler.optimizer
+    model, optimizer = scheduler.model, scheduler.training.optimizer
     assert optimizer is not None
     if minibatch == 0:
         scheduler.on_epoch_begin(epoch)

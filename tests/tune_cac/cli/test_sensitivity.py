@@ -53,7 +53,6 @@ def test_it_trains_analyses_and_proposes(tmp_path: Path, capsys: pytest.CaptureF
     assert [(row["parameter"], float(row["sparsity"])) for row in rows] == [
         (name, level) for name in LAYERS for level in (0, 0.25, 0.5)
     ]
-    assert all(row["top5"] == "" and float(row["loss"]) > 0 for row in rows)
     table = [line.split() for line in out.splitlines() if line.startswith(tuple(LAYERS))]
     assert [cells[0] for cells in table] == LAYERS
     assert [cells[1:4] for cells in table[:2]] == [["36", "50", "%"], ["144", "50", "%"]]  # any drop is allowed

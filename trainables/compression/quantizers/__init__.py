@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from trainables.compression.quantizers.functions import dorefa_weight, unit_activation, wrpn_weight
+from trainables.compression import measures
 from trainables.compression.quantizers.quantized_modules import (
     INPUT,
     CalibratedRange,
@@ -27,10 +27,12 @@ from trainables.compression.quantizers.quantized_modules import (
     LinearWeight,
     MovingRange,
     Quantization,
+    dorefa_weight,
     is_quantized,
     quantize_input,
     quantize_output,
-    quantize_parameter,
+    unit_activation,
+    wrpn_weight,
 )
 from trainables.compression.schedule.configs import ComponentConfig, OverridesConfig
 from trainables.compression.schedule.matching import match_modules
@@ -41,9 +43,8 @@ __all__ = ["Quantizer", "build_quantizer", "is_quantized"]
 #: Numbers of bits of a module, 1 to 31, of its ``weights``, ``bias`` and ``activations``; None: not quantized.
 Bits = dict[str, int | None]
 
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 #: Layers whose weights and biases are quantized, subclasses included.
-WEIGHT_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED, nn.Linear, nn.Embedding)
+WEIGHT_LAYERS = (*measures.WEIGHT_LAYERS, nn.Embedding)
 #: Activations that clip values below 0.
 RECTIFIERS = (nn.ReLU, nn.ReLU6)
 #: Activations whose output a linear quantizer quantizes.
@@ -61,11 +62,8 @@ def usable(bits: int | None) -> int | None:
 def plan_bits(model: nn.Module, default: Bits, overrides: Mapping[str, OverridesConfig]) -> dict[nn.Module, Bits]:
     """Return the bits of each module in the model's order; a module with several names occurs once.
 
-    The first pattern that matches a module applies; keys it does not set inherit the default. Patterns are matched by
-    `match_modules`, as in the check of a schedule; the root module has no name, so none matches it.
-
-    Raises:
-        UserError: a pattern matches no module, or a module has several names with different bits.
+    The first pattern that matches a module applies; keys it does not set inherit the default. UserError if a pattern
+    matches no module, or a module has several names with different bits.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     chosen: dict[str, Bits] = {}
@@ -131,16 +129,21 @@ class Quantizer:
         """Build a module that quantizes activations; ``options`` are device and dtype of its parameters and buffers."""
         return Quantization(bits, unit_activation)
 
-    def plan(self, model: nn.Module) -> dict[nn.Module, Bits]:
-        """Return the bits by module, after checking them.
+    def plan(self, model: nn.Module) -> dict[nn.Module, dict[str, int]]:
+        """Return the bits of what each module has and the quantizer quantizes.
 
-        Raises:
-            UserError: overrides do not fit the model, or bits are too few.
+        UserError: overrides do not fit the model, bits are too few, or a hook computes a weight.
         """
-        plan = plan_bits(model, self.default, self.given.overrides)
         names = {module: name for name, module in model.named_modules()}
-        for module, bits in plan.items():
-            for what, number in self._used(module, bits).items():
+        plan = {}
+        for module, bits in plan_bits(model, self.default, self.given.overrides).items():
+            has = {
+                "weights": isinstance(module, WEIGHT_LAYERS),
+                "bias": isinstance(module, WEIGHT_LAYERS) and getattr(module, "bias", None) is not None,
+                "activations": isinstance(module, self.activation_kinds),
+            }
+            plan[module] = {what: number for what, number in bits.items() if has[what] and number is not None}
+            for what, number in plan[module].items():
                 self._check(names[module] or "the model", module, what, number)
         return plan
 
@@ -157,24 +160,12 @@ class Quantizer:
                 "torch.nn.utils.parametrizations instead of torch.nn.utils.weight_norm or spectral_norm"
             )
 
-    def _used(self, module: nn.Module, bits: Bits) -> dict[str, int]:
-        """Return the bits of what the module has and the quantizer quantizes."""
-        has = {
-            "weights": isinstance(module, WEIGHT_LAYERS),
-            "bias": isinstance(module, WEIGHT_LAYERS) and getattr(module, "bias", None) is not None,
-            "activations": isinstance(module, self.activation_kinds),
-        }
-        return {what: number for what, number in bits.items() if has[what] and number is not None}
-
     def prepare(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         """Change the model's modules in place, and add learned parameters to the optimizer's last group.
 
         Parameters stay the same objects, but their names and their order in the model change: an optimizer whose state
-        is to be loaded must have been built before `prepare`, like the one that was saved.
-
-        Raises:
-            UserError: the model is quantized already; overrides or bits do not fit it; a hook computes a weight. The
-                model is then unchanged.
+        is to be loaded must have been built before `prepare`, like the one that was saved. UserError: the model is
+        quantized already, or as `plan`. The model is then unchanged.
         """
         if is_quantized(model):
             raise UserError(f"a model must be quantized once, got a quantized one for quantizer {self.name}")
@@ -200,19 +191,20 @@ class Quantizer:
     def change_inputs(self, model: nn.Module, options: Mapping[str, Any]) -> None:
         """Quantize the model's input, if the quantizer does that."""
 
-    def change(self, module: nn.Module, bits: Bits, options: Mapping[str, Any]) -> None:
-        """Quantize a module's weight, bias and output, where present and given bits."""
-        used = self._used(module, bits)
-        if "weights" in used:
-            quantize_parameter(module, "weight", self.weight_quantization(module, used["weights"]))
-        if "bias" in used:
-            quantize_parameter(module, "bias", self.bias_quantization(module, used["bias"]))
-        if "activations" in used:
-            quantize_output(module, self.activation_quantization(used["activations"], options))
+    def change(self, module: nn.Module, bits: Mapping[str, int], options: Mapping[str, Any]) -> None:
+        """Quantize a module's weight, bias and output, where given bits."""
+        # Shape and dtype do not change, so torch's check with a forward pass is not needed.
+        if "weights" in bits:
+            quantization = self.weight_quantization(module, bits["weights"])
+            parametrize.register_parametrization(module, "weight", quantization, unsafe=True)
+        if "bias" in bits:
+            quantization = self.bias_quantization(module, bits["bias"])
+            parametrize.register_parametrization(module, "bias", quantization, unsafe=True)
+        if "activations" in bits:
+            quantize_output(module, self.activation_quantization(bits["activations"], options))
 
-    def _warn_of_nothing(self, model: nn.Module, plan: Mapping[nn.Module, Bits]) -> None:
-        wants_activations = any(bits["activations"] is not None for bits in plan.values())
-        if wants_activations and not any(isinstance(module, self.activation_kinds) for module in plan):
+    def _warn_of_nothing(self, model: nn.Module, plan: Mapping[nn.Module, object]) -> None:
+        if self.default["activations"] and not any(isinstance(module, self.activation_kinds) for module in plan):
             kinds = ", ".join(kind.__name__ for kind in self.activation_kinds)
             warnings.warn(
                 f"quantizer {self.name} quantizes no activations, for no module is one of {kinds}; functions such as "
@@ -231,8 +223,6 @@ class Quantizer:
 
 
 class _Wrpn(Quantizer):
-    """Quantize weights and biases with `wrpn_weight`, outputs of rectifiers with `unit_activation`."""
-
     def least_bits(self, what: str) -> int:
         return 1 if what == "activations" else 2
 
@@ -241,17 +231,14 @@ class _Wrpn(Quantizer):
 
 
 class _Pact(Quantizer):
-    """Quantize weights as DoReFa-Net, outputs of rectifiers with `pact_activation` and a separate alpha for each."""
-
     def activation_quantization(self, bits: int, options: Mapping[str, Any]) -> Quantization:
         return LearnedClipActivation(bits, self.given.act_clip_init_val, options)
 
 
 class _LinearTraining(Quantizer):
-    """Quantize weights and biases to their own range, outputs of activation modules to a moving average range.
+    """Quantize weights and biases to their own range, activations and the model's input to a moving average range.
 
-    So is the model's first argument, where it is a floating-point tensor. Biases and embeddings have one range, even if
-    ``per_channel_wts`` gives each filter its own.
+    Biases and embeddings have one range, even if ``per_channel_wts`` gives each filter its own.
     """
 
     activation_kinds: ClassVar[tuple[type[nn.Module], ...]] = ACTIVATIONS
@@ -269,10 +256,10 @@ class _LinearTraining(Quantizer):
         return LinearWeight(bits, self.given.mode, self.channel_axis(layer))
 
     def channel_axis(self, layer: nn.Module) -> int | None:
-        """Return the axis of the layer's weight whose slices (filters) each get a grid; None: one grid for all."""
+        """Return the axis of the layer's weight whose slices each get a grid; None: one grid for all."""
         if not self.given.per_channel_wts or isinstance(layer, nn.Embedding):  # its rows are outputs, not filters
             return None
-        return 1 if isinstance(layer, TRANSPOSED) else 0
+        return 1 if isinstance(layer, measures.TRANSPOSED) else 0
 
     def bias_quantization(self, layer: nn.Module, bits: int) -> Quantization:
         return LinearWeight(bits, self.given.mode, None)
@@ -311,19 +298,15 @@ class _PostTraining(_LinearTraining):
     def activation_quantization(self, bits: int, options: Mapping[str, Any]) -> Quantization:
         return CalibratedRange(bits, self.given.mode, self.given.clip_acts, self.given.clip_n_stds, options)
 
-    def change(self, module: nn.Module, bits: Bits, options: Mapping[str, Any]) -> None:
+    def change(self, module: nn.Module, bits: Mapping[str, int], options: Mapping[str, Any]) -> None:
         super().change(module, bits, options)
-        used = self._used(module, bits)
-        if isinstance(module, WEIGHT_LAYERS) and "activations" in used:
-            quantize_input(module, self.activation_quantization(used["activations"], options))
+        if isinstance(module, WEIGHT_LAYERS) and "activations" in bits:
+            quantize_input(module, self.activation_quantization(bits["activations"], options))
 
     def finish_epoch(self, model: nn.Module) -> None:
         """Freeze all ranges for good; later calls do nothing.
 
-        Activations that no batch reached are not quantized, with a warning.
-
-        Raises:
-            UserError: there was no forward pass in training mode.
+        Activations that no batch reached are not quantized, with a warning; UserError if no batch reached any.
         """
         if any(module.frozen for module in model.modules() if isinstance(module, Frozen)):
             return
@@ -359,7 +342,6 @@ def _freeze_parameters(layer: nn.Module) -> None:
 
 
 def _options_of(model: nn.Module) -> dict[str, Any]:
-    """Return the model's device, and the dtype for added tensors: double if the model is double, else single."""
     like: Tensor = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     return {"device": like.device, "dtype": torch.float64 if like.dtype == torch.float64 else torch.float32}
 
@@ -376,13 +358,8 @@ _QUANTIZERS: dict[str, type[Quantizer]] = {
 def build_quantizer(name: str, settings: ComponentConfig, model: nn.Module | None = None) -> Quantizer:
     """Build the quantizer that a schedule describes; it changes no model before `Quantizer.prepare` is called.
 
-    Args:
-        name: of the instance in the schedule, for messages.
-        settings: one of `trainables.compression.schedule.configs.QUANTIZERS`.
-        model: as built; if given, overrides and bits are checked against it.
-
-    Raises:
-        UserError: the settings contradict each other or do not fit the model.
+    ``name`` is that of the instance in the schedule, for messages. Overrides and bits are checked against the model as
+    built, if it is given.
     """
     if settings.class_ not in _QUANTIZERS:
         raise unknown_name("quantizer", settings.class_, _QUANTIZERS)

@@ -1,4 +1,4 @@
-"""Modules that quantizers add to a model's layers, and functions that add them.
+"""Modules that quantizers add to a model's layers, their formulas, and functions that add them.
 
 Only instances are changed, by parametrizations, child modules and hooks. A copy of the model has them too, because the
 hooks look up the child module on the module that they are called with.
@@ -11,32 +11,197 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from trainables.compression.quantizers.functions import (
-    Grid,
-    linear_grid,
-    on_grid,
-    pact_activation,
-    value_range,
-    wide,
-)
 from trainables.compression.schedule.configs import Clip, Mode
+
+# --- Pure functions that quantize a tensor to values on a grid, with the same shape and dtype ------------------------
+# Symbols: k bits; n = 2^k - 1 steps between 2^k levels; Q_k(r) = round(n r) / n for r in [0, 1]; s step; z zero point.
+# Rounding is to the nearest, ties to even. Half precision is computed in single precision and rounded at the end. A
+# weight that is exactly 0 stays exactly 0 in every scheme, so that pruned weights stay pruned.
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return x in at least single precision, because half precision cannot represent all integers of a grid."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def unit_levels(r: Tensor, bits: int) -> Tensor:
+    """Return Q_k(r): round r in [0, 1] to the nearest of 2^k equally spaced levels (DoReFa-Net, eq. 5)."""
+    steps = 2**bits - 1
+    return (r * steps).round_().div_(steps)
+
+
+def dorefa_weight(w: Tensor, bits: int) -> Tensor:
+    """Return DoReFa-Net weights (Zhou et al. 2016, eqs. 7 and 9), in [-1, 1].
+
+    k > 1: 2 Q_k(tanh(w) / (2 max|tanh(w)|) + 1/2) - 1; the gradient is that of tanh(w) / max|tanh(w)|, including the
+    gradient of the maximum. These levels do not include zero; a weight that is exactly 0 stays 0, an additional value.
+    k = 1: sign(w) E|w|, gradient 1; E is over the nonzero weights, which are all weights without pruning.
+    """
+    if bits == 1:
+
+        def signs(w: Tensor) -> Tensor:
+            values = wide(w)
+            mean = values.abs().sum() / torch.count_nonzero(values).clamp(min=1)
+            return (torch.sign(values) * mean).to(w.dtype)
+
+        return straight_through(w, signs)
+    bent = torch.tanh(wide(w))
+    peak = bent.abs().amax()
+    even = bent / (peak + (peak == 0))  # all zeros stay zeros, with finite gradients
+    levels = straight_through(even, lambda e: torch.where(e == 0, 0, 2 * unit_levels(e / 2 + 0.5, bits) - 1))
+    return levels.to(w.dtype)
+
+
+def wrpn_weight(w: Tensor, bits: int) -> Tensor:
+    """Return WRPN weights (Mishra et al. 2017, section 4): w clamped to [-1, 1], round(m w) / m, m = 2^(k-1) - 1.
+
+    k >= 2: one bit is the sign bit. The gradient is 1 in [-1, 1], else 0.
+    """
+    steps = 2 ** (bits - 1) - 1
+    return straight_through(
+        w, lambda w: (torch.round(wide(w).clamp(-1, 1) * steps) / steps).to(w.dtype), w.detach().abs() <= 1
+    )
+
+
+def unit_activation(x: Tensor, bits: int) -> Tensor:
+    """Return Q_k(clip(x, 0, 1)) (DoReFa-Net, section 2.6; WRPN, section 4). The gradient is 1 in [0, 1], else 0."""
+    inside = (x.detach() >= 0) & (x.detach() <= 1)
+    return straight_through(x, lambda x: unit_levels(wide(x).clamp(0, 1), bits).to(x.dtype), inside)
+
+
+def pact_activation(x: Tensor, alpha: Tensor, bits: int) -> Tensor:
+    """Return Q_k(clip(x, 0, alpha) / alpha) alpha, gradients of PACT (Choi et al. 2018, eqs. 1 to 3).
+
+    alpha is a scalar, at least the smallest normal number. With g the gradient of the result, that of x is g in
+    [0, alpha), else 0; that of alpha is the sum of g where x >= alpha.
+    """
+    y: Tensor = _LearnedClip.apply(x, alpha, bits)
+    return y
+
+
+class Grid(NamedTuple):
+    """A grid of 2^k integers q with the values (q - zero) / scale."""
+
+    scale: Tensor
+    """1 / s > 0, by which values are multiplied as in Distiller, whose rounding is then equal to the last bit."""
+    zero: Tensor
+    """z, an integer: the q of value 0.0."""
+    q_min: int
+    q_max: int
+    low: Tensor
+    """Lower end of the range; values below it have gradient 0."""
+    high: Tensor
+    """Upper end of the range; values above it have gradient 0."""
+
+
+def linear_grid(low: Tensor, high: Tensor, bits: int, mode: Mode) -> Grid:
+    """Return the grid for a range (Krishnamoorthi 2018, section 2; Distiller's modes). It always includes 0.
+
+    SYMMETRIC: M = max(|low|, |high|), s = M / ((2^k - 1) / 2), z = 0, q in [-2^(k-1), 2^(k-1) - 1].
+    SYMMETRIC_RESTRICTED: s = M / (2^(k-1) - 1), z = 0, q in [-(2^(k-1) - 1), 2^(k-1) - 1].
+    ASYMMETRIC_UNSIGNED: low and high extended to include 0, s = (high - low) / (2^k - 1), z = round(-low / s),
+    q in [0, 2^k - 1].
+    ASYMMETRIC_SIGNED: the same with 2^(k-1) subtracted from z and q; the represented values are the same.
+    A range of width 0 has s = 1. ``low`` <= ``high`` are () or one per channel; k is at least 2 if symmetric.
+    """
+    low, high = wide(low), wide(high)
+    if mode.startswith("SYMMETRIC"):
+        high = torch.maximum(low.abs(), high.abs())
+        low = -high
+        q_max = 2 ** (bits - 1) - 1
+        q_min, half = (-q_max, float(q_max)) if mode == "SYMMETRIC_RESTRICTED" else (-q_max - 1, (2**bits - 1) / 2)
+        scale = torch.where(high == 0, 1, half / high)
+        return Grid(scale, torch.zeros_like(scale), q_min, q_max, low, high)
+    low, high = low.clamp(max=0), high.clamp(min=0)
+    scale = torch.where(high == low, 1, (2**bits - 1) / (high - low))
+    q_min = -(2 ** (bits - 1)) if mode == "ASYMMETRIC_SIGNED" else 0
+    return Grid(scale, torch.round(-low * scale) + q_min, q_min, q_min + 2**bits - 1, low, high)
+
+
+def on_grid(x: Tensor, grid: Grid) -> Tensor:
+    """Return (clamp(round(x / s) + z, q_min, q_max) - z) s; the gradient is 1 in the grid's range, else 0."""
+
+    def levels(x: Tensor) -> Tensor:
+        # In place after the first new tensor: activations are large, and each extra copy costs time.
+        q = (wide(x) * grid.scale).add_(grid.zero).round_().clamp_(grid.q_min, grid.q_max)
+        return q.sub_(grid.zero).div_(grid.scale).to(x.dtype)
+
+    values = wide(x.detach())
+    return straight_through(x, levels, (values >= grid.low) & (values <= grid.high))
+
+
+def value_range(w: Tensor, axis: int | None) -> tuple[Tensor, Tensor]:
+    """Return the least and greatest value of w: () or, per slice along an axis, of a shape that broadcasts to w."""
+    if axis is None:
+        low, high = torch.aminmax(w)
+        return low, high
+    others = [d for d in range(w.dim()) if d != axis]
+    return w.amin(others, keepdim=True), w.amax(others, keepdim=True)
+
+
+# --- Straight-through estimators: gradients pass through rounding as if the value had not been rounded ----------------
+# Results are new tensors, not views: later operations may write into them. Contexts are set up apart from the forward
+# pass, which `torch.func` asks for.
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, quantize: Callable[[Tensor], Tensor], inside: Tensor | None) -> Tensor:
+        return quantize(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (inside,) = ctx.saved_tensors
+        return gradients[0] if inside is None else gradients[0] * inside, None, None
+
+
+def straight_through(x: Tensor, quantize: Callable[[Tensor], Tensor], inside: Tensor | None = None) -> Tensor:
+    """Return quantize(x), a new tensor like x, with the gradient of x (Bengio et al. 2013, section 4).
+
+    Where ``inside``, booleans of x's shape, is false, the gradient is 0; None: it passes everywhere.
+    """
+    y: Tensor = _StraightThrough.apply(x, quantize, inside)
+    return y
+
+
+class _LearnedClip(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, alpha: Tensor, bits: int) -> Tensor:
+        values = wide(x)
+        clip = alpha.to(values.dtype).clamp(min=torch.finfo(values.dtype).tiny)
+        scale = ((2**bits - 1) / clip).clamp(max=torch.finfo(values.dtype).max)
+        return (values.clamp(min=0).minimum(clip) * scale).round_().div_(scale).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, alpha, _ = inputs
+        ctx.save_for_backward((x >= 0) & (x < alpha), x >= alpha, alpha)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        inside, above, alpha = ctx.saved_tensors
+        return gradients[0] * inside, (gradients[0] * above).sum(dtype=alpha.dtype), None
+
+
+# --- Modules that quantizers add to a model's layers -----------------------------------------------------------------
 
 OUTPUT = "quantized_output"
 INPUT = "quantized_input"
 
 
 class Quantization(nn.Module):
-    """A map from a tensor to one of the same shape and dtype with few distinct values.
+    """A map from a tensor to one of the same shape and dtype with at most 2^k values, per channel or for all.
 
-    Args:
-        bits: k; at most 2^k values per tensor or, with one grid per channel, per channel.
-        quantize: the map, called with a tensor and k; a subclass has its own.
+    ``quantize`` is the map, called with a tensor and k; a subclass has its own ``forward``.
     """
 
     def __init__(self, bits: int, quantize: Callable[[Tensor, int], Tensor] | None = None) -> None:
@@ -45,7 +210,6 @@ class Quantization(nn.Module):
         self.quantize = quantize
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the quantized tensor."""
         assert self.quantize is not None
         return self.quantize(x, self.bits)
 
@@ -118,35 +282,36 @@ class MovingRange(Quantization):
         batches = self.seen.to(dtype)
         if self.decay == 1:
             return 1 / batches
-        if self.decay == 0:
-            return torch.ones_like(batches)
-        return (1 - self.decay) / -torch.expm1(batches * math.log(self.decay))
+        return (1 - self.decay) / -torch.expm1(batches * (math.log(self.decay) if self.decay else -math.inf))
 
 
 class Frozen(Quantization):
-    """Return its input unchanged until it is frozen, in post-training quantization.
+    """Return its input unchanged until it is frozen, then on the grid of its range, in post-training quantization.
 
     The frozen state is stored twice: as a Python flag, so that the forward pass does not synchronize with the device,
     and as a buffer in the model's state dict. Loading a state sets the flag from the buffer.
     """
 
     is_frozen: Tensor
+    low: Tensor
+    high: Tensor
 
-    def __init__(self, bits: int, device: torch.device) -> None:
+    def __init__(self, bits: int, mode: Mode, device: torch.device) -> None:
         super().__init__(bits)
+        self.mode = mode
         self.frozen = False
         _add_buffers(self, ("is_frozen",), {"dtype": torch.bool, "device": device})
         self.register_load_state_dict_post_hook(_follow_buffer)
 
     def grid(self) -> Grid:
         """Return the frozen grid, whose shapes broadcast to the quantized tensor."""
-        raise NotImplementedError
+        return linear_grid(self.low, self.high, self.bits, self.mode)
 
     def forward(self, x: Tensor) -> Tensor:
         return on_grid(x, self.grid()) if self.frozen else x
 
     def freeze(self) -> None:
-        """Quantize from now on."""
+        """Quantize from now on; a calibrated range has seen at least one batch."""
         self.frozen = True
         self.is_frozen.fill_(True)
 
@@ -157,18 +322,7 @@ def _follow_buffer(module: nn.Module, incompatible_keys: Any) -> None:
         module.frozen = bool(module.is_frozen)
 
 
-class _FrozenRange(Frozen):
-    """Quantize to a frozen range."""
-
-    mode: Mode
-    low: Tensor
-    high: Tensor
-
-    def grid(self) -> Grid:
-        return linear_grid(self.low, self.high, self.bits, self.mode)
-
-
-class CalibratedRange(_FrozenRange):
+class CalibratedRange(Frozen):
     """Quantize to a range collected from batches in training mode.
 
     clip NONE: least and greatest of all values. AVG: the mean of the batches' least, and of their greatest values.
@@ -181,8 +335,8 @@ class CalibratedRange(_FrozenRange):
     squares: Tensor
 
     def __init__(self, bits: int, mode: Mode, clip: Clip, deviations: float | None, options: Mapping[str, Any]) -> None:
-        super().__init__(bits, options["device"])
-        self.mode, self.clip, self.deviations = mode, clip, deviations
+        super().__init__(bits, mode, options["device"])
+        self.clip, self.deviations = clip, deviations
         _add_buffers(self, ("batches",), {**options, "dtype": torch.int64})
         _add_buffers(self, ("low", "high"), options)
         if clip == "N_STD":
@@ -220,7 +374,6 @@ class CalibratedRange(_FrozenRange):
 
     @torch.no_grad()
     def freeze(self) -> None:
-        """Fix the range and quantize from now on; requires that at least one batch was seen."""
         if self.clip == "N_STD":
             assert self.deviations is not None
             reach = self.deviations * (self.squares / self.values).sqrt()
@@ -229,12 +382,12 @@ class CalibratedRange(_FrozenRange):
         super().freeze()
 
 
-class FrozenWeight(_FrozenRange):
+class FrozenWeight(Frozen):
     """Quantize to the range that the weight had when it was frozen; ``axis`` as in `LinearWeight`."""
 
     def __init__(self, bits: int, mode: Mode, axis: int | None, like: Tensor) -> None:
-        super().__init__(bits, like.device)
-        self.mode, self.axis = mode, axis
+        super().__init__(bits, mode, like.device)
+        self.axis = axis
         for name, value in zip(("low", "high"), value_range(wide(like.detach()), axis), strict=True):
             self.register_buffer(name, torch.zeros_like(value))
 
@@ -255,7 +408,7 @@ class FrozenBias(Frozen):
     step: Tensor
 
     def __init__(self, bits: int, like: Tensor, per_channel: bool) -> None:
-        super().__init__(bits, like.device)
+        super().__init__(bits, "SYMMETRIC", like.device)
         values = wide(like.detach())
         self.register_buffer("step", torch.ones_like(values) if per_channel else values.new_ones(()))
 
@@ -285,17 +438,11 @@ def is_quantized(model: nn.Module) -> bool:
     return any(isinstance(module, Quantization) for module in model.modules())
 
 
-def quantize_parameter(layer: nn.Module, name: str, quantization: Quantization) -> None:
-    """Register a quantization as parametrization; the parameter stays the same object, under ``parametrizations``."""
-    # Shape and dtype do not change, so torch's check with a forward pass is not needed.
-    parametrize.register_parametrization(layer, name, quantization, unsafe=True)
-
-
 def quantize_output(layer: nn.Module, quantization: Quantization) -> None:
     """Quantize a layer's output.
 
-    Uses a hook instead of replacing the layer: the layer keeps its class, name and hooks; other hooks see what the next
-    layer sees; and torch's fused transformer layers, which would skip a replacement, are disabled by the hook.
+    The layer keeps its class, name and hooks; other hooks see what the next layer sees; and torch's fused transformer
+    layers, which would skip a replacement, are disabled by the hook.
     """
     layer.add_module(OUTPUT, quantization.train(layer.training))
     layer.register_forward_hook(_output_quantized, prepend=True)

@@ -1,12 +1,13 @@
 """Arguments of every class of a schedule: one frozen, strict pydantic model per class. Does not import torch.
 
-`PRUNERS`, `REGULARIZERS`, `QUANTIZERS`, `EXTENSIONS` and `DISTILLERS` map the classes' names in YAML to the models.
+`CLASSES` maps a section and the classes' names in YAML to the models. The tables of docs/compression.md say what the
+arguments mean.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
@@ -46,6 +47,8 @@ def _listed(given: object) -> object:
 
 #: Parameter names or patterns, at least one; a single one may be given without a list.
 Names = Annotated[tuple[Text, ...], Field(min_length=1), BeforeValidator(_listed)]
+#: A number >= 0 for each parameter name or pattern.
+ByName = Annotated[dict[Text, NotNegative], Field(min_length=1)]
 
 
 class ComponentConfig(BaseModel):
@@ -64,38 +67,32 @@ class ComponentConfig(BaseModel):
 
 # --- Arguments of the pruners. Symbols as in docs/compression.md: s sensitivity, w a weight, t a threshold ------------
 
-
-Ranked = Literal["3D", "Filters", "Channels", "Rows", "Blocks"]
-Filters = Literal["3D", "Filters"]
 Thresholded = Literal["2D", "3D", "4D", "Filters", "Channels", "Rows", "Cols"]
 
 
 class SensitivityPrunerConfig(ComponentConfig):
     """Zero elements below t = s std(w), with std computed at the first use (Han et al. 2015)."""
 
-    sensitivities: dict[Text, NotNegative] = Field(min_length=1)
-    """s by parameter name or pattern."""
+    sensitivities: ByName
 
 
 class MagnitudeParameterPrunerConfig(ComponentConfig):
     """Zero elements below a given threshold."""
 
-    thresholds: dict[Text, NotNegative] = Field(min_length=1)
-    """t by parameter name or pattern; ``*`` matches all other parameters."""
+    thresholds: ByName
 
 
 class SparsityLevelParameterPrunerConfig(ComponentConfig):
     """Zero a share of the elements, those with the smallest absolute values."""
 
     levels: dict[Text, Fraction] = Field(min_length=1)
-    """Share of the elements by parameter name or pattern."""
 
 
-class _GradualConfig(ComponentConfig):
+class GradualConfig(ComponentConfig):
+    """A share that grows by a cubic over the policy's active epochs (Zhu & Gupta 2017, eq. 1)."""
+
     initial_sparsity: Fraction
-    """Share pruned in the first active epoch."""
     final_sparsity: Fraction
-    """Share pruned in the last active epoch, above the initial share."""
 
     @model_validator(mode="after")
     def _rises(self) -> Self:
@@ -106,15 +103,14 @@ class _GradualConfig(ComponentConfig):
         return self
 
 
-class AutomatedGradualPrunerConfig(_GradualConfig):
+class AutomatedGradualPrunerConfig(GradualConfig):
     """Zero a share of the elements, the smallest, that grows by a cubic (Zhu & Gupta 2017, eq. 1)."""
 
     weights: Names
-    """Parameter names or patterns."""
 
 
 class BlockConfig(ComponentConfig):
-    """Arguments of blocks."""
+    """The shape of blocks."""
 
     class_: ClassVar[str] = ""
     block_shape: tuple[Count, Count, Count, Count]
@@ -129,16 +125,13 @@ class BlockConfig(ComponentConfig):
 
 class _StructuresConfig(ComponentConfig):
     weights: Names
-    """Parameter names or patterns."""
     group_dependency: Literal["Leader"] | None = None
     """``Leader``: the structures removed from the first weight are removed from all weights."""
 
 
 class _WithBlocksConfig(_StructuresConfig):
-    group_type: Ranked
-    """The structures that are ranked."""
+    group_type: Literal["3D", "Filters", "Channels", "Rows", "Blocks"]
     kwargs: BlockConfig | None = None
-    """For Blocks: ``block_shape``."""
 
     @model_validator(mode="after")
     def _blocks_have_a_shape(self) -> Self:
@@ -152,21 +145,17 @@ class _WithBlocksConfig(_StructuresConfig):
 
 class _LpRankedConfig(_WithBlocksConfig):
     noise: NotNegative = 0.0
-    """Standard deviation of the factor (mean 1) that each structure's norm is multiplied by before ranking."""
     group_size: Count = 1
-    """Structures are pruned in multiples of this."""
 
 
 class _DesiredConfig(ComponentConfig):
     desired_sparsity: Fraction
-    """Share of the structures."""
 
 
 class RandomLevelStructureParameterPrunerConfig(_WithBlocksConfig):
     """Zero a random share, drawn at each use, of the structures, those with the smallest mean absolute values."""
 
     sparsity_range: tuple[Fraction, Fraction]
-    """The share's least and greatest value."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
@@ -176,30 +165,23 @@ class RandomLevelStructureParameterPrunerConfig(_WithBlocksConfig):
 
 
 class _FiltersConfig(_StructuresConfig):
-    group_type: Filters
-    """Filters."""
+    group_type: Literal["3D", "Filters"]
 
 
 class StructureParameterPrunerConfig(ComponentConfig):
     """Zero the structures whose greatest or mean absolute value is at most a threshold."""
 
     reg_regims: dict[Text, tuple[NotNegative, Thresholded]] = Field(min_length=1)
-    """[threshold, structure] by parameter name or pattern."""
     threshold_criteria: Literal["Max", "Mean_Abs"]
-    """The statistic of a structure that is compared with the threshold."""
 
 
 class SplicingPrunerConfig(ComponentConfig):
     """Prune below a, restore above b, no change between (dynamic network surgery, Guo et al. 2016, eq. 3)."""
 
-    sensitivities: dict[Text, NotNegative] = Field(min_length=1)
-    """s by parameter name or pattern; ``*`` matches all other parameters."""
+    sensitivities: ByName
     low_thresh_mult: Positive
-    """a over mean|w| + s std|w|."""
     hi_thresh_mult: Positive
-    """b over the same, >= ``low_thresh_mult``."""
     sensitivity_multiplier: NotNegative = 0.0
-    """Increase of s per epoch from the first active epoch on, as a multiple of s."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -214,19 +196,13 @@ class BaiduRNNPrunerConfig(ComponentConfig):
     """Zero elements below a threshold that rises along two straight lines (Narang et al. 2017)."""
 
     q: Positive
-    """The 90th percentile of |w| of a trained dense run."""
     ramp_slope_mult: Positive
-    """Slope of the second line over that of the first; 1.5 to 2 in the paper."""
     weights: Names
-    """Parameter names or patterns."""
     ramp_epoch_offset: Annotated[Whole, Field(ge=0)] | None = None
-    """Start of the second line, in epochs from the policy's first epoch."""
     ramp_epoch: Annotated[Whole, Field(ge=0)] | None = None
-    """The same as an epoch of the run, as in schedules before June 2018."""
     initial_sparsity: Fraction | None = None
-    """Accepted for published schedules; not used."""
     final_sparsity: Fraction | None = None
-    """Accepted for published schedules; not used."""
+    """Both accepted for published schedules; not used."""
 
     @model_validator(mode="after")
     def _has_one_ramp(self) -> Self:
@@ -243,43 +219,35 @@ class BaiduRNNPrunerConfig(ComponentConfig):
         return starting_epoch + (self.ramp_epoch_offset or 0) if self.ramp_epoch is None else self.ramp_epoch
 
 
-def _ranked(name: str, structures: type[_StructuresConfig], summary: str) -> tuple[type[ComponentConfig], ...]:
+def _by_name(*models: type[ComponentConfig]) -> dict[str, type[ComponentConfig]]:
+    return {model.class_: model for model in models}
+
+
+def _ranked(name: str, structures: type[_StructuresConfig]) -> tuple[type[ComponentConfig], ...]:
     """Return two models: pruning a given share of the structures, and ``_AGP``, a share that grows by a cubic."""
-    gradual = f"{summary.rstrip('.')}; the share grows by a cubic."
     return (
-        create_model(f"{name}Config", __base__=(structures, _DesiredConfig), __doc__=summary),
-        create_model(f"{name}_AGPConfig", __base__=(structures, _GradualConfig), __doc__=gradual),
+        create_model(f"{name}Config", __base__=(structures, _DesiredConfig)),
+        create_model(f"{name}_AGPConfig", __base__=(structures, GradualConfig)),
     )
 
 
-_MODELS: tuple[type[ComponentConfig], ...] = (
+PRUNERS = _by_name(
     SensitivityPrunerConfig,
     MagnitudeParameterPrunerConfig,
     SparsityLevelParameterPrunerConfig,
     AutomatedGradualPrunerConfig,
-    *_ranked("L1RankedStructureParameterPruner", _LpRankedConfig,
-             "Zero the share of the structures with the smallest mean absolute value (Li et al. 2017)."),
-    *_ranked("L2RankedStructureParameterPruner", _LpRankedConfig,
-             "Zero the share of the structures with the smallest mean L2 norm."),
+    *_ranked("L1RankedStructureParameterPruner", _LpRankedConfig),
+    *_ranked("L2RankedStructureParameterPruner", _LpRankedConfig),
     RandomLevelStructureParameterPrunerConfig,
-    *_ranked("ActivationAPoZRankedFilterPruner", _FiltersConfig,
-             "Zero the filters whose activations are zero most often (Hu et al. 2016)."),
-    *_ranked("ActivationMeanRankedFilterPruner", _FiltersConfig,
-             "Zero the filters whose activations have the smallest mean (Molchanov et al. 2017)."),
-    *_ranked("GradientRankedFilterPruner", _FiltersConfig,
-             "Zero the filters whose removal changes the loss least, by a first-order Taylor term (Molchanov et "
-             "al. 2017)."),
-    *_ranked("RandomRankedFilterPruner", _FiltersConfig,
-             "Zero filters at random, the exact share of them: what a ranking has to beat."),
-    *_ranked("BernoulliFilterPruner", _FiltersConfig,
-             "Zero each filter with this probability and scale the others up by what is kept (drop-filter)."),
+    *_ranked("ActivationAPoZRankedFilterPruner", _FiltersConfig),
+    *_ranked("ActivationMeanRankedFilterPruner", _FiltersConfig),
+    *_ranked("GradientRankedFilterPruner", _FiltersConfig),
+    *_ranked("RandomRankedFilterPruner", _FiltersConfig),
+    *_ranked("BernoulliFilterPruner", _FiltersConfig),
     StructureParameterPrunerConfig,
     SplicingPrunerConfig,
     BaiduRNNPrunerConfig,
-)  # fmt: skip
-
-#: The pydantic model of each class's arguments, by the class's name in YAML.
-PRUNERS = {model.class_: model for model in _MODELS}
+)
 
 
 # --- Arguments of the quantizers. Numbers of bits are 1 to 32; 32 and null mean not quantized -------------------------
@@ -300,11 +268,8 @@ class OverridesConfig(ComponentConfig):
 
     class_: ClassVar[str] = ""
     bits_activations: Bits | None = None
-    """Bits of activations; null: not quantized."""
     bits_weights: Bits | None = None
-    """Bits of weights; null: not quantized."""
     bits_bias: Bits | None = None
-    """Bits of biases; null: not quantized."""
 
 
 #: By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits.
@@ -315,11 +280,8 @@ _Mode = Annotated[Mode, BeforeValidator(_plain)]
 
 class _QuantizerConfig(ComponentConfig):
     bits_activations: Bits | None = 32
-    """Bits of activations."""
     bits_weights: Bits | None = 32
-    """Bits of weights of convolutions, linear layers and embeddings."""
     bits_bias: Bits | None = None
-    """Bits of their biases."""
     overrides: _Overrides = Field(default_factory=dict)
 
 
@@ -335,42 +297,30 @@ class PACTQuantizerConfig(_QuantizerConfig):
     """DoReFa weights, activations clipped at a learned value (Choi et al. 2018, eqs. 1 to 3)."""
 
     act_clip_init_val: Positive = 8.0
-    """Initial value of the learned clip."""
 
 
 class QuantAwareTrainRangeLinearQuantizerConfig(_QuantizerConfig):
     """Linear quantization-aware training with moving-average ranges (Jacob et al. 2018, section 3)."""
 
     bits_bias: Bits | None = 32
-    """Bits of biases."""
     mode: _Mode = "SYMMETRIC"
     ema_decay: Fraction = 0.999
-    """Weight of the old range at each step."""
     per_channel_wts: Flag = False
-    """True if each filter has its own range instead of one range per weight."""
     quantize_inputs: Flag = True
-    """True if the model's input is quantized to a moving range, too."""
     num_bits_inputs: Bits | None = None
-    """Bits of the model's input; as many as of activations if not given."""
 
 
 class PostTrainLinearQuantizerConfig(ComponentConfig):
     """Linear quantization of a trained model, with activation ranges from the batches of one epoch."""
 
     bits_activations: Bits | None = 8
-    """Bits of activations."""
     bits_parameters: Bits | None = 8
-    """Bits of weights of convolutions, linear layers and embeddings."""
     bits_accum: Bits = 32
-    """Bits of a layer's sum, to which its bias is quantized."""
     overrides: _Overrides = Field(default_factory=dict)
     mode: _Mode = "SYMMETRIC"
     clip_acts: Annotated[Clip, BeforeValidator(_plain)] = "NONE"
-    """Range of activations: all values, the mean of the batches' ranges, or mean -+ standard deviations."""
     clip_n_stds: Positive | None = None
-    """Number of standard deviations for ``clip_acts: N_STD``."""
     per_channel_wts: Flag = False
-    """True if each filter has its own range instead of one range per weight."""
 
     @model_validator(mode="after")
     def _deviations_are_for_their_clip(self) -> Self:
@@ -385,13 +335,13 @@ class PostTrainLinearQuantizerConfig(ComponentConfig):
 #: The models of arguments that are maps, and of the values of such maps.
 NESTED: dict[str, type[ComponentConfig]] = {"kwargs": BlockConfig, "overrides": OverridesConfig}
 
-QUANTIZERS: dict[str, type[ComponentConfig]] = {
-    model.class_: model
-    for model in (
-        DorefaQuantizerConfig, WRPNQuantizerConfig, PACTQuantizerConfig,
-        QuantAwareTrainRangeLinearQuantizerConfig, PostTrainLinearQuantizerConfig,
-    )
-}  # fmt: skip
+QUANTIZERS = _by_name(
+    DorefaQuantizerConfig,
+    WRPNQuantizerConfig,
+    PACTQuantizerConfig,
+    QuantAwareTrainRangeLinearQuantizerConfig,
+    PostTrainLinearQuantizerConfig,
+)
 
 
 # --- Arguments of the regularizers. Symbols: lambda strength ----------------------------------------------------------
@@ -404,19 +354,15 @@ LassoGroup = Literal["2D", "3D", "Filters", "4D", "Channels", "Rows", "Cols", "R
 class L1RegularizerConfig(ComponentConfig):
     """lambda sum|w|."""
 
-    reg_regims: dict[Text, NotNegative] = Field(min_length=1)
-    """lambda by parameter name or pattern."""
+    reg_regims: ByName
     threshold_criteria: Literal["Max", "Mean_Abs"] | None = None
-    """True if elements of at most lambda are zeroed after each step (for an element both criteria are its |w|)."""
 
 
 class GroupLassoRegularizerConfig(ComponentConfig):
     """lambda times the sum of the groups' L2 norms (Yuan & Lin 2006)."""
 
     reg_regims: dict[Text, tuple[NotNegative, LassoGroup]] = Field(min_length=1)
-    """[lambda, group] by parameter name or pattern."""
     threshold_criteria: Literal["Max", "Mean_Abs"] | None = None
-    """Groups whose greatest or mean absolute value is at most lambda are zeroed after each step."""
 
 
 class GroupVarianceRegularizerConfig(ComponentConfig):
@@ -425,15 +371,10 @@ class GroupVarianceRegularizerConfig(ComponentConfig):
     reg_regims: dict[Text, tuple[NotNegative, Literal["3D", "Filters", "Channels", "Rows", "Cols"]]] = Field(
         min_length=1
     )
-    """[lambda, group] by parameter name or pattern."""
 
 
-REGULARIZERS: dict[str, type[ComponentConfig]] = {
-    "L1Regularizer": L1RegularizerConfig,
-    "GroupLassoRegularizer": GroupLassoRegularizerConfig,
-    "GroupLASSORegularizer": GroupLassoRegularizerConfig,
-    "GroupVarianceRegularizer": GroupVarianceRegularizerConfig,
-}
+REGULARIZERS = _by_name(L1RegularizerConfig, GroupLassoRegularizerConfig, GroupVarianceRegularizerConfig)
+REGULARIZERS["GroupLASSORegularizer"] = GroupLassoRegularizerConfig
 
 
 # --- Checks of learning-rate schedules' arguments before they are passed to torch -------------------------------------
@@ -463,22 +404,18 @@ _KINDS: tuple[tuple[str, str, Any], ...] = (
 _RULES = {name: (rule, TypeAdapter[Any](kind)) for names, rule, kind in _KINDS for name in names.split()}
 
 
-def check_arguments(class_name: str, arguments: Mapping[str, Any], makes: Sequence[Callable[..., Any]]) -> None:
-    """Check that a class can be called with these arguments.
-
-    Args:
-        class_name: for messages.
-        arguments: as given.
-        makes: the class to call, followed by others of the same name.
+def check_arguments(class_name: str, arguments: Mapping[str, Any], make: Callable[..., Any]) -> None:
+    """Check that the class of this name can be called with these arguments.
 
     Raises:
         UserError: an argument is unknown, missing, of another type or out of its range; the message has the signature.
     """
-    taken, how = _parameters(makes[0]), signatures(class_name, makes)
+    filled_in = ("self", "optimizer", "last_epoch")
+    taken = {name: p for name, p in inspect.signature(make).parameters.items() if name not in filled_in}
+    how = f"{class_name}({', '.join(str(p.replace(annotation=p.empty)) for p in taken.values())})"
     for name, value in arguments.items():
         if name not in taken:
-            others = {other for make in makes for other in _parameters(make)}
-            raise UserError(f"{unknown_name(f'argument of {class_name}', str(name), others)} in {how}")
+            raise UserError(f"{unknown_name(f'argument of {class_name}', str(name), taken)} in {how}")
         if name not in _RULES or (value is None and taken[name].default is None):
             continue
         rule, accepted = _RULES[name]
@@ -491,23 +428,6 @@ def check_arguments(class_name: str, arguments: Mapping[str, Any], makes: Sequen
             raise UserError(f"{class_name} needs {name}: {how}")
 
 
-def signatures(class_name: str, makes: Sequence[Callable[..., Any]]) -> str:
-    """Return the signatures of the classes of this name.
-
-    >>> from torch.optim.lr_scheduler import StepLR
-    >>> signatures("StepLR", [StepLR])
-    'StepLR(step_size, gamma=0.1)'
-    """
-    plain = [[p.replace(annotation=p.empty) for p in _parameters(make).values()] for make in makes]
-    return " or ".join(f"{class_name}({', '.join(map(str, parameters))})" for parameters in plain)
-
-
-def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return a class's parameters without those that the schedule language fills in."""
-    found = inspect.signature(make).parameters
-    return {name: p for name, p in found.items() if name not in ("self", "optimizer", "last_epoch")}
-
-
 # --- Arguments of the extensions, which remove pruned structures (thinning) -------------------------------------------
 
 
@@ -518,7 +438,6 @@ class _RemoverConfig(ComponentConfig):
     """All three accepted for published schedules and ignored: the class determines the first, the trained model is
     thinned, a training batch is used."""
     round_to: Count = 1
-    """Widths stay multiples of this (8 is efficient on most hardware)."""
 
 
 class FilterRemoverConfig(_RemoverConfig):
@@ -533,9 +452,7 @@ class StructureRemoverConfig(_RemoverConfig):
     """Remove zero filters and zero input channels."""
 
 
-EXTENSIONS: dict[str, type[ComponentConfig]] = {
-    model.class_: model for model in (FilterRemoverConfig, ChannelRemoverConfig, StructureRemoverConfig)
-}
+EXTENSIONS = _by_name(FilterRemoverConfig, ChannelRemoverConfig, StructureRemoverConfig)
 
 
 # --- Arguments of knowledge distillation (section ``distillers``, which the original language does not have) ----------
@@ -548,17 +465,11 @@ class KnowledgeDistillationConfig(ComponentConfig):
     """Model of the registry (``resnet20``), or ``package.module:function`` that returns a model; None: the student's
     architecture."""
     pretrained: Flag = False
-    """True if the function is called with ``pretrained=True``."""
     checkpoint: Text | None = None
-    """File with the teacher's weights."""
     temperature: Positive = 1.0
-    """T."""
     distill_weight: NotNegative = 0.5
-    """w_d."""
     student_weight: NotNegative = 0.5
-    """w_s."""
     teacher_weight: NotNegative = 0.0
-    """w_t; this term is constant because the teacher is not trained."""
 
     @model_validator(mode="after")
     def _has_a_teacher(self) -> Self:
@@ -567,4 +478,13 @@ class KnowledgeDistillationConfig(ComponentConfig):
         return self
 
 
-DISTILLERS: dict[str, type[ComponentConfig]] = {"KnowledgeDistillation": KnowledgeDistillationConfig}
+DISTILLERS = _by_name(KnowledgeDistillationConfig)
+
+#: Classes of each section; those of ``lr_schedulers`` are torch's and are checked by ``check_lr``.
+CLASSES: Mapping[str, Mapping[str, type[ComponentConfig]]] = {
+    "pruners": PRUNERS,
+    "regularizers": REGULARIZERS,
+    "quantizers": QUANTIZERS,
+    "extensions": EXTENSIONS,
+    "distillers": DISTILLERS,
+}

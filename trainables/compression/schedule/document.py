@@ -1,4 +1,4 @@
-"""A schedule's text, file or mapping as plain values with line numbers. Does not import torch.
+"""A schedule's text, file or mapping as plain values with line numbers, and its problems. Does not import torch.
 
 Differences from PyYAML's safe loader: ``1e-4`` is a number (YAML 1.2), keys are text as written, dates are text, and
 the only custom tag is ``!search``.
@@ -9,26 +9,119 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from yaml.constructor import SafeConstructor
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from trainables.compression.schedule.policy_configs import Path, Problem, ScheduleError
+from trainables.errors import UserError, nearest_name
 
-#: Largest number of values, counted again for each alias: protects against alias bombs.
-MOST_VALUES = 200_000
-#: Largest nesting depth of maps and lists.
-MOST_NESTED = 50
+# --- Problems, collected with their lines -----------------------------------------------------------------------------
+
+#: Keys and list positions from the schedule's root to a value.
+Path = tuple[str | int, ...]
+
+
+class ScheduleError(UserError):
+    """A schedule that cannot be used. The message has the first problem and the number of the others.
+
+    Args:
+        errors: one line each, at least one, in the order of the file.
+    """
+
+    def __init__(self, errors: Sequence[str]) -> None:
+        self.errors = tuple(errors)
+        more = f" (and {len(errors) - 1} more: `schedule check` lists them)" if len(errors) > 1 else ""
+        super().__init__(errors[0] + more)
+
+    def __reduce__(self) -> tuple[type[ScheduleError], tuple[tuple[str, ...]]]:
+        return type(self), (self.errors,)  # the message is built again when unpickled
+
+
+class Problem(NamedTuple):
+    """One problem of a schedule: the entry, and the rule, the given value, and how to correct it."""
+
+    path: Path
+    text: str
+
+
+def dotted(path: Path) -> str:
+    """Return a path in the form used in messages and names of search ranges.
+
+    >>> dotted(("policies", 0, "pruner"))
+    'policies.0.pruner'
+    """
+    return ".".join(map(str, path))
+
+
+def line_at(lines: Mapping[Path, int], path: Path) -> int | None:
+    """Return the line of a path, or of the nearest enclosing path that has one."""
+    enclosing = (path[:length] for length in range(len(path), -1, -1))
+    return next((lines[place] for place in enclosing if place in lines), None)
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """Return ``, did you mean 'x'? Valid: ...`` for an unknown name; without the question if no name is similar."""
+    names = list(known)
+    near = nearest_name(given, names)
+    return f"{f', did you mean {near!r}?' if near else '.'} Valid: {', '.join(names)}"
+
+
+def shown(value: object, length: int = 60) -> str:
+    """Return a value as messages show it, truncated if it is long."""
+    text = repr(value)
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
+class Findings:
+    """Collect problems of a schedule.
+
+    Args:
+        source: its name in messages, such as its file's name.
+        lines: by path, from 1.
+        compatible: whether problems that the original language silently accepted are warnings instead of errors.
+    """
+
+    def __init__(self, source: str, lines: Mapping[Path, int], *, compatible: bool = False) -> None:
+        self.source, self.lines, self.compatible = source, lines, compatible
+        self.errors: list[Problem] = []
+        self.warnings: list[Problem] = []
+
+    def error(self, path: Path, text: str) -> None:
+        """Record an error, with or without the compatibility switch."""
+        self.errors.append(Problem(path, text))
+
+    def lenient(self, path: Path, text: str) -> None:
+        """Record what the original silently accepted as an error, or as a warning with the compatibility switch."""
+        (self.warnings if self.compatible else self.errors).append(Problem(path, text))
+
+    def said(self, problems: Iterable[Problem]) -> tuple[str, ...]:
+        """Return ``FILE:LINE: path: text`` for each problem, in the order of the file."""
+        found = sorted(((line_at(self.lines, path) or 0, path, text) for path, text in problems), key=lambda at: at[0])
+        return tuple(
+            ": ".join(filter(None, (f"{self.source}:{line}" if line else self.source, dotted(path), text)))
+            for line, path, text in found
+        )
+
+    def raise_or_warn(self) -> None:
+        """Raise a `ScheduleError` with all errors; without errors, issue the warnings as `UserWarning`."""
+        if self.errors:
+            raise ScheduleError(self.said(self.errors))
+        for text in self.said(self.warnings):
+            warnings.warn(text, UserWarning, stacklevel=3)
+
+
+# --- YAML with lines --------------------------------------------------------------------------------------------------
+
 SEARCH = "!search"
 #: Name in messages of a schedule without a file.
 TEXT = "<schedule>"
-_TOO_MANY = f"must not hold more than {MOST_VALUES} values (behind an alias they count each time)"
-_TOO_DEEP = f"must not nest maps and lists more than {MOST_NESTED} deep"
 _YAML = "tag:yaml.org,2002:"
+_MERGE = f"{_YAML}merge"
 #: Floats of YAML 1.2 that PyYAML (YAML 1.1) reads as text: an exponent without a point or a sign.
 FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
 FLOAT_BEGINS = list("-+.0123456789")
@@ -82,13 +175,15 @@ class Document:
 def compose(text: str, source: str = TEXT) -> Document:
     """Parse the single YAML document of a text.
 
-    Raises:
-        NotYaml: the text is not YAML, is empty, has several documents, too many values or one that cannot be read, or a
-            value contains itself.
+    NotYaml: the text is not YAML, is empty, has several documents or a value that cannot be read, or a value contains
+    itself.
     """
+    builder = _Builder()
     try:
-        _check_size(text)
         node = yaml.compose(text, Loader=_Loader)
+        if node is None:
+            raise NotYaml(None, "is empty: a schedule needs version and policies")
+        return Document(source, builder.build(node, ()), builder.lines, builder.duplicates)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         said = ", ".join(part for part in (error.context, error.problem) if part)
@@ -98,26 +193,12 @@ def compose(text: str, source: str = TEXT) -> Document:
         raise NotYaml(None if mark is None else mark.line + 1, f"is not YAML: {said}") from None
     except yaml.YAMLError as error:
         raise NotYaml(None, f"is not YAML: {' '.join(str(error).split())}") from None
-    if node is None:
-        raise NotYaml(None, "is empty: a schedule needs version and policies")
-    builder = _Builder()
-    value = builder.build(node, ())
-    return Document(source, value, builder.lines, builder.duplicates)
+    except RecursionError:
+        raise NotYaml(None, "must not nest maps and lists that deep, nor contain itself by an alias") from None
 
 
-def _line(place: Any) -> int:
-    """Return the line, from 1, of a node or an event."""
-    return int(place.start_mark.line) + 1
-
-
-def _check_size(text: str) -> None:
-    """Raise NotYaml if a text is too deep or too large to compose, since libyaml's recursion has no limit."""
-    depth = values = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        values += isinstance(event, yaml.NodeEvent)
-        if depth > MOST_NESTED or values > MOST_VALUES:
-            raise NotYaml(_line(event), _TOO_DEEP if depth > MOST_NESTED else _TOO_MANY)
+def _line(node: Node) -> int:
+    return int(node.start_mark.line) + 1
 
 
 class _Builder:
@@ -126,30 +207,24 @@ class _Builder:
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
         self.duplicates: list[Problem] = []
-        self._count = 0
         self._scalars = SafeConstructor()
-        self._open: set[int] = set()
 
     def build(self, node: Node, path: Path) -> Any:
-        self._count += 1
-        if self._count > MOST_VALUES:
-            raise NotYaml(_line(node), _TOO_MANY)
-        if id(node) in self._open:
-            raise NotYaml(_line(node), "must not contain itself by an alias")
-        if len(self._open) == MOST_NESTED:  # aliases can nest deeper than the text
-            raise NotYaml(_line(node), _TOO_DEEP)
+        kind = node.tag.removeprefix(_YAML)
         if isinstance(node, ScalarNode):
             self.lines[path] = _line(node)
-            value = self._scalar(node)
+            value = self._scalar(node, kind)
         else:
             self.lines.setdefault(path, _line(node))
-            self._open.add(id(node))
-            value = self._mapping(node, path) if isinstance(node, MappingNode) else self._sequence(node, path)
-            self._open.remove(id(node))
+            if kind not in ("map", "seq", SEARCH):
+                raise _unknown_tag(node)
+            if isinstance(node, MappingNode):
+                value = self._mapping(node, path)
+            else:
+                value = [self.build(item, (*path, position)) for position, item in enumerate(node.value)]
         return SearchTag(value) if node.tag == SEARCH else value
 
-    def _scalar(self, node: ScalarNode) -> Any:
-        kind = node.tag.removeprefix(_YAML)
+    def _scalar(self, node: ScalarNode, kind: str) -> Any:
         if kind in ("str", "timestamp", "value", SEARCH):
             return node.value
         if kind not in ("null", "bool", "int", "float"):
@@ -159,43 +234,33 @@ class _Builder:
         except (ValueError, KeyError):  # such as `!!int x`, or an int of thousands of digits
             raise NotYaml(_line(node), f"has a value that cannot be read as {kind}: {node.value[:60]}") from None
 
-    def _sequence(self, node: Node, path: Path) -> list[Any]:
-        if node.tag not in (f"{_YAML}seq", SEARCH):
-            raise _unknown_tag(node)
-        return [self.build(item, (*path, position)) for position, item in enumerate(node.value)]
-
     def _mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
-        if node.tag not in (f"{_YAML}map", SEARCH):
-            raise _unknown_tag(node)
-        merged: dict[str, Any] = {}
-        own: dict[str, Any] = {}
         first: dict[str, int] = {}
-        for key, value in node.value:
-            if key.tag == f"{_YAML}merge":
-                merged = {**self._merged(value, path), **merged}
-        for key, value in node.value:
-            if key.tag == f"{_YAML}merge":
-                continue
+        for key, _ in node.value:
             if not isinstance(key, ScalarNode) or key.tag == SEARCH:
                 what = f"a {SEARCH} range" if key.tag == SEARCH else "a map or list"
                 raise NotYaml(_line(key), f"must have text as keys, got {what}")
-            name, place = key.value, (*path, key.value)
-            if name in first:
-                self.duplicates.append(Problem(place, f"is given twice, first in line {first[name]}"))
-            first.setdefault(name, _line(key))
-            self.lines[place] = _line(key)
-            own[name] = self.build(value, place)
-        return {**{name: value for name, value in merged.items() if name not in own}, **own}
+            if key.value in first and key.tag != _MERGE:
+                place = (*path, key.value)
+                self.duplicates.append(Problem(place, f"is given twice, first in line {first[key.value]}"))
+            first.setdefault(key.value, _line(key))
+        values: dict[str, Any] = {}
+        for key, value in _entries(node):
+            values.pop(key.value, None)
+            self.lines[*path, key.value] = _line(key)
+            values[key.value] = self.build(value, (*path, key.value))
+        return values
 
-    def _merged(self, value: Node, path: Path) -> dict[str, Any]:
-        """Return the entries that ``<<`` adds to a map; of several maps the first counts."""
-        found: dict[str, Any] = {}
-        for part in reversed(value.value) if isinstance(value, SequenceNode) else [value]:
-            entries = self.build(part, path)
-            if not isinstance(entries, dict):
-                raise NotYaml(_line(value), "must name another map by <<")
-            found = {**found, **entries}
-        return found
+
+def _entries(node: Node) -> list[tuple[ScalarNode, Node]]:
+    """Return a map's entries, after those of the maps that ``<<`` names, of which the first counts."""
+    if not isinstance(node, MappingNode):
+        raise NotYaml(_line(node), "must name another map by <<")
+    merged: list[tuple[ScalarNode, Node]] = []
+    for key, value in node.value:
+        for part in (value.value if isinstance(value, SequenceNode) else [value]) if key.tag == _MERGE else ():
+            merged = _entries(part) + merged
+    return merged + [(key, value) for key, value in node.value if key.tag != _MERGE]
 
 
 def _unknown_tag(node: Node) -> NotYaml:
@@ -219,23 +284,18 @@ def open_document(given: str | os.PathLike[str] | Mapping[str, Any], source: str
         source, text = source or TEXT, given
     else:
         source = source or str(given)
-        text = _text_of(pathlib.Path(given), source)
+        try:
+            text = pathlib.Path(given).read_bytes().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
+            raise ScheduleError([f"{source}:{line}: must be UTF-8 text, got byte 0x{byte:02x}"]) from None
+        except (OSError, ValueError) as error:  # a zero byte in the name is a ValueError
+            why = getattr(error, "strerror", None) or error
+            raise ScheduleError([f"cannot read schedule {source}: {why}"]) from None
     try:
         return compose(text, source)
     except NotYaml as error:
         raise ScheduleError([f"{source}{'' if error.line is None else f':{error.line}'}: {error.text}"]) from None
-
-
-def _text_of(path: pathlib.Path, source: str) -> str:
-    try:
-        content = path.read_bytes()
-    except (OSError, ValueError) as error:  # a zero byte in the name is a ValueError
-        raise ScheduleError([f"cannot read schedule {source}: {getattr(error, 'strerror', None) or error}"]) from None
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise ScheduleError([f"{source}:{line}: must be UTF-8 text, got byte 0x{content[error.start]:02x}"]) from None
 
 
 def plain(value: Any) -> Any:

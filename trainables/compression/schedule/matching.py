@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from trainables.compression.schedule.configs import ComponentConfig
+from trainables.compression.schedule.document import Findings, Path
 from trainables.compression.schedule.names import match_names, patterns_of, plain_name
-from trainables.compression.schedule.parts import Component, Schedule
-from trainables.compression.schedule.policy_configs import KINDS, Findings, Path, PrunerPolicyConfig
-from trainables.compression.structures import group_count, lacking_weight, ranked_group
+from trainables.compression.schedule.parts import KINDS, Component, PrunerPolicyConfig, Schedule
+from trainables.compression.structures import Structures, check_group, group_count, ranked_group
 from trainables.errors import UserError
 
 #: Arguments that contain names of parameters, and the argument that contains names of modules.
@@ -45,7 +45,6 @@ class Resolved:
     """By section and component: parameters of pruners and regularizers, modules with overrides of quantizers, with each
     name's sensitivity, threshold, level, or [strength, group]; None without these."""
     facts: ModelFacts
-    """Of the model."""
 
     def of(self, component: Component) -> tuple[str, ...]:
         """Return a component's names: in the model's order if given as a map, else in the schedule's order."""
@@ -53,10 +52,9 @@ class Resolved:
 
 
 def resolve(schedule: Schedule, facts: ModelFacts, compatible: bool = False) -> Resolved:
-    """Match a checked schedule with a model; with ``compatible``, names that match nothing only cause a warning.
+    """Match a checked schedule with a model, else ScheduleError.
 
-    Raises:
-        ScheduleError: names match nothing, or weights do not have the structures to be pruned.
+    With ``compatible``, names that match nothing only cause a warning.
     """
     findings = Findings(schedule.source, schedule.lines, compatible=compatible)
     resolved = match_schedule(schedule, facts, findings)
@@ -67,7 +65,7 @@ def resolve(schedule: Schedule, facts: ModelFacts, compatible: bool = False) -> 
 def match_schedule(schedule: Schedule, facts: ModelFacts, findings: Findings) -> Resolved:
     """Match as `resolve`, but collect problems instead of raising an error."""
     values: dict[tuple[str, str], Mapping[str, Any]] = {}
-    sections: dict[str, Any] = {section: {} for section in KINDS.values()}
+    sections: dict[str, dict[str, Component]] = {section: {} for section in schedule.sections}
     for component in schedule.components():
         argument = names_argument(component.settings)
         if argument is not None and component.settings is not None:
@@ -83,7 +81,7 @@ def match_schedule(schedule: Schedule, facts: ModelFacts, findings: Findings) ->
         if isinstance(levels, Mapping):
             path: Path = ("policies", policy.position, "pruner", "args", "levels")
             patterns_of(levels, list(facts.parameters), partial(_report, findings, path, levels))
-    return Resolved(schedule=replace(schedule, **sections, policies=tuple(policies)), values=values, facts=facts)
+    return Resolved(schedule=replace(schedule, sections=sections, policies=tuple(policies)), values=values, facts=facts)
 
 
 def names_argument(settings: ComponentConfig | None) -> str | None:
@@ -93,10 +91,9 @@ def names_argument(settings: ComponentConfig | None) -> str | None:
 
 
 def match_modules(pattern: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the modules that match a key of ``overrides``, in their order; at least one, else UserError.
+    """Return the modules that match a key of ``overrides`` as `match_names` does.
 
-    The key is matched like parameter names; if nothing is found, as a regular expression for the whole name without
-    ``re:``, as in published schedules.
+    If nothing is found, it is a regular expression for the whole name without ``re:``, as in published schedules.
     """
     try:
         return match_names(pattern, known, "module")
@@ -132,10 +129,8 @@ def _match(
         unmatched.append(pattern)
         _report(findings, path, given, pattern, error)
 
-    if argument == MODULES:
-        known, found = list(facts.modules), patterns_of(given, list(facts.modules), on_error, match_modules)
-    else:
-        known, found = list(facts.parameters), patterns_of(given, list(facts.parameters), on_error)
+    known, match = (facts.modules, match_modules) if argument == MODULES else (facts.parameters, match_names)
+    found = patterns_of(given, list(known), on_error, match)
     kept = [pattern for pattern in given if pattern not in unmatched]
     if isinstance(given, Mapping):
         values = {name: given[found[name]] for name in known if name in found}
@@ -158,7 +153,6 @@ def _check_structures(
     places: Mapping[str, Path],
     findings: Findings,
 ) -> None:
-    """Check that every weight has the requested structures."""
     common = getattr(settings, "group_type", None)
     counts: dict[str, int] = {}
     for name, value in values.items():
@@ -166,21 +160,14 @@ def _check_structures(
         if groups is None:
             continue
         shape = facts.parameters[name]
-        wanted = lacking_weight(groups, shape)
-        if wanted:
-            findings.error(places[name], f"{groups} of {name} need {wanted}, got shape {_shape(shape)}")
-            continue
-        if common == "Blocks":
-            block = settings.kwargs.block_shape  # type: ignore[attr-defined]  # its settings ask for it
-            if any(size % part for size, part in zip(shape, block, strict=True)):
-                rule = f"block_shape {_shape(block)} must divide the shape of {name}, got {_shape(shape)}"
-                findings.error(places[name], rule)
-        elif common:
-            counts[name] = group_count(shape, ranked_group(common))
+        try:
+            check_group(groups, name, shape)
+            if common == "Blocks":
+                Structures("Blocks", settings.kwargs.block_shape[:2]).check(name, shape)  # type: ignore[attr-defined]
+            elif common:
+                counts[name] = group_count(shape, ranked_group(common))
+        except UserError as error:
+            findings.error(places[name], str(error))
     if getattr(settings, "group_dependency", None) == "Leader" and len(set(counts.values())) > 1:
         said = ", ".join(f"{name} {count}" for name, count in counts.items())
         findings.error(path, f"must have equally many structures with group_dependency Leader, got {said}")
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) or "()"

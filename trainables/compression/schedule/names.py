@@ -33,14 +33,11 @@ def without_parallel(name: str) -> str:
 
 
 def match_names(pattern: str, known: Sequence[str], what: str = "parameter") -> tuple[str, ...]:
-    """Return the known names that a pattern matches, in their order; at least one.
+    """Return the known names that a pattern matches, in their order; UserError if there is none.
 
     An exact name matches only itself. A pattern with ``*``, ``?`` or ``[`` is a glob in which ``*`` also matches dots;
     ``re:`` begins a regular expression that must match the whole name. ``module.`` of a parallel wrapper is ignored on
     both sides. Messages call the names by ``what``.
-
-    Raises:
-        UserError: nothing matches, or the regular expression is invalid.
     """
     if pattern in known:
         return (pattern,)
@@ -69,16 +66,10 @@ def patterns_of(
     on_error: Callable[[str, UserError], None] | None = None,
     match: Callable[[str, Sequence[str]], tuple[str, ...]] = match_names,
 ) -> dict[str, str]:
-    """Return the pattern of each known name that has one: its exact name, else the first that matches.
+    """Return the pattern of each known name that has one: its exact name, else the first that ``match`` finds.
 
-    Args:
-        patterns: in their order, which is that of the result.
-        known: names of the model.
-        on_error: called with a pattern that matches nothing, and its error, instead of raising it.
-        match: returns the known names that a pattern matches.
-
-    Raises:
-        UserError: a pattern matches nothing.
+    Names are in the order of their patterns. ``on_error`` is called with a pattern that matches nothing, and its error,
+    instead of raising it.
     """
     found: dict[str, str] = {}
     for pattern in patterns:

@@ -1,14 +1,69 @@
-"""Parts of a checked schedule: components, policies, and the schedule itself. Does not import torch."""
+"""Parts of a checked schedule: arguments of policies, components, and the schedule itself. Does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar, Self
 
-from trainables.compression.schedule.configs import ComponentConfig
-from trainables.compression.schedule.policy_configs import KINDS, Path, PrunerPolicyConfig, RegularizerPolicyConfig
+from pydantic import Field, PlainValidator, model_validator
+
+from trainables.compression.schedule.configs import ComponentConfig, Flag, Whole
+from trainables.compression.schedule.document import Path, shown
 from trainables.compression.schedule.timing import Timing
+
+#: Section of each kind of policy. A policy with several kinds has the first of them, as in the original.
+KINDS = {
+    "pruner": "pruners",
+    "regularizer": "regularizers",
+    "quantizer": "quantizers",
+    "lr_scheduler": "lr_schedulers",
+    "extension": "extensions",
+    "distiller": "distillers",
+}
+#: Keys of a policy's epochs, beside ``epochs``.
+RANGE = ("starting_epoch", "ending_epoch", "frequency")
+
+
+def _levels(given: Any) -> dict[str, float] | float | None:
+    for name, level in given.items() if isinstance(given, Mapping) else [("", given)]:
+        is_share = isinstance(level, (int, float)) and not isinstance(level, bool) and 0 <= level <= 1
+        if not is_share and given is not None:
+            raise ValueError(f"levels{f' of {name}' if name else ''} must be in [0, 1], got {shown(level)}")
+    if isinstance(given, Mapping) and not given:
+        raise ValueError("levels must name at least one parameter, got none")
+    return dict(given) if isinstance(given, Mapping) else given
+
+
+class PrunerPolicyConfig(ComponentConfig):
+    """Options of a policy for its pruner's masks; all off by default. docs/compression.md says what each does."""
+
+    class_: ClassVar[str] = "pruner policies"
+    levels: Annotated[dict[str, float] | float | None, PlainValidator(_levels)] = None
+    """Share of the elements by parameter name or pattern, or one for all, instead of the pruner's own levels."""
+    keep_mask: Flag = False
+    mini_batch_pruning_frequency: Annotated[Whole, Field(ge=0)] = 0
+    """Number of optimizer steps of the run after which masks are computed again; 0: once per active epoch."""
+    mask_on_forward_only: Flag = False
+    mask_gradients: Flag = False
+    use_double_copies: Flag = False
+    discard_masks_at_minibatch_end: Flag = False
+    skip_first_minibatch: Flag = False
+    fold_batchnorm: Flag = False
+
+    @model_validator(mode="after")
+    def _gradients_need_forward_only(self) -> Self:
+        if self.mask_gradients and not self.mask_on_forward_only:
+            raise ValueError("mask_gradients needs mask_on_forward_only: set both, or leave mask_gradients out")
+        return self
+
+
+class RegularizerPolicyConfig(ComponentConfig):
+    """Options of a policy for its regularizer's masks."""
+
+    class_: ClassVar[str] = "regularizer policies"
+    keep_mask: Flag = False
+    """True if weights that the threshold zeroed in the last active epoch stay zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +97,10 @@ class PlannedPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A compression schedule. Components are stored by name, in the order of the file."""
+    """A compression schedule."""
 
-    pruners: Mapping[str, Component] = field(default_factory=dict)
-    regularizers: Mapping[str, Component] = field(default_factory=dict)
-    quantizers: Mapping[str, Component] = field(default_factory=dict)
-    """At most one."""
-    lr_schedulers: Mapping[str, Component] = field(default_factory=dict)
-    extensions: Mapping[str, Component] = field(default_factory=dict)
-    distillers: Mapping[str, Component] = field(default_factory=dict)
+    sections: Mapping[str, Mapping[str, Component]] = field(default_factory=dict)
+    """Components by section and name, in the order of the file; at most one in ``quantizers``."""
     policies: tuple[PlannedPolicy, ...] = ()
     """In the file's order, in which they act."""
     source: str = field(default="", compare=False)
@@ -58,16 +108,11 @@ class Schedule:
     lines: Mapping[Path, int] = field(default_factory=dict, compare=False, repr=False)
     """Line numbers of the file, by path."""
 
-    def section(self, name: str) -> Mapping[str, Component]:
-        """Return the components of a section, such as ``pruners``."""
-        found: Mapping[str, Component] = getattr(self, name)
-        return found
-
     def component(self, policy: PlannedPolicy) -> Component:
         """Return the component that a policy applies."""
-        return self.section(KINDS[policy.kind])[policy.instance_name]
+        return self.sections[KINDS[policy.kind]][policy.instance_name]
 
     def components(self) -> Iterator[Component]:
         """Yield all components, section by section."""
-        for section in KINDS.values():
-            yield from self.section(section).values()
+        for section in self.sections.values():
+            yield from section.values()

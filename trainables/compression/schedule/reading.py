@@ -1,8 +1,5 @@
 """The schedule language: reads a file into a checked `Schedule` and collects all problems. Does not import torch.
 
-Sections: ``version`` (1), ``pruners``, ``regularizers``, ``quantizers`` (one at most), ``lr_schedulers``,
-``extensions``, ``distillers`` (not in the original), ``policies``.
-
 The original silently accepted: unknown sections, unknown keys of policies and of pruners' args, keys given twice,
 components that no policy uses, ``epochs`` beside a range, ``levels`` for pruners that have none, names that match
 nothing (`matching`), and a second line of Baidu's rule that begins outside of its policy. By default these are
@@ -25,39 +22,38 @@ from pydantic_core import ErrorDetails
 from yaml.nodes import SequenceNode
 
 from trainables.compression.schedule.configs import (
-    DISTILLERS,
-    EXTENSIONS,
+    CLASSES,
     NESTED,
-    PRUNERS,
-    QUANTIZERS,
-    REGULARIZERS,
-    AutomatedGradualPrunerConfig,
     BaiduRNNPrunerConfig,
     ComponentConfig,
+    GradualConfig,
     SparsityLevelParameterPrunerConfig,
 )
 from trainables.compression.schedule.document import (
     FLOAT,
     FLOAT_BEGINS,
     Document,
+    Findings,
+    Path,
+    Problem,
+    ScheduleError,
     SearchTag,
+    dotted,
+    nearest,
     open_document,
     plain,
     search_tags,
+    shown,
 )
 from trainables.compression.schedule.matching import ModelFacts, match_schedule
-from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
-from trainables.compression.schedule.policy_configs import (
+from trainables.compression.schedule.parts import (
     KINDS,
     RANGE,
-    Findings,
-    Path,
+    Component,
+    PlannedPolicy,
     PrunerPolicyConfig,
     RegularizerPolicyConfig,
-    ScheduleError,
-    dotted,
-    nearest,
-    shown,
+    Schedule,
 )
 from trainables.compression.schedule.timing import Timing
 from trainables.errors import UserError, nearest_name, unknown_name
@@ -67,16 +63,18 @@ from trainables.gradskip.variables import is_number
 
 Value = float | int | str
 KEYS = ("low", "high", "step", "log", "choices", "name")
+#: Checks a learning-rate scheduler's class and arguments; raises UserError.
+CheckLR = Callable[[str, Mapping[str, Any]], object]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
     """The values allowed in one place: numbers between two ends, or one of several choices."""
 
-    low: float | int | None = None
-    """Least value; None with choices."""
-    high: float | int | None = None
-    """Greatest value, above ``low``; None with choices."""
+    low: float | int = 0
+    """Least value, if there are no choices."""
+    high: float | int = 1
+    """Greatest value, above ``low``."""
     step: float | int | None = None
     """Distance between values, counted from ``low``; None: all values between the ends."""
     log: bool = False
@@ -93,8 +91,6 @@ class Mark:
         """Return the middle of the range (geometric with ``log``, on the grid of ``step``), or the first choice."""
         if self.choices is not None:
             return self.choices[0]
-        assert self.low is not None
-        assert self.high is not None
         middle = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
         if self.step is not None:
             middle = self.low + math.floor((middle - self.low) / self.step) * self.step
@@ -104,19 +100,13 @@ class Mark:
         """Return the choices, or the least and the greatest value."""
         if self.choices is not None:
             return self.choices
-        assert self.low is not None
-        assert self.high is not None
         if self.step is None:
             return (self.low, self.high)
         # The upper end counts as on the grid if a billionth of a step is missing.
         return (self.low, self.low + math.floor((self.high - self.low) / self.step + 1e-9) * self.step)
 
     def checked(self, value: Any, name: str) -> Value:
-        """Return the value converted to the type of this mark.
-
-        Raises:
-            UserError: it is none of the choices, not a number, or not an integer if only integers are allowed.
-        """
+        """Return the value converted to the type of this mark; UserError if it is not one of its values."""
         if self.choices is not None:
             if value not in self.choices:
                 raise UserError(f"{name} must be one of {', '.join(map(str, self.choices))}, got {shown(value)}")
@@ -144,8 +134,7 @@ class MarkedSchedule:
     def fill(self, values: Mapping[str, Value]) -> dict[str, Any]:
         """Return the schedule's plain mapping with the values, one for each mark, in place of the ranges.
 
-        Raises:
-            UserError: a name is unknown, a mark has no value, or a value has the wrong type.
+        UserError: a name is unknown, a mark has no value, or a value has the wrong type.
         """
         for name in values:
             if name not in self.marks:
@@ -167,17 +156,15 @@ class MarkedSchedule:
         found: dict[str, Any] = filled(self.document.value, ())
         return found
 
+    def filled(self, values: Mapping[str, Value]) -> Document:
+        """Return the document with values in place of the ranges."""
+        return replace(self.document, value=self.fill(values))
+
     def read(
         self, values: Mapping[str, Value], *, compatible: bool = False, check_lr: CheckLR | None = None
     ) -> Schedule:
         """Read the filled schedule as `read_schedule` does, with the file's lines in messages."""
-        schedule, findings = examine(self.filled(values), compatible=compatible, check_lr=check_lr)
-        findings.raise_or_warn()
-        return schedule
-
-    def filled(self, values: Mapping[str, Value]) -> Document:
-        """Return the document with values in place of the ranges."""
-        return replace(self.document, value=self.fill(values))
+        return _read(self.filled(values), compatible, check_lr)
 
     def middles(self) -> dict[str, Value]:
         """Return the middle of each range, or the first choice, by name."""
@@ -187,8 +174,7 @@ class MarkedSchedule:
 def read_marks(given: str | os.PathLike[str], *, source: str | None = None) -> MarkedSchedule:
     """Read the ranges in a schedule's file or text, given as in `read_schedule`; there may be none.
 
-    Raises:
-        ScheduleError: it is not YAML or not a map, or ranges are invalid; with all errors.
+    ScheduleError: it is not YAML or not a map, or ranges are invalid; with all errors.
     """
     document = open_document(given, source)
     findings = Findings(document.source, document.lines)
@@ -197,10 +183,13 @@ def read_marks(given: str | os.PathLike[str], *, source: str | None = None) -> M
     if not isinstance(document.value, dict):
         findings.error((), f"a schedule must be a map with version and policies, got {shown(document.value)}")
     for path, tag in search_tags(document.value):
-        read = _read_mark(tag.definition, path, findings)
-        if read is None:
+        problems = list(_mark_problems(tag.definition, path))
+        findings.errors += problems
+        if problems:
             continue
-        mark, name = read
+        values = dict(tag.definition)
+        name = values.pop("name", dotted(path))
+        mark = Mark(**({"choices": tuple(values["choices"])} if "choices" in values else values))
         if marks.setdefault(name, mark) != mark:
             other = dotted(next(place for place, taken in names.items() if taken == name))
             findings.error(path, f"shares the name {name!r} with {other}, so low, high, ... must be the same there")
@@ -209,29 +198,22 @@ def read_marks(given: str | os.PathLike[str], *, source: str | None = None) -> M
     return MarkedSchedule(document, marks, names)
 
 
-def _read_mark(given: Any, path: Path, findings: Findings) -> tuple[Mark, str] | None:
-    """Return a mark and its name; None if there is a problem."""
-    before = len(findings.errors)
+def _mark_problems(given: Any, path: Path) -> Iterator[Problem]:
     if not isinstance(given, dict):
-        findings.error(path, f"!search must be a map such as {{low: 0.1, high: 0.9}}, got {shown(given)}")
-        return None
+        yield Problem(path, f"!search must be a map such as {{low: 0.1, high: 0.9}}, got {shown(given)}")
+        return
     for key in given:
         if key not in KEYS:
-            findings.error((*path, key), f"unknown key of !search{nearest(key, KEYS)}")
-    name = given.get("name", dotted(path))
+            yield Problem((*path, key), f"unknown key of !search{nearest(key, KEYS)}")
+    name = given.get("name", "x")
     if not isinstance(name, str) or not name:
-        findings.error((*path, "name"), f"must be text, got {shown(name)}")
-    rule = _broken_rule(given)
-    if rule is not None:
-        findings.error(path, f"!search {rule}")
-    if len(findings.errors) > before:
-        return None
-    values = {key: value for key, value in given.items() if key != "name"}
-    return Mark(**(values if "low" in values else {"choices": tuple(values["choices"])})), name
+        yield Problem((*path, "name"), f"must be text, got {shown(name)}")
+    if rule := _broken_rule(given):
+        yield Problem(path, f"!search {rule}")
 
 
-def _broken_rule(given: Mapping[str, Any]) -> str | None:
-    """Return the rule that a definition breaks, or None."""
+def _broken_rule(given: Mapping[str, Any]) -> str:
+    """Return the rule that a definition breaks, or ""."""
     if "choices" in given:
         beside = [key for key in KEYS[:4] if key in given]
         if beside:
@@ -239,14 +221,14 @@ def _broken_rule(given: Mapping[str, Any]) -> str | None:
         choices = given["choices"]
         if not isinstance(choices, list) or not all(isinstance(c, (int, float, str)) for c in choices):
             return f"needs choices that are a list of plain values, got {shown(choices)}"
-        return None if len(set(choices)) > 1 else f"needs at least two different choices, got {shown(choices)}"
-    if "low" not in given or "high" not in given:
+        return "" if len(set(choices)) > 1 else f"needs at least two different choices, got {shown(choices)}"
+    if given.get("low") is None or given.get("high") is None:
         return "needs low and high, or choices"
-    for key in ("low", "high", "step"):
-        if given.get(key) is not None and not is_number(given[key]):
-            return f"needs a number for {key}, got {shown(given[key])}"
     low, high, step, log = given["low"], given["high"], given.get("step"), given.get("log", False)
-    if low is None or high is None or low >= high:
+    for key, value in (("low", low), ("high", high), ("step", step)):
+        if value is not None and not is_number(value):
+            return f"needs a number for {key}, got {shown(value)}"
+    if low >= high:
         return f"needs low < high, got low {low} and high {high}"
     if not isinstance(log, bool):
         return f"needs true or false for log, got {shown(log)}"
@@ -256,7 +238,7 @@ def _broken_rule(given: Mapping[str, Any]) -> str | None:
         return "takes log or step, got both"
     if step is not None and not 0 < step <= high - low:
         return f"needs a step in (0, high - low], got {step}"
-    return None
+    return ""
 
 
 #: Number of combinations of the other marks' values that a value is tried with before it is rejected.
@@ -270,10 +252,7 @@ def check_marks(
 
     A value is valid if it is with the other marks at their middle, lower or upper ends (the first or last choice), or
     with any of the first `_MOST_OTHERS` combinations of these. Invalid combinations of valid values are no error here:
-    a search skips them.
-
-    Raises:
-        ScheduleError: with all invalid values.
+    a search skips them. ScheduleError: with all invalid values.
     """
 
     def errors(values: Mapping[str, Value], places: list[Path]) -> tuple[str, ...]:
@@ -286,20 +265,16 @@ def check_marks(
             if any(problem.path[: len(place)] == place[: len(problem.path)] for place in places)
         )
 
-    def others(name: str) -> Iterator[Mapping[str, Value]]:
-        """Yield values of the other marks, the most likely to be valid first."""
-        ends = {other: mark.ends() for other, mark in marked.marks.items() if other != name}
-        yield marked.middles()
-        yield {other: values[0] for other, values in ends.items()}
-        yield {other: values[-1] for other, values in ends.items()}
-        for values in islice(product(*ends.values()), _MOST_OTHERS):
-            yield dict(zip(ends, values, strict=True))
-
     wrong: dict[str, None] = {}
     for name, mark in marked.marks.items():
         places = [path for path, other in marked.names.items() if other == name]
+        ends = {other: there.ends() for other, there in marked.marks.items() if other != name}
+        combinations = islice(product(*ends.values()), _MOST_OTHERS)
+        highest = {other: values[-1] for other, values in ends.items()}
+        # The most likely to be valid first.
+        others = [marked.middles(), highest, *(dict(zip(ends, values, strict=True)) for values in combinations)]
         for value in mark.ends():
-            tried = (errors({**beside, name: value}, places) for beside in others(name))
+            tried = (errors({**beside, name: value}, places) for beside in others)
             first = next(tried)
             if first and all(tried):
                 wrong.update(dict.fromkeys(first))
@@ -373,17 +348,7 @@ def _said(error: ErrorDetails, model: type[ComponentConfig], loc: Path) -> str:
 # --- The schedule language --------------------------------------------------------------------------------------------
 
 VERSION = 1
-#: Classes of each section; those of ``lr_schedulers`` are torch's and are checked by ``check_lr``.
-CLASSES: Mapping[str, Mapping[str, type[ComponentConfig]]] = {
-    "pruners": PRUNERS,
-    "regularizers": REGULARIZERS,
-    "quantizers": QUANTIZERS,
-    "extensions": EXTENSIONS,
-    "distillers": DISTILLERS,
-}
 SECTIONS = ("version", *KINDS.values(), "policies")
-#: Checks a learning-rate scheduler's class and arguments; raises UserError.
-CheckLR = Callable[[str, Mapping[str, Any]], object]
 
 
 def read_schedule(
@@ -404,7 +369,11 @@ def read_schedule(
     Raises:
         ScheduleError: with all errors, each with file and line.
     """
-    schedule, findings = examine(open_document(given, source), compatible=compatible, check_lr=check_lr)
+    return _read(open_document(given, source), compatible, check_lr)
+
+
+def _read(document: Document, compatible: bool, check_lr: CheckLR | None) -> Schedule:
+    schedule, findings = examine(document, compatible=compatible, check_lr=check_lr)
     findings.raise_or_warn()
     return schedule
 
@@ -441,21 +410,21 @@ class _Reader:
             if name not in SECTIONS:
                 self._findings.lenient((name,), f"unknown section{nearest(name, SECTIONS)}")
         if "version" not in self._given:  # as in many published
-            self._findings.warning((), f"version is missing: begin the file with version: {VERSION}")
+            text = f"version is missing: begin the file with version: {VERSION}"
+            self._findings.warnings.append(Problem((), text))
         elif self._given["version"] != VERSION or isinstance(self._given["version"], bool):
             self._findings.error(("version",), f"must be {VERSION}, got {shown(self._given['version'])}")
-        for section in KINDS.values():
-            self._components[section] = self._section(section, self._given.get(section))
+        self._components = {section: self._section(section, self._given.get(section)) for section in KINDS.values()}
         policies = self._policies(self._given.get("policies"))
         for section, components in self._components.items():
             for name, component in components.items():
                 if component is not None and (section, name) not in self._used:
                     self._findings.lenient((section, name), "is used by no policy: add one, or leave it out")
-        sections: dict[str, Any] = {
+        sections = {
             section: {name: component for name, component in components.items() if component is not None}
             for section, components in self._components.items()
         }
-        schedule = replace(empty, policies=tuple(policies), **sections)
+        schedule = replace(empty, policies=tuple(policies), sections=sections)
         for policy in policies:
             _check_use(policy, schedule.component(policy), self._findings)
         return schedule
@@ -542,10 +511,10 @@ class _Reader:
         return PlannedPolicy(kind=kind, instance_name=name, timing=timing, args=args, position=position)
 
     def _args(self, kind: str, given: Any, path: Path) -> PrunerPolicyConfig | RegularizerPolicyConfig | None:
-        if given is not None and not isinstance(given, dict):
+        given = {} if given is None else given
+        if not isinstance(given, dict):
             self._findings.error(path, f"must be a map, got {shown(given)}")
             return None
-        given = given or {}
         if kind == "pruner":  # the original ignores unknown keys here
             known = self._known_keys(given, tuple(PrunerPolicyConfig.model_fields), path, PrunerPolicyConfig.class_)
             return validated(PrunerPolicyConfig, known, path, self._findings)
@@ -556,12 +525,9 @@ class _Reader:
         return None
 
     def _timing(self, given: Mapping[str, Any], path: Path) -> Timing | None:
-        """Read a policy's epochs: ``epochs``, or ``starting_epoch``, ``ending_epoch`` and optionally ``frequency`` (1).
-
-        The original requires ``frequency``. With the compatibility switch ``epochs`` takes precedence over a range.
-        """
+        """Read ``epochs``, or ``starting_epoch``, ``ending_epoch`` and ``frequency``, which the original requires."""
         arguments = {key: given[key] for key in RANGE if key in given}
-        before = len(self._findings.errors)
+        missing = [key for key in RANGE[:2] if key not in given]
         if "epochs" in given:
             epochs = given["epochs"]
             if arguments:
@@ -572,15 +538,14 @@ class _Reader:
                 self._findings.error((*path, "epochs"), said)
                 return None
             arguments = {"epochs": tuple(epochs)}
-        else:
-            missing = [key for key in RANGE[:2] if key not in given]
-            if missing:
-                self._findings.error(path, f"needs {' and '.join(missing)}, or epochs such as [0, 2, 4]")
-            for key, value in arguments.items():
-                if not _is_epoch(value):
-                    self._findings.error((*path, key), f"must be an integer, got {shown(value)}")
-            if len(self._findings.errors) > before:
-                return None
+        elif missing:
+            self._findings.error(path, f"needs {' and '.join(missing)}, or epochs such as [0, 2, 4]")
+            return None
+        elif wrong := [key for key, value in arguments.items() if not _is_epoch(value)]:
+            self._findings.errors += [
+                Problem((*path, key), f"must be an integer, got {shown(given[key])}") for key in wrong
+            ]
+            return None
         try:
             return Timing(**arguments)
         except UserError as error:
@@ -593,32 +558,23 @@ def _is_epoch(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def is_gradual(settings: ComponentConfig | None) -> bool:
-    """Return whether a pruner's share grows by Zhu & Gupta's cubic, ``initial_sparsity`` to ``final_sparsity``."""
-    return isinstance(settings, AutomatedGradualPrunerConfig) or (
-        settings is not None and settings.class_.endswith("_AGP")  # common suffix of the names
-    )
-
-
 def _check_use(policy: PlannedPolicy, component: Component, findings: Findings) -> None:
     """Check that a policy fits its component."""
     path: Path = ("policies", policy.position)
     settings = component.settings
-    if is_gradual(settings) and len(policy.timing.active_epochs()) == 1:
+    first, last = policy.timing.starting_epoch, policy.timing.last_epoch
+    if isinstance(settings, GradualConfig) and first == last:
         findings.error(
             path,
             f"{component.class_name} {component.name!r} rises over its active epochs, so it needs at least two, got "
-            f"{policy.timing.starting_epoch}",
+            f"{first}",
         )
-    if isinstance(settings, BaiduRNNPrunerConfig):
-        first, last = policy.timing.starting_epoch, policy.timing.last_epoch
-        ramp_epoch = settings.ramp_from(first)
-        if not first <= ramp_epoch <= last:
-            given = "ramp_epoch" if settings.ramp_epoch is not None else "ramp_epoch_offset"
-            findings.lenient(
-                (component.section, component.name, given),
-                f"must be in the epochs {first} to {last} of its policy, got {ramp_epoch}",
-            )
+    if isinstance(settings, BaiduRNNPrunerConfig) and not first <= settings.ramp_from(first) <= last:
+        given = "ramp_epoch" if settings.ramp_epoch is not None else "ramp_epoch_offset"
+        findings.lenient(
+            (component.section, component.name, given),
+            f"must be in the epochs {first} to {last} of its policy, got {settings.ramp_from(first)}",
+        )
     levels = policy.args.levels if isinstance(policy.args, PrunerPolicyConfig) else None
     if levels is not None and not isinstance(settings, SparsityLevelParameterPrunerConfig):
         findings.lenient(
@@ -633,7 +589,7 @@ LINE_WIDTH = 100
 
 
 class _Writer(yaml.SafeDumper):
-    """Write block style, except that a list of scalars that fits is written on one line."""
+    """Write block style, except for lists of scalars."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -641,8 +597,7 @@ class _Writer(yaml.SafeDumper):
     def represent_list(self, data: Iterable[Any]) -> SequenceNode:
         data = list(data)
         scalars = not any(isinstance(item, (dict, list)) for item in data)
-        short = scalars and sum(len(str(item)) + 4 for item in data) <= LINE_WIDTH
-        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=short)
+        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=scalars)
 
 
 _Writer.add_representer(list, _Writer.represent_list)

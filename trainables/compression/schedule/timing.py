@@ -1,4 +1,4 @@
-"""Active epochs of a policy, and the position of a moment among them. Pure, without torch.
+"""Active epochs of a policy, the position of a moment among them, and the share pruned by then. Without torch.
 
 Symbols: e epoch, from 0; S, E, f starting epoch, ending epoch (exclusive) and frequency of a policy.
 """
@@ -18,8 +18,7 @@ MOST_EPOCHS = 1_000_000
 class Timing:
     """A policy's epochs, given as ``epochs`` or as a range.
 
-    Raises:
-        UserError: there is no epoch, an epoch is negative or beyond `MOST_EPOCHS`, or the frequency is below 1.
+    UserError: there is no epoch, an epoch is negative or beyond `MOST_EPOCHS`, or the frequency is below 1.
     """
 
     starting_epoch: int = 0
@@ -50,22 +49,18 @@ class Timing:
                 f"got {self.ending_epoch}"
             )
 
-    @property
-    def _active(self) -> Sequence[int]:
-        return self.epochs or range(self.starting_epoch, self.ending_epoch, self.frequency)
-
-    def active_epochs(self) -> tuple[int, ...]:
+    def active_epochs(self) -> Sequence[int]:
         """Return all active epochs, ascending; at least one."""
-        return tuple(self._active)
+        return self.epochs or range(self.starting_epoch, self.ending_epoch, self.frequency)
 
     def is_active(self, epoch: int) -> bool:
         """Return whether the policy acts in this epoch."""
-        return epoch in self._active
+        return epoch in self.active_epochs()
 
     @property
     def last_epoch(self) -> int:
         """Return the last active epoch."""
-        return self._active[-1]
+        return self.active_epochs()[-1]
 
     def progress(self, epoch: int) -> float:
         """Return the position of an active epoch between the first (0) and the last (1); 1 if there is only one.
@@ -95,3 +90,13 @@ class Moment:
     def progress(self) -> float:
         """Return the position of the epoch among the policy's active epochs, in [0, 1]."""
         return self.timing.progress(self.epoch)
+
+
+def gradual_share(initial: float, final: float, progress: float) -> float:
+    """Return s = s_f + (s_i - s_f) (1 - p)^3 (Zhu & Gupta 2017, eq. 1), p from 0 in the first active epoch to 1.
+
+    >>> [round(gradual_share(0.05, 0.8, p), 4) for p in (0, 0.25, 0.5, 0.75, 1)]
+    [0.05, 0.4836, 0.7063, 0.7883, 0.8]
+    """
+    left = (1 - progress) ** 3
+    return left * initial + (1 - left) * final  # exact at both ends

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from trainables.compression.schedule.policy_configs import KINDS
+from trainables.compression.schedule.parts import KINDS
 from trainables.compression.schedule.reading import Mark, read_marks, to_mapping
 from trainables.config import TrialConfig
 from trainables.errors import UserError
@@ -37,8 +37,7 @@ START_SHARE, END_SHARE, FREQUENCY = 0.2, 0.6, 1
 def schedule_of(config: TrialConfig) -> dict[str, Any]:
     """Return the schedule as a plain mapping with marks filled in; without policies if nothing is compressed.
 
-    Raises:
-        UserError: the schedule's text cannot be read, a value belongs to no mark, or a field has no effect.
+    UserError: the schedule's text cannot be read, a value belongs to no mark, or a field has no effect.
     """
     _check_effect(config)
     schedule: dict[str, Any] = {"version": 1}
@@ -107,8 +106,7 @@ def _check_effect(config: TrialConfig) -> None:
 def pruning_epochs(config: TrialConfig) -> tuple[int, int]:
     """Return the first epoch of pruning and the epoch after the last, from the configuration or by default.
 
-    Raises:
-        UserError: both are given and the end is not above the start.
+    UserError: both are given and the end is not above the start.
     """
     start = config.pruning_start_epoch
     if start is None:
@@ -129,10 +127,8 @@ def filled_schedule(text: str, values: tuple[str, ...], *, compatible: bool = Fa
     """Return a schedule's text as a plain mapping with its marked values, texts NAME=VALUE, filled in.
 
     A mark without a value gets the middle of its range. What Distiller silently accepted is left out without warnings
-    if ``compatible``: they were given when the file was read.
-
-    Raises:
-        UserError: a value belongs to no mark, or the text cannot be read.
+    if ``compatible``: they were given when the file was read. UserError: a value belongs to no mark, or the text cannot
+    be read.
     """
     marked = read_marks(text)
     given: dict[str, Any] = {}

@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from trainables.attachment import Attached, RunFacts
 from trainables.compression.measures import latency, layer_macs, size_columns
-from trainables.compression.model_copies import model_inputs
 from trainables.compression.policies import DistillationPolicy, LRPolicy
 from trainables.compression.scheduler import CompressionScheduler
 from trainables.compression.trial.from_config import schedule_of
@@ -24,8 +23,7 @@ from trainables.runtime.isolation import kept_generators
 class AttachedCompression(Attached):
     """A compression schedule attached to one training run.
 
-    Raises:
-        UserError: the schedule is invalid, or has names that the model does not have.
+    UserError: the schedule is invalid, or has names that the model does not have.
     """
 
     def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
@@ -112,18 +110,15 @@ class AttachedCompression(Attached):
                 self._macs = layer_macs(run.model, run.loss, run.example_batch())
             if self._built_macs is None:
                 built = self._macs
-                if self.scheduler.removed:
+                if self.scheduler.training.removed:
                     with kept_generators([]):
                         built = layer_macs(run.make_model(), run.loss, run.example_batch())
                 self._built_macs = sum(built.values())
             found = size_columns(run.model, self._macs, self._built_macs)
-            if self.scheduler.removed and self._iteration == run.total_steps:
+            if self.scheduler.training.removed and self._iteration == run.total_steps:
                 device = next(run.model.parameters()).device
                 batch = tuple(tensor.to(device) for tensor in run.example_batch())
-                try:
-                    found["latency_s"] = latency(run.model, model_inputs(run.model, run.loss, batch))
-                except ValueError:  # the model is called in another way than with positional arguments
-                    found["latency_s"] = None
+                found["latency_s"] = latency(run.model, run.loss, batch)
         return found
 
     def model_metadata(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainables.compression.schedule.policy_configs import KINDS, RANGE
+from trainables.compression.schedule.parts import KINDS, RANGE
 from trainables.compression.schedule.timing import Timing
 from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig

@@ -9,9 +9,8 @@ import torch
 from saved_states import round_trip
 from torch import Tensor, nn
 
-from trainables.compression.pruners import build_pruner
-from trainables.compression.pruners.pruner import Pruner
-from trainables.compression.schedule.configs import PRUNERS, QUANTIZERS
+from trainables.compression.pruners import Pruner, build_pruner
+from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError
 
@@ -132,40 +131,8 @@ def test_a_resumed_run_decides_the_same_bit_for_bit(class_: str) -> None:
         assert torch.equal(mask, decisions[1][name])
 
 
-@pytest.mark.parametrize("class_", PRUNERS)
-def test_a_saved_state_is_not_changed_by_going_on(class_: str) -> None:
-    model = model_of()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    pruner = pruner_of(class_, model)
-    pruner.start(model)
-    train(model, optimizer, 0)
-    state = pruner.state_dict()
-    saved = round_trip(state)
-    train(model, optimizer, 1)
-    pruner.masks(weights_of(model), {}, Moment(epoch=1, timing=TIMING))
-    assert repr(state) == repr(saved)
-
-
-@pytest.mark.parametrize("class_", PRUNERS)
-def test_weights_that_are_not_numbers_end_nothing(class_: str) -> None:
-    model = model_of()
-    pruner = pruner_of(class_, model)
-    pruner.start(model)
-    train(model, torch.optim.SGD(model.parameters(), lr=1e-5), 0)
-    weights = {name: torch.full_like(weight, float("nan")) for name, weight in weights_of(model).items()}
-    masks = pruner.masks(weights, {}, Moment(epoch=1, timing=TIMING))
-    assert not any(bool(mask.isnan().any()) for mask in masks.values())
-
-
 def test_a_name_that_matches_nothing_is_told() -> None:
     for class_, given in (("SensitivityPruner", {"sensitivities": {"0.wieght": 1}}),
                           ("AutomatedGradualPruner", {**_GRADUAL, "weights": ["0.wieght"]})):  # fmt: skip
         with pytest.raises(UserError, match=r"^unknown parameter '0\.wieght': did you mean '0\.weight'\? Valid: 0\.b"):
             build_pruner("p", PRUNERS[class_](**given), model_of(), seed=0)
-
-
-def test_settings_of_something_else_are_refused() -> None:
-    class_, settings = next(iter(QUANTIZERS.items()))
-    given = settings.model_construct()
-    with pytest.raises(UserError, match=f"^unknown pruner class '{class_}'"):
-        build_pruner("p", given, model_of(), seed=0)

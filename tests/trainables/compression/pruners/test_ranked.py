@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from trainables.compression.pruners import build_pruner
-from trainables.compression.pruners.pruner import Pruner
-from trainables.compression.pruners.ranked import element_count, kept_after, level_mask, structure_count
+from trainables.compression.pruners import Pruner, build_pruner, kept_after, level_mask, pruned_count
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError
@@ -25,7 +23,7 @@ VALUES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, math.inf, math.nan]) | st
 @given(values=VALUES, share=st.floats(0, 1))
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.float16])
 def test_the_smallest_go_and_of_equal_ones_the_first(kind: torch.dtype, values: list[float], share: float) -> None:
-    count = element_count(share, len(values))
+    count = pruned_count(share, len(values))
     # A NaN is as large as can be.
     order = sorted(range(len(values)), key=lambda i: (math.inf if math.isnan(values[i]) else values[i], i))
     expected = [i not in order[:count] for i in range(len(values))]
@@ -48,7 +46,7 @@ def test_the_smallest_go_and_of_equal_ones_the_first(kind: torch.dtype, values: 
 def test_structures_are_counted_down_to_a_group_and_never_all_unless_asked(
     share: float, n: int, group_size: int, count: int
 ) -> None:
-    assert structure_count(share, n, group_size) == count
+    assert pruned_count(share, n, group_size) == count
 
 
 def masks_of(class_: str, tensors: dict[str, Tensor], moment: Moment, **arguments: object) -> dict[str, Tensor]:
@@ -87,41 +85,6 @@ def test_the_cubic_of_zhu_and_gupta() -> None:
     assert pruned == [500, 4835, 7062, 7882, 8000]
 
 
-def test_the_cubic_takes_the_last_share_where_there_is_one_epoch() -> None:
-    found = masks_of(
-        "AutomatedGradualPruner",
-        {"w": torch.arange(1.0, 11.0)},
-        moment(3, starting_epoch=3, ending_epoch=4),
-        initial_sparsity=0.0,
-        final_sparsity=0.5,
-        weights=["w"],
-    )
-    assert found["w"].tolist() == [0] * 5 + [1] * 5
-
-
-@pytest.mark.slow
-def test_the_public_alexnet_schedule_leaves_what_was_published() -> None:
-    # Final shares of IntelLabs/distiller, examples/agp-pruning/alexnet.schedule_agp.yaml; its table has the counts.
-    layers = {
-        (64, 3, 11, 11): 0.0,
-        (192, 64, 5, 5): 0.62,
-        (384, 192, 3, 3): 0.65,
-        (256, 384, 3, 3): 0.43,
-        (256, 256, 3, 3): 0.43,
-        (4096, 9216): 0.91,
-        (4096, 4096): 0.91,
-        (1000, 4096): 0.75,
-    }
-    generator = torch.Generator().manual_seed(0)
-    total, left = 0, []
-    for shape, share in layers.items():
-        mask = level_mask(torch.randn(shape, generator=generator), share)
-        total += mask.numel()
-        left.append(int(mask.sum()))
-    assert left == [23232, 116736, 232244, 504300, 336200, 3397387, 1509950, 1024000]
-    assert (sum(left), total) == (7144049, 61090496)
-
-
 NOW = Moment(epoch=0, timing=Timing())
 
 
@@ -154,43 +117,6 @@ def test_filters_of_the_smallest_norm_go(class_: str, order: int, group_type: st
     assert kept_filters(pruner.masks({"w": weight}, {}, NOW)["w"]) == [i for i in range(8) if i not in gone]
 
 
-def test_blocks_against_a_loop() -> None:
-    weight = random_weight(4, 6, 2, 2)
-    pruner = pruner_of(
-        "L1RankedStructureParameterPruner",
-        {"w": weight},
-        group_type="Blocks",
-        desired_sparsity=0.6,
-        kwargs={"block_shape": [2, 3, 1, 1]},
-    )
-    norms = {}
-    for f in range(2):
-        for c in range(2):
-            for y in range(2):
-                for x in range(2):
-                    norms[f, c, y, x] = float(weight[2 * f : 2 * f + 2, 3 * c : 3 * c + 3, y, x].abs().sum())
-    gone = sorted(norms, key=lambda block: norms[block])[: int(0.6 * 16)]
-    mask = pruner.masks({"w": weight}, {}, NOW)["w"]
-    for f, c, y, x in torch.ones(4, 6, 2, 2).nonzero().tolist():
-        assert mask[f, c, y, x] == ((f // 2, c // 3, y, x) not in gone)
-
-
-@pytest.mark.parametrize(
-    "class_",
-    [
-        "L1RankedStructureParameterPruner_AGP",
-        "L2RankedStructureParameterPruner_AGP",
-        "RandomRankedFilterPruner_AGP",
-    ],
-)
-def test_the_share_of_a_gradual_one_grows_by_the_cubic(class_: str) -> None:
-    weight = random_weight(1000, 1, 1)
-    pruner = pruner_of(class_, {"w": weight}, group_type="Filters", initial_sparsity=0.05, final_sparsity=0.8)
-    timing = Timing(starting_epoch=0, ending_epoch=10, frequency=2)
-    found = [pruner.masks({"w": weight}, {}, Moment(epoch=e, timing=timing))["w"] for e in range(0, 10, 2)]
-    assert [1000 - len(kept_filters(mask)) for mask in found] == [50, 483, 706, 788, 800]
-
-
 LEADING = ["L1RankedStructureParameterPruner", "RandomRankedFilterPruner", "BernoulliFilterPruner"]
 
 
@@ -208,7 +134,7 @@ def test_all_follow_the_leader(class_: str) -> None:
 def test_a_leader_needs_as_many_structures() -> None:
     weights = {"a": torch.ones(8, 3, 2, 2), "b": torch.ones(4, 8, 2, 2)}
     rule = (
-        r"^group_dependency Leader needs weights with equally many filters, got 8 in a \(8, 3, 2, 2\) and 4 in "
+        r"^group_dependency Leader needs weights with equally many Filters, got 8 in a \(8, 3, 2, 2\) and 4 in "
         r"b \(4, 8, 2, 2\)$"
     )
     with pytest.raises(UserError, match=rule):

@@ -11,9 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainables.compression.pruners import build_pruner
-from trainables.compression.pruners.pruner import Pruner
-from trainables.compression.pruners.ranked import ActivationWatch
+from trainables.compression.pruners import ActivationWatch, Pruner, build_pruner
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError
@@ -74,19 +72,6 @@ def test_a_watched_model_can_be_copied_between_passes() -> None:
     copy.deepcopy(model)
     watch.start(model)  # the search begins anew
     copy.deepcopy(model)
-
-
-@pytest.mark.parametrize(
-    "activation",
-    [nn.LeakyReLU(0.1), nn.SiLU(), nn.GELU(), nn.ReLU6(), nn.Hardswish(), nn.ELU(), nn.Hardtanh(), nn.PReLU()],
-    ids=lambda module: type(module).__name__,
-)
-def test_activations_of_other_kinds(activation: nn.Module) -> None:
-    model = nn.Sequential(conv(), activation)
-    watch = ActivationWatch(["0.weight"])
-    watch.start(model)
-    batches = images(2)
-    check(watch, "0.weight", [model(batch) for batch in batches])
 
 
 class Residual(nn.Module):
@@ -273,19 +258,6 @@ def test_nothing_seen_nothing_decided_and_what_was_seen_is_forgotten(class_: str
     train(model)
     assert len(gone(pruner.masks(weights_of(model), {}, NOW)["0.weight"])) == 3
     assert pruner.masks(weights_of(model), {}, NOW) == {}
-
-
-@pytest.mark.parametrize("class_", SEEN)
-def test_the_leader_alone_is_looked_at(class_: str) -> None:
-    model = model_of()
-    alone = pruner_of(class_, model)
-    leading = pruner_of(class_, model, weights=["0.weight", "2.weight"], group_dependency="Leader")
-    alone.start(model)
-    leading.start(model)
-    train(model)
-    found = leading.masks(weights_of(model), {}, NOW)
-    assert gone(found["0.weight"]) == gone(found["2.weight"])
-    assert gone(found["0.weight"]) == gone(alone.masks(weights_of(model), {}, NOW)["0.weight"])
 
 
 def test_a_weight_that_is_frozen_first_is_seen_once_it_trains() -> None:

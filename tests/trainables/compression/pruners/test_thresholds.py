@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from typing import Any
 
@@ -10,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainables.compression.pruners import build_pruner
-from trainables.compression.pruners.pruner import Pruner
-from trainables.compression.pruners.thresholds import ramp_threshold
+from trainables.compression.pruners import Pruner, build_pruner, ramp_threshold
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError
@@ -37,18 +34,6 @@ def test_a_star_is_for_every_other_parameter() -> None:
     weight = torch.tensor([0.5, 2.0, 4.0])
     found = pruner.masks(dict.fromkeys("abc", weight), {}, NOW)
     assert [found[name].tolist() for name in "abc"] == [[0, 1, 1], [0, 0, 1], [0, 1, 1]]
-
-
-@pytest.mark.parametrize(("sensitivity", "published"), [(0.25, 0.1974), (0.625, 0.4680), (0.875, 0.6184)])
-def test_of_normal_weights_the_error_function_goes(sensitivity: float, published: float) -> None:
-    n = 200_000
-    weight = 0.03 * torch.randn(n, generator=torch.Generator().manual_seed(1))
-    pruner = pruner_of("SensitivityPruner", ["w"], sensitivities={"w": sensitivity})
-    share = float((pruner.masks({"w": weight}, {}, NOW)["w"] == 0).double().mean())
-    expected = math.erf(sensitivity / math.sqrt(2))
-    assert expected == pytest.approx(published, abs=5e-5)
-    # Four standard errors of the share; the estimated deviation adds less than one more.
-    assert abs(share - expected) < 5 * math.sqrt(expected * (1 - expected) / n)
 
 
 def test_the_deviation_is_the_unbiased_one_of_the_first_use() -> None:
@@ -145,10 +130,3 @@ def test_a_ramp_without_a_slope_is_refused() -> None:
     rule = "^ramp_epoch must be between the policy's starting_epoch 2 and ending_epoch 12, got 45$"
     with pytest.raises(UserError, match=rule):
         pruner.masks({"w": torch.ones(2)}, {}, Moment(epoch=2, timing=Timing(starting_epoch=2, ending_epoch=12)))
-
-
-@pytest.mark.parametrize(("given", "got"), [({}, "neither"), ({"ramp_epoch": 3, "ramp_epoch_offset": 1}, "both")])
-def test_a_ramp_is_given_once(given: dict[str, int], got: str) -> None:
-    rule = f"needs ramp_epoch_offset, counted from the policy's first epoch, or ramp_epoch, .* got {got}"
-    with pytest.raises(ValueError, match=rule):
-        pruner_of("BaiduRNNPruner", ["w"], q=0.5, ramp_slope_mult=1.5, weights=["w"], **given)

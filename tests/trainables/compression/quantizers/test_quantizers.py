@@ -11,7 +11,6 @@ import torch
 from quantized_nets import LOW_BITS, NAMES, Net, batches, make_model, prepared, settings_of, step
 from torch import Tensor, nn
 from torch.optim import SGD
-from torch.optim.optimizer import required
 
 from trainables.compression.quantizers import Bits, Quantizer, build_quantizer, is_quantized, plan_bits
 from trainables.compression.schedule.configs import DorefaQuantizerConfig
@@ -64,15 +63,6 @@ def test_layers_compute_with_few_values(name: str) -> None:
     assert all(2 <= y.unique().numel() <= 2 ** LOW_BITS[name]["bits_activations"] for y in seen)
 
 
-@pytest.mark.parametrize("name", ["QuantAwareTrainRangeLinearQuantizer", "PostTrainLinearQuantizer"])
-def test_each_filter_has_its_own_range(name: str) -> None:
-    model, _, _ = quantizing(name)
-    for layer, axis in ((model.conv, 0), (model.up, 1), (model.fc, 0)):
-        filters = layer.weight.detach().transpose(0, axis).flatten(1)
-        assert all(f.unique().numel() <= 2**4 for f in filters)
-        assert filters.unique().numel() > 2**4
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bits", [32, None])
 def test_32_bits_and_null_change_no_bit(name: str, bits: int | None) -> None:
@@ -114,27 +104,6 @@ def test_inputs_that_are_no_real_numbers_stay() -> None:
     assert torch.isfinite(words(torch.arange(10).reshape(2, 5))).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_override_leaves_a_layer_alone(name: str) -> None:
-    off = {"bits_weights": None, "bits_bias": None, "bits_activations": None}
-    model, _, _ = prepared(name, overrides={"fc": off, "relu": off})
-    assert type(model.fc) is nn.Linear
-    assert not is_quantized(model.fc)
-    assert not is_quantized(model.relu)
-    assert is_quantized(model.last)
-    assert is_quantized(model.conv)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_model_is_quantized_once(name: str) -> None:
-    model, optimizer, quantizer = prepared(name)
-    state = list(model.state_dict())
-    for again in (quantizer, build_quantizer("q", settings_of("DorefaQuantizer"))):
-        with pytest.raises(UserError, match="must be quantized once, got a quantized one for quantizer q"):
-            again.prepare(model, optimizer)
-    assert list(model.state_dict()) == state
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("finished", [False, True])
@@ -156,23 +125,6 @@ def test_copies_compute_alike_and_on_the_meta_device_without_waiting_for_numbers
         step(model, optimizer, batch)
     for key, value in model.state_dict().items():
         assert torch.equal(value, twin.state_dict()[key]), key
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_pruned_weights_stay_exactly_zero(name: str) -> None:
-    model, _, quantizer = prepared(name)
-    masks = {}
-    generator = torch.Generator().manual_seed(3)
-    for layer in (model.conv, model.up, model.fc):
-        original = layer.parametrizations.weight.original
-        masks[layer] = torch.rand(original.shape, generator=generator) < 0.5
-        with torch.no_grad():
-            original *= masks[layer]
-    model(batches()[0][0]).sum().backward()
-    quantizer.finish_epoch(model)
-    for layer, mask in masks.items():
-        assert not layer.weight[~mask].any()
-        assert layer.weight[mask].any()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -216,14 +168,6 @@ def test_one_dimension_three_dimensions_and_embeddings(name: str) -> None:
     assert model.table.weight.unique().numel() <= 2**4
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_settings_are_checked_against_the_model_when_it_is_given(name: str) -> None:
-    settings = settings_of(name, overrides={"convv": {}})
-    build_quantizer("q", settings)
-    with pytest.raises(UserError, match=r"unknown module 'convv': did you mean 'conv'\?"):
-        build_quantizer("q", settings, make_model())
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
@@ -247,16 +191,6 @@ def test_what_cannot_be(name: str, changes: dict[str, Any], message: str) -> Non
     with pytest.raises(UserError, match=message):
         build_quantizer("q", settings_of(name, **changes)).prepare(model, None)
     assert not is_quantized(model)
-
-
-def test_one_bit_is_enough_where_no_bit_is_the_signs() -> None:
-    for name, changes in (
-        ("DorefaQuantizer", {"bits_weights": 1, "bits_bias": 1, "bits_activations": 1}),
-        ("WRPNQuantizer", {"bits_activations": 1}),
-        ("QuantAwareTrainRangeLinearQuantizer", {"mode": "ASYMMETRIC_SIGNED", "bits_weights": 1}),
-    ):
-        model, optimizer, _ = prepared(name, **changes)
-        step(model, optimizer, batches()[0])
 
 
 def test_a_weight_that_an_old_style_hook_computes_is_refused() -> None:
@@ -378,19 +312,3 @@ def test_one_module_under_two_names_must_be_given_the_same_bits() -> None:
         planned({"second": {"bits_activations": 4}}, model)
     assert planned({"first|second": {"bits_activations": 4}}, model)["first"]["activations"] == 4
     assert planned({}, model)["first"] == DEFAULT
-
-
-def test_learned_clips_join_an_optimizer_whose_groups_must_give_their_rate() -> None:
-    class Demanding(torch.optim.Optimizer):
-        def __init__(self, params: Any) -> None:
-            super().__init__(params, {"lr": required})
-
-        def step(self, closure: Any = None) -> None: ...
-
-    model = make_model()
-    optimizer = Demanding([{"params": list(model.parameters()), "lr": 0.5}])
-    before = len(optimizer.param_groups[0]["params"])
-    build_quantizer("q", settings_of("PACTQuantizer")).prepare(model, optimizer)
-    (group,) = optimizer.param_groups
-    assert group["lr"] == 0.5
-    assert len(group["params"]) > before

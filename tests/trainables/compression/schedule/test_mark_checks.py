@@ -70,9 +70,3 @@ def test_a_value_that_can_never_be_is_refused(given: dict[str, str], message: st
     with pytest.raises(ScheduleError) as found:
         check(**given)
     assert found.value.errors[0].startswith(message), found.value.errors
-
-
-def test_all_of_them_are_said() -> None:
-    with pytest.raises(ScheduleError) as found:
-        check(weights="[!search {choices: [a, b]}]", size="!search {low: 0, high: 3}")
-    assert len(found.value.errors) == 3

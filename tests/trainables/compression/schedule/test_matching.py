@@ -85,10 +85,10 @@ def test_compatible_leaves_out_what_matches_nothing_with_a_warning_each() -> Non
     assert [str(warning.message).split(": ")[1] for warning in caught] == [
         "pruners.x.sensitivities.nothing", "pruners.x.sensitivities.conv*",
     ]  # fmt: skip
-    assert found.schedule.pruners["x"].settings.sensitivities == {"head.weight": 2}  # type: ignore[union-attr]
+    assert found.schedule.sections["pruners"]["x"].settings.sensitivities == {"head.weight": 2}  # type: ignore[union-attr]
     with pytest.warns(UserWarning, match="nothing"):
         found = matched("pruners", ranked("Filters", "nothing"), compatible=True)
-    assert (dict(found.schedule.pruners), found.schedule.policies) == ({}, ())
+    assert (found.schedule.sections["pruners"], found.schedule.policies) == ({}, ())
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,8 @@ def test_compatible_leaves_out_what_matches_nothing_with_a_warning_each() -> Non
         ("pruners", ranked("Blocks", "time.weight", kwargs={"block_shape": [1, 1, 1, 1]}),
          "weights.0: Blocks of time.weight need a 2D convolution's weight, 4 dimensions, got shape 4x8x5"),
         ("pruners", ranked("Blocks", "stem.weight", kwargs={"block_shape": [1, 2, 1, 1]}),
-         "weights.0: block_shape 1x2x1x1 must divide the shape of stem.weight, got 8x3x3x3"),
+         "weights.0: block_shape must divide filters and channels of stem.weight, got [1, 2, 1, 1] for shape "
+         "(8, 3, 3, 3)"),
         ("pruners", ranked("Filters", "stem.weight", "body.0.weight", group_dependency="Leader"),
          "weights: must have equally many structures with group_dependency Leader, got stem.weight 8, "
          "body.0.weight 16"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from trainables.compression.schedule.document import MOST_NESTED, MOST_VALUES, NotYaml, compose
+from trainables.compression.schedule.document import NotYaml, compose
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def test_numbers_and_text_beyond_yaml_1_1(text: str, value: object) -> None:
 
 
 def test_merged_maps() -> None:
-    text = "a: &a {x: 1, y: 2}\nb: &b {y: 3, z: 4}\nc: {<<: [*a, *b], x: 0}\n"
+    text = "a: &a {x: 1, y: 2}\nb: &b {<<: *a, y: 3, z: 4}\nc: {<<: [*a, *b], x: 0}\nd: *b\n"
     assert compose(text).value == yaml.safe_load(text)
     assert compose(text).value["c"] == {"x": 0, "y": 2, "z": 4}
     assert compose(text).duplicates == []
@@ -30,21 +30,6 @@ def test_duplicates_are_told_and_the_last_counts() -> None:
     assert found.value == yaml.safe_load("a: 1\nb: 2\na: 3\n")
     assert found.duplicates == [(("a",), "is given twice, first in line 1")]
     assert found.lines["a",] == 3
-
-
-def bomb(depth: int) -> str:
-    """Ten aliases of ten aliases of ..."""
-    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, depth)]
-    return "\n".join(lines)
-
-
-def nested_by_aliases(depth: int) -> str:
-    return "\n".join(["a0: &a0 [1]", *(f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, depth))])
-
-
-TOO_MANY = f"must not hold more than {MOST_VALUES} values (behind an alias they count each time)"
-TOO_DEEP = f"must not nest maps and lists more than {MOST_NESTED} deep"
 
 
 @pytest.mark.parametrize(
@@ -62,14 +47,9 @@ TOO_DEEP = f"must not nest maps and lists more than {MOST_NESTED} deep"
         ("a: {[1]: 2}", 1, "must have text as keys, got a map or list"),
         ("a: {!search x : 2}", 1, "must have text as keys, got a !search range"),
         ("a: {<<: 3}", 1, "must name another map by <<"),
-        ("a: &a {<<: *a}", 1, "must not contain itself by an alias"),
         ("a: 1\n b: 2", 2, "is not YAML: mapping values are not allowed in this context"),
         ("a: 1\n---\nb: 2", 2, "is not YAML: expected a single document in the stream, but found another document"),
-        ("a: &a [*a]", 1, "must not contain itself by an alias"),
-        (bomb(9), 1, TOO_MANY),
-        ("a:\n  [" + "1," * (MOST_VALUES + 1) + "]", 2, TOO_MANY),
-        ("[" * 100_000 + "]" * 100_000, 1, TOO_DEEP),
-        (nested_by_aliases(MOST_NESTED + 2), 1, TOO_DEEP),
+        ("a: &a [*a]", None, "must not nest maps and lists that deep, nor contain itself by an alias"),
     ],
 )  # fmt: skip
 def test_what_is_refused_at_once(text: str, line: int | None, message: str) -> None:

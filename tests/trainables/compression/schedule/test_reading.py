@@ -22,12 +22,13 @@ from trainables.compression.schedule.timing import Timing
 
 def test_what_a_file_means() -> None:
     schedule = read_schedule(GOOD)
-    assert list(schedule.pruners) == ["p"]
-    assert schedule.pruners["p"].settings == PRUNERS["SparsityLevelParameterPruner"](levels={"conv.weight": 0.5})
-    assert schedule.regularizers["r"].settings.reg_regims == {"conv.weight": 1e-4}  # type: ignore[union-attr]
-    assert (schedule.lr_schedulers["lr"].class_name, schedule.lr_schedulers["lr"].arguments) == (
-        "StepLR", {"step_size": 3},
-    )  # fmt: skip
+    assert list(schedule.sections["pruners"]) == ["p"]
+    assert schedule.sections["pruners"]["p"].settings == PRUNERS["SparsityLevelParameterPruner"](
+        levels={"conv.weight": 0.5}
+    )
+    assert schedule.sections["regularizers"]["r"].settings.reg_regims == {"conv.weight": 1e-4}  # type: ignore[union-attr]
+    rates = schedule.sections["lr_schedulers"]["lr"]
+    assert (rates.class_name, rates.arguments) == ("StepLR", {"step_size": 3})
     assert [policy.kind for policy in schedule.policies] == ["pruner", "regularizer", "lr_scheduler"]
     assert [policy.timing for policy in schedule.policies] == [
         Timing(epochs=(1, 4)),

@@ -129,27 +129,7 @@ def test_marks_take_values_and_what_has_none_its_middle() -> None:
     assert filled_schedule(text(plain), ()) == yaml.safe_load(text(plain))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (("levle=0.7",), "schedule_values has 'levle', which is no marked value of the schedule: level, "),
-        (("level=much",), "level must be a number, got 'much'"),
-        (("lr_schedulers.l.step_size=2.5",), r"step_size must be a (whole )?number, got"),
-        (("lr_schedulers.l.gamma=0.3",), "gamma must be one of 0.1, 1.0, 0.25, got '0.3'"),
-    ],
-)
-def test_values_that_no_mark_takes(values: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        filled_schedule(MARKED, values)
-
-
 # --- errors ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("texts", [("conv1.weight",), ("conv1.weight=much",), ("conv1.weight=-0.1",), ("a=nan",)])
-def test_sensitivities_that_are_none(texts: tuple[str, ...]) -> None:
-    with pytest.raises(UserError, match="pruning_sensitivities must be texts NAME=NUMBER with numbers >= 0, got"):
-        schedule_of(config(pruning_sensitivities=texts))
 
 
 @pytest.mark.parametrize(

@@ -174,13 +174,6 @@ def test_a_thinned_model_is_timed_at_the_end_also_after_it_was_continued(teacher
     assert all(row["latency_s"] is None for row in alone(config_of("agp", teacher))[0])
 
 
-def test_a_schedules_learning_rates_take_the_place_of_the_workloads(teacher: Path) -> None:
-    config = config_of("pact", teacher)
-    base = {"tiny": 0.1, "tiny_adam": 0.02}[config.workload]
-    rows, _, _ = alone(config)
-    assert [row["learning_rate"] for row in rows] == pytest.approx([base * 0.8**epoch for epoch in range(EPOCHS)])
-
-
 PLATEAU = {
     "version": 1,
     "lr_schedulers": {"plateau": {"class": "ReduceLROnPlateau", "factor": 0.5, "patience": 0, "threshold": 0.2}},

@@ -135,26 +135,6 @@ def test_trials_that_prune_from_an_epoch_on_share_the_epochs_before(epoch: int, 
     assert (again.trained_steps, again.search_flops, again.run) == (0, 0, None)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
-@pytest.mark.filterwarnings("ignore:thinning changed")
-def test_a_model_that_was_changed_is_gone_on_with(tmp_path: Path) -> None:
-    """Forks behind a quantizer and behind a thinning: the checkpoint's model is another than the one as built."""
-    sharing = Sharing(tree=tmp_path / "tree", trials=OFTEN)
-    early = [span("pruner", "f", 1, 2), span("extension", "x", 1, 2), span("quantizer", "q", 2, 4)]
-    steps = []
-    for share in (0.3, 0.6):
-        schedule = sections(
-            [*early, span("pruner", "e", 3, 4)],
-            pruners={"f": ranked("L1RankedStructureParameterPruner"),
-                     "e": {"class": "SparsityLevelParameterPruner", "levels": {"9.weight": share}}},
-            extensions={"x": {"class": "FilterRemover"}},
-            quantizers={"q": {"class": "PACTQuantizer", "bits_weights": 4, "bits_activations": 4}},
-        )  # fmt: skip
-        steps.append(assert_equals_alone(config_of(schedule), sharing).trained_steps)
-    assert steps == [TOTAL, TOTAL - 24]
-
-
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(
     "never",

@@ -21,7 +21,6 @@ from trainables.training.run import TrainingRun
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
-TOTAL = EPOCHS * STEPS_PER_EPOCH
 OFTEN = 10**9
 Weights = dict[str, torch.Tensor]
 
@@ -131,16 +130,6 @@ def test_rankings_by_what_is_seen_go_on_where_a_layer_has_just_stopped(name: str
             rest = without(finish(run), NOT_THE_RUNS)
             assert rest == rows[-len(rest) :], step
             assert all(torch.equal(value, trained[key]) for key, value in run.model.state_dict().items())
-
-
-def test_a_stopped_layer_is_pruned_all_the_same() -> None:
-    pruner = {"class": "SparsityLevelParameterPruner", "levels": {"0.weight": 0.5}}
-    config = manual(sections([span("pruner", "p", 2, 3)], pruners={"p": pruner}), (2,), (4,))
-    rows, trained, _ = alone(config)
-    assert rows[-1]["stopped_through"] >= 0
-    assert int((trained["0.weight"] == 0).sum()) == 18
-    assert rows[-1]["compute_saved"] > 0  # by what was stopped
-    assert rows[-1]["inference_saved"] > 0  # by what was pruned
 
 
 @pytest.mark.slow

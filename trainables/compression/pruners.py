@@ -1,15 +1,19 @@
-"""Pruning of a share: of the elements with the smallest values, or of the structures that rank lowest.
+"""Pruners, which decide which elements of a model's weights are zero.
 
-Shapes and symbols: G structures of a weight, n elements each; s the share to prune, in [0, 1]; a map is G numbers, 0
-removes a structure. Exact counts; of equal values the first goes first, on every device alike.
+Shapes and symbols: w a weight; its mask has its shape and dtype, 0 removes an element, 1 keeps it (a Bernoulli mask may
+have values above 1). t a threshold: a mask keeps |w| > t; s a sensitivity, or the share to prune, in [0, 1]. G
+structures of a weight, n elements each; a map is G numbers, 0 removes a structure. Exact counts; of equal values the
+first goes first, on every device alike.
 """
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,30 +21,199 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.masks import hook_gradient, parameters_as_built
-from trainables.compression.pruners.pruner import Pruner
-from trainables.compression.schedule.agp import gradual_share
-from trainables.compression.schedule.names import plain_name
-from trainables.compression.schedule.timing import Moment
-from trainables.compression.structures import ranked_group, structures_of
-from trainables.errors import UserError
-
-# --- Counts and selections --------------------------------------------------------------------------------------------
+from trainables.compression.schedule.configs import PRUNERS, ComponentConfig
+from trainables.compression.schedule.names import assigned, listed, plain_name
+from trainables.compression.schedule.timing import Moment, Timing, gradual_share
+from trainables.compression.structures import Structures, check_group, group_mask, ranked_group
+from trainables.errors import UserError, unknown_name
 
 
-def element_count(share: float, n: int) -> int:
-    """Return k = int(s n), as published results count.
+class Pruner:
+    """Decide which elements of some weights are zero.
 
-    >>> element_count(0.65, 663552)
-    431308
+    Args:
+        settings: one of `trainables.compression.schedule.configs.PRUNERS`.
+        model: the model to prune.
+        generator: on the CPU, for all random numbers.
+
+    Raises:
+        UserError: a name matches no parameter, or a weight does not have the requested structures.
     """
-    return int(share * n)
+
+    argument: ClassVar[str] = "weights"
+    """The argument that names parameters, in a list or with a value each."""
+    epochs_before: ClassVar[int] = 0
+    """Number of epochs before the first active one at which the pruner starts to observe training (`start`)."""
+
+    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
+        names = tuple(parameters_as_built(model))
+        given = getattr(settings, self.argument)
+        self.settings = settings
+        self.values: dict[str, Any] = (
+            assigned(given, names) if isinstance(given, Mapping) else dict.fromkeys(listed(given, names))
+        )
+        """Value of the argument by parameter name, None if it has no values."""
+        self.targets = tuple(self.values)
+        """Parameter names, at least one."""
+
+    def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
+        """Return new masks by name, for the targets whose mask changes.
+
+        Args:
+            weights: of all targets, detached.
+            current: the masks of targets that have one.
+            moment: a moment of an active epoch.
+        """
+        return {name: self.mask(name, weights[name], current.get(name), moment) for name in self.targets}
+
+    def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
+        """Return the new mask of one weight, of a pruner that decides on each alone."""
+        raise NotImplementedError
+
+    def start(self, model: nn.Module) -> None:
+        """Start observing training with hooks; called at the start of an epoch, and again after loading a state."""
+
+    def stop(self) -> None:
+        """Stop observing training."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state in plain types and tensors."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state."""
 
 
-def structure_count(share: float, n: int, group_size: int = 1) -> int:
+# --- Elements or structures that are not above a threshold ------------------------------------------------------------
+
+
+def threshold_mask(weight: Tensor, threshold: float) -> Tensor:
+    """Return ones where |w| > t, else zeros, of the weight's shape, type and device; a NaN counts as large."""
+    return (~(weight.detach().abs() <= threshold)).to(weight.dtype)
+
+
+def deviation(weight: Tensor) -> float:
+    """Return the unbiased standard deviation; 0 for a single element. Synchronizes with the device."""
+    return float(weight.detach().double().std()) if weight.numel() > 1 else 0.0
+
+
+class MagnitudePruner(Pruner):
+    """Prune with a given t."""
+
+    argument = "thresholds"
+
+    def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
+        return threshold_mask(weight, self.values[name])
+
+
+class SensitivityPruner(Pruner):
+    """Prune with t = s std(w), std from the first use (Han et al. 2015, section 3.1, as in their implementation).
+
+    Later uses prune more only because weights have moved below the same t.
+    """
+
+    argument = "sensitivities"
+
+    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
+        super().__init__(settings, model, generator)
+        self._deviations: dict[str, float] = {}
+
+    def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
+        if name not in self._deviations:
+            self._deviations[name] = deviation(weight)
+        return threshold_mask(weight, self.values[name] * self._deviations[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"deviations": dict(self._deviations)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._deviations = dict(state["deviations"])
+
+
+class StructureThresholdPruner(Pruner):
+    """Zero structures whose greatest or mean absolute value is at most a threshold.
+
+    Rows and columns refer to torch's weight, as in the group regularizers.
+    """
+
+    argument = "reg_regims"
+
+    def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
+        threshold, group = self.values[name]
+        check_group(group, name, weight.shape)
+        return group_mask(weight, group, threshold, self.settings.threshold_criteria)
+
+
+def ramp_threshold(epoch: int, timing: Timing, *, q: float, ramp_epoch: int, slope_factor: float) -> float:
+    """Return t, which rises along two straight lines (Narang et al. 2017, section 3), in an active epoch e.
+
+    t = theta (e - S + 1) / f before epoch R, theta (R - S + 1) / f + phi (e - R + 1) / f from R on, with theta = 2 q f
+    / (2 (R - S) + 3 (E - R)) (their eq. 1) and phi = slope_factor theta; q > 0 is the 90th percentile of |w| of a
+    trained dense network; S, E and f are the policy's starting epoch, ending epoch and frequency. UserError: R is so
+    far outside of the policy's epochs that theta is not a positive number. In a strict schedule R is inside; a
+    published one starts its policy after R, so that the second line applies from the start.
+    """
+    start, end, frequency = timing.starting_epoch, timing.ending_epoch, timing.frequency
+    if 2 * (ramp_epoch - start) + 3 * (end - ramp_epoch) <= 0:
+        raise UserError(
+            f"ramp_epoch must be between the policy's starting_epoch {start} and ending_epoch {end}, got {ramp_epoch}"
+        )
+    theta = 2 * q * frequency / (2 * (ramp_epoch - start) + 3 * (end - ramp_epoch))
+    if epoch < ramp_epoch:
+        return theta * (epoch - start + 1) / frequency
+    return (theta * (ramp_epoch - start + 1) + slope_factor * theta * (epoch - ramp_epoch + 1)) / frequency
+
+
+class RecurrentPruner(Pruner):
+    """Zero elements whose absolute value is at most `ramp_threshold`."""
+
+    def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
+        s, timing = self.settings, moment.timing
+        ramp_epoch = s.ramp_from(timing.starting_epoch)
+        threshold = ramp_threshold(moment.epoch, timing, q=s.q, ramp_epoch=ramp_epoch, slope_factor=s.ramp_slope_mult)
+        return threshold_mask(weight, threshold)
+
+
+class SplicingPruner(Pruner):
+    """Prune and restore connections: dynamic network surgery (Guo et al. 2016, eq. 3).
+
+    m is 0 where |w| < a and 1 where |w| >= b; between them it does not change. a and b are (mean|w| + s std|w|), taken
+    at the first use, each times a factor. Needs the unmasked weights; otherwise nothing is restored.
+    """
+
+    argument = "sensitivities"
+
+    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
+        super().__init__(settings, model, generator)
+        self._statistics: dict[str, list[float]] = {}
+
+    def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
+        s, sizes = self.settings, weight.detach().abs()
+        grown = 1 + (moment.epoch - moment.timing.starting_epoch) * s.sensitivity_multiplier
+        if name not in self._statistics:
+            self._statistics[name] = [float(sizes.double().mean()), deviation(sizes)]
+        mean, std = self._statistics[name]
+        middle = mean + self.values[name] * grown * std
+        before = torch.ones_like(sizes) if current is None else current
+        cut = torch.where(sizes < s.low_thresh_mult * middle, 0.0, before)
+        # Negated "<" instead of ">=", so that a NaN counts as large.
+        return torch.where(~(sizes < s.hi_thresh_mult * middle), 1.0, cut).to(sizes.dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"statistics": {name: list(pair) for name, pair in self._statistics.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._statistics = dict(state["statistics"])
+
+
+# --- A share of the elements with the smallest absolute values --------------------------------------------------------
+
+
+def pruned_count(share: float, n: int, group_size: int = 1) -> int:
     """Return k = floor(s n), rounded down to a multiple of the group size; less than n unless s is 1.
 
-    >>> [structure_count(0.7, 16), structure_count(0.7, 16, group_size=8), structure_count(1.0, 16)]
-    [11, 8, 16]
+    >>> [pruned_count(0.65, 663552), pruned_count(0.7, 16, group_size=8), pruned_count(1.0, 16)]
+    [431308, 8, 16]
     """
     # Rounding cannot give n for a share below 1: s n is then at most the floating-point number before n.
     return int(share * n) // group_size * group_size
@@ -67,11 +240,8 @@ def kept_after(values: Tensor, count: int) -> Tensor:
 
 def level_mask(weight: Tensor, share: float) -> Tensor:
     """Return the mask, of any weight's shape, type and device, that removes a share of the elements, the smallest."""
-    kept = kept_after(weight.detach().abs().flatten(), element_count(share, weight.numel()))
+    kept = kept_after(weight.detach().abs().flatten(), pruned_count(share, weight.numel()))
     return kept.to(weight.dtype).reshape(weight.shape)
-
-
-# --- Elements ---------------------------------------------------------------------------------------------------------
 
 
 class LevelPruner(Pruner):
@@ -79,16 +249,16 @@ class LevelPruner(Pruner):
 
     argument = "levels"
 
-    def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
-        return {name: level_mask(weights[name], share) for name, share in self.values.items()}
+    def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
+        return level_mask(weight, self.values[name])
 
 
 class GradualPruner(Pruner):
     """Zero the same with a share that grows by a cubic over the policy's active epochs (Zhu & Gupta 2017)."""
 
-    def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
-        share = gradual_share(self.settings.initial_sparsity, self.settings.final_sparsity, moment.progress)
-        return {name: level_mask(weights[name], share) for name in self.targets}
+    def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
+        s = self.settings
+        return level_mask(weight, gradual_share(s.initial_sparsity, s.final_sparsity, moment.progress))
 
 
 # --- Structures -------------------------------------------------------------------------------------------------------
@@ -102,8 +272,8 @@ class StructuresPruner(Pruner):
 
     def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
         super().__init__(settings, model, generator)
-        block = getattr(settings, "kwargs", None)
-        self.structures = structures_of(ranked_group(settings.group_type), block and block.block_shape)
+        blocks = getattr(settings, "kwargs", None)
+        self.structures = Structures(ranked_group(settings.group_type), *([blocks.block_shape[:2]] if blocks else []))
         self.has_leader = settings.group_dependency == "Leader"
         self.ranked = self.targets[:1] if self.has_leader else self.targets
         """Names of the weights that are ranked."""
@@ -117,7 +287,7 @@ class StructuresPruner(Pruner):
             wanted, count = (self.structures.count(weights[one].shape) for one in (leader, name))
             if self.has_leader and count != wanted:
                 raise UserError(
-                    f"group_dependency Leader needs weights with equally many {self.structures.kind}, got {wanted} in "
+                    f"group_dependency Leader needs weights with equally many {self.structures.group}, got {wanted} in "
                     f"{leader} {tuple(weights[leader].shape)} and {count} in {name} {tuple(weights[name].shape)}"
                 )
 
@@ -126,9 +296,8 @@ class StructuresPruner(Pruner):
         s = self.settings
         if hasattr(s, "sparsity_range"):
             least, greatest = s.sparsity_range
-            return float(
-                least + (greatest - least) * float(torch.rand((), generator=self.generator, dtype=torch.float64))
-            )
+            drawn = float(torch.rand((), generator=self.generator, dtype=torch.float64))
+            return float(least + (greatest - least) * drawn)
         if hasattr(s, "desired_sparsity"):
             return float(s.desired_sparsity)
         return gradual_share(s.initial_sparsity, s.final_sparsity, moment.progress)
@@ -169,7 +338,7 @@ class NormRankedPruner(StructuresPruner):
             # Drawn on the CPU, so that the ranking is the same on every device.
             factors = torch.randn(len(norms), generator=self.generator, dtype=torch.float64)
             norms = norms * (1 + noise * factors).to(norms)
-        return kept_after(norms, structure_count(share, len(norms), getattr(self.settings, "group_size", 1)))
+        return kept_after(norms, pruned_count(share, len(norms), getattr(self.settings, "group_size", 1)))
 
 
 class L2RankedPruner(NormRankedPruner):
@@ -184,7 +353,7 @@ class RandomPruner(StructuresPruner):
     def map(self, name: str, weight: Tensor, share: float) -> Tensor:
         count = self.structures.count(weight.shape)
         kept = torch.ones(count, dtype=torch.bool)
-        kept[torch.randperm(count, generator=self.generator)[: structure_count(share, count)]] = False
+        kept[torch.randperm(count, generator=self.generator)[: pruned_count(share, count)]] = False
         return kept
 
 
@@ -222,7 +391,7 @@ class _SeenPruner(StructuresPruner):
         # After thinning, the collected scores include removed filters.
         if scores is None or len(scores) != count:
             return None
-        return kept_after(scores, structure_count(share, count))
+        return kept_after(scores, pruned_count(share, count))
 
     @abstractmethod
     def scores(self, name: str) -> Tensor | None:
@@ -251,7 +420,7 @@ class ApozPruner(_SeenPruner):
         return None if sums is None else self.score(*sums)
 
     def score(self, inactive: Tensor, total: Tensor, seen: int) -> Tensor:
-        """Return the scores, shape (F,), of `Sums`."""
+        """Return the scores, shape (F,), of `Sums`; the least goes first."""
         return -inactive.double() / seen
 
     def state_dict(self) -> dict[str, Any]:
@@ -283,7 +452,9 @@ class GradientPruner(_SeenPruner):
     def start(self, model: nn.Module) -> None:
         self.stop()
         parameters = parameters_as_built(model)
-        self._handles = [hook_gradient(parameters[name], self._adding(name, parameters[name])) for name in self.ranked]
+        self._handles = [
+            hook_gradient(parameters[name], partial(self._add, name, parameters[name])) for name in self.ranked
+        ]
 
     def stop(self) -> None:
         for handle in self._handles:
@@ -294,15 +465,12 @@ class GradientPruner(_SeenPruner):
         total = self._sums.pop(name, None)
         return None if total is None else total.abs()
 
-    def _adding(self, name: str, weight: Tensor) -> Callable[[Tensor], None]:
-        def hook(gradient: Tensor) -> None:
-            terms = (gradient.detach().double() * weight.detach()).flatten(1).sum(dim=1)
-            terms = terms.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            before = self._sums.get(name)
-            fits = before is not None and before.shape == terms.shape
-            self._sums[name] = before.to(terms.device) + terms if fits and before is not None else terms
-
-        return hook
+    def _add(self, name: str, weight: Tensor, gradient: Tensor) -> None:
+        terms = (gradient.detach().double() * weight.detach()).flatten(1).sum(dim=1)
+        terms = terms.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        before = self._sums.get(name)
+        fits = before is not None and before.shape == terms.shape
+        self._sums[name] = before.to(terms.device) + terms if fits and before is not None else terms
 
     def state_dict(self) -> dict[str, Any]:
         return {"sums": {name: total.clone() for name, total in self._sums.items()}}
@@ -324,10 +492,11 @@ ACTIVATIONS = (
 #: Node names at which the search back through autograd's graph stops: earlier values belong to another layer.
 _LAYERS = ("Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "Linear")
 
-
 #: Sums over a convolution's activations since the last reset, of each filter: how many are <= 0, their sum, (F,), and
 #: how many there are.
 Sums = tuple[Tensor, Tensor, int]
+#: The weights whose activation a call of a module (name, number of the call in a forward) returns.
+_Found = dict[tuple[str, int], list[str]]
 
 
 def sums_of(activation: Tensor) -> Sums:
@@ -338,11 +507,7 @@ def sums_of(activation: Tensor) -> Sums:
 
 
 def convolutions(model: nn.Module, weights: Sequence[str]) -> dict[str, nn.Module]:
-    """Return the convolution that each weight belongs to.
-
-    Raises:
-        UserError: a weight does not belong to a convolution.
-    """
+    """Return the convolution that each weight belongs to; UserError if one does not belong to any."""
     modules = {plain_name(name): module for name, module in model.named_modules()}
     found = {name: modules[name.rpartition(".")[0]] for name in weights}
     for name, module in found.items():
@@ -362,9 +527,6 @@ class ActivationWatch:
     autograd's graph of the model's first such forward pass. If there is none (functional activations, a frozen layer, a
     linear bottleneck), relu of the convolution's output is used. The result is kept until `stop` and saved in the
     state, because a layer that is frozen later has no graph.
-
-    Args:
-        weights: names of the convolutions' weights.
     """
 
     def __init__(self, weights: Sequence[str]) -> None:
@@ -373,27 +535,22 @@ class ActivationWatch:
         self._handles: list[RemovableHandle] = []
         # A module may be called several times in a forward (torchvision's blocks share one ReLU): calls are counted.
         self._calls: Counter[str] = Counter()
-        # The weights whose activation each call (module, number) returns; all others use relu of their output.
-        self._found: dict[tuple[str, int], list[str]] | None = None
-        self._loaded: dict[tuple[str, int], list[str]] | None = None
+        self._found: _Found | None = None
+        self._loaded: _Found | None = None
         # During the search: what was found, and node and sums of outputs whose activation was not.
-        self._finding: dict[tuple[str, int], list[str]] = {}
+        self._finding: _Found = {}
         self._open: dict[str, tuple[Node | None, Sums]] = {}
 
     def start(self, model: nn.Module) -> None:
-        """Start watching this model; searches for its activations again unless a state was just loaded.
-
-        Raises:
-            UserError: a weight does not belong to a convolution.
-        """
+        """Start watching this model; searches for its activations again unless a state was just loaded."""
         self.stop()
         owners = convolutions(model, self._weights)
         self._found, self._loaded = self._loaded, None
         self._handles = [
             model.register_forward_pre_hook(self._begun),
-            *(module.register_forward_hook(self._convolved(name)) for name, module in owners.items()),
+            *(module.register_forward_hook(partial(self._convolved, name)) for name, module in owners.items()),
             *(
-                module.register_forward_hook(self._activated(plain_name(name)))
+                module.register_forward_hook(partial(self._activated, plain_name(name)))
                 for name, module in model.named_modules()
                 if isinstance(module, ACTIVATIONS)
             ),
@@ -412,34 +569,28 @@ class ActivationWatch:
         self._calls.clear()
         self._open, self._finding = {}, {}
 
-    def _convolved(self, name: str) -> Callable[[nn.Module, object, Tensor], None]:
-        def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
-            if not (module.training and torch.is_grad_enabled()):
-                return
-            if self._found is None:
-                # An in-place activation would change the output before the forward ends, so sum it now.
-                self._open[name] = (output.grad_fn, sums_of(output.detach().relu()))
-            elif not any(name in names for names in self._found.values()):
-                self._add(name, sums_of(output.detach().relu()))
+    def _convolved(self, name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        if self._found is None:
+            # An in-place activation would change the output before the forward ends, so sum it now.
+            self._open[name] = (output.grad_fn, sums_of(output.detach().relu()))
+        elif not any(name in names for names in self._found.values()):
+            self._add(name, sums_of(output.detach().relu()))
 
-        return hook
-
-    def _activated(self, name: str) -> Callable[[nn.Module, object, Tensor], None]:
-        def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
-            call = (name, self._calls[name])
-            self._calls[name] += 1
-            if not (module.training and torch.is_grad_enabled()):
-                return
-            if self._found is None:
-                self._finding[call] = self._consumed(output)
-            names = self._finding[call] if self._found is None else self._found.get(call, [])
-            if names:
-                sums = sums_of(output.detach())
-                for weight in names:
-                    self._open.pop(weight, None)
-                    self._add(weight, sums)
-
-        return hook
+    def _activated(self, name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
+        call = (name, self._calls[name])
+        self._calls[name] += 1
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        if self._found is None:
+            self._finding[call] = self._consumed(output)
+        names = self._finding[call] if self._found is None else self._found.get(call, [])
+        if names:
+            sums = sums_of(output.detach())
+            for weight in names:
+                self._open.pop(weight, None)
+                self._add(weight, sums)
 
     def _ended(self, model: nn.Module, inputs: object, output: object) -> None:
         if self._found is None and model.training and torch.is_grad_enabled():
@@ -455,9 +606,9 @@ class ActivationWatch:
             for name, (node, sums) in self._open.items()
             if node is not None and activation.dim() > 1 and activation.shape[1] == len(sums[1])
         }
-        found: list[str] = []
         if not outputs or activation.grad_fn is None:
-            return found
+            return []
+        found: list[str] = []
         stack, visited = [activation.grad_fn], {activation.grad_fn}
         while stack:
             for node, _ in stack.pop().next_functions:
@@ -480,13 +631,44 @@ class ActivationWatch:
     def state_dict(self) -> dict[str, Any]:
         """Return the sums and the activations that were found, each as [module, number of its call, weights]."""
         sums = {name: [inactive.clone(), total.clone(), n] for name, (inactive, total, n) in self.sums.items()}
-        if self._found is None:
-            return {"sums": sums, "found": None}
-        found = [[module, call, list(names)] for (module, call), names in self._found.items()]
+        found = None if self._found is None else [[*call, list(names)] for call, names in self._found.items()]
         return {"sums": sums, "found": found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state; call `start` afterwards."""
         self.sums = {name: (inactive, total, int(n)) for name, (inactive, total, n) in state["sums"].items()}
         found = state["found"]
         self._loaded = None if found is None else {(module, int(call)): list(names) for module, call, names in found}
+
+
+# --- Pruners by name --------------------------------------------------------------------------------------------------
+
+#: By the class's name in a schedule; ``_AGP`` after it means a share that grows, as the settings say.
+CLASSES: dict[str, type[Pruner]] = {
+    "SensitivityPruner": SensitivityPruner,
+    "MagnitudeParameterPruner": MagnitudePruner,
+    "SparsityLevelParameterPruner": LevelPruner,
+    "AutomatedGradualPruner": GradualPruner,
+    "SplicingPruner": SplicingPruner,
+    "BaiduRNNPruner": RecurrentPruner,
+    "StructureParameterPruner": StructureThresholdPruner,
+    "RandomLevelStructureParameterPruner": NormRankedPruner,
+    "L1RankedStructureParameterPruner": NormRankedPruner,
+    "L2RankedStructureParameterPruner": L2RankedPruner,
+    "ActivationAPoZRankedFilterPruner": ApozPruner,
+    "ActivationMeanRankedFilterPruner": ActivationMeanPruner,
+    "GradientRankedFilterPruner": GradientPruner,
+    "RandomRankedFilterPruner": RandomPruner,
+    "BernoulliFilterPruner": BernoulliPruner,
+}
+
+
+def build_pruner(name: str, settings: ComponentConfig, model: nn.Module, *, seed: int) -> Pruner:
+    """Build the pruner that settings describe, for a model, else UserError.
+
+    ``name`` is that of the instance in the schedule; each has its own random numbers, the same in each process.
+    """
+    kind = CLASSES.get(settings.class_.removesuffix("_AGP"))
+    if kind is None:
+        raise unknown_name("pruner class", settings.class_, PRUNERS)
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return kind(settings, model, torch.Generator().manual_seed(int.from_bytes(digest[:7], "big")))
