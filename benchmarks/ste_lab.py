@@ -48,18 +48,12 @@ OPEN = {
     "backward noise, n = 1": StraightThroughSettings(estimator="backward_noise", normalise=True),
     "backward noise, n = 4": StraightThroughSettings(estimator="backward_noise", samples=4, normalise=True),
     "backward noise, n = 10": StraightThroughSettings(estimator="backward_noise", samples=10, normalise=True),
-    **{
-        f"sr, n = 10, {weighting}": StraightThroughSettings(
-            samples=10, weighting=weighting, trial_step=TRIAL_STEP, normalise=True
-        )
-        for weighting in ("effect", "best")
-    },
-    **{
-        f"proposal, n = 10, {weighting} of 1 + 10": StraightThroughSettings(
-            estimator="proposal", samples=10, candidates=10, weighting=weighting, trial_step=TRIAL_STEP, normalise=True
-        )
-        for weighting in ("effect", "best")
-    },
+    "sr, n = 10, effect": StraightThroughSettings(
+        samples=10, weighting="effect", trial_step=TRIAL_STEP, normalise=True
+    ),
+    "proposal, n = 10, effect of 1 + 10": StraightThroughSettings(
+        estimator="proposal", samples=10, candidates=10, trial_step=TRIAL_STEP, normalise=True
+    ),
     **{
         f"nes, {pairs} pairs": StraightThroughSettings(estimator="nes", samples=pairs, sigma=NES_SIGMA, normalise=True)
         for pairs in (10, 100)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         central_difference,
         relative_error,
     )
-    from trainables.gradients.discrete_gradients import DiscreteGradient, discrete_gradient, discrete_gradient_of
+    from trainables.gradients.discrete_gradients import DiscreteGradient, discrete_gradient
     from trainables.gradients.gradient_clustering import (
         GradientCluster,
         GradientClustering,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "central_difference", "CentralDifferenceSGD", "autograd_gradient", "relative_error", "NormalisedSGD",
-    "discrete_gradient", "discrete_gradient_of", "DiscreteGradient",
+    "discrete_gradient", "DiscreteGradient",
     "sign_ste", "stochastic_rounding_ste", "backward_noise_ste", "BinaryActivation", "activation_mode",
     "straight_through_direction", "StraightThroughSettings",
     "GradientMethod", "SVRG", "KFAC", "GradientClustering", "GradientCluster", "ImportanceSampling", "ZeroGradients",
@@ -59,7 +59,7 @@ __getattr__, __dir__ = lazy_names(
         "central_differences": (
             "central_difference", "CentralDifferenceSGD", "autograd_gradient", "relative_error",
         ),
-        "discrete_gradients": ("discrete_gradient", "discrete_gradient_of", "DiscreteGradient"),
+        "discrete_gradients": ("discrete_gradient", "DiscreteGradient"),
         "normalised_sgd": ("NormalisedSGD",),
         "straight_through": ("sign_ste", "stochastic_rounding_ste", "backward_noise_ste", "BinaryActivation",
                              "activation_mode"),

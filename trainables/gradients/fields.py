@@ -31,8 +31,8 @@ STE_ESTIMATORS: Mapping[str, str | None] = {
     "proposal": "stochastic",
     "nes": None,
 }
-#: Ways to one direction from samples: their mean; their mean weighted by max(effect, 0); the one of the largest effect.
-STE_WEIGHTINGS = ("uniform", "effect", "best")
+#: Ways to one direction from samples: their mean; their mean weighted by max(effect, 0).
+STE_WEIGHTINGS = ("uniform", "effect")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,8 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
 )  # fmt: skip
 _CHOICES: Mapping[str, Collection[str]] = {
     "kfac_fisher": FISHERS, "cluster_mode": CLUSTER_MODES, "importance_by": IMPORTANCE_SCORES,
-    "discrete_objective": OBJECTIVES, "ste_estimator": STE_ESTIMATORS, "ste_weighting": STE_WEIGHTINGS,
+    "discrete_objective": OBJECTIVES, "ste_estimator": STE_ESTIMATORS,
+    "ste_weighting": (*STE_WEIGHTINGS, "best"),  # which studies have, but no estimator any more
 }  # fmt: skip
 
 

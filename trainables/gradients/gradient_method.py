@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.flop_meter import FlopMeter
 from trainables.gradients.output_rows import OutputRows
-from trainables.runtime.isolation import generators_digest, kept_generators, seed_generators
+from trainables.runtime.isolation import kept_generators, seed_generators
 from trainables.workloads.base import Batch, Samples
 from trainables.workloads.batch_shapes import shapes_of
 from trainables.workloads.sample_access import samples_of, structured
@@ -412,6 +412,18 @@ class _Called(nn.Module):
         return self.loss(self.model)
 
 
+def scalar(loss: Any) -> Tensor:
+    """Return what a loss gave; raise UserError for anything but a scalar tensor."""
+    rule = "loss(model) must return a scalar tensor, got"
+    if not isinstance(loss, Tensor):
+        raise UserError(f"{rule} {type(loss).__name__}: leave its .item() out")
+    if loss.ndim:
+        raise UserError(f"{rule} shape {tuple(loss.shape)}: take its mean")
+    if not loss.is_floating_point():
+        raise UserError(f"loss(model) must return a floating-point number, got {loss.dtype}: add .float()")
+    return loss
+
+
 class ModelLoss:
     """The loss of a model at changed parameters. The model itself is left as it is.
 
@@ -445,28 +457,6 @@ class ModelLoss:
         parameters = {alias: value for name, value in changed.items() for alias in self._names[name]}
         return functional_call(self._called, {**buffers, **parameters}, (), tie_weights=False)
 
-    def at_each(self, name: str, indices: Tensor, amounts: Tensor) -> Iterator[Tensor]:
-        """Yield the loss with one element of a contiguous parameter changed at a time, as a plain loop would.
-
-        Flat indices and what is added there are (n,). The parameter is as before after each evaluation.
-        """
-        flat = self._parameters[name].detach().view(-1)
-        draws = True
-        for index, amount in zip(indices.tolist(), amounts.to(flat.dtype), strict=True):
-            before = flat[index].clone()
-            with torch.no_grad(), _batch_statistics(self._norms), ExitStack() as stack:
-                # States of generators are set for each evaluation only where the loss draws from them.
-                if draws:
-                    stack.enter_context(kept_generators([self.device]))
-                    states = generators_digest(self.device)
-                flat[index] += amount
-                try:
-                    found = self.at({}) if self._buffers else self._called()
-                finally:
-                    flat[index] = before
-                draws = draws and states != generators_digest(self.device)
-            yield found
-
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Evaluate without gradients, without moving a generator; batch norms in train mode keep their statistics.
@@ -484,14 +474,7 @@ class ModelLoss:
         """
         with self.evaluating():
             found = self.at({})
-        rule = "loss(model) must return a scalar tensor, got"
-        if not isinstance(found, Tensor):
-            raise UserError(f"{rule} {type(found).__name__}: leave its .item() out")
-        if found.ndim:
-            raise UserError(f"{rule} shape {tuple(found.shape)}: take its mean")
-        if not found.is_floating_point():
-            raise UserError(f"loss(model) must return a floating-point number, got {found.dtype}: add .float()")
-        return found
+        return scalar(found)
 
     def check_repeats(self) -> Tensor:
         """Return the loss; raise UserError if two evaluations of the same parameters differ.

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from trainables.errors import UserError, unknown_name
 
@@ -74,9 +73,6 @@ def sign_ste(x: Tensor) -> Tensor:
     >>> sign_ste(x).tolist(), x.grad.tolist()
     ([-1.0, -1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0])
     """
-    if has_torch_function_unary(x):  # an activation that is known by parts, or a mode that looks on
-        found: Tensor = handle_torch_function(sign_ste, (x,), x)
-        return found
     if not torch.is_grad_enabled():
         return _sign(x)
     return _straight_through(x, x.detach(), x.detach())

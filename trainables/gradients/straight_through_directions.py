@@ -7,7 +7,7 @@ same random numbers.
 - sign, stochastic_rounding, backward_noise: g_i is a backward pass in that mode, see
   `trainables.gradients.straight_through`.
 - proposal: stochastic-rounding samples g_1..g_n define a Gaussian of their mean and covariance (deviations
-  times `spread`); candidates are the mean and `candidates` draws from it, weighted by effect or the best alone.
+  times `spread`); candidates are the mean and `candidates` draws from it, weighted by effect.
 - nes: (1 / 2 n sigma) sum_i (L(w + sigma e_i) - L(w - sigma e_i)) e_i, e_i ~ N(0, I) (Wierstra et al. 2014, JMLR 15,
   with antithetic samples, Salimans et al. 2017, arXiv:1703.03864): an estimate of the gradient of E L(w + sigma e).
 """
@@ -15,7 +15,7 @@ same random numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import DEFAULTS, STE_ESTIMATORS, STE_WEIGHTINGS
-from trainables.gradients.gradient_method import Loss, ModelLoss
+from trainables.gradients.flop_meter import FlopMeter
+from trainables.gradients.gradient_method import Loss, ModelLoss, scalar
 from trainables.gradients.straight_through import activation_mode
 from trainables.gradskip.variables import is_number
 from trainables.runtime.isolation import seed_generators
@@ -48,7 +49,7 @@ class StraightThroughSettings:
     samples: int = _DEFAULTS["ste_samples"]
     """n: backward passes that are sampled; of nes, pairs of forward passes. 1 for sign, >= 2 for proposal."""
     weighting: str = _DEFAULTS["ste_weighting"]
-    """One of `STE_WEIGHTINGS`; effect or best for proposal, uniform for nes. One sample is never weighted."""
+    """Of stochastic_rounding and backward_noise: one of `STE_WEIGHTINGS`. One sample is never weighted."""
     normalise: bool = _DEFAULTS["ste_normalised"]
     """True for a direction of unit length over all parameters."""
     trial_step: float = _DEFAULTS["ste_trial_step"]
@@ -80,12 +81,8 @@ class StraightThroughSettings:
             )
         if self.estimator == "proposal" and self.samples < 2:
             raise UserError(f"samples must be at least 2 for estimator proposal, a covariance, got {self.samples}")
-        if self.estimator == "proposal" and self.weighting == "uniform":
-            raise UserError("weighting must be effect or best for estimator proposal, got uniform")
         if self.estimator == "nes" and self.weighting != "uniform":
-            raise UserError(
-                f"weighting must be uniform for estimator nes, which weights by losses itself, got {self.weighting}"
-            )
+            raise UserError("weighting must be uniform for estimator nes, which weights by losses itself, got effect")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +95,15 @@ class Direction:
     backward_passes: int
 
 
-def straight_through_direction(loss: Loss, model: nn.Module, settings: StraightThroughSettings, seed: int) -> Direction:
+def straight_through_direction(
+    loss: Loss,
+    model: nn.Module,
+    settings: StraightThroughSettings,
+    seed: int,
+    *,
+    meter: FlopMeter | None = None,
+    key: Hashable = (),
+) -> Direction:
     """Return a direction, equal for equal seeds; model, gradients, buffers, modes and generators stay as they were.
 
     Args:
@@ -106,11 +111,13 @@ def straight_through_direction(loss: Loss, model: nn.Module, settings: StraightT
         model: with `BinaryActivation` modules, unless the estimator is nes.
         settings: the estimator and its settings.
         seed: seed of all that is drawn, by the estimator and by layers such as dropout.
+        meter: counts the FLOPs of the passes; None counts nothing.
+        key: what the FLOPs depend on beside the model, such as the shapes of the batch.
 
     Raises:
         UserError: no binary activations, nothing to train, or a loss that is not a scalar.
     """
-    search = _Search(loss, model, settings, seed)
+    search = _Search(loss, model, settings, seed, meter, key)
     with search.loss.evaluating():
         gradient = search.nes() if settings.estimator == "nes" else search.straight_through()
     if settings.normalise:
@@ -122,8 +129,17 @@ def straight_through_direction(loss: Loss, model: nn.Module, settings: StraightT
 class _Search:
     """The passes of one direction, counted."""
 
-    def __init__(self, loss: Loss, model: nn.Module, settings: StraightThroughSettings, seed: int) -> None:
+    def __init__(
+        self,
+        loss: Loss,
+        model: nn.Module,
+        settings: StraightThroughSettings,
+        seed: int,
+        meter: FlopMeter | None,
+        key: Hashable,
+    ) -> None:
         self.forward_passes = self.backward_passes = 0
+        self._meter, self._key = meter, key
         self.loss = ModelLoss(loss, model)
         self._model, self._settings, self._seed = model, settings, seed
         self._mode = STE_ESTIMATORS[settings.estimator]
@@ -136,17 +152,16 @@ class _Search:
         settings = self._settings
         seed_generators(self._seed, self.loss.device)
         samples = [self._sample() for _ in range(settings.samples)]
+        weighted = settings.weighting == "effect" and len(samples) > 1
         if settings.estimator == "proposal":
-            samples = self._proposed(samples)
-        if settings.weighting == "uniform" or len(samples) == 1:
+            samples, weighted = self._proposed(samples), True
+        if not weighted:
             return combined(samples, [1 / len(samples)] * len(samples))
         before = self._plain_loss({}, 0.0)
         effects = []
         for sample in samples:
             length = norm(sample)
             effects.append(before - self._plain_loss(sample, -settings.trial_step / length if length > 0 else 0.0))
-        if settings.weighting == "best":
-            return samples[effects.index(max(effects))]
         gains = [max(effect, 0.0) for effect in effects]  # without any, all count the same
         total = sum(gains)
         return combined(samples, [gain / total if total > 0 else 1 / len(gains) for gain in gains])
@@ -174,7 +189,8 @@ class _Search:
             value = self._value({})
             if not value.requires_grad:
                 raise UserError("the loss must depend on the model's parameters: return it as a tensor, not detached")
-            found = torch.autograd.grad(value, list(self._parameters.values()), allow_unused=True)
+            with nullcontext() if self._meter is None else self._meter.backward(self._key):
+                found = torch.autograd.grad(value, list(self._parameters.values()), allow_unused=True)
         self.backward_passes += 1
         return {name: part for name, part in zip(self._parameters, found, strict=True) if part is not None}
 
@@ -198,11 +214,8 @@ class _Search:
 
     def _value(self, changed: Gradient) -> Tensor:
         self.forward_passes += 1
-        value = self.loss.at(changed)
-        if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
-            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise UserError(f"loss(model) must be a scalar tensor, got {got}: return the mean over the batch")
-        return value.squeeze()
+        with nullcontext() if self._meter is None else self._meter.forward(self._key):
+            return scalar(self.loss.at(changed))
 
 
 def combined(parts: Sequence[Gradient], weights: Sequence[float]) -> Gradient:

@@ -21,7 +21,7 @@ between probabilities and label, in [0, sqrt(2)]).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from trainables.gradients.gradient_method import Draw, GradientMethod, check_option
+from trainables.gradients.layer_calls import CONVOLUTIONS, convolution_sizes, named_arguments
 from trainables.gradients.layer_signals import rows_of_others
 from trainables.gradients.output_rows import OutputRows, row_norms
-from trainables.gradients.perturbations import CONVOLUTION_ARGUMENTS, CONVOLUTIONS
 
 #: Passes of a layer with a proof at first, since one may succeed by chance, and from one to the next after them: it
 #: reads the gradient, and the device is waited for.
@@ -123,41 +123,20 @@ class SlicedBackward(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        given: Mapping[str, Any] = kwargs or {}
-        if func not in _ARGUMENTS or not torch.is_grad_enabled() or _saved_elsewhere(True):
-            return func(*args, **given)
-        call = {**dict(zip(_ARGUMENTS[func], args, strict=False)), **given}
-        layer, weight, bias = call["input"], call.get("weight"), call.get("bias")
-        if len(layer) != self.samples:
-            return func(*args, **given)
-        if func is F.batch_norm:
-            if call.get("training"):
-                return _SlicedNorm.apply(
-                    self, layer, weight, bias, call["running_mean"], call["running_var"], call.get("momentum", 0.1),
-                    call.get("eps", 1e-5),
-                )  # fmt: skip
-        elif layer.dim() > 1 and weight.dim() > 1 and (layer.requires_grad or weight.requires_grad):
-            options = None if func is F.linear else _options(call, CONVOLUTIONS[func])
-            if func is F.linear or options is not None:
-                return _Sliced.apply(self, func, layer, weight, bias, options)
-        return func(*args, **given)
-
-
-#: Arguments in order of the functions that are treated.
-_ARGUMENTS: dict[Any, tuple[str, ...]] = {
-    F.linear: ("input", "weight", "bias"),
-    F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
-    **dict.fromkeys(CONVOLUTIONS, CONVOLUTION_ARGUMENTS),
-}
-
-
-def _options(call: Mapping[str, Any], dims: int) -> tuple[Any, ...] | None:
-    """Return a convolution's stride, padding, dilation and groups; None for one that is not treated."""
-    sizes = [call.get("stride", 1), call.get("padding", 0), call.get("dilation", 1)]
-    if isinstance(sizes[1], str) or call["input"].dim() != dims + 2:
-        return None
-    whole = [[size] if isinstance(size, int) else list(size) for size in sizes]
-    return (*(size * dims if len(size) == 1 else size for size in whole), int(call.get("groups", 1)))
+        call = named_arguments(func, args, kwargs)
+        if call and torch.is_grad_enabled() and not _saved_elsewhere(True) and len(call["input"]) == self.samples:
+            layer, weight, bias = call["input"], call.get("weight"), call.get("bias")
+            if func is F.batch_norm:
+                if call.get("training"):
+                    return _SlicedNorm.apply(
+                        self, layer, weight, bias, call["running_mean"], call["running_var"], call.get("momentum", 0.1),
+                        call.get("eps", 1e-5),
+                    )  # fmt: skip
+            elif layer.dim() > 1 and weight.dim() > 1 and (layer.requires_grad or weight.requires_grad):
+                sizes = convolution_sizes(func, call) if func in CONVOLUTIONS else None
+                if func is F.linear or sizes is not None:
+                    return _Sliced.apply(self, func, layer, weight, bias, sizes)
+        return func(*args, **(kwargs or {}))
 
 
 class _SlicedNorm(torch.autograd.Function):
