@@ -20,14 +20,8 @@ if TYPE_CHECKING:
         relative_error,
     )
     from trainables.gradients.discrete_gradients import DiscreteGradient, discrete_gradient
-    from trainables.gradients.gradient_clustering import (
-        GradientCluster,
-        GradientClustering,
-        IndexedDataset,
-        StratifiedBatches,
-        reservoir,
-    )
-    from trainables.gradients.gradient_method import GradientMethod
+    from trainables.gradients.gradient_clustering import GradientCluster, GradientClustering
+    from trainables.gradients.gradient_method import GradientMethod, reservoir
     from trainables.gradients.gradient_statistics import GradientMeasurement, GradientMoments, GradientStatistics
     from trainables.gradients.importance_sampling import ImportanceSampling
     from trainables.gradients.kfac import KFAC
@@ -50,7 +44,7 @@ __all__ = [
     "straight_through_direction", "StraightThroughSettings",
     "GradientMethod", "SVRG", "KFAC", "GradientClustering", "GradientCluster", "ImportanceSampling", "ZeroGradients",
     "GradientStatistics", "GradientMeasurement", "GradientMoments",
-    "StratifiedBatches", "IndexedDataset", "reservoir",
+    "reservoir",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy_names(
@@ -64,12 +58,10 @@ __getattr__, __dir__ = lazy_names(
         "straight_through": ("sign_ste", "stochastic_rounding_ste", "backward_noise_ste", "BinaryActivation",
                              "activation_mode"),
         "straight_through_directions": ("straight_through_direction", "StraightThroughSettings"),
-        "gradient_method": ("GradientMethod",),
+        "gradient_method": ("GradientMethod", "reservoir"),
         "svrg": ("SVRG",),
         "kfac": ("KFAC",),
-        "gradient_clustering": (
-            "GradientClustering", "GradientCluster", "StratifiedBatches", "IndexedDataset", "reservoir",
-        ),
+        "gradient_clustering": ("GradientClustering", "GradientCluster"),
         "importance_sampling": ("ImportanceSampling",),
         "zero_gradients": ("ZeroGradients",),
         "gradient_statistics": ("GradientStatistics", "GradientMeasurement", "GradientMoments"),

@@ -17,12 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import Sampler
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import CLUSTER_MODES, ONLINE_CLUSTER_EVERY, usual_cluster_interval
-from trainables.gradients.gradient_method import Draw, check_interval, check_option
-from trainables.gradients.layer_sampling import LayerSampling, WatchedRows
+from trainables.gradients.gradient_method import Draw, GradientMethod, check_interval, check_option
 from trainables.gradients.layer_signals import (
     LayerSignals,
     rows_of_inputs,
@@ -30,11 +28,8 @@ from trainables.gradients.layer_signals import (
     samples_not_first,
     treatable_layers,
 )
+from trainables.gradients.output_rows import OutputRows
 from trainables.workloads.batch_shapes import shapes_of
-from trainables.workloads.sample_access import IndexedDataset, reservoir
-from trainables.workloads.seeded_loader import epoch_seed
-
-__all__ = ["GradientCluster", "GradientClustering", "IndexedDataset", "StratifiedBatches", "reservoir"]
 
 #: p, the numbers that a side of a layer is reduced to.
 SIDE = 8
@@ -213,53 +208,7 @@ def stratified_draw(assignments: Tensor, batch_size: int, generator: torch.Gener
     chosen = clusters[turns]
     times = torch.arange(batch_size) // len(clusters)  # how often the cluster has come up before
     numbers = grouped[starts[chosen] + times % counts[chosen]]
-    return numbers, _weights(assignments, numbers)
-
-
-def _weights(assignments: Tensor, numbers: Tensor) -> Tensor:
-    counts = torch.bincount(assignments)
-    return int((counts > 0).sum()) * counts[assignments[numbers]] / len(assignments)
-
-
-class StratifiedBatches(Sampler[list[int]]):
-    """Batches of sample numbers for a DataLoader (``batch_sampler=``) of an `IndexedDataset`.
-
-        batches = StratifiedBatches(assignments, batch_size=64, seed=0)
-        for numbers, (inputs, targets) in DataLoader(IndexedDataset(dataset), batch_sampler=batches):
-            loss = (batches.weights(numbers) * F.cross_entropy(model(inputs), targets, reduction="none")).mean()
-
-    Args:
-        assignments: (N,) int64, the cluster of each sample; set the attribute when clusters have changed.
-        batch_size: B.
-        seed: of all draws; `set_epoch` changes the epoch's.
-
-    Raises:
-        UserError: no samples, or a batch size below 1.
-    """
-
-    def __init__(self, assignments: Tensor, batch_size: int, seed: int = 0) -> None:
-        if len(assignments) == 0 or batch_size < 1:
-            raise UserError(
-                f"stratified batches need samples and a batch_size >= 1, got {len(assignments)} and {batch_size}"
-            )
-        self.assignments, self.batch_size, self.seed = assignments, batch_size, seed
-        self._epoch = 0
-
-    def __len__(self) -> int:
-        return -(-len(self.assignments) // self.batch_size)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Draw other batches in each epoch."""
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[list[int]]:
-        generator = torch.Generator().manual_seed(epoch_seed(self._epoch, self.seed))
-        for _ in range(len(self)):
-            yield stratified_draw(self.assignments, self.batch_size, generator)[0].tolist()
-
-    def weights(self, numbers: Tensor) -> Tensor:
-        """Return the weights of samples, M N_k / N: (B,) float32."""
-        return _weights(self.assignments, numbers)
+    return numbers, len(clusters) * counts[chosen] / len(assignments)
 
 
 # --- Gradient clustering ----------------------------------------------------------------------------------------------
@@ -277,10 +226,27 @@ class GradientCluster:
     """Numbers of the samples nearest to the centre, the nearest first."""
 
 
-class GradientClustering(LayerSampling):
+class WatchedRows(OutputRows):
+    """Weigh a draw's rows, and record layers, of the weighted mean of the samples' losses, in the same pass."""
+
+    def __init__(self, model: nn.Module, draw: Draw, layers: Mapping[str, nn.Module]) -> None:
+        super().__init__(model, draw.size, lambda gradient: draw.weights)
+        self.layers = LayerSignals(layers)
+
+    def __enter__(self) -> WatchedRows:
+        super().__enter__()
+        self.layers.__enter__()
+        return self
+
+    def __exit__(self, kind: object = None, *error: object) -> None:
+        self.layers.__exit__()
+        super().__exit__(kind, *error)
+
+
+class GradientClustering(GradientMethod):
     """Stratified batches over clusters of per-sample gradients of linear and convolution layers.
 
-    The estimate is unbiased whatever the clusters are: weights are M N_k / N (`StratifiedBatches`).
+    The estimate is unbiased whatever the clusters are: weights are M N_k / N (`stratified_draw`).
 
     Source: Faghri et al., arXiv:2007.04532, 2020, section 3. Other than the published code, a pass counts N_k from 0
     on (with the counts of the pass before, the variance was 16 times SGD's), and centres are those of sketches,
@@ -301,6 +267,7 @@ class GradientClustering(LayerSampling):
     """
 
     name = "gradient_clustering"
+    chooses_samples = True
 
     def __init__(
         self,
@@ -338,13 +305,18 @@ class GradientClustering(LayerSampling):
         numbers, weights = stratified_draw(self.assignments, self.batch_size, generator)
         return self.drawn(numbers, generator, weights)
 
-    @property
-    def is_due(self) -> bool:
-        return self.mode == "full" and self._since_update >= self.every
+    def trained_layers(self) -> dict[str, nn.Module]:
+        """Return the layers that have not stopped."""
+        return {name: layer for name, layer in self.layers.items() if layer.weight.requires_grad}
 
     @property
     def is_about_to_pass(self) -> bool:
-        return self.is_due
+        return self.mode == "full" and self._since_update >= self.every
+
+    def refresh(self) -> None:
+        if self.is_about_to_pass:
+            self.update()
+        self._since_update += 1
 
     def update(self) -> None:
         """Look at all samples ``iterations`` times, and cluster them anew."""
@@ -479,9 +451,9 @@ class GradientClustering(LayerSampling):
 
     def extra_state(self) -> dict[str, Any]:
         centres = None if self.centres is None else self.centres.clone()
-        return {"assignments": self.assignments.clone(), "centres": centres, **super().extra_state()}
+        return {"assignments": self.assignments.clone(), "centres": centres, "since_update": self._since_update}
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        super().load_extra_state(state)
+        self._since_update = int(state["since_update"])
         self.assignments = state["assignments"].clone()
         self.centres = None if state["centres"] is None else state["centres"].to(self.device)

@@ -33,6 +33,7 @@ from trainables.gradients.output_rows import OutputRows
 from trainables.runtime.isolation import kept_generators, seed_generators
 from trainables.workloads.base import Batch, Samples
 from trainables.workloads.batch_shapes import shapes_of
+from trainables.workloads.sample_access import reservoir as reservoir
 from trainables.workloads.sample_access import samples_of, structured
 from trainables.workloads.seeded_loader import epoch_seed
 

@@ -81,12 +81,12 @@ class RunningMoments:
 def moments_of(estimator: RunningMoments, reference: RunningMoments | None = None) -> dict[str, GradientMoments]:
     """Return the statistics of T >= 2 gradients by parameter, and of all together under the name ``""``.
 
-    The bias is relative to the reference's mean, its own if there is none; a reference of one gradient is exact.
+    The bias is relative to the reference's mean, its own if there is none.
     """
     count = estimator.count
-    reference = estimator if reference is None else reference
+    reference = reference or estimator
     variances = estimator.variances()
-    others = {} if reference is estimator or reference.count < 2 else reference.variances()
+    others = {} if reference is estimator else reference.variances()
     sums: list[Tensor] = []
     for name, value in estimator.mean.items():
         mean, variance = value.double(), variances[name].double()
@@ -116,10 +116,6 @@ def _moments(row: list[float], count: int) -> GradientMoments:
         bias=bias**0.5,
         bias_noise=noise**0.5,
     )
-
-
-#: What the bias of an estimator is relative to: SGD's mean of the same measurement, or the mean over all samples.
-REFERENCES = ("sgd", "data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +153,6 @@ class GradientStatistics:
         loss: (model, batch) -> mean loss; None: cross entropy of ``model(inputs)`` and targets.
         total_steps: steps of the training; None: every call of `measure` measures.
         batch_size: samples of a batch; None: the data's own.
-        reference: one of `REFERENCES`; "data" costs a pass over all samples in each measurement.
         seed: of the measured batches.
 
     Raises:
@@ -174,15 +169,13 @@ class GradientStatistics:
         loss: Callable[[nn.Module, Batch], Tensor] | None = None,
         total_steps: int | None = None,
         batch_size: int | None = None,
-        reference: str = "sgd",
         seed: int = 0,
     ) -> None:
         check_interval("measurements", measurements)
         check_option("samples", samples, samples >= 2, "an integer >= 2, since one gradient has no variance")
-        check_option("reference", reference, reference in REFERENCES, f"one of {', '.join(REFERENCES)}")
         self.sgd = GradientMethod(model, loss or _cross_entropy, data, batch_size=batch_size, seed=seed)
         """The estimator that others are compared with."""
-        self.measurements, self.samples, self.reference = measurements, samples, reference
+        self.measurements, self.samples = measurements, samples
         self.total_steps, self._seed = total_steps, seed
         self.history: list[GradientMeasurement] = []
         """All measurements so far."""
@@ -207,18 +200,11 @@ class GradientStatistics:
             return []
         sgd, spent = self._sampled(self.sgd, step)
         unit = max(1, spent.forward_flops + spent.backward_flops) / self.samples
-        target = sgd
-        if self.reference == "data":  # the mean gradient over all samples, as of a pool of one
-            target = RunningMoments()
-            with self.sgd.meter.apart() as more:
-                target.add(self.sgd.data_gradient(torch.Generator().manual_seed(epoch_seed(step, self._seed + 2))))
-            spent.forward_flops += more.forward_flops
-            spent.backward_flops += more.backward_flops
         found = []
         for name, sampled, cost in (
             ("sgd", sgd, spent), *((method.name, *self._sampled(method, step)) for method in methods)
         ):  # fmt: skip
-            moments = moments_of(sampled, target)
+            moments = moments_of(sampled, sgd)
             found.append(
                 GradientMeasurement(
                     step=step,

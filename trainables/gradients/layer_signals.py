@@ -29,25 +29,6 @@ def chunks(count: int, numbers_each: int) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
-def squared_norms(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, int]:
-    """Return the squared norm of each sample's part of a weight's gradient (B,), and the FLOPs of the products.
-
-    Inputs are (B, T, I), gradients of the outputs (B, T, O); the memory is B T (T + I + O).
-    """
-    count, places, width = inputs.shape
-    outputs = gradients.shape[2]
-    if places == 1:
-        return inputs.square().sum((1, 2)) * gradients.square().sum((1, 2)), 0
-    if places * places < width * outputs:  # ||sum_t d_t a_t^T||^2 = sum_ts (d_t d_s) (a_t a_s)
-        products = (inputs @ inputs.transpose(1, 2)) * (gradients @ gradients.transpose(1, 2))
-        return products.sum((1, 2)), 2 * count * places**2 * (width + outputs)
-    found = [
-        torch.einsum("bto,bti->boi", gradients[rows], inputs[rows]).square().sum((1, 2))
-        for rows in chunks(count, width * outputs)
-    ]
-    return torch.cat(found), 2 * count * places * width * outputs
-
-
 def treatable_layers(model: nn.Module, needed_by: str | None = None) -> dict[str, nn.Module]:
     """Return the linear and convolution layers that can be watched, by name, in the model's order.
 
@@ -126,31 +107,6 @@ class LayerSignals:
     def calls(self, name: str) -> list[tuple[Tensor, Tensor]]:
         """Return the inputs and output gradients, in the layer's own shapes, of a layer's calls that were passed."""
         return [(call[0], call[-1]) for call in self._calls[name] if len(call) > 1]
-
-    def parts(self, samples: int | None = None) -> Iterator[tuple[str, slice, Tensor, Tensor]]:
-        """Yield each layer's inputs (B, T, I) and output gradients (B, T, O), a few samples at a time.
-
-        So patches stay within `CHUNK_NUMBERS`. A layer that was called several times has its places one after the
-        other.
-
-        Raises:
-            UserError: the first dimension of a layer's input is not B, if that is given.
-        """
-        for name, layer in self._layers.items():
-            # Autocast gives gradients in another type than inputs.
-            types = [torch.promote_types(*(part.dtype for part in call)) for call in self.calls(name)]
-            calls = [[part.to(dtype) for part in call] for call, dtype in zip(self.calls(name), types, strict=True)]
-            if not calls:
-                continue
-            assert isinstance(layer.weight, Tensor)
-            outputs, width = layer.weight.flatten(1).shape
-            count = len(calls[0][0])
-            if samples is not None and count != samples:
-                raise samples_not_first(name, count, samples)
-            places = sum(gradient.numel() for _, gradient in calls) // (count * outputs)
-            for rows in chunks(count, places * (width + outputs + places)):
-                inputs = torch.cat([rows_of_inputs(layer, seen[rows]) for seen, _ in calls], 1)
-                yield name, rows, inputs, torch.cat([rows_of_outputs(layer, found[rows]) for _, found in calls], 1)
 
 
 def samples_not_first(layer: str, rows: int, samples: int) -> UserError:

@@ -11,10 +11,9 @@ import torch
 from sampled_nets import cross_entropy as loss
 from sampled_nets import each_gradient
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from trainables.errors import UserError
-from trainables.gradients import GradientClustering, GradientMethod, IndexedDataset, StratifiedBatches
+from trainables.gradients import GradientClustering, GradientMethod
 from trainables.gradients.gradient_clustering import (
     CentreSums,
     GradientSketch,
@@ -240,23 +239,3 @@ def test_a_batch_has_each_cluster_in_turn_and_its_samples_once_as_long_as_it_has
     assert len(set(of_three.tolist())) == 2
     assert torch.equal(weights, 4 * torch.bincount(ASSIGNMENTS)[clusters] / 12)
     assert torch.equal(stratified_draw(ASSIGNMENTS, 8, seeded(3))[0], numbers)
-
-
-def test_batches_for_a_loader_of_an_indexed_data_set() -> None:
-    inputs = torch.arange(12.0).view(12, 1)
-    batches = StratifiedBatches(ASSIGNMENTS, batch_size=5, seed=1)
-    loader = DataLoader(IndexedDataset(TensorDataset(inputs, inputs + 1)), batch_sampler=batches)
-    assert len(loader) == 3
-    first = [numbers for numbers, (x, y) in loader if torch.equal(x[:, 0], numbers.float()) and torch.equal(y, x + 1)]
-    assert len(first) == 3
-    again = [numbers for numbers, _ in loader]
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    batches.set_epoch(1)
-    assert any(not torch.equal(a, b[0]) for a, b in zip(first, loader, strict=True))
-    counts = torch.bincount(ASSIGNMENTS)
-    assert torch.allclose(batches.weights(first[0]), 4 * counts[ASSIGNMENTS[first[0]]] / 12)
-
-
-def test_batches_without_samples_are_refused() -> None:
-    with pytest.raises(UserError, match="need samples and a batch_size >= 1, got 0 and 4"):
-        StratifiedBatches(torch.empty(0, dtype=torch.int64), batch_size=4)
