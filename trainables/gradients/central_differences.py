@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from trainables.errors import TrainingDiverged, UserError
-from trainables.gradients.gradient_method import Loss, ModelLoss, matching_names, updates_statistics
+from trainables.gradients.gradient_method import Loss, ModelLoss, matching_names
 from trainables.gradients.normalised_sgd import NormalisedSGD
 from trainables.gradients.perturbations import MEMORY_BYTES, Perturbations
 from trainables.gradskip.variables import is_number
@@ -54,16 +54,9 @@ def central_difference(
             does not repeat; a name that matches nothing.
 
     Warns:
-        UserWarning: an epsilon at which rounding dominates, batch norms in train mode, or a loss that
-            `torch.func.vmap` cannot treat.
+        UserWarning: an epsilon at which rounding dominates, or a loss that `torch.func.vmap` cannot treat.
     """
     chosen = matching_names(model, names)
-    if updates_statistics(model):
-        warnings.warn(
-            "batch norms are in train mode: they use the batch's statistics and leave their running ones as they are; "
-            "model.eval() uses the running ones",
-            stacklevel=2,
-        )
     losses = Perturbations(loss, model, memory_bytes=memory_bytes)
     check_epsilon(epsilon, model, chosen, losses.dtype)
     return estimate(losses, chosen, epsilon, progress=True)

@@ -8,7 +8,6 @@ Shapes: N samples; K clusters; B samples or points of a batch; S numbers of a sk
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,6 @@ from trainables.gradients.layer_signals import (
     LayerSignals,
     rows_of_inputs,
     rows_of_outputs,
-    samples_not_first,
     treatable_layers,
 )
 from trainables.gradients.output_rows import OutputRows
@@ -79,7 +77,10 @@ class GradientSketch:
         for name, layer in self._layers.items():
             for seen, gradient in recorded.calls(name):
                 if len(seen) != samples:
-                    raise samples_not_first(name, len(seen), samples)
+                    raise UserError(
+                        f"per-sample gradients need layers with the samples' dimension first, got {len(seen)} rows in "
+                        f"layer {name} for a batch of {samples}: set batch_first=True, or use another method"
+                    )
                 outputs, inputs = self._sides[name]
                 d = rows_of_outputs(layer, gradient).float()
                 a = _projected(layer, seen.float(), inputs)
@@ -299,7 +300,6 @@ class GradientClustering(GradientMethod):
         self.centres: Tensor | None = None
         """(K, S), in sketches; None before the first update."""
         self._since_update = self.every  # the first update is due at once
-        self._warned = False
 
     def draw(self, generator: torch.Generator) -> Draw:
         numbers, weights = stratified_draw(self.assignments, self.batch_size, generator)
@@ -348,28 +348,19 @@ class GradientClustering(GradientMethod):
         """Yield numbers and sketches of all samples in random order; without centres, set them from the first ones."""
         waiting: list[tuple[Tensor, Tensor]] = []
         order = torch.randperm(self.data.count, generator=generator).split(self.batch_size)
-        with self.unchanged_model():
-            for place, numbers in enumerate(order):
-                waiting.append((numbers, self._points(self.drawn(numbers, generator))))
-                enough = sum(len(each) for each, _ in waiting) >= FIRST_POINTS * self.clusters
-                if self.centres is None and (enough or place == len(order) - 1):
-                    self.centres = first_centres(torch.cat([p for _, p in waiting]), self.clusters, generator)
-                if self.centres is not None:
-                    yield from waiting
-                    waiting = []
+        for place, numbers in enumerate(order):
+            waiting.append((numbers, self._points(self.drawn(numbers, generator))))
+            enough = sum(len(each) for each, _ in waiting) >= FIRST_POINTS * self.clusters
+            if self.centres is None and (enough or place == len(order) - 1):
+                self.centres = first_centres(torch.cat([p for _, p in waiting]), self.clusters, generator)
+            if self.centres is not None:
+                yield from waiting
+                waiting = []
 
     def _fill(self, assignments: Tensor, generator: torch.Generator) -> None:
         """Fill empty clusters, in place; their centres begin at those that they were split from."""
-        filled = split_largest(assignments, self.clusters, generator)
-        for k, source in filled:
+        for k, source in split_largest(assignments, self.clusters, generator):
             self._known_centres()[k] = self._known_centres()[source]
-        if filled and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{len(filled)} of {self.clusters} gradient clusters were empty, and got half of the largest each: "
-                "fewer clusters do as well here",
-                stacklevel=3,
-            )
 
     def _points(self, draw: Draw) -> Tensor:
         """Return the sketch of each sample's own gradient; one pass without side effects or weights' gradients."""
@@ -381,10 +372,7 @@ class GradientClustering(GradientMethod):
                 raise UserError("gradient clustering needs a layer that still trains, got none: end it before all stop")
             with self.meter.backward(key):
                 torch.autograd.grad(loss, recorded.edges, allow_unused=True)
-            return self._sketched(recorded, draw.size, float(draw.size))
-
-    def _sketched(self, recorded: LayerSignals, samples: int, scale: Tensor | float) -> Tensor:
-        points, flops = self.sketch.of(recorded, samples, scale)
+            points, flops = self.sketch.of(recorded, draw.size, float(draw.size))
         self.meter.add(flops)
         return points
 
@@ -407,7 +395,8 @@ class GradientClustering(GradientMethod):
         assert draw.weights is not None
         generator = self.generator(purpose=1)
         # The pass was on the mean of the weighted losses.
-        points = self._sketched(rows.layers, draw.size, draw.size / draw.weights)
+        points, flops = self.sketch.of(rows.layers, draw.size, draw.size / draw.weights)
+        self.meter.add(flops)
         if self.centres is None:
             self.centres = first_centres(points, self.clusters, generator)
         counts = torch.bincount(self.assignments, minlength=self.clusters)

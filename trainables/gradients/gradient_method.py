@@ -121,8 +121,6 @@ class GradientMethod:
         self._weight_type = torch.promote_types(first.dtype, torch.float32)
         self._unreached: set[str] = set()  # parameters without gradient in the last pass: a step does not move them
         self.meter = FlopMeter()
-        self._evaluated: ModelLoss | None = None
-        self._batch: Batch = ()
         self.iteration = 0
         """Steps so far."""
 
@@ -180,33 +178,18 @@ class GradientMethod:
         """Return the mean gradient of all samples, in batches of a random order, without side effects."""
         total = {name: torch.zeros_like(parameter.detach()) for name, parameter in self.parameters.items()}
         order = torch.randperm(self.data.count, generator=generator)
-        with self.unchanged_model():
-            for numbers in order.split(self.batch_size):
-                found = self.plain_gradient(self.drawn(numbers, generator))
-                torch._foreach_add_(list(total.values()), list(found.values()), alpha=len(numbers) / self.data.count)
+        for numbers in order.split(self.batch_size):
+            found = self.plain_gradient(self.drawn(numbers, generator))
+            torch._foreach_add_(list(total.values()), list(found.values()), alpha=len(numbers) / self.data.count)
         return total
 
     @contextmanager
     def pass_on(self, draw: Draw) -> Iterator[Callable[[Mapping[str, Tensor]], Tensor]]:
         """Yield a function of changed parameters that returns the loss on a draw, without side effects."""
-        evaluated = self._evaluated or self._model_loss()
-        self._batch = draw.batch
+        evaluated = ModelLoss(lambda model: self.loss(model, draw.batch), self.model)
         with evaluated.evaluating(), torch.enable_grad():
             draw.randomness()
             yield evaluated.at
-        self._batch = ()
-
-    def _model_loss(self) -> ModelLoss:
-        return ModelLoss(lambda model: self.loss(model, self._batch), self.model)
-
-    @contextmanager
-    def unchanged_model(self) -> Iterator[None]:
-        """Promise that the block changes neither the model nor its mode; passes inside then look at it only once."""
-        self._evaluated = self._model_loss()
-        try:
-            yield
-        finally:
-            self._evaluated = None
 
     def adjust(self, gradients: Gradients, draw: Draw) -> Gradients:
         """Return the method's estimate, given the mean of the samples' weighted gradients; without side effects."""
@@ -506,11 +489,6 @@ def _batch_statistics(norms: Iterable[nn.Module]) -> Iterator[None]:
         for norm, buffers in kept:
             norm.track_running_stats = True  # type: ignore[assignment]
             norm._buffers.update(buffers)
-
-
-def updates_statistics(model: nn.Module) -> bool:
-    """Return whether the model has batch norms that would update running statistics in a forward pass."""
-    return any(_updates(module) for module in model.modules())
 
 
 def _updates(module: nn.Module) -> bool:

@@ -150,7 +150,7 @@ class GradientStatistics:
         data: what `samples_of` takes.
         measurements: how many there are in a training, >= 1, the first at step 0.
         samples: T, >= 2.
-        loss: (model, batch) -> mean loss; None: cross entropy of ``model(inputs)`` and targets.
+        loss: (model, batch) -> mean loss.
         total_steps: steps of the training; None: every call of `measure` measures.
         batch_size: samples of a batch; None: the data's own.
         seed: of the measured batches.
@@ -166,14 +166,14 @@ class GradientStatistics:
         measurements: int = 20,
         samples: int = 50,
         *,
-        loss: Callable[[nn.Module, Batch], Tensor] | None = None,
+        loss: Callable[[nn.Module, Batch], Tensor],
         total_steps: int | None = None,
         batch_size: int | None = None,
         seed: int = 0,
     ) -> None:
         check_interval("measurements", measurements)
         check_option("samples", samples, samples >= 2, "an integer >= 2, since one gradient has no variance")
-        self.sgd = GradientMethod(model, loss or _cross_entropy, data, batch_size=batch_size, seed=seed)
+        self.sgd = GradientMethod(model, loss, data, batch_size=batch_size, seed=seed)
         """The estimator that others are compared with."""
         self.measurements, self.samples = measurements, samples
         self.total_steps, self._seed = total_steps, seed
@@ -205,15 +205,12 @@ class GradientStatistics:
             ("sgd", sgd, spent), *((method.name, *self._sampled(method, step)) for method in methods)
         ):  # fmt: skip
             moments = moments_of(sampled, sgd)
+            flops = {"forward_flops": cost.forward_flops, "backward_flops": cost.backward_flops}
+            evaluations = sum(flops.values()) / unit
+            total = moments.pop("")
             found.append(
                 GradientMeasurement(
-                    step=step,
-                    estimator=name,
-                    total=moments.pop(""),
-                    layers=moments,
-                    forward_flops=cost.forward_flops,
-                    backward_flops=cost.backward_flops,
-                    gradient_evaluations=(cost.forward_flops + cost.backward_flops) / unit,
+                    step=step, estimator=name, total=total, layers=moments, gradient_evaluations=evaluations, **flops
                 )
             )
         self.history += found
@@ -224,7 +221,7 @@ class GradientStatistics:
         generator = torch.Generator().manual_seed(epoch_seed(step, self._seed + 1))
         # All others draw from the same data as SGD.
         draws = method if method.chooses_samples else self.sgd
-        with method.meter.apart() as spent, method.unchanged_model():
+        with method.meter.apart() as spent:
             for _ in range(self.samples):
                 moments.add(method.gradient(draws.draw(generator)))
         return moments, spent
@@ -236,8 +233,3 @@ class GradientStatistics:
             for found in self.history
             for layer, moments in {"": found.total, **found.layers}.items()
         ]
-
-
-def _cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
-    inputs, targets = batch
-    return nn.functional.cross_entropy(model(inputs), targets)

@@ -10,7 +10,6 @@ the layer has a bias; M terms of which the loss is the mean. dW and V are (O, I)
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -24,11 +23,9 @@ from trainables.gradients.gradient_method import Draw, GradientMethod, Gradients
 from trainables.gradients.layer_signals import (
     LayerSignals,
     chunks,
-    named,
     rows_of_inputs,
     rows_of_outputs,
     treatable_layers,
-    untreated_parameters,
 )
 from trainables.gradients.output_rows import output_of
 from trainables.runtime.operator_flops import uncompiled
@@ -36,25 +33,19 @@ from trainables.workloads.batch_shapes import shapes_of
 
 
 class Factors(NamedTuple):
-    """Curvature of a layer, whose part of the Fisher is about A (x) G."""
+    """Curvature of a layer, whose part of the Fisher is about A (x) G: means over places, and over the loss's terms."""
 
-    inputs: Tensor
-    """A: (I, I), mean over samples and places."""
-    outputs: Tensor
-    """G: (O, O), mean over the loss's terms, sum over a term's places."""
+    inputs: Tensor  # A: (I, I)
+    outputs: Tensor  # G: (O, O)
 
 
 class Basis(NamedTuple):
     """Eigenvectors (columns) and eigenvalues of a layer's factors."""
 
-    inputs: Tensor
-    """Q_a: (I, I)."""
-    input_values: Tensor
-    """d_a: (I,)."""
-    outputs: Tensor
-    """Q_g: (O, O)."""
-    output_values: Tensor
-    """d_g: (O,)."""
+    inputs: Tensor  # Q_a: (I, I)
+    input_values: Tensor  # d_a: (I,)
+    outputs: Tensor  # Q_g: (O, O)
+    output_values: Tensor  # d_g: (O,)
 
     def precondition(self, gradient: Tensor, damping: float) -> Tensor:
         """Return V of dW, both (O, I): the solution of (A (x) G + damping) vec V = vec dW."""
@@ -115,7 +106,7 @@ class KFAC(GradientMethod):
             raise unknown_name("fisher", fisher, FISHERS)
         self.damping, self.kl_clip, self.decay, self.fisher = damping, kl_clip, decay, fisher
         self.factor_every, self.inverse_every = factor_every, inverse_every
-        self.layers = check_treatable(self.model)
+        self.layers = treatable_layers(self.model, "K-FAC")
         self.factors: dict[str, Factors] = {}
         """Of each treated layer that was measured, by its name."""
         self.bases: dict[str, Basis] = {}
@@ -277,19 +268,6 @@ class KFAC(GradientMethod):
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         self.factors = {name: Factors(*(t.to(self.device) for t in ts)) for name, ts in state["factors"].items()}
         self.bases = {name: Basis(*(t.to(self.device) for t in ts)) for name, ts in state["bases"].items()}
-
-
-def check_treatable(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers that K-FAC treats, and warn of others; raise UserError if there are none."""
-    layers = treatable_layers(model, "K-FAC")
-    others = untreated_parameters(model, layers)
-    if others:
-        warnings.warn(
-            "K-FAC treats Linear and ungrouped Conv1d and Conv2d layers with weights of their own; plain gradients "
-            f"are taken of {named(others)}",
-            stacklevel=3,
-        )
-    return layers
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from trainables.errors import UserError
 
-#: Norms have few weights, which take their plain gradients everywhere.
-NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 #: Numbers that per-sample gradients of one layer may take at a time.
 CHUNK_NUMBERS = 1 << 22
 
@@ -62,13 +60,6 @@ def _is_treatable(module: nn.Module) -> bool:
     return isinstance(weight, nn.Parameter) and weight.requires_grad
 
 
-def untreated_parameters(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
-    """Return the names of parameters that belong neither to these layers nor to norms."""
-    treated = {id(layer._parameters.get(kind)) for layer in layers.values() for kind in ("weight", "bias")}
-    treated |= {id(p) for module in model.modules() if isinstance(module, NORMS) for p in module.parameters()}
-    return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in treated]
-
-
 class LayerSignals:
     """Record `treatable_layers` in the forward and backward passes inside the block; this does not change them."""
 
@@ -107,14 +98,6 @@ class LayerSignals:
     def calls(self, name: str) -> list[tuple[Tensor, Tensor]]:
         """Return the inputs and output gradients, in the layer's own shapes, of a layer's calls that were passed."""
         return [(call[0], call[-1]) for call in self._calls[name] if len(call) > 1]
-
-
-def samples_not_first(layer: str, rows: int, samples: int) -> UserError:
-    """Return the error for a layer whose input has another number of rows than there are samples."""
-    return UserError(
-        f"per-sample gradients need layers with the samples' dimension first, got {rows} rows in layer {layer} for a "
-        f"batch of {samples}: set batch_first=True, or use another method"
-    )
 
 
 def rows_of_inputs(layer: nn.Module, inputs: Tensor) -> Tensor:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,12 +16,12 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradients.central_differences import check_changes_weights, check_epsilon, estimate, scaled_epsilon
 from trainables.gradients.discrete_gradients import search
-from trainables.gradients.fields import DEFAULTS, KEPT_SAMPLES, STE_ESTIMATORS, estimator_in, options_of, settings_of
+from trainables.gradients.fields import STE_ESTIMATORS, estimator_in, options_of, settings_of
 from trainables.gradients.flop_meter import FlopMeter
 from trainables.gradients.gradient_clustering import GradientClustering
 from trainables.gradients.gradient_method import Draw, GradientMethod, Loss, matching_names
 from trainables.gradients.importance_sampling import ImportanceSampling
-from trainables.gradients.kfac import KFAC, check_treatable
+from trainables.gradients.kfac import KFAC
 from trainables.gradients.layer_signals import treatable_layers
 from trainables.gradients.perturbations import Perturbations
 from trainables.gradients.straight_through import binary_activations
@@ -32,7 +31,7 @@ from trainables.gradients.zero_gradients import ZeroGradients
 from trainables.gradskip import controller as gradskip
 from trainables.gradskip.controller import WEIGHT_RULES, GradskipBeside
 from trainables.runtime.isolation import captured_generators
-from trainables.workloads.base import Batch, Samples, Workload
+from trainables.workloads.base import Batch, Samples
 from trainables.workloads.batch_shapes import shapes_of
 from trainables.workloads.sample_access import TensorSamples, reservoir
 from trainables.workloads.seeded_loader import epoch_seed
@@ -175,8 +174,7 @@ class AttachedGradientMethod(SwitchedOn):
                 f"method {self._name} chooses the samples of a step, which a forward cache would not know, got "
                 f"forward_cache_mb={config.forward_cache_mb}: leave it out"
             )
-        with _said_before_the_search():
-            check_model(self._name, run.model)
+        check_model(self._name, run.model)
 
     def gradient_method(self) -> GradientMethod | None:
         return self._method
@@ -221,19 +219,12 @@ class AttachedGradientMethod(SwitchedOn):
         assert self._run.loss is not None, "a run of a workload has its loss"
         data: Samples = self._kept(epoch) if self._run.samples is None else self._run.samples
         options = options_of(self._name, self.settings, self._run.total_steps)
-        if options.get("clusters", 0) > data.count:
-            warnings.warn(
-                f"cluster_count must be at most the {data.count} samples there are, got {options['clusters']}: each "
-                "sample is a cluster of its own",
-                stacklevel=2,
-            )
-            options["clusters"] = data.count
+        if "clusters" in options:  # at most each sample is a cluster of its own
+            options["clusters"] = min(options["clusters"], data.count)
         batch_size = min(batch_size, data.count)
-        with _said_before_the_search():
-            self._method = self._class(
-                self._run.model, self._run.loss, data, self._optimizer, batch_size=batch_size, seed=self._seed,
-                **options,
-            )  # fmt: skip
+        self._method = self._class(
+            self._run.model, self._run.loss, data, self._optimizer, batch_size=batch_size, seed=self._seed, **options
+        )
         return self._method
 
     def _kept(self, epoch: int) -> TensorSamples:
@@ -264,14 +255,6 @@ class AttachedGradientMethod(SwitchedOn):
             self._built(int(kept["epoch"]), int(kept["batch_size"])).load_state_dict(kept["state"])
 
 
-@contextmanager
-def _said_before_the_search() -> Iterator[None]:
-    """Leave out the warning of layers that K-FAC does not treat, which every trial would repeat."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="K-FAC treats")
-        yield
-
-
 # --- All of them ------------------------------------------------------------------------------------------------------
 
 
@@ -283,29 +266,12 @@ def check_model(method: str, model: nn.Module, layers: Iterable[str] | None = No
         model: to be trained.
         layers: names or patterns of the estimated parameters, where they are fixed.
     """
-    if method == "kfac":
-        check_treatable(model)
-    if method == "gradient_clustering":
+    if method in ("kfac", "gradient_clustering"):
         treatable_layers(model, method)
     if method not in _CLASSES:
         matching_names(model, layers)
     if method == "straight_through":
         binary_activations(model)
-
-
-def check_run(method: str, workload: Workload, model: nn.Module, layers: Iterable[str] | None = None) -> None:
-    """Check a model, once before it is trained, and warn of layers or samples that the method can't take whole.
-
-    Raises:
-        UserError: `check_model`.
-    """
-    check_model(method, model, layers)
-    if "kept_samples" in DEFAULTS[method] and workload.samples() is None:
-        warnings.warn(
-            f"the workload's training samples have no numbers, so {method} chooses among a reservoir of "
-            f"kept_samples of an epoch ({KEPT_SAMPLES} unless set), filled anew before each pass over them",
-            stacklevel=2,
-        )
 
 
 _ATTACHED: dict[str, type[SwitchedOn]] = {

@@ -38,28 +38,23 @@ _DEFAULTS = DEFAULTS["straight_through"]
 
 @dataclass(frozen=True, kw_only=True)
 class StraightThroughSettings:
-    """Settings of an estimator.
+    """Settings of an estimator: `GradientFields` without their prefix has their meanings.
+
+    There is 1 sample for sign, 2 at least for proposal. A single sample is never weighted, those of proposal always are
+    by effect, those of nes never.
 
     Raises:
         UserError: a value out of range, or two that do not fit together.
     """
 
     estimator: str = _DEFAULTS["ste_estimator"]
-    """One of `STE_ESTIMATORS`."""
     samples: int = _DEFAULTS["ste_samples"]
-    """n: backward passes that are sampled; of nes, pairs of forward passes. 1 for sign, >= 2 for proposal."""
     weighting: str = _DEFAULTS["ste_weighting"]
-    """Of stochastic_rounding and backward_noise: one of `STE_WEIGHTINGS`. One sample is never weighted."""
     normalise: bool = _DEFAULTS["ste_normalised"]
-    """True for a direction of unit length over all parameters."""
     trial_step: float = _DEFAULTS["ste_trial_step"]
-    """t: length of the step that measures an effect, > 0."""
     candidates: int = _DEFAULTS["ste_candidates"]
-    """Of proposal: draws beside the mean, >= 1."""
     spread: float = _DEFAULTS["ste_spread"]
-    """Of proposal: factor of the samples' deviations from their mean, > 0."""
     sigma: float = _DEFAULTS["ste_sigma"]
-    """Of nes: standard deviation of a weight's perturbation, > 0."""
 
     def __post_init__(self) -> None:
         if self.estimator not in STE_ESTIMATORS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -186,21 +185,6 @@ def test_models_that_it_cannot_look_at() -> None:
         layer.weight.requires_grad_(False)
     with pytest.raises(UserError, match="needs a layer that still trains"):
         method.update()
-
-
-def test_clusters_left_empty_are_told_once() -> None:
-    model = small()
-    x, y = images(1)
-    same = (x.expand(40, -1, -1, -1).clone(), y.expand(40).clone())
-    method = GradientClustering(model, loss, same, torch.optim.SGD(model.parameters(), lr=0.1), clusters=4)
-    method.centres = method._points(method.draw(method.generator()))[:1].repeat(4, 1) + 1e3
-    method.centres[0] -= 1e3  # every sample is nearest to it
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        method.update()
-    (only,) = said
-    assert "gradient clusters were empty, and got half of the largest each" in str(only.message)
-    assert sorted(torch.bincount(method.assignments).tolist()) != [40]
 
 
 #: Clusters of 5, 1, 0, 4 and 2 samples.

@@ -360,7 +360,7 @@ def test_gradients_of_some_samples_are_the_unsliced_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*AWKWARD, *PLAIN])
 @pytest.mark.parametrize(
-    ("kind", "options"), [(ZeroGradients, {"threshold": 0.8}), (ImportanceSampling, {"by": "gradient"})]
+    ("kind", "options"), [(ZeroGradients, {"threshold": 0.8}), (ImportanceSampling, {"by": "loss"})]
 )
 def test_methods_tell_the_layers_that_they_leave_alone(
     name: str, kind: type[GradientMethod], options: dict[str, Any]
