@@ -26,7 +26,7 @@ from machine import header
 from torch import Tensor, nn
 
 from trainables.gradients import StraightThroughSettings, straight_through_direction
-from trainables.gradients.straight_through_directions import norm
+from trainables.gradients.gradient_method import norm_of
 from trainables.workloads import binary_mlp, build
 
 BATCHES, BATCH_SIZE, SAMPLES = 10, 1024, 10
@@ -135,7 +135,7 @@ def search_line(model: nn.Sequential, direction: Direction, own: Batches, other:
 
 
 def unit(direction: Direction) -> Direction:
-    length = norm(direction)
+    length = norm_of(direction.values())
     return {name: part / length for name, part in direction.items()}
 
 
@@ -165,7 +165,7 @@ def directions(model: nn.Sequential, batch: Batches, seed: int) -> Iterator[tupl
         sampled, passes = estimate(StraightThroughSettings(samples=n))
         yield f"{OWN_LENGTH}{n}", sampled, passes
         yield f"{SR}{n}", unit(sampled), passes
-        yield f"{AS_FAR}{n}", with_noise(plain, norm(minus(unit(sampled), plain)), noise), (1, 1)
+        yield f"{AS_FAR}{n}", with_noise(plain, norm_of(minus(unit(sampled), plain).values()), noise), (1, 1)
         yield f"{TENTH}{n}", with_noise(plain, 0.1, noise), (1, 1)
     for name, settings in OPEN.items():
         yield name, *estimate(settings)

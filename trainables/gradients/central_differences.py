@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from trainables.errors import TrainingDiverged, UserError
-from trainables.gradients.gradient_method import Loss, ModelLoss, matching_names
+from trainables.gradients.gradient_method import Loss, ModelLoss, check_option, matching_names, norm_of
 from trainables.gradients.normalised_sgd import NormalisedSGD
 from trainables.gradients.perturbations import MEMORY_BYTES, Perturbations
 from trainables.gradskip.variables import is_number
@@ -92,8 +92,7 @@ def check_epsilon(epsilon: Any, model: nn.Module, names: Iterable[str], loss_dty
     Rounding of the loss L gives an error of about u |L| / epsilon, u the precision of its dtype; below an epsilon of
     sqrt(u) it was as large as half the gradient on networks in float32.
     """
-    if not (is_number(epsilon) and epsilon > 0):
-        raise UserError(f"epsilon must be a number above 0, got {epsilon!r}")
+    check_option("epsilon", epsilon, is_number(epsilon) and epsilon > 0, "a number above 0")
     check_changes_weights("epsilon", epsilon, model, names)
     floor = least_epsilon(loss_dtype)
     if epsilon < floor:
@@ -136,22 +135,9 @@ def autograd_gradient(loss: Loss, model: nn.Module, names: str | Iterable[str] |
 
 
 def relative_error(estimated: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
-    """Return |estimate - reference| / |reference|, norms over all parameters of the estimate together.
-
-    Raises:
-        UserError: the reference lacks a parameter, or is zero everywhere.
-    """
-    lacking = [name for name in estimated if name not in reference]
-    if lacking:
-        raise UserError(f"the reference must have every parameter of the estimate, it lacks {', '.join(lacking)}")
-    size = _norm(reference[name] for name in estimated)
-    if not size:
-        raise UserError("the reference is zero for every parameter, so no error is relative to it")
-    return _norm(estimated[name] - reference[name] for name in estimated) / size
-
-
-def _norm(tensors: Iterable[Tensor]) -> float:
-    return math.sqrt(sum(float(t.double().square().sum()) for t in tensors))
+    """Return |estimate - reference| / |reference|, norms over all parameters of the estimate together."""
+    difference = norm_of(estimated[name] - reference[name] for name in estimated)
+    return difference / norm_of(reference[name] for name in estimated)
 
 
 class CentralDifferenceSGD(NormalisedSGD):

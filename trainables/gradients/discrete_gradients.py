@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainables.errors import UserError, unknown_name
+from trainables.errors import unknown_name
 from trainables.gradients.central_differences import check_changes_weights, progress_bar
 from trainables.gradients.fields import OBJECTIVES
-from trainables.gradients.gradient_method import Loss, matching_names
+from trainables.gradients.gradient_method import Loss, check_option, matching_names
 from trainables.gradients.perturbations import Perturbations
 from trainables.gradskip.variables import is_number
 
@@ -105,10 +105,8 @@ def discrete_gradient(
     """
     chosen = matching_names(model, names)
     for name, value in (("epsilon", epsilon), ("stride", stride)):
-        if not (is_number(value) and value > 0):
-            raise UserError(f"{name} must be a number above 0, got {value!r}")
-    if stride > epsilon:
-        raise UserError(f"stride must be at most epsilon={epsilon!r}, got {stride!r}")
+        check_option(name, value, is_number(value) and value > 0, "a number above 0")
+    check_option("stride", stride, stride <= epsilon, f"at most epsilon={epsilon!r}")
     if objective not in OBJECTIVES:
         raise unknown_name("objective", str(objective), OBJECTIVES)
     losses = Perturbations(loss, model)

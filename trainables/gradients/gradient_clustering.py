@@ -438,11 +438,13 @@ class GradientClustering(GradientMethod):
             found.append(GradientCluster(size=len(members), spread=spread, examples=tuple(nearest)))
         return sorted(found, key=lambda cluster: -cluster.size)
 
-    def extra_state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         centres = None if self.centres is None else self.centres.clone()
-        return {"assignments": self.assignments.clone(), "centres": centres, "since_update": self._since_update}
+        own = {"assignments": self.assignments.clone(), "centres": centres, "since_update": self._since_update}
+        return {**super().state_dict(), **own}
 
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self._since_update = int(state["since_update"])
         self.assignments = state["assignments"].clone()
         self.centres = None if state["centres"] is None else state["centres"].to(self.device)

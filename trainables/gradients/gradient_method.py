@@ -15,9 +15,10 @@ Shapes: B samples of a batch; a gradient has an entry for each parameter that is
 from __future__ import annotations
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -52,6 +53,11 @@ def check_option(name: str, value: Any, holds: bool, rule: str) -> None:
 def check_interval(name: str, value: Any) -> None:
     """Raise UserError unless an option is an integer of at least 1, or None."""
     check_option(name, value, value is None or (isinstance(value, int) and value >= 1), "an integer >= 1")
+
+
+def norm_of(tensors: Iterable[Tensor]) -> float:
+    """Return the Euclidean norm of all tensors together."""
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +117,8 @@ class GradientMethod:
         self.data = samples_of(data)
         self.loss = loss if isinstance(data, Samples) else structured(loss, self.data)
         self.batch_size = self.data.batch_size if batch_size is None else batch_size
-        if not 1 <= self.batch_size <= self.data.count:
-            raise UserError(f"batch_size must be in 1..{self.data.count}, the samples there are, got {self.batch_size}")
+        in_range = 1 <= self.batch_size <= self.data.count
+        check_option("batch_size", self.batch_size, in_range, f"in 1..{self.data.count}, the samples there are")
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise UserError("the model has no parameter that requires a gradient: there is nothing to train")
@@ -234,13 +240,11 @@ class GradientMethod:
         self.refresh()
         draw = self.draw(self.generator())
         self.optimizer.zero_grad(set_to_none=True)
-        with ExitStack() as stack:
-            # Dropout goes on from the draw's own seed, as it does where `grad` measures.
-            stack.enter_context(kept_generators([self.device]))
-            draw.randomness()
-            rows = stack.enter_context(self.rows(draw))
-            loss = self.loss(self.model, draw.batch)
-            loss.backward()
+        with kept_generators([self.device]):
+            draw.randomness()  # dropout goes on from the draw's own seed, as it does where `grad` measures
+            with self.rows(draw) as rows:
+                loss = self.loss(self.model, draw.batch)
+                loss.backward()
         self.observe(draw, rows)
         self.set_gradients(self.adjust(self.gradients(), draw))
         self.optimizer.step()
@@ -259,19 +263,11 @@ class GradientMethod:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the method's state in tensors and plain types; the optimizer's is its own."""
-        return {"iteration": self.iteration, **self.extra_state()}
+        return {"iteration": self.iteration}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `state_dict`."""
         self.iteration = int(state["iteration"])
-        self.load_extra_state(state)
-
-    def extra_state(self) -> dict[str, Any]:
-        """Return what a subclass keeps beside the iteration."""
-        return {}
-
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `extra_state` returned."""
 
 
 # --- The direction in which a torch optimizer would step, without a step ----------------------------------------------

@@ -89,11 +89,13 @@ class ImportanceSampling(GradientMethod):
         """
         return float(self.data.count**2 / (1 / self.probabilities()).sum())
 
-    def extra_state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         pending = [(numbers, scores.cpu()) for numbers, scores in self._pending]
-        return {"scores": self.scores.clone(), "pending": pending, "since_update": self._since_update}
+        own = {"scores": self.scores.clone(), "pending": pending, "since_update": self._since_update}
+        return {**super().state_dict(), **own}
 
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         if len(state["scores"]) != self.data.count:
             raise UserError(
                 "a state of importance sampling must be of the same data, got scores of "

@@ -64,8 +64,7 @@ class KFAC(GradientMethod):
     Args:
         damping: added to the eigenvalues of the curvature, > 0.
         kl_clip: bound on the sum over treated weights of lr^2 V dW, to which all V are scaled together, > 0; None: off.
-        decay: of the factors' moving averages, in [0, 1). They begin with the first measurement, so that no identity
-            matrix needs to be forgotten.
+        decay: of the factors' moving averages, in [0, 1), which begin with the first measurement.
         factor_every: steps from one measurement of the factors (about a gradient's cost) to the next, >= 1.
         inverse_every: steps from one eigendecomposition to the next, >= 1.
         fisher: "sampled": labels drawn from the model's own distribution, which gives the Fisher; "empirical": the
@@ -199,11 +198,6 @@ class KFAC(GradientMethod):
         terms: Tensor | int = draw.size if counted is None else counted.sum().clamp(min=1)
         if self.fisher == "empirical":
             return loss.float() * terms if loss.dtype.itemsize < 4 else loss * terms, terms
-        if scores is None:
-            raise UserError(
-                "fisher='sampled' needs a model that returns one tensor with a row for each sample, or such logits in "
-                f"a mapping, got {type(output).__name__}: use fisher='empirical'"
-            )
         source = torch.Generator(self.device).manual_seed(self.generator(purpose=2).initial_seed())
         if classes is not None and counted is not None:
             rows = classes.to(_precise(classes.dtype))
@@ -211,15 +205,16 @@ class KFAC(GradientMethod):
             waits = torch.empty_like(rows).exponential_(generator=source)
             labels = (rows.detach().softmax(-1) / waits).argmax(-1)
             return (F.cross_entropy(rows, labels, reduction="none") * counted).sum(), terms
-        if targets.is_floating_point() and targets.numel() == scores.numel():
+        if scores is not None and targets.is_floating_point() and targets.numel() == scores.numel():
             values = scores.to(_precise(scores.dtype))
             noise = torch.empty_like(values).normal_(generator=source)
             return 0.5 * (values - (values.detach() + noise)).square().sum(), terms
+        got = type(output).__name__ if scores is None else tuple(scores.shape)
         raise UserError(
             "fisher='sampled' needs integer targets as the batch's last tensor and an output with one more dimension, "
             "of classes, or floating-point targets of the output's shape, got targets "
-            f"{str(targets.dtype).removeprefix('torch.')} {tuple(targets.shape)} and an output {tuple(scores.shape)}: "
-            "use fisher='empirical'"
+            f"{str(targets.dtype).removeprefix('torch.')} {tuple(targets.shape)} and an output {got}: use "
+            "fisher='empirical'"
         )
 
     def _measured(
@@ -259,13 +254,15 @@ class KFAC(GradientMethod):
             self.meter.add(9 * len(factor) ** 3)
         return Basis(*parts)
 
-    def extra_state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {
+            **super().state_dict(),
             "factors": {name: list(factors) for name, factors in self.factors.items()},
             "bases": {name: list(basis) for name, basis in self.bases.items()},
         }
 
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self.factors = {name: Factors(*(t.to(self.device) for t in ts)) for name, ts in state["factors"].items()}
         self.bases = {name: Basis(*(t.to(self.device) for t in ts)) for name, ts in state["bases"].items()}
 

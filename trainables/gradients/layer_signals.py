@@ -8,7 +8,7 @@ the layer's weight, as (O, I), is the sum over samples and places of output grad
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -123,18 +123,3 @@ def rows_of_outputs(layer: nn.Module, outputs: Tensor) -> Tensor:
     if isinstance(layer, nn.Linear):
         return outputs.reshape(outputs.shape[0], -1, outputs.shape[-1])
     return outputs.flatten(2).transpose(1, 2)
-
-
-def named(names: Iterable[str], most: int = 5) -> str:
-    """Return names in a line, the first few.
-
-    >>> named(["a", "b", "c"], most=2)
-    'a, b and 1 more'
-    """
-    known = list(names)
-    return ", ".join(known[:most]) + (f" and {len(known) - most} more" if len(known) > most else "")
-
-
-def rows_of_others(names: Iterable[str]) -> str:
-    """Return the words for layers whose rows are not the samples."""
-    return f"the rows of {named(names)} are not those of the batch's samples, or depend on other samples"

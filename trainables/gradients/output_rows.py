@@ -81,15 +81,10 @@ class OutputRows:
         hooks.update(earlier)
 
     @property
-    def gradient(self) -> Tensor:
-        """Return the gradient of the loss with respect to the output, before it is weighted."""
-        assert self._gradients, "no backward pass has reached the output"
-        return self._gradients[-1]
-
-    @property
     def norms(self) -> Tensor:
         """Return the norm of each sample's own loss gradient with respect to its output: (B,)."""
-        return row_norms(self.gradient)
+        assert self._gradients, "no backward pass has reached the output"
+        return row_norms(self._gradients[-1])
 
 
 def row_norms(gradient: Tensor) -> Tensor:
@@ -149,10 +144,6 @@ def sample_losses(
     with torch.no_grad():
         try:
             return torch.func.vmap(one)(output, *batch)
-        except Exception:  # noqa: BLE001  # a loss that branches on values, or reads them, cannot be vectorised
-            pass
-        try:
-            return torch.stack([one(output[i], *(part[i] for part in batch)) for i in range(len(output))])
         except Exception as error:
             raise UserError(
                 "samples' losses need a loss that only calls the model and compares its output with the batch, got "

@@ -25,13 +25,10 @@ from torch import Tensor, nn
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import DEFAULTS, STE_ESTIMATORS, STE_WEIGHTINGS
 from trainables.gradients.flop_meter import FlopMeter
-from trainables.gradients.gradient_method import Loss, ModelLoss, scalar
+from trainables.gradients.gradient_method import Gradients, Loss, ModelLoss, check_option, norm_of, scalar
 from trainables.gradients.straight_through import activation_mode
 from trainables.gradskip.variables import is_number
 from trainables.runtime.isolation import seed_generators
-
-#: A direction by parameter name; positive along the gradient, so a step goes against it.
-Gradient = dict[str, Tensor]
 
 _DEFAULTS = DEFAULTS["straight_through"]
 
@@ -63,28 +60,22 @@ class StraightThroughSettings:
             raise unknown_name("weighting of a straight-through estimator", str(self.weighting), STE_WEIGHTINGS)
         for name in ("samples", "candidates"):
             count = getattr(self, name)
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise UserError(f"{name} of a straight-through estimator must be an integer of at least 1, got {count}")
+            check_option(name, count, type(count) is int and count >= 1, "an integer >= 1")
         for name in ("trial_step", "spread", "sigma"):
             number = getattr(self, name)
-            if not (is_number(number) and number > 0):
-                raise UserError(f"{name} of a straight-through estimator must be a number above 0, got {number}")
-        if self.estimator == "sign" and self.samples > 1:
-            raise UserError(
-                f"samples must be 1 for estimator sign, whose samples are equal, got {self.samples}: choose "
-                "stochastic_rounding or backward_noise"
-            )
-        if self.estimator == "proposal" and self.samples < 2:
-            raise UserError(f"samples must be at least 2 for estimator proposal, a covariance, got {self.samples}")
-        if self.estimator == "nes" and self.weighting != "uniform":
-            raise UserError("weighting must be uniform for estimator nes, which weights by losses itself, got effect")
+            check_option(name, number, is_number(number) and number > 0, "a number above 0")
+        estimator, samples = self.estimator, self.samples
+        check_option("samples", samples, estimator != "sign" or samples == 1, "1 for sign, whose samples are equal")
+        check_option("samples", samples, estimator != "proposal" or samples > 1, "at least 2 for proposal")
+        is_possible = estimator != "nes" or self.weighting == "uniform"
+        check_option("weighting", self.weighting, is_possible, "uniform for nes, which weights by losses itself")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Direction:
     """A direction, and the passes that it cost."""
 
-    gradient: Gradient
+    gradient: Gradients
     """Estimate by parameter name; parameters that the loss does not use, or that are not trained, are left out."""
     forward_passes: int
     backward_passes: int
@@ -116,7 +107,7 @@ def straight_through_direction(
     with search.loss.evaluating():
         gradient = search.nes() if settings.estimator == "nes" else search.straight_through()
     if settings.normalise:
-        length = norm(gradient)
+        length = norm_of(gradient.values())
         gradient = {name: part / length for name, part in gradient.items()} if length > 0 else gradient
     return Direction(gradient=gradient, forward_passes=search.forward_passes, backward_passes=search.backward_passes)
 
@@ -142,7 +133,7 @@ class _Search:
         if not self._parameters:
             raise UserError("a direction needs a parameter with requires_grad, got a model that has none")
 
-    def straight_through(self) -> Gradient:
+    def straight_through(self) -> Gradients:
         """Return the direction of all estimators but nes."""
         settings = self._settings
         seed_generators(self._seed, self.loss.device)
@@ -155,17 +146,17 @@ class _Search:
         before = self._plain_loss({}, 0.0)
         effects = []
         for sample in samples:
-            length = norm(sample)
+            length = norm_of(sample.values())
             effects.append(before - self._plain_loss(sample, -settings.trial_step / length if length > 0 else 0.0))
         gains = [max(effect, 0.0) for effect in effects]  # without any, all count the same
         total = sum(gains)
         return combined(samples, [gain / total if total > 0 else 1 / len(gains) for gain in gains])
 
-    def nes(self) -> Gradient:
+    def nes(self) -> Gradients:
         """Return the antithetic estimate."""
         settings = self._settings
         noise = torch.Generator().manual_seed(self._seed)
-        total: Gradient = {}
+        total: Gradients = {}
         for _ in range(settings.samples):
             # On the CPU, so that a seed has the same meaning on every device.
             drawn = {
@@ -177,7 +168,7 @@ class _Search:
             total = combined([total, drawn], [1.0, slope])
         return total
 
-    def _sample(self) -> Gradient:
+    def _sample(self) -> Gradients:
         """Return one gradient in the estimator's mode."""
         assert self._mode is not None
         with activation_mode(self._model, self._mode), torch.enable_grad():
@@ -189,7 +180,7 @@ class _Search:
         self.backward_passes += 1
         return {name: part for name, part in zip(self._parameters, found, strict=True) if part is not None}
 
-    def _proposed(self, samples: Sequence[Gradient]) -> list[Gradient]:
+    def _proposed(self, samples: Sequence[Gradients]) -> list[Gradients]:
         """Return the mean of the samples, and draws from the Gaussian of their mean and covariance."""
         settings, count = self._settings, len(samples)
         noise = torch.Generator().manual_seed(self._seed)
@@ -200,28 +191,23 @@ class _Search:
             found.append(combined(samples, (z - z.mean() + 1 / count).tolist()))
         return found
 
-    def _plain_loss(self, direction: Gradient, step: float) -> float:
+    def _plain_loss(self, direction: Gradients, step: float) -> float:
         """Return L(w + step * direction), always with the same random numbers."""
         moved = {name: torch.add(self._parameters[name], part, alpha=step) for name, part in direction.items()}
         seed_generators(self._seed, self.loss.device)
         with nullcontext() if self._mode is None else activation_mode(self._model, "sign"):
             return float(self._value(moved))
 
-    def _value(self, changed: Gradient) -> Tensor:
+    def _value(self, changed: Gradients) -> Tensor:
         self.forward_passes += 1
         with nullcontext() if self._meter is None else self._meter.forward(self._key):
             return scalar(self.loss.at(changed))
 
 
-def combined(parts: Sequence[Gradient], weights: Sequence[float]) -> Gradient:
+def combined(parts: Sequence[Gradients], weights: Sequence[float]) -> Gradients:
     """Return the weighted sum of gradients; a name that some of them lack counts as zero there."""
-    total: Gradient = {}
+    total: Gradients = {}
     for part, weight in zip(parts, weights, strict=True):
         for name, value in part.items():
             total[name] = total[name] + weight * value if name in total else weight * value
     return total
-
-
-def norm(gradient: Gradient) -> float:
-    """Return the Euclidean norm over all parameters."""
-    return math.sqrt(sum(float(part.double().pow(2).sum()) for part in gradient.values()))

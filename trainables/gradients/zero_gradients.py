@@ -1,17 +1,13 @@
 """Zero gradients: samples whose loss gradient is nearly zero take no part in the backward pass.
 
-Every sample runs forward, which the loss needs; a sample whose loss hardly depends on its output any more is left out
-of the products of the backward pass. What that spares is counted as saved.
+Every sample runs forward. Rows of a gradient that are zero stay zero through layers, activations, pooling, and norms of
+single samples, so the products of the other rows give the whole gradient. A batch norm in train mode spreads every
+row's gradient over all rows; here it takes the kept rows for its whole batch, so that gradients stay orthogonal to
+shift and scale. (Dropping what would reach the left-out rows breaks that: digits then learned little in the first third
+of a run.)
 
-Rows of a gradient that are zero stay zero through layers, activations, pooling, and norms of single samples, so the
-products of the other rows give the whole gradient. A batch norm in train mode spreads every row's gradient over all
-rows, through the batch's statistics. Here it takes the kept rows for its whole batch, as in a training on these samples
-alone that is normalised by the whole batch's statistics: gradients stay orthogonal to shift and scale. (Dropping what
-would reach the left-out rows breaks that: digits then learned little in the first third of a run.)
-
-That a layer's rows are those of the samples is proven, not taken for granted: the gradient that reaches the layer must
-be zero in the rows that are left out. A layer of other rows (time first with as many steps as samples, rows that were
-sorted or mixed) fails, and its backward pass runs whole, from the first time on.
+That a layer's rows are those of the samples is proven: the gradient that reaches the layer must be zero in the rows
+that are left out. A layer of other rows (time first, rows that were sorted or mixed) runs whole from then on.
 
 Shapes: B samples; K of them kept; inputs and outputs (B, ...); norms, weights (B,).
 Symbols: n_i norm of the gradient of sample i's loss with respect to the model's output (cross entropy: the distance
@@ -32,7 +28,6 @@ from torch.overrides import TorchFunctionMode
 
 from trainables.gradients.gradient_method import Draw, GradientMethod, check_option
 from trainables.gradients.layer_calls import CONVOLUTIONS, convolution_sizes, named_arguments
-from trainables.gradients.layer_signals import rows_of_others
 from trainables.gradients.output_rows import OutputRows, row_norms
 
 #: Passes of a layer with a proof at first, since one may succeed by chance, and from one to the next after them: it
@@ -45,17 +40,11 @@ _saved_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class SlicedLayers:
-    """Layers of a model, and those that failed the proof that their rows are those of the samples.
+    """Layers of a model, and those that failed the proof that their rows are those of the samples."""
 
-    Args:
-        model: names its layers; None for none.
-    """
-
-    def __init__(self, model: nn.Module | None = None) -> None:
-        self._names: dict[int, str] = {}
-        if model is not None:
-            tensors = (*model.named_parameters(), *model.named_buffers())
-            self._names = {id(tensor): name.rpartition(".")[0] or "the model" for name, tensor in tensors}
+    def __init__(self, model: nn.Module) -> None:
+        tensors = (*model.named_parameters(), *model.named_buffers())
+        self._names = {id(tensor): name.rpartition(".")[0] or "the model" for name, tensor in tensors}
         self.whole: dict[str, bool] = {}
         """Layers that run whole, and whether a warning has said so."""
         self.passes: dict[str, int] = {}
@@ -72,9 +61,11 @@ class SlicedLayers:
         new = [name for name, said in self.whole.items() if not said]
         self.whole.update(dict.fromkeys(new, True))
         if new:
+            names = ", ".join(new[:5]) + (f" and {len(new) - 5} more" if len(new) > 5 else "")
             warnings.warn(
-                f"{rows_of_others(new)}, so the backward pass leaves nothing out there and saves nothing: put the "
-                "samples' dimension first (batch_first=True) where it is another",
+                f"the rows of {names} are not those of the batch's samples, or depend on other samples, so the "
+                "backward pass leaves nothing out there and saves nothing: put the samples' dimension first "
+                "(batch_first=True) where it is another",
                 stacklevel=4,
             )
 
@@ -91,10 +82,9 @@ class SlicedBackward(TorchFunctionMode):
         layers: those that have failed the proof, which is made in a layer's first passes and every `PROOF_EVERY`.
     """
 
-    def __init__(self, samples: int, layers: SlicedLayers | None = None) -> None:
+    def __init__(self, samples: int, layers: SlicedLayers) -> None:
         super().__init__()
-        self.samples = samples
-        self.layers = SlicedLayers() if layers is None else layers
+        self.samples, self.layers = samples, layers
         self.keep: Tensor | None = None
         """(K,) int64, the rows that the backward pass goes through; None: all. Set it before they are reached."""
         self.spared_flops = 0
@@ -103,10 +93,7 @@ class SlicedBackward(TorchFunctionMode):
     def kept(self, name: str, layer: Tensor, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         """Return the rows (K,) through which a layer's backward pass goes, None for all, and both tensors there.
 
-        Args:
-            name: of the layer.
-            layer: its input (B, ...).
-            gradient: that of its output (B, ...).
+        The layer's input and the gradient of its output are (B, ...).
         """
         keep = self.keep
         if keep is not None and name not in self.layers.whole:
@@ -239,7 +226,7 @@ class SkippingRows(OutputRows):
     """
 
     def __init__(
-        self, model: nn.Module, samples: int, threshold: float, seed: int | None, layers: SlicedLayers | None = None
+        self, model: nn.Module, samples: int, threshold: float, seed: int | None, layers: SlicedLayers
     ) -> None:
         super().__init__(model, samples, self._leave_out)
         self._threshold, self._seed = threshold, seed

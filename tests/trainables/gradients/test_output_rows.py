@@ -102,7 +102,6 @@ def test_weights_give_the_gradient_of_the_weighted_losses(form: str) -> None:
     torch.testing.assert_close(of_outputs.T @ inputs, of_weights[0])
     p = model.body(x).softmax(1) - F.one_hot(y, 3)
     torch.testing.assert_close(rows.norms, p.norm(dim=1))  # of each sample's own loss, unweighted
-    torch.testing.assert_close(rows.gradient, p.detach() / COUNT)
     model(x[:2])  # the hook is gone
 
 
@@ -155,19 +154,6 @@ def test_losses_of_sequences_are_means_over_their_own_tokens() -> None:
     found = sample_losses(loss, logits, (labels, labels))
     single = [F.cross_entropy(row, own) for row, own in zip(logits, labels, strict=True)]
     torch.testing.assert_close(found, torch.stack(single))
-
-
-def test_a_loss_that_reads_values_is_computed_sample_by_sample() -> None:
-    logits, labels = torch.randn(COUNT, 3), torch.randint(3, (COUNT,))
-
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        value = F.cross_entropy(model(None), batch[0])
-        return value * 2 if value.item() > 1 else value
-
-    single = F.cross_entropy(logits, labels, reduction="none")
-    assert bool((single > 1).any())
-    assert bool((single < 1).any())
-    torch.testing.assert_close(sample_losses(loss, logits, (labels,)), torch.where(single > 1, 2 * single, single))
 
 
 def test_a_loss_that_needs_more_than_the_output_is_refused() -> None:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from trainables.errors import UserError
 from trainables.gradients import BinaryActivation, StraightThroughSettings, activation_mode, straight_through_direction
 from trainables.gradients.fields import STE_ESTIMATORS as ESTIMATORS
-from trainables.gradients.straight_through_directions import combined, norm
+from trainables.gradients.gradient_method import norm_of
+from trainables.gradients.straight_through_directions import combined
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(64, 3, generator=torch.Generator().manual_seed(2))
@@ -95,7 +96,7 @@ def test_samples_are_averaged_and_normalised() -> None:
     for name in mean:
         torch.testing.assert_close(found[name], mean[name])
         torch.testing.assert_close(unit[name], mean[name] / length)
-    assert norm(unit) == pytest.approx(1, abs=1e-6)
+    assert norm_of(unit.values()) == pytest.approx(1, abs=1e-6)
 
 
 def test_weights_are_what_a_small_step_lowers_the_plain_loss_by() -> None:
@@ -107,7 +108,7 @@ def test_weights_are_what_a_small_step_lowers_the_plain_loss_by() -> None:
     for sample in samples:
         moved = plain_net()
         for name, parameter in moved.named_parameters():
-            parameter.data -= step * sample[name] / norm(sample)
+            parameter.data -= step * sample[name] / norm_of(sample.values())
         effects.append(float(loss(model) - loss(moved)))
     gains = [max(0.0, effect) for effect in effects]
     assert sum(gains) > 0
@@ -206,16 +207,16 @@ def test_equal_seeds_give_equal_directions_and_nothing_else_changes(estimator: s
     [
         ({"estimator": "sine"}, "unknown straight-through estimator 'sine': did you mean 'sign'?"),
         ({"weighting": "efect"}, "unknown weighting of a straight-through estimator 'efect': did you mean 'effect'?"),
-        ({"samples": 0}, "samples of a straight-through estimator must be an integer of at least 1, got 0"),
-        ({"samples": True}, "samples of a straight-through estimator must be an integer of at least 1, got True"),
-        ({"candidates": 1.5}, "candidates of a straight-through estimator must be an integer of at least 1, got 1.5"),
-        ({"trial_step": 0}, "trial_step of a straight-through estimator must be a number above 0, got 0"),
-        ({"sigma": math.nan}, "sigma of a straight-through estimator must be a number above 0, got nan"),
-        ({"spread": math.inf}, "spread of a straight-through estimator must be a number above 0, got inf"),
-        ({"estimator": "sign", "samples": 2}, "samples must be 1 for estimator sign, whose samples are equal, got 2"),
+        ({"samples": 0}, "samples must be an integer >= 1, got 0"),
+        ({"samples": True}, "samples must be an integer >= 1, got True"),
+        ({"candidates": 1.5}, "candidates must be an integer >= 1, got 1.5"),
+        ({"trial_step": 0}, "trial_step must be a number above 0, got 0"),
+        ({"sigma": math.nan}, "sigma must be a number above 0, got nan"),
+        ({"spread": math.inf}, "spread must be a number above 0, got inf"),
+        ({"estimator": "sign", "samples": 2}, "samples must be 1 for sign, whose samples are equal, got 2"),
         ({"weighting": "best"}, "unknown weighting of a straight-through estimator 'best'"),
-        ({"estimator": "proposal"}, "samples must be at least 2 for estimator proposal"),
-        ({"estimator": "nes", "weighting": "effect"}, "weighting must be uniform for estimator nes"),
+        ({"estimator": "proposal"}, "samples must be at least 2 for proposal"),
+        ({"estimator": "nes", "weighting": "effect"}, "weighting must be uniform for nes"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:

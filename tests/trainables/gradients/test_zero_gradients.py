@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +25,6 @@ from torch.utils.checkpoint import checkpoint
 
 from trainables.gradients.gradient_method import GradientMethod
 from trainables.gradients.importance_sampling import ImportanceSampling
-from trainables.gradients.layer_signals import treatable_layers
 from trainables.gradients.zero_gradients import SkippingRows, SlicedBackward, SlicedLayers, ZeroGradients
 from trainables.runtime.operator_flops import flop_counter
 
@@ -78,7 +76,7 @@ def test_unbiased_form_has_the_mean_gradient_and_the_expected_share() -> None:
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, places)])
     found, kept = [], []
     for seed in range(seeds):
-        with SkippingRows(model, SAMPLES, threshold, seed) as rows:
+        with SkippingRows(model, SAMPLES, threshold, seed, SlicedLayers(model)) as rows:
             gradients = torch.autograd.grad(cross_entropy(model, data), places)
         found.append(torch.cat([g.flatten() for g in gradients]))
         kept.append(rows.kept)
@@ -141,7 +139,7 @@ def sliced(
     model: nn.Module, x: Tensor, y: Tensor, keep: list[int] | None, value: Callable[..., Tensor] = masked
 ) -> tuple[dict[str, Tensor], int]:
     """Return gradients of the masked loss by a sliced backward pass, and the FLOPs spared."""
-    with SlicedBackward(len(x)) as mode:
+    with SlicedBackward(len(x), SlicedLayers(nn.Module())) as mode:
         loss = value(model, x, y, list(range(len(x))) if keep is None else keep)
         mode.keep = None if keep is None else torch.tensor(keep, dtype=torch.int64)
         return gradients_of(loss, model), mode.spared_flops
@@ -165,7 +163,7 @@ def test_gradients_of_inputs_are_sliced_too() -> None:
     model, (x, y) = table_net().requires_grad_(False), table(COUNT)
     x.requires_grad_()
     (expected,) = torch.autograd.grad(masked(model, x, y, [1, 3]), x)
-    with SlicedBackward(COUNT) as mode:
+    with SlicedBackward(COUNT, SlicedLayers(nn.Module())) as mode:
         loss = masked(model, x, y, [1, 3])
         mode.keep = torch.tensor([1, 3])
         (found,) = torch.autograd.grad(loss, x)
@@ -199,7 +197,7 @@ def test_checkpointed_layers_are_as_always(reentrant: bool) -> None:
         return (mask * F.cross_entropy(whole[1](whole[0](x)), y, reduction="none")).mean()
 
     expected = gradients_of(masked(model, x, y, [0, 3]), model)
-    with SlicedBackward(COUNT) as mode:
+    with SlicedBackward(COUNT, SlicedLayers(nn.Module())) as mode:
         loss = value(model, x, y, [0, 3])
         mode.keep = torch.tensor([0, 3])
         loss.backward()
@@ -323,7 +321,7 @@ PLAIN: dict[str, Callable[[], Net]] = {
 
 def gradients(net: Net, x: Tensor, y: Tensor, layers: SlicedLayers | None) -> tuple[list[Tensor], int]:
     """Gradients of the loss of `KEEP` alone, in a plain backward pass or in one through these rows."""
-    mode = SlicedBackward(B, layers)
+    mode = SlicedBackward(B, layers or SlicedLayers(net))
     with mode if layers is not None else torch.enable_grad():
         output = net(x)
         weights = torch.zeros(B).index_fill_(0, KEEP, 1.0)
@@ -359,17 +357,13 @@ def test_gradients_of_some_samples_are_the_unsliced_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*AWKWARD, *PLAIN])
-@pytest.mark.parametrize(
-    ("kind", "options"), [(ZeroGradients, {"threshold": 0.8}), (ImportanceSampling, {"by": "loss"})]
-)
-def test_methods_tell_the_layers_that_they_leave_alone(
-    name: str, kind: type[GradientMethod], options: dict[str, Any]
-) -> None:
+def test_the_method_tells_the_layers_that_it_leaves_alone(name: str) -> None:
     """In training: which samples are left out depends on their losses."""
     torch.manual_seed(1)
     net = {**AWKWARD, **PLAIN}[name]()
     data = torch.utils.data.TensorDataset(*(torch.cat(parts) for parts in zip(*map(batch, range(4)), strict=True)))
-    method = kind(net, cross_entropy, data, torch.optim.SGD(net.parameters(), lr=0.1), batch_size=B, **options)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    method = ZeroGradients(net, cross_entropy, data, optimizer, batch_size=B, threshold=0.8)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(8):
@@ -377,6 +371,3 @@ def test_methods_tell_the_layers_that_they_leave_alone(
     told = [str(warning.message) for warning in caught if "rows of" in str(warning.message)]
     assert bool(told) == (name in AWKWARD), told
     assert not any("last" in text for text in told)
-    if isinstance(method, ImportanceSampling):
-        assert "last" in method.layers
-        assert (method.layers.keys() == treatable_layers(net).keys()) == (name in PLAIN)
