@@ -22,7 +22,6 @@ from trainables.gradients.fields import FISHERS
 from trainables.gradients.gradient_method import Draw, GradientMethod, Gradients, check_interval, check_option
 from trainables.gradients.layer_signals import (
     LayerSignals,
-    chunks,
     rows_of_inputs,
     rows_of_outputs,
     treatable_layers,
@@ -30,6 +29,9 @@ from trainables.gradients.layer_signals import (
 from trainables.gradients.output_rows import output_of
 from trainables.runtime.operator_flops import uncompiled
 from trainables.workloads.batch_shapes import shapes_of
+
+#: Numbers that patches of one layer may take at a time.
+PATCH_NUMBERS = 1 << 22
 
 
 class Factors(NamedTuple):
@@ -229,8 +231,8 @@ class KFAC(GradientMethod):
         places = 0
         for seen, gradient in calls:
             count = gradient.numel() // outputs
-            for rows in chunks(len(seen), count // len(seen) * inputs):
-                patches = rows_of_inputs(layer, seen[rows].to(dtype)).flatten(0, 1)
+            for some in seen.split(max(1, PATCH_NUMBERS * len(seen) // (count * inputs))):
+                patches = rows_of_inputs(layer, some.to(dtype)).flatten(0, 1)
                 if bias:
                     patches = torch.cat([patches, patches.new_ones(len(patches), 1)], 1)
                 second.addmm_(patches.T, patches)

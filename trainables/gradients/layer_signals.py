@@ -8,23 +8,13 @@ the layer's weight, as (O, I), is the sum over samples and places of output grad
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainables.errors import UserError
-
-#: Numbers that per-sample gradients of one layer may take at a time.
-CHUNK_NUMBERS = 1 << 22
-
-
-def chunks(count: int, numbers_each: int) -> Iterator[slice]:
-    """Yield slices of samples whose per-sample gradients stay within the memory bound `CHUNK_NUMBERS`."""
-    size = max(1, CHUNK_NUMBERS // max(1, numbers_each))
-    for start in range(0, count, size):
-        yield slice(start, start + size)
 
 
 def treatable_layers(model: nn.Module, needed_by: str | None = None) -> dict[str, nn.Module]:

@@ -195,11 +195,11 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 4, 7, 8, 30])
+@pytest.mark.parametrize("batch_size", [3, 8])
 def test_the_weighted_mean_has_the_mean_of_all_samples_as_its_expectation(batch_size: int) -> None:
     values = torch.linspace(-2, 5, len(ASSIGNMENTS), dtype=torch.float64) ** 3
     means = []
-    for seed in range(4000):
+    for seed in range(1500):
         numbers, weights = stratified_draw(ASSIGNMENTS, batch_size, seeded(seed))
         means.append((weights * values[numbers]).mean())
     found = torch.stack(means)
@@ -208,11 +208,11 @@ def test_the_weighted_mean_has_the_mean_of_all_samples_as_its_expectation(batch_
 
 def test_one_round_has_the_variance_of_stratified_sampling() -> None:
     values = torch.linspace(-2, 5, len(ASSIGNMENTS), dtype=torch.float64) ** 3
-    rounds = [stratified_draw(ASSIGNMENTS, 4, seeded(seed)) for seed in range(6000)]
+    rounds = [stratified_draw(ASSIGNMENTS, 4, seeded(seed)) for seed in range(2000)]
     found = torch.stack([(weights * values[numbers]).mean() for numbers, weights in rounds]).var()
     parts = [values[k == ASSIGNMENTS] for k in (0, 1, 3, 4)]
     expected = sum(len(p) ** 2 * float(p.var(correction=0)) for p in parts) / len(values) ** 2
-    assert float(found) == pytest.approx(expected, rel=0.08)
+    assert float(found) == pytest.approx(expected, rel=0.13)
 
 
 def test_a_batch_has_each_cluster_in_turn_and_its_samples_once_as_long_as_it_has_some() -> None:
