@@ -26,7 +26,7 @@ from machine import header
 from torch import Tensor, nn
 
 from trainables.gradients import StraightThroughSettings, straight_through_direction
-from trainables.gradients.straight_through_directions import norm
+from trainables.gradients.gradient_method import norm_of
 from trainables.workloads import binary_mlp, build
 
 BATCHES, BATCH_SIZE, SAMPLES = 10, 1024, 10
@@ -48,18 +48,12 @@ OPEN = {
     "backward noise, n = 1": StraightThroughSettings(estimator="backward_noise", normalise=True),
     "backward noise, n = 4": StraightThroughSettings(estimator="backward_noise", samples=4, normalise=True),
     "backward noise, n = 10": StraightThroughSettings(estimator="backward_noise", samples=10, normalise=True),
-    **{
-        f"sr, n = 10, {weighting}": StraightThroughSettings(
-            samples=10, weighting=weighting, trial_step=TRIAL_STEP, normalise=True
-        )
-        for weighting in ("effect", "best")
-    },
-    **{
-        f"proposal, n = 10, {weighting} of 1 + 10": StraightThroughSettings(
-            estimator="proposal", samples=10, candidates=10, weighting=weighting, trial_step=TRIAL_STEP, normalise=True
-        )
-        for weighting in ("effect", "best")
-    },
+    "sr, n = 10, effect": StraightThroughSettings(
+        samples=10, weighting="effect", trial_step=TRIAL_STEP, normalise=True
+    ),
+    "proposal, n = 10, effect of 1 + 10": StraightThroughSettings(
+        estimator="proposal", samples=10, candidates=10, trial_step=TRIAL_STEP, normalise=True
+    ),
     **{
         f"nes, {pairs} pairs": StraightThroughSettings(estimator="nes", samples=pairs, sigma=NES_SIGMA, normalise=True)
         for pairs in (10, 100)
@@ -141,7 +135,7 @@ def search_line(model: nn.Sequential, direction: Direction, own: Batches, other:
 
 
 def unit(direction: Direction) -> Direction:
-    length = norm(direction)
+    length = norm_of(direction.values())
     return {name: part / length for name, part in direction.items()}
 
 
@@ -171,7 +165,7 @@ def directions(model: nn.Sequential, batch: Batches, seed: int) -> Iterator[tupl
         sampled, passes = estimate(StraightThroughSettings(samples=n))
         yield f"{OWN_LENGTH}{n}", sampled, passes
         yield f"{SR}{n}", unit(sampled), passes
-        yield f"{AS_FAR}{n}", with_noise(plain, norm(minus(unit(sampled), plain)), noise), (1, 1)
+        yield f"{AS_FAR}{n}", with_noise(plain, norm_of(minus(unit(sampled), plain).values()), noise), (1, 1)
         yield f"{TENTH}{n}", with_noise(plain, 0.1, noise), (1, 1)
     for name, settings in OPEN.items():
         yield name, *estimate(settings)

@@ -52,7 +52,7 @@ ACTIVE: dict[str, dict[str, Any]] = {
     "svrg": {"gradient_start_itr": 8, "svrg_snapshot_every": 5, "svrg_alpha_decays": True},
     "kfac": {"gradient_start_itr": 8, "kfac_factor_every": 3, "kfac_inverse_every": 6},
     "gradient_clustering": {"gradient_start_itr": 8, "cluster_count": 3, "cluster_every": 9, "cluster_iterations": 2},
-    "importance_sampling": {"gradient_start_itr": 8, "importance_by": "gradient", "importance_update_every": 3},
+    "importance_sampling": {"gradient_start_itr": 8, "importance_by": "output_gradient", "importance_update_every": 3},
     "zero_gradients": {"gradient_start_itr": 8, "zero_threshold": 0.5},
     "gradskip+zero_gradients": {
         "gradient_start_itr": 12,

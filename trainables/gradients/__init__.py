@@ -19,15 +19,9 @@ if TYPE_CHECKING:
         central_difference,
         relative_error,
     )
-    from trainables.gradients.discrete_gradients import DiscreteGradient, discrete_gradient, discrete_gradient_of
-    from trainables.gradients.gradient_clustering import (
-        GradientCluster,
-        GradientClustering,
-        IndexedDataset,
-        StratifiedBatches,
-        reservoir,
-    )
-    from trainables.gradients.gradient_method import GradientMethod
+    from trainables.gradients.discrete_gradients import DiscreteGradient, discrete_gradient
+    from trainables.gradients.gradient_clustering import GradientCluster, GradientClustering
+    from trainables.gradients.gradient_method import GradientMethod, reservoir
     from trainables.gradients.gradient_statistics import GradientMeasurement, GradientMoments, GradientStatistics
     from trainables.gradients.importance_sampling import ImportanceSampling
     from trainables.gradients.kfac import KFAC
@@ -45,12 +39,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "central_difference", "CentralDifferenceSGD", "autograd_gradient", "relative_error", "NormalisedSGD",
-    "discrete_gradient", "discrete_gradient_of", "DiscreteGradient",
+    "discrete_gradient", "DiscreteGradient",
     "sign_ste", "stochastic_rounding_ste", "backward_noise_ste", "BinaryActivation", "activation_mode",
     "straight_through_direction", "StraightThroughSettings",
     "GradientMethod", "SVRG", "KFAC", "GradientClustering", "GradientCluster", "ImportanceSampling", "ZeroGradients",
     "GradientStatistics", "GradientMeasurement", "GradientMoments",
-    "StratifiedBatches", "IndexedDataset", "reservoir",
+    "reservoir",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy_names(
@@ -59,17 +53,15 @@ __getattr__, __dir__ = lazy_names(
         "central_differences": (
             "central_difference", "CentralDifferenceSGD", "autograd_gradient", "relative_error",
         ),
-        "discrete_gradients": ("discrete_gradient", "discrete_gradient_of", "DiscreteGradient"),
+        "discrete_gradients": ("discrete_gradient", "DiscreteGradient"),
         "normalised_sgd": ("NormalisedSGD",),
         "straight_through": ("sign_ste", "stochastic_rounding_ste", "backward_noise_ste", "BinaryActivation",
                              "activation_mode"),
         "straight_through_directions": ("straight_through_direction", "StraightThroughSettings"),
-        "gradient_method": ("GradientMethod",),
+        "gradient_method": ("GradientMethod", "reservoir"),
         "svrg": ("SVRG",),
         "kfac": ("KFAC",),
-        "gradient_clustering": (
-            "GradientClustering", "GradientCluster", "StratifiedBatches", "IndexedDataset", "reservoir",
-        ),
+        "gradient_clustering": ("GradientClustering", "GradientCluster"),
         "importance_sampling": ("ImportanceSampling",),
         "zero_gradients": ("ZeroGradients",),
         "gradient_statistics": ("GradientStatistics", "GradientMeasurement", "GradientMoments"),

@@ -18,13 +18,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from trainables.errors import TrainingDiverged, UserError
-from trainables.gradients.gradient_method import Loss, ModelLoss, matching_names, updates_statistics
+from trainables.gradients.gradient_method import Loss, ModelLoss, check_option, matching_names, norm_of
 from trainables.gradients.normalised_sgd import NormalisedSGD
 from trainables.gradients.perturbations import MEMORY_BYTES, Perturbations
 from trainables.gradskip.variables import is_number
 
-#: Norms of the weights that a step which is not normalised may be long; one that long has left all that was learned.
-MOST_LENGTHS = 10.0
 #: Seconds after which a long estimate shows how far it is.
 SILENT_S = 5.0
 
@@ -34,7 +32,6 @@ def central_difference(
     model: nn.Module,
     epsilon: float = 0.1,
     names: str | Iterable[str] | None = None,
-    chunk_size: int | None = None,
     *,
     memory_bytes: int = MEMORY_BYTES,
 ) -> dict[str, Tensor]:
@@ -50,25 +47,17 @@ def central_difference(
             use the batch's statistics and do not update their running ones.
         epsilon: half the distance of the two evaluations, > 0.
         names: names or patterns of parameters (``conv*``); None: those that require a gradient.
-        chunk_size: changes evaluated at once; None: as many as fit in the memory.
-        memory_bytes: bound on that memory.
+        memory_bytes: bound on the memory of the changes that are evaluated at once.
 
     Raises:
         UserError: an epsilon that is not above 0, or too small to change a weight; a loss that is no scalar tensor or
             does not repeat; a name that matches nothing.
 
     Warns:
-        UserWarning: an epsilon at which rounding dominates, batch norms in train mode, or a loss that
-            `torch.func.vmap` cannot treat.
+        UserWarning: an epsilon at which rounding dominates, or a loss that `torch.func.vmap` cannot treat.
     """
     chosen = matching_names(model, names)
-    if updates_statistics(model):
-        warnings.warn(
-            "batch norms are in train mode: they use the batch's statistics and leave their running ones as they are; "
-            "model.eval() uses the running ones",
-            stacklevel=2,
-        )
-    losses = Perturbations(loss, model, chunk_size=chunk_size, memory_bytes=memory_bytes)
+    losses = Perturbations(loss, model, memory_bytes=memory_bytes)
     check_epsilon(epsilon, model, chosen, losses.dtype)
     return estimate(losses, chosen, epsilon, progress=True)
 
@@ -103,8 +92,7 @@ def check_epsilon(epsilon: Any, model: nn.Module, names: Iterable[str], loss_dty
     Rounding of the loss L gives an error of about u |L| / epsilon, u the precision of its dtype; below an epsilon of
     sqrt(u) it was as large as half the gradient on networks in float32.
     """
-    if not (is_number(epsilon) and epsilon > 0):
-        raise UserError(f"epsilon must be a number above 0, got {epsilon!r}")
+    check_option("epsilon", epsilon, is_number(epsilon) and epsilon > 0, "a number above 0")
     check_changes_weights("epsilon", epsilon, model, names)
     floor = least_epsilon(loss_dtype)
     if epsilon < floor:
@@ -147,22 +135,9 @@ def autograd_gradient(loss: Loss, model: nn.Module, names: str | Iterable[str] |
 
 
 def relative_error(estimated: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
-    """Return |estimate - reference| / |reference|, norms over all parameters of the estimate together.
-
-    Raises:
-        UserError: the reference lacks a parameter, or is zero everywhere.
-    """
-    lacking = [name for name in estimated if name not in reference]
-    if lacking:
-        raise UserError(f"the reference must have every parameter of the estimate, it lacks {', '.join(lacking)}")
-    size = _norm(reference[name] for name in estimated)
-    if not size:
-        raise UserError("the reference is zero for every parameter, so no error is relative to it")
-    return _norm(estimated[name] - reference[name] for name in estimated) / size
-
-
-def _norm(tensors: Iterable[Tensor]) -> float:
-    return math.sqrt(sum(float(t.double().square().sum()) for t in tensors))
+    """Return |estimate - reference| / |reference|, norms over all parameters of the estimate together."""
+    difference = norm_of(estimated[name] - reference[name] for name in estimated)
+    return difference / norm_of(reference[name] for name in estimated)
 
 
 class CentralDifferenceSGD(NormalisedSGD):
@@ -183,7 +158,6 @@ class CentralDifferenceSGD(NormalisedSGD):
         names: names or patterns of parameters; None: those that require a gradient.
         normalise: whether a step has the length ``lr``; otherwise it is lr times the estimate.
         epsilon_follows_lr: whether epsilon decays with the learning rate.
-        chunk_size: as for `central_difference`.
     """
 
     def __init__(
@@ -195,11 +169,9 @@ class CentralDifferenceSGD(NormalisedSGD):
         names: str | Iterable[str] | None = None,
         normalise: bool = True,
         epsilon_follows_lr: bool = True,
-        chunk_size: int | None = None,
     ) -> None:
         self._model = model
         self._names = matching_names(model, names)
-        self._chunk_size = chunk_size
         self._losses: Perturbations | None = None
         super().__init__(
             [model.get_parameter(name) for name in self._names],
@@ -226,32 +198,22 @@ class CentralDifferenceSGD(NormalisedSGD):
 
         Raises:
             UserError: as `central_difference`, or no loss.
-            TrainingDiverged: the loss is not finite, or a step without ``normalise`` is far longer than the weights.
+            TrainingDiverged: the loss is not finite.
         """
         if closure is None:
             raise UserError("step(loss) needs the loss: a function of the model that returns a scalar tensor")
-        losses = Perturbations(closure, self._model, chunk_size=self._chunk_size, like=self._losses)
+        losses = Perturbations(closure, self._model, like=self._losses)
+        if not math.isfinite(losses.value):
+            group = self.param_groups[0]
+            way_out = "" if group["normalise"] else f": give normalise=True, or a smaller lr, got {group['lr']:g}"
+            raise TrainingDiverged(f"the loss is {float(losses.value)} before a step of CentralDifferenceSGD{way_out}")
         if self._losses is None:
             check_epsilon(self.epsilon, self._model, self._names, losses.dtype)
         self._losses = losses
-        if not math.isfinite(losses.value):
-            self._refuse(f"the loss is {float(losses.value)} before a step of CentralDifferenceSGD")
         for name, slopes in estimate(losses, self._names, self.epsilon).items():
             self._model.get_parameter(name).grad = slopes
-        group = self.param_groups[0]
-        length = group["lr"] * _norm(p.grad for p in group["params"])
-        weights = _norm(group["params"])
-        if not group["normalise"] and not length <= MOST_LENGTHS * max(weights, 1.0):
-            self._refuse(
-                f"a step of CentralDifferenceSGD would be {length:.3g} long, with weights of norm {weights:.3g}"
-            )
         self.take_step()
         return losses.value
-
-    def _refuse(self, said: str) -> Never:
-        group = self.param_groups[0]
-        way_out = "" if group["normalise"] else f": give normalise=True, or a smaller lr, got {group['lr']:g}"
-        raise TrainingDiverged(said + way_out)
 
 
 def least_epsilon(dtype: torch.dtype) -> float:

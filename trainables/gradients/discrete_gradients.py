@@ -15,18 +15,17 @@ nothing found; decreases (P,).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainables.errors import UserError, unknown_name
+from trainables.errors import unknown_name
 from trainables.gradients.central_differences import check_changes_weights, progress_bar
 from trainables.gradients.fields import OBJECTIVES
-from trainables.gradients.gradient_method import Loss, matching_names
-from trainables.gradients.perturbations import MEMORY_BYTES, Perturbations
+from trainables.gradients.gradient_method import Loss, check_option, matching_names
+from trainables.gradients.perturbations import Perturbations
 from trainables.gradskip.variables import is_number
 
 #: Multiples of the stride that are tried at once, at first and at most; each time twice as many.
@@ -85,9 +84,6 @@ def discrete_gradient(
     names: str | Iterable[str] | None = None,
     *,
     objective: str = OBJECTIVES[0],
-    guarantee: bool = True,
-    chunk_size: int | None = None,
-    memory_bytes: int = MEMORY_BYTES,
 ) -> DiscreteGradient:
     """Return the discrete gradient of a loss; the model is left as it is, `DiscreteGradient.apply` changes one.
 
@@ -98,11 +94,10 @@ def discrete_gradient(
         stride: smallest change of an element.
         names: names or patterns of parameters; None: those that require a gradient.
         objective: order in which changes are taken, one of `OBJECTIVES`.
-        guarantee: whether the set is halved until the loss decreases, down to single elements in their order. Where a
-            single change that lowered the loss at a layer's output does not do so in the weight, rounded to its dtype,
-            the next is tried; if none does, nothing is taken. False: the first set is taken whatever it does.
-        chunk_size: as for `central_difference`.
-        memory_bytes: as for `central_difference`.
+
+    The set is halved until the loss decreases, down to single elements in their order. Where a single change that
+    lowered the loss at a layer's output does not do so in the weight, rounded to its dtype, the next is tried; if none
+    does, nothing is taken.
 
     Raises:
         UserError: an epsilon or stride that is not above 0, a stride above epsilon or too small to change a weight, an
@@ -110,24 +105,13 @@ def discrete_gradient(
     """
     chosen = matching_names(model, names)
     for name, value in (("epsilon", epsilon), ("stride", stride)):
-        if not (is_number(value) and value > 0):
-            raise UserError(f"{name} must be a number above 0, got {value!r}")
-    if stride > epsilon:
-        raise UserError(f"stride must be at most epsilon={epsilon!r}, got {stride!r}")
+        check_option(name, value, is_number(value) and value > 0, "a number above 0")
+    check_option("stride", stride, stride <= epsilon, f"at most epsilon={epsilon!r}")
     if objective not in OBJECTIVES:
         raise unknown_name("objective", str(objective), OBJECTIVES)
-    losses = Perturbations(loss, model, chunk_size=chunk_size, memory_bytes=memory_bytes)
+    losses = Perturbations(loss, model)
     check_changes_weights("stride", stride, model, chosen)
-    return search(losses, chosen, epsilon, stride, objective=objective, guarantee=guarantee, progress=True)
-
-
-def discrete_gradient_of(function: Callable[[Tensor], Tensor], x: Tensor, **settings: Any) -> DiscreteGradient:
-    """Return the discrete gradient of a function of a tensor; its only parameter is named ``x``.
-
-    The tensor is not changed; settings are those of `discrete_gradient`.
-    """
-    point = nn.ParameterDict({"x": x.detach().clone()})
-    return discrete_gradient(lambda _: function(point["x"]), point, **settings)
+    return search(losses, chosen, epsilon, stride, objective, progress=True)
 
 
 def search(
@@ -135,9 +119,8 @@ def search(
     names: Sequence[str],
     epsilon: float,
     stride: float,
+    objective: str,
     *,
-    objective: str = OBJECTIVES[0],
-    guarantee: bool = True,
     progress: bool = False,
 ) -> DiscreteGradient:
     """Return the discrete gradient from an engine, arguments as for `discrete_gradient`; they are not checked."""
@@ -164,10 +147,10 @@ def search(
 
     before = float(losses.value)
     tried, after, picked = 0, before, order[:0]
-    for part in _smaller_sets(order, first) if guarantee else [order[:first]][:first]:
+    for part in _smaller_sets(order, first):
         value = float(losses.together(changes(part)))
         tried += 1
-        if value < before or not guarantee:
+        if value < before:
             after, picked = value, part
             break
     return DiscreteGradient(

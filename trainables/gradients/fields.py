@@ -10,7 +10,7 @@ from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import is_number
 
 #: Scores by which importance sampling draws.
-IMPORTANCE_SCORES = ("loss", "output_gradient", "gradient")
+IMPORTANCE_SCORES = ("loss", "output_gradient")
 #: From which labels K-FAC's factors are measured: drawn from the model's own distribution, or the batch's.
 FISHERS = ("sampled", "empirical")
 #: Gradients of a measurement unless specified, as in the paper.
@@ -31,8 +31,8 @@ STE_ESTIMATORS: Mapping[str, str | None] = {
     "proposal": "stochastic",
     "nes": None,
 }
-#: Ways to one direction from samples: their mean; their mean weighted by max(effect, 0); the one of the largest effect.
-STE_WEIGHTINGS = ("uniform", "effect", "best")
+#: Ways to one direction from samples: their mean; their mean weighted by max(effect, 0).
+STE_WEIGHTINGS = ("uniform", "effect")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +179,10 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
     )),
 )  # fmt: skip
 _CHOICES: Mapping[str, Collection[str]] = {
-    "kfac_fisher": FISHERS, "cluster_mode": CLUSTER_MODES, "importance_by": IMPORTANCE_SCORES,
-    "discrete_objective": OBJECTIVES, "ste_estimator": STE_ESTIMATORS, "ste_weighting": STE_WEIGHTINGS,
+    "kfac_fisher": FISHERS, "cluster_mode": CLUSTER_MODES, "importance_by": (*IMPORTANCE_SCORES, "gradient"),
+    "discrete_objective": OBJECTIVES, "ste_estimator": STE_ESTIMATORS,
+    # Values that studies have, but no estimator any more, are refused where they would be trained.
+    "ste_weighting": (*STE_WEIGHTINGS, "best"),
 }  # fmt: skip
 
 

@@ -49,13 +49,13 @@ class FlopMeter:
     @contextmanager
     def apart(self) -> Iterator[FlopMeter]:
         """Count the block apart: its counts are in the meter that is given, once it has ended, and not in this one."""
-        kept, spent = self.take(), FlopMeter()
+        kept, spent = (self.forward_flops, self.backward_flops), FlopMeter()
+        self.take()
         try:
             yield spent
         finally:
-            found = self.take()
-            spent.forward_flops, spent.backward_flops = found.forward_flops, found.backward_flops
-            self.forward_flops, self.backward_flops = kept.forward_flops, kept.backward_flops
+            spent.forward_flops, spent.backward_flops = self.forward_flops, self.backward_flops
+            self.forward_flops, self.backward_flops = kept
 
     def take(self) -> EstimateFlops:
         """Return the counts since the last call, and begin anew."""

@@ -8,7 +8,6 @@ Shapes: N samples; K clusters; B samples or points of a batch; S numbers of a sk
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,24 +16,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import Sampler
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import CLUSTER_MODES, ONLINE_CLUSTER_EVERY, usual_cluster_interval
-from trainables.gradients.gradient_method import Draw, check_interval, check_option
-from trainables.gradients.layer_sampling import LayerSampling, WatchedRows
+from trainables.gradients.gradient_method import Draw, GradientMethod, check_interval, check_option
 from trainables.gradients.layer_signals import (
     LayerSignals,
     rows_of_inputs,
     rows_of_outputs,
-    samples_not_first,
     treatable_layers,
 )
+from trainables.gradients.output_rows import OutputRows
 from trainables.workloads.batch_shapes import shapes_of
-from trainables.workloads.sample_access import IndexedDataset, reservoir
-from trainables.workloads.seeded_loader import epoch_seed
-
-__all__ = ["GradientCluster", "GradientClustering", "IndexedDataset", "StratifiedBatches", "reservoir"]
 
 #: p, the numbers that a side of a layer is reduced to.
 SIDE = 8
@@ -84,7 +77,10 @@ class GradientSketch:
         for name, layer in self._layers.items():
             for seen, gradient in recorded.calls(name):
                 if len(seen) != samples:
-                    raise samples_not_first(name, len(seen), samples)
+                    raise UserError(
+                        f"per-sample gradients need layers with the samples' dimension first, got {len(seen)} rows in "
+                        f"layer {name} for a batch of {samples}: set batch_first=True, or use another method"
+                    )
                 outputs, inputs = self._sides[name]
                 d = rows_of_outputs(layer, gradient).float()
                 a = _projected(layer, seen.float(), inputs)
@@ -213,53 +209,7 @@ def stratified_draw(assignments: Tensor, batch_size: int, generator: torch.Gener
     chosen = clusters[turns]
     times = torch.arange(batch_size) // len(clusters)  # how often the cluster has come up before
     numbers = grouped[starts[chosen] + times % counts[chosen]]
-    return numbers, _weights(assignments, numbers)
-
-
-def _weights(assignments: Tensor, numbers: Tensor) -> Tensor:
-    counts = torch.bincount(assignments)
-    return int((counts > 0).sum()) * counts[assignments[numbers]] / len(assignments)
-
-
-class StratifiedBatches(Sampler[list[int]]):
-    """Batches of sample numbers for a DataLoader (``batch_sampler=``) of an `IndexedDataset`.
-
-        batches = StratifiedBatches(assignments, batch_size=64, seed=0)
-        for numbers, (inputs, targets) in DataLoader(IndexedDataset(dataset), batch_sampler=batches):
-            loss = (batches.weights(numbers) * F.cross_entropy(model(inputs), targets, reduction="none")).mean()
-
-    Args:
-        assignments: (N,) int64, the cluster of each sample; set the attribute when clusters have changed.
-        batch_size: B.
-        seed: of all draws; `set_epoch` changes the epoch's.
-
-    Raises:
-        UserError: no samples, or a batch size below 1.
-    """
-
-    def __init__(self, assignments: Tensor, batch_size: int, seed: int = 0) -> None:
-        if len(assignments) == 0 or batch_size < 1:
-            raise UserError(
-                f"stratified batches need samples and a batch_size >= 1, got {len(assignments)} and {batch_size}"
-            )
-        self.assignments, self.batch_size, self.seed = assignments, batch_size, seed
-        self._epoch = 0
-
-    def __len__(self) -> int:
-        return -(-len(self.assignments) // self.batch_size)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Draw other batches in each epoch."""
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[list[int]]:
-        generator = torch.Generator().manual_seed(epoch_seed(self._epoch, self.seed))
-        for _ in range(len(self)):
-            yield stratified_draw(self.assignments, self.batch_size, generator)[0].tolist()
-
-    def weights(self, numbers: Tensor) -> Tensor:
-        """Return the weights of samples, M N_k / N: (B,) float32."""
-        return _weights(self.assignments, numbers)
+    return numbers, len(clusters) * counts[chosen] / len(assignments)
 
 
 # --- Gradient clustering ----------------------------------------------------------------------------------------------
@@ -277,10 +227,27 @@ class GradientCluster:
     """Numbers of the samples nearest to the centre, the nearest first."""
 
 
-class GradientClustering(LayerSampling):
+class WatchedRows(OutputRows):
+    """Weigh a draw's rows, and record layers, of the weighted mean of the samples' losses, in the same pass."""
+
+    def __init__(self, model: nn.Module, draw: Draw, layers: Mapping[str, nn.Module]) -> None:
+        super().__init__(model, draw.size, lambda gradient: draw.weights)
+        self.layers = LayerSignals(layers)
+
+    def __enter__(self) -> WatchedRows:
+        super().__enter__()
+        self.layers.__enter__()
+        return self
+
+    def __exit__(self, kind: object = None, *error: object) -> None:
+        self.layers.__exit__()
+        super().__exit__(kind, *error)
+
+
+class GradientClustering(GradientMethod):
     """Stratified batches over clusters of per-sample gradients of linear and convolution layers.
 
-    The estimate is unbiased whatever the clusters are: weights are M N_k / N (`StratifiedBatches`).
+    The estimate is unbiased whatever the clusters are: weights are M N_k / N (`stratified_draw`).
 
     Source: Faghri et al., arXiv:2007.04532, 2020, section 3. Other than the published code, a pass counts N_k from 0
     on (with the counts of the pass before, the variance was 16 times SGD's), and centres are those of sketches,
@@ -301,6 +268,7 @@ class GradientClustering(LayerSampling):
     """
 
     name = "gradient_clustering"
+    chooses_samples = True
 
     def __init__(
         self,
@@ -332,19 +300,23 @@ class GradientClustering(LayerSampling):
         self.centres: Tensor | None = None
         """(K, S), in sketches; None before the first update."""
         self._since_update = self.every  # the first update is due at once
-        self._warned = False
 
     def draw(self, generator: torch.Generator) -> Draw:
         numbers, weights = stratified_draw(self.assignments, self.batch_size, generator)
         return self.drawn(numbers, generator, weights)
 
-    @property
-    def is_due(self) -> bool:
-        return self.mode == "full" and self._since_update >= self.every
+    def trained_layers(self) -> dict[str, nn.Module]:
+        """Return the layers that have not stopped."""
+        return {name: layer for name, layer in self.layers.items() if layer.weight.requires_grad}
 
     @property
     def is_about_to_pass(self) -> bool:
-        return self.is_due
+        return self.mode == "full" and self._since_update >= self.every
+
+    def refresh(self) -> None:
+        if self.is_about_to_pass:
+            self.update()
+        self._since_update += 1
 
     def update(self) -> None:
         """Look at all samples ``iterations`` times, and cluster them anew."""
@@ -376,28 +348,19 @@ class GradientClustering(LayerSampling):
         """Yield numbers and sketches of all samples in random order; without centres, set them from the first ones."""
         waiting: list[tuple[Tensor, Tensor]] = []
         order = torch.randperm(self.data.count, generator=generator).split(self.batch_size)
-        with self.unchanged_model():
-            for place, numbers in enumerate(order):
-                waiting.append((numbers, self._points(self.drawn(numbers, generator))))
-                enough = sum(len(each) for each, _ in waiting) >= FIRST_POINTS * self.clusters
-                if self.centres is None and (enough or place == len(order) - 1):
-                    self.centres = first_centres(torch.cat([p for _, p in waiting]), self.clusters, generator)
-                if self.centres is not None:
-                    yield from waiting
-                    waiting = []
+        for place, numbers in enumerate(order):
+            waiting.append((numbers, self._points(self.drawn(numbers, generator))))
+            enough = sum(len(each) for each, _ in waiting) >= FIRST_POINTS * self.clusters
+            if self.centres is None and (enough or place == len(order) - 1):
+                self.centres = first_centres(torch.cat([p for _, p in waiting]), self.clusters, generator)
+            if self.centres is not None:
+                yield from waiting
+                waiting = []
 
     def _fill(self, assignments: Tensor, generator: torch.Generator) -> None:
         """Fill empty clusters, in place; their centres begin at those that they were split from."""
-        filled = split_largest(assignments, self.clusters, generator)
-        for k, source in filled:
+        for k, source in split_largest(assignments, self.clusters, generator):
             self._known_centres()[k] = self._known_centres()[source]
-        if filled and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{len(filled)} of {self.clusters} gradient clusters were empty, and got half of the largest each: "
-                "fewer clusters do as well here",
-                stacklevel=3,
-            )
 
     def _points(self, draw: Draw) -> Tensor:
         """Return the sketch of each sample's own gradient; one pass without side effects or weights' gradients."""
@@ -409,10 +372,7 @@ class GradientClustering(LayerSampling):
                 raise UserError("gradient clustering needs a layer that still trains, got none: end it before all stop")
             with self.meter.backward(key):
                 torch.autograd.grad(loss, recorded.edges, allow_unused=True)
-            return self._sketched(recorded, draw.size, float(draw.size))
-
-    def _sketched(self, recorded: LayerSignals, samples: int, scale: Tensor | float) -> Tensor:
-        points, flops = self.sketch.of(recorded, samples, scale)
+            points, flops = self.sketch.of(recorded, draw.size, float(draw.size))
         self.meter.add(flops)
         return points
 
@@ -435,7 +395,8 @@ class GradientClustering(LayerSampling):
         assert draw.weights is not None
         generator = self.generator(purpose=1)
         # The pass was on the mean of the weighted losses.
-        points = self._sketched(rows.layers, draw.size, draw.size / draw.weights)
+        points, flops = self.sketch.of(rows.layers, draw.size, draw.size / draw.weights)
+        self.meter.add(flops)
         if self.centres is None:
             self.centres = first_centres(points, self.clusters, generator)
         counts = torch.bincount(self.assignments, minlength=self.clusters)
@@ -477,11 +438,13 @@ class GradientClustering(LayerSampling):
             found.append(GradientCluster(size=len(members), spread=spread, examples=tuple(nearest)))
         return sorted(found, key=lambda cluster: -cluster.size)
 
-    def extra_state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         centres = None if self.centres is None else self.centres.clone()
-        return {"assignments": self.assignments.clone(), "centres": centres, **super().extra_state()}
+        own = {"assignments": self.assignments.clone(), "centres": centres, "since_update": self._since_update}
+        return {**super().state_dict(), **own}
 
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        super().load_extra_state(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._since_update = int(state["since_update"])
         self.assignments = state["assignments"].clone()
         self.centres = None if state["centres"] is None else state["centres"].to(self.device)

@@ -15,9 +15,10 @@ Shapes: B samples of a batch; a gradient has an entry for each parameter that is
 from __future__ import annotations
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -30,9 +31,10 @@ from torch.optim import Optimizer
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.flop_meter import FlopMeter
 from trainables.gradients.output_rows import OutputRows
-from trainables.runtime.isolation import generators_digest, kept_generators, seed_generators
+from trainables.runtime.isolation import kept_generators, seed_generators
 from trainables.workloads.base import Batch, Samples
 from trainables.workloads.batch_shapes import shapes_of
+from trainables.workloads.sample_access import reservoir as reservoir
 from trainables.workloads.sample_access import samples_of, structured
 from trainables.workloads.seeded_loader import epoch_seed
 
@@ -51,6 +53,11 @@ def check_option(name: str, value: Any, holds: bool, rule: str) -> None:
 def check_interval(name: str, value: Any) -> None:
     """Raise UserError unless an option is an integer of at least 1, or None."""
     check_option(name, value, value is None or (isinstance(value, int) and value >= 1), "an integer >= 1")
+
+
+def norm_of(tensors: Iterable[Tensor]) -> float:
+    """Return the Euclidean norm of all tensors together."""
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +117,8 @@ class GradientMethod:
         self.data = samples_of(data)
         self.loss = loss if isinstance(data, Samples) else structured(loss, self.data)
         self.batch_size = self.data.batch_size if batch_size is None else batch_size
-        if not 1 <= self.batch_size <= self.data.count:
-            raise UserError(f"batch_size must be in 1..{self.data.count}, the samples there are, got {self.batch_size}")
+        in_range = 1 <= self.batch_size <= self.data.count
+        check_option("batch_size", self.batch_size, in_range, f"in 1..{self.data.count}, the samples there are")
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise UserError("the model has no parameter that requires a gradient: there is nothing to train")
@@ -120,8 +127,6 @@ class GradientMethod:
         self._weight_type = torch.promote_types(first.dtype, torch.float32)
         self._unreached: set[str] = set()  # parameters without gradient in the last pass: a step does not move them
         self.meter = FlopMeter()
-        self._evaluated: ModelLoss | None = None
-        self._batch: Batch = ()
         self.iteration = 0
         """Steps so far."""
 
@@ -179,33 +184,18 @@ class GradientMethod:
         """Return the mean gradient of all samples, in batches of a random order, without side effects."""
         total = {name: torch.zeros_like(parameter.detach()) for name, parameter in self.parameters.items()}
         order = torch.randperm(self.data.count, generator=generator)
-        with self.unchanged_model():
-            for numbers in order.split(self.batch_size):
-                found = self.plain_gradient(self.drawn(numbers, generator))
-                torch._foreach_add_(list(total.values()), list(found.values()), alpha=len(numbers) / self.data.count)
+        for numbers in order.split(self.batch_size):
+            found = self.plain_gradient(self.drawn(numbers, generator))
+            torch._foreach_add_(list(total.values()), list(found.values()), alpha=len(numbers) / self.data.count)
         return total
 
     @contextmanager
     def pass_on(self, draw: Draw) -> Iterator[Callable[[Mapping[str, Tensor]], Tensor]]:
         """Yield a function of changed parameters that returns the loss on a draw, without side effects."""
-        evaluated = self._evaluated or self._model_loss()
-        self._batch = draw.batch
+        evaluated = ModelLoss(lambda model: self.loss(model, draw.batch), self.model)
         with evaluated.evaluating(), torch.enable_grad():
             draw.randomness()
             yield evaluated.at
-        self._batch = ()
-
-    def _model_loss(self) -> ModelLoss:
-        return ModelLoss(lambda model: self.loss(model, self._batch), self.model)
-
-    @contextmanager
-    def unchanged_model(self) -> Iterator[None]:
-        """Promise that the block changes neither the model nor its mode; passes inside then look at it only once."""
-        self._evaluated = self._model_loss()
-        try:
-            yield
-        finally:
-            self._evaluated = None
 
     def adjust(self, gradients: Gradients, draw: Draw) -> Gradients:
         """Return the method's estimate, given the mean of the samples' weighted gradients; without side effects."""
@@ -250,13 +240,11 @@ class GradientMethod:
         self.refresh()
         draw = self.draw(self.generator())
         self.optimizer.zero_grad(set_to_none=True)
-        with ExitStack() as stack:
-            # Dropout goes on from the draw's own seed, as it does where `grad` measures.
-            stack.enter_context(kept_generators([self.device]))
-            draw.randomness()
-            rows = stack.enter_context(self.rows(draw))
-            loss = self.loss(self.model, draw.batch)
-            loss.backward()
+        with kept_generators([self.device]):
+            draw.randomness()  # dropout goes on from the draw's own seed, as it does where `grad` measures
+            with self.rows(draw) as rows:
+                loss = self.loss(self.model, draw.batch)
+                loss.backward()
         self.observe(draw, rows)
         self.set_gradients(self.adjust(self.gradients(), draw))
         self.optimizer.step()
@@ -275,19 +263,11 @@ class GradientMethod:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the method's state in tensors and plain types; the optimizer's is its own."""
-        return {"iteration": self.iteration, **self.extra_state()}
+        return {"iteration": self.iteration}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `state_dict`."""
         self.iteration = int(state["iteration"])
-        self.load_extra_state(state)
-
-    def extra_state(self) -> dict[str, Any]:
-        """Return what a subclass keeps beside the iteration."""
-        return {}
-
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `extra_state` returned."""
 
 
 # --- The direction in which a torch optimizer would step, without a step ----------------------------------------------
@@ -412,6 +392,18 @@ class _Called(nn.Module):
         return self.loss(self.model)
 
 
+def scalar(loss: Any) -> Tensor:
+    """Return what a loss gave; raise UserError for anything but a scalar tensor."""
+    rule = "loss(model) must return a scalar tensor, got"
+    if not isinstance(loss, Tensor):
+        raise UserError(f"{rule} {type(loss).__name__}: leave its .item() out")
+    if loss.ndim:
+        raise UserError(f"{rule} shape {tuple(loss.shape)}: take its mean")
+    if not loss.is_floating_point():
+        raise UserError(f"loss(model) must return a floating-point number, got {loss.dtype}: add .float()")
+    return loss
+
+
 class ModelLoss:
     """The loss of a model at changed parameters. The model itself is left as it is.
 
@@ -445,28 +437,6 @@ class ModelLoss:
         parameters = {alias: value for name, value in changed.items() for alias in self._names[name]}
         return functional_call(self._called, {**buffers, **parameters}, (), tie_weights=False)
 
-    def at_each(self, name: str, indices: Tensor, amounts: Tensor) -> Iterator[Tensor]:
-        """Yield the loss with one element of a contiguous parameter changed at a time, as a plain loop would.
-
-        Flat indices and what is added there are (n,). The parameter is as before after each evaluation.
-        """
-        flat = self._parameters[name].detach().view(-1)
-        draws = True
-        for index, amount in zip(indices.tolist(), amounts.to(flat.dtype), strict=True):
-            before = flat[index].clone()
-            with torch.no_grad(), _batch_statistics(self._norms), ExitStack() as stack:
-                # States of generators are set for each evaluation only where the loss draws from them.
-                if draws:
-                    stack.enter_context(kept_generators([self.device]))
-                    states = generators_digest(self.device)
-                flat[index] += amount
-                try:
-                    found = self.at({}) if self._buffers else self._called()
-                finally:
-                    flat[index] = before
-                draws = draws and states != generators_digest(self.device)
-            yield found
-
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Evaluate without gradients, without moving a generator; batch norms in train mode keep their statistics.
@@ -484,14 +454,7 @@ class ModelLoss:
         """
         with self.evaluating():
             found = self.at({})
-        rule = "loss(model) must return a scalar tensor, got"
-        if not isinstance(found, Tensor):
-            raise UserError(f"{rule} {type(found).__name__}: leave its .item() out")
-        if found.ndim:
-            raise UserError(f"{rule} shape {tuple(found.shape)}: take its mean")
-        if not found.is_floating_point():
-            raise UserError(f"loss(model) must return a floating-point number, got {found.dtype}: add .float()")
-        return found
+        return scalar(found)
 
     def check_repeats(self) -> Tensor:
         """Return the loss; raise UserError if two evaluations of the same parameters differ.
@@ -522,11 +485,6 @@ def _batch_statistics(norms: Iterable[nn.Module]) -> Iterator[None]:
         for norm, buffers in kept:
             norm.track_running_stats = True  # type: ignore[assignment]
             norm._buffers.update(buffers)
-
-
-def updates_statistics(model: nn.Module) -> bool:
-    """Return whether the model has batch norms that would update running statistics in a forward pass."""
-    return any(_updates(module) for module in model.modules())
 
 
 def _updates(module: nn.Module) -> bool:

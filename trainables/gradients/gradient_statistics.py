@@ -81,12 +81,12 @@ class RunningMoments:
 def moments_of(estimator: RunningMoments, reference: RunningMoments | None = None) -> dict[str, GradientMoments]:
     """Return the statistics of T >= 2 gradients by parameter, and of all together under the name ``""``.
 
-    The bias is relative to the reference's mean, its own if there is none; a reference of one gradient is exact.
+    The bias is relative to the reference's mean, its own if there is none.
     """
     count = estimator.count
-    reference = estimator if reference is None else reference
+    reference = reference or estimator
     variances = estimator.variances()
-    others = {} if reference is estimator or reference.count < 2 else reference.variances()
+    others = {} if reference is estimator else reference.variances()
     sums: list[Tensor] = []
     for name, value in estimator.mean.items():
         mean, variance = value.double(), variances[name].double()
@@ -116,10 +116,6 @@ def _moments(row: list[float], count: int) -> GradientMoments:
         bias=bias**0.5,
         bias_noise=noise**0.5,
     )
-
-
-#: What the bias of an estimator is relative to: SGD's mean of the same measurement, or the mean over all samples.
-REFERENCES = ("sgd", "data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,10 +150,9 @@ class GradientStatistics:
         data: what `samples_of` takes.
         measurements: how many there are in a training, >= 1, the first at step 0.
         samples: T, >= 2.
-        loss: (model, batch) -> mean loss; None: cross entropy of ``model(inputs)`` and targets.
+        loss: (model, batch) -> mean loss.
         total_steps: steps of the training; None: every call of `measure` measures.
         batch_size: samples of a batch; None: the data's own.
-        reference: one of `REFERENCES`; "data" costs a pass over all samples in each measurement.
         seed: of the measured batches.
 
     Raises:
@@ -171,18 +166,16 @@ class GradientStatistics:
         measurements: int = 20,
         samples: int = 50,
         *,
-        loss: Callable[[nn.Module, Batch], Tensor] | None = None,
+        loss: Callable[[nn.Module, Batch], Tensor],
         total_steps: int | None = None,
         batch_size: int | None = None,
-        reference: str = "sgd",
         seed: int = 0,
     ) -> None:
         check_interval("measurements", measurements)
         check_option("samples", samples, samples >= 2, "an integer >= 2, since one gradient has no variance")
-        check_option("reference", reference, reference in REFERENCES, f"one of {', '.join(REFERENCES)}")
-        self.sgd = GradientMethod(model, loss or _cross_entropy, data, batch_size=batch_size, seed=seed)
+        self.sgd = GradientMethod(model, loss, data, batch_size=batch_size, seed=seed)
         """The estimator that others are compared with."""
-        self.measurements, self.samples, self.reference = measurements, samples, reference
+        self.measurements, self.samples = measurements, samples
         self.total_steps, self._seed = total_steps, seed
         self.history: list[GradientMeasurement] = []
         """All measurements so far."""
@@ -207,27 +200,17 @@ class GradientStatistics:
             return []
         sgd, spent = self._sampled(self.sgd, step)
         unit = max(1, spent.forward_flops + spent.backward_flops) / self.samples
-        target = sgd
-        if self.reference == "data":  # the mean gradient over all samples, as of a pool of one
-            target = RunningMoments()
-            with self.sgd.meter.apart() as more:
-                target.add(self.sgd.data_gradient(torch.Generator().manual_seed(epoch_seed(step, self._seed + 2))))
-            spent.forward_flops += more.forward_flops
-            spent.backward_flops += more.backward_flops
         found = []
         for name, sampled, cost in (
             ("sgd", sgd, spent), *((method.name, *self._sampled(method, step)) for method in methods)
         ):  # fmt: skip
-            moments = moments_of(sampled, target)
+            moments = moments_of(sampled, sgd)
+            flops = {"forward_flops": cost.forward_flops, "backward_flops": cost.backward_flops}
+            evaluations = sum(flops.values()) / unit
+            total = moments.pop("")
             found.append(
                 GradientMeasurement(
-                    step=step,
-                    estimator=name,
-                    total=moments.pop(""),
-                    layers=moments,
-                    forward_flops=cost.forward_flops,
-                    backward_flops=cost.backward_flops,
-                    gradient_evaluations=(cost.forward_flops + cost.backward_flops) / unit,
+                    step=step, estimator=name, total=total, layers=moments, gradient_evaluations=evaluations, **flops
                 )
             )
         self.history += found
@@ -238,7 +221,7 @@ class GradientStatistics:
         generator = torch.Generator().manual_seed(epoch_seed(step, self._seed + 1))
         # All others draw from the same data as SGD.
         draws = method if method.chooses_samples else self.sgd
-        with method.meter.apart() as spent, method.unchanged_model():
+        with method.meter.apart() as spent:
             for _ in range(self.samples):
                 moments.add(method.gradient(draws.draw(generator)))
         return moments, spent
@@ -250,8 +233,3 @@ class GradientStatistics:
             for found in self.history
             for layer, moments in {"": found.total, **found.layers}.items()
         ]
-
-
-def _cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
-    inputs, targets = batch
-    return nn.functional.cross_entropy(model(inputs), targets)

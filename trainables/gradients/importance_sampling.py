@@ -14,13 +14,11 @@ from torch import Tensor
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import IMPORTANCE_SCORES
-from trainables.gradients.gradient_method import Draw, check_interval, check_option
-from trainables.gradients.layer_sampling import LayerSampling, WatchedRows
-from trainables.gradients.layer_signals import squared_norms, treatable_layers
-from trainables.gradients.output_rows import sample_losses
+from trainables.gradients.gradient_method import Draw, GradientMethod, check_interval, check_option
+from trainables.gradients.output_rows import OutputRows, sample_losses
 
 
-class ImportanceSampling(LayerSampling):
+class ImportanceSampling(GradientMethod):
     """Samples drawn by the score that they had when they were trained last.
 
     Source: Katharopoulos, Fleuret, "Not All Samples Are Created Equal: Deep Learning with Importance Sampling", 2018;
@@ -28,17 +26,16 @@ class ImportanceSampling(LayerSampling):
     the kind that they worked on MNIST and failed on large data.
 
     Args:
-        by: ``loss``; ``output_gradient``, the norm of the loss's gradient with respect to the model's output; or
-            ``gradient``, the norm of the gradient of all linear and convolution layers' weights, which costs one more
-            product of each layer in a step.
+        by: ``loss``; or ``output_gradient``, the norm of the loss's gradient with respect to the model's output.
         uniform: share of the probability that is spread evenly, in (0, 1]; no weight is above 1 / uniform.
         update_every: iterations from one update of the probabilities to the next, >= 1; scores wait on the device.
 
     Raises:
-        UserError: an option out of range, or no layer that ``gradient`` could measure.
+        UserError: an option out of range.
     """
 
     name = "importance_sampling"
+    chooses_samples = True
 
     def __init__(self, *args: Any, by: str = "loss", uniform: float = 0.5, update_every: int = 10, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -47,20 +44,18 @@ class ImportanceSampling(LayerSampling):
         check_option("uniform", uniform, 0 < uniform <= 1, "in (0, 1]")
         check_interval("update_every", update_every)
         self.by, self.uniform, self.update_every = by, uniform, update_every
-        self.layers = treatable_layers(self.model, "importance sampling by gradient") if by == "gradient" else {}
         self.scores = torch.full((self.data.count,), torch.nan, dtype=torch.float64)
         """(N,), NaN for samples that were not trained yet."""
         self._pending: list[tuple[Tensor, Tensor]] = []
-
-    @property
-    def is_due(self) -> bool:
-        return self._since_update >= self.update_every
-
-    def update(self) -> None:
-        for numbers, scores in self._pending:
-            self.scores[numbers] = scores.double().cpu()
-        self._pending.clear()
         self._since_update = 0
+
+    def refresh(self) -> None:
+        if self._since_update >= self.update_every:
+            for numbers, scores in self._pending:
+                self.scores[numbers] = scores.double().cpu()
+            self._pending.clear()
+            self._since_update = 0
+        self._since_update += 1
 
     def probabilities(self) -> Tensor:
         """Return the probability of each sample in a draw: (N,) float64; unseen samples have the mean score."""
@@ -79,28 +74,13 @@ class ImportanceSampling(LayerSampling):
         numbers = torch.searchsorted(ends, places, right=True).clamp(max=self.data.count - 1)
         return self.drawn(numbers, generator, 1 / (self.data.count * probabilities[numbers]))
 
-    def rows(self, draw: Draw) -> WatchedRows:
-        return WatchedRows(self.model, draw, self.layers)
+    def rows(self, draw: Draw) -> OutputRows:
+        return OutputRows(self.model, draw.size, lambda gradient: draw.weights, keeps_whole=True)
 
     def observe(self, draw: Draw, rows: Any) -> None:
         if draw.numbers is not None:
-            self._pending.append((draw.numbers, self._scores(draw, rows)))
-
-    def _scores(self, draw: Draw, rows: WatchedRows) -> Tensor:
-        """Return the samples' scores in a pass: (B,) on the device."""
-        if self.by == "output_gradient":
-            return rows.norms
-        if self.by == "loss":
-            assert rows.output is not None, "no pass was run"
-            return sample_losses(self.loss, rows.output, draw.batch, like=rows.whole).clamp(min=0)
-        squares = torch.zeros(draw.size, dtype=self._weight_type, device=self.device)
-        for _, some, inputs, gradients in rows.layers.parts(draw.size):
-            found, flops = squared_norms(inputs, gradients)
-            squares[some] += found.to(squares)
-            self.meter.add(flops)
-        # The signals are those of the weighted mean of B samples.
-        scores = squares.sqrt() * draw.size
-        return scores if draw.weights is None else scores / draw.weights
+            scores = rows.norms if self.by == "output_gradient" else sample_losses(self.loss, rows.whole, draw.batch)
+            self._pending.append((draw.numbers, scores.clamp(min=0)))
 
     def effective_share(self) -> float:
         """Return the effective sample size of a draw over its size: 1 / (N sum_i 1 / (N^2 p_i)), in (0, 1].
@@ -109,16 +89,18 @@ class ImportanceSampling(LayerSampling):
         """
         return float(self.data.count**2 / (1 / self.probabilities()).sum())
 
-    def extra_state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         pending = [(numbers, scores.cpu()) for numbers, scores in self._pending]
-        return {"scores": self.scores.clone(), "pending": pending, **super().extra_state()}
+        own = {"scores": self.scores.clone(), "pending": pending, "since_update": self._since_update}
+        return {**super().state_dict(), **own}
 
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         if len(state["scores"]) != self.data.count:
             raise UserError(
                 "a state of importance sampling must be of the same data, got scores of "
                 f"{len(state['scores'])} samples for {self.data.count}: give the data that it was saved with"
             )
-        super().load_extra_state(state)
+        self._since_update = int(state["since_update"])
         self.scores = state["scores"].clone()
         self._pending = [(numbers, scores.to(self.device)) for numbers, scores in state["pending"]]

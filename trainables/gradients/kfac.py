@@ -10,7 +10,6 @@ the layer has a bias; M terms of which the loss is the mean. dW and V are (O, I)
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -23,38 +22,32 @@ from trainables.gradients.fields import FISHERS
 from trainables.gradients.gradient_method import Draw, GradientMethod, Gradients, check_interval, check_option
 from trainables.gradients.layer_signals import (
     LayerSignals,
-    chunks,
-    named,
     rows_of_inputs,
     rows_of_outputs,
     treatable_layers,
-    untreated_parameters,
 )
 from trainables.gradients.output_rows import output_of
 from trainables.runtime.operator_flops import uncompiled
 from trainables.workloads.batch_shapes import shapes_of
 
+#: Numbers that patches of one layer may take at a time.
+PATCH_NUMBERS = 1 << 22
+
 
 class Factors(NamedTuple):
-    """Curvature of a layer, whose part of the Fisher is about A (x) G."""
+    """Curvature of a layer, whose part of the Fisher is about A (x) G: means over places, and over the loss's terms."""
 
-    inputs: Tensor
-    """A: (I, I), mean over samples and places."""
-    outputs: Tensor
-    """G: (O, O), mean over the loss's terms, sum over a term's places."""
+    inputs: Tensor  # A: (I, I)
+    outputs: Tensor  # G: (O, O)
 
 
 class Basis(NamedTuple):
     """Eigenvectors (columns) and eigenvalues of a layer's factors."""
 
-    inputs: Tensor
-    """Q_a: (I, I)."""
-    input_values: Tensor
-    """d_a: (I,)."""
-    outputs: Tensor
-    """Q_g: (O, O)."""
-    output_values: Tensor
-    """d_g: (O,)."""
+    inputs: Tensor  # Q_a: (I, I)
+    input_values: Tensor  # d_a: (I,)
+    outputs: Tensor  # Q_g: (O, O)
+    output_values: Tensor  # d_g: (O,)
 
     def precondition(self, gradient: Tensor, damping: float) -> Tensor:
         """Return V of dW, both (O, I): the solution of (A (x) G + damping) vec V = vec dW."""
@@ -73,8 +66,7 @@ class KFAC(GradientMethod):
     Args:
         damping: added to the eigenvalues of the curvature, > 0.
         kl_clip: bound on the sum over treated weights of lr^2 V dW, to which all V are scaled together, > 0; None: off.
-        decay: of the factors' moving averages, in [0, 1). They begin with the first measurement, so that no identity
-            matrix needs to be forgotten.
+        decay: of the factors' moving averages, in [0, 1), which begin with the first measurement.
         factor_every: steps from one measurement of the factors (about a gradient's cost) to the next, >= 1.
         inverse_every: steps from one eigendecomposition to the next, >= 1.
         fisher: "sampled": labels drawn from the model's own distribution, which gives the Fisher; "empirical": the
@@ -115,7 +107,7 @@ class KFAC(GradientMethod):
             raise unknown_name("fisher", fisher, FISHERS)
         self.damping, self.kl_clip, self.decay, self.fisher = damping, kl_clip, decay, fisher
         self.factor_every, self.inverse_every = factor_every, inverse_every
-        self.layers = check_treatable(self.model)
+        self.layers = treatable_layers(self.model, "K-FAC")
         self.factors: dict[str, Factors] = {}
         """Of each treated layer that was measured, by its name."""
         self.bases: dict[str, Basis] = {}
@@ -208,11 +200,6 @@ class KFAC(GradientMethod):
         terms: Tensor | int = draw.size if counted is None else counted.sum().clamp(min=1)
         if self.fisher == "empirical":
             return loss.float() * terms if loss.dtype.itemsize < 4 else loss * terms, terms
-        if scores is None:
-            raise UserError(
-                "fisher='sampled' needs a model that returns one tensor with a row for each sample, or such logits in "
-                f"a mapping, got {type(output).__name__}: use fisher='empirical'"
-            )
         source = torch.Generator(self.device).manual_seed(self.generator(purpose=2).initial_seed())
         if classes is not None and counted is not None:
             rows = classes.to(_precise(classes.dtype))
@@ -220,15 +207,16 @@ class KFAC(GradientMethod):
             waits = torch.empty_like(rows).exponential_(generator=source)
             labels = (rows.detach().softmax(-1) / waits).argmax(-1)
             return (F.cross_entropy(rows, labels, reduction="none") * counted).sum(), terms
-        if targets.is_floating_point() and targets.numel() == scores.numel():
+        if scores is not None and targets.is_floating_point() and targets.numel() == scores.numel():
             values = scores.to(_precise(scores.dtype))
             noise = torch.empty_like(values).normal_(generator=source)
             return 0.5 * (values - (values.detach() + noise)).square().sum(), terms
+        got = type(output).__name__ if scores is None else tuple(scores.shape)
         raise UserError(
             "fisher='sampled' needs integer targets as the batch's last tensor and an output with one more dimension, "
             "of classes, or floating-point targets of the output's shape, got targets "
-            f"{str(targets.dtype).removeprefix('torch.')} {tuple(targets.shape)} and an output {tuple(scores.shape)}: "
-            "use fisher='empirical'"
+            f"{str(targets.dtype).removeprefix('torch.')} {tuple(targets.shape)} and an output {got}: use "
+            "fisher='empirical'"
         )
 
     def _measured(
@@ -243,8 +231,8 @@ class KFAC(GradientMethod):
         places = 0
         for seen, gradient in calls:
             count = gradient.numel() // outputs
-            for rows in chunks(len(seen), count // len(seen) * inputs):
-                patches = rows_of_inputs(layer, seen[rows].to(dtype)).flatten(0, 1)
+            for some in seen.split(max(1, PATCH_NUMBERS * len(seen) // (count * inputs))):
+                patches = rows_of_inputs(layer, some.to(dtype)).flatten(0, 1)
                 if bias:
                     patches = torch.cat([patches, patches.new_ones(len(patches), 1)], 1)
                 second.addmm_(patches.T, patches)
@@ -268,28 +256,17 @@ class KFAC(GradientMethod):
             self.meter.add(9 * len(factor) ** 3)
         return Basis(*parts)
 
-    def extra_state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {
+            **super().state_dict(),
             "factors": {name: list(factors) for name, factors in self.factors.items()},
             "bases": {name: list(basis) for name, basis in self.bases.items()},
         }
 
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self.factors = {name: Factors(*(t.to(self.device) for t in ts)) for name, ts in state["factors"].items()}
         self.bases = {name: Basis(*(t.to(self.device) for t in ts)) for name, ts in state["bases"].items()}
-
-
-def check_treatable(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers that K-FAC treats, and warn of others; raise UserError if there are none."""
-    layers = treatable_layers(model, "K-FAC")
-    others = untreated_parameters(model, layers)
-    if others:
-        warnings.warn(
-            "K-FAC treats Linear and ungrouped Conv1d and Conv2d layers with weights of their own; plain gradients "
-            f"are taken of {named(others)}",
-            stacklevel=3,
-        )
-    return layers
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:

@@ -8,44 +8,13 @@ the layer's weight, as (O, I), is the sum over samples and places of output grad
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainables.errors import UserError
-
-#: Norms have few weights, which take their plain gradients everywhere.
-NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
-#: Numbers that per-sample gradients of one layer may take at a time.
-CHUNK_NUMBERS = 1 << 22
-
-
-def chunks(count: int, numbers_each: int) -> Iterator[slice]:
-    """Yield slices of samples whose per-sample gradients stay within the memory bound `CHUNK_NUMBERS`."""
-    size = max(1, CHUNK_NUMBERS // max(1, numbers_each))
-    for start in range(0, count, size):
-        yield slice(start, start + size)
-
-
-def squared_norms(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, int]:
-    """Return the squared norm of each sample's part of a weight's gradient (B,), and the FLOPs of the products.
-
-    Inputs are (B, T, I), gradients of the outputs (B, T, O); the memory is B T (T + I + O).
-    """
-    count, places, width = inputs.shape
-    outputs = gradients.shape[2]
-    if places == 1:
-        return inputs.square().sum((1, 2)) * gradients.square().sum((1, 2)), 0
-    if places * places < width * outputs:  # ||sum_t d_t a_t^T||^2 = sum_ts (d_t d_s) (a_t a_s)
-        products = (inputs @ inputs.transpose(1, 2)) * (gradients @ gradients.transpose(1, 2))
-        return products.sum((1, 2)), 2 * count * places**2 * (width + outputs)
-    found = [
-        torch.einsum("bto,bti->boi", gradients[rows], inputs[rows]).square().sum((1, 2))
-        for rows in chunks(count, width * outputs)
-    ]
-    return torch.cat(found), 2 * count * places * width * outputs
 
 
 def treatable_layers(model: nn.Module, needed_by: str | None = None) -> dict[str, nn.Module]:
@@ -79,13 +48,6 @@ def _is_treatable(module: nn.Module) -> bool:
         return False
     weight = module._parameters.get("weight")
     return isinstance(weight, nn.Parameter) and weight.requires_grad
-
-
-def untreated_parameters(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
-    """Return the names of parameters that belong neither to these layers nor to norms."""
-    treated = {id(layer._parameters.get(kind)) for layer in layers.values() for kind in ("weight", "bias")}
-    treated |= {id(p) for module in model.modules() if isinstance(module, NORMS) for p in module.parameters()}
-    return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in treated]
 
 
 class LayerSignals:
@@ -127,39 +89,6 @@ class LayerSignals:
         """Return the inputs and output gradients, in the layer's own shapes, of a layer's calls that were passed."""
         return [(call[0], call[-1]) for call in self._calls[name] if len(call) > 1]
 
-    def parts(self, samples: int | None = None) -> Iterator[tuple[str, slice, Tensor, Tensor]]:
-        """Yield each layer's inputs (B, T, I) and output gradients (B, T, O), a few samples at a time.
-
-        So patches stay within `CHUNK_NUMBERS`. A layer that was called several times has its places one after the
-        other.
-
-        Raises:
-            UserError: the first dimension of a layer's input is not B, if that is given.
-        """
-        for name, layer in self._layers.items():
-            # Autocast gives gradients in another type than inputs.
-            types = [torch.promote_types(*(part.dtype for part in call)) for call in self.calls(name)]
-            calls = [[part.to(dtype) for part in call] for call, dtype in zip(self.calls(name), types, strict=True)]
-            if not calls:
-                continue
-            assert isinstance(layer.weight, Tensor)
-            outputs, width = layer.weight.flatten(1).shape
-            count = len(calls[0][0])
-            if samples is not None and count != samples:
-                raise samples_not_first(name, count, samples)
-            places = sum(gradient.numel() for _, gradient in calls) // (count * outputs)
-            for rows in chunks(count, places * (width + outputs + places)):
-                inputs = torch.cat([rows_of_inputs(layer, seen[rows]) for seen, _ in calls], 1)
-                yield name, rows, inputs, torch.cat([rows_of_outputs(layer, found[rows]) for _, found in calls], 1)
-
-
-def samples_not_first(layer: str, rows: int, samples: int) -> UserError:
-    """Return the error for a layer whose input has another number of rows than there are samples."""
-    return UserError(
-        f"per-sample gradients need layers with the samples' dimension first, got {rows} rows in layer {layer} for a "
-        f"batch of {samples}: set batch_first=True, or use another method"
-    )
-
 
 def rows_of_inputs(layer: nn.Module, inputs: Tensor) -> Tensor:
     """Return a layer's input as (B, T, I): patches of a convolution."""
@@ -184,18 +113,3 @@ def rows_of_outputs(layer: nn.Module, outputs: Tensor) -> Tensor:
     if isinstance(layer, nn.Linear):
         return outputs.reshape(outputs.shape[0], -1, outputs.shape[-1])
     return outputs.flatten(2).transpose(1, 2)
-
-
-def named(names: Iterable[str], most: int = 5) -> str:
-    """Return names in a line, the first few.
-
-    >>> named(["a", "b", "c"], most=2)
-    'a, b and 1 more'
-    """
-    known = list(names)
-    return ", ".join(known[:most]) + (f" and {len(known) - most} more" if len(known) > most else "")
-
-
-def rows_of_others(names: Iterable[str]) -> str:
-    """Return the words for layers whose rows are not the samples."""
-    return f"the rows of {named(names)} are not those of the batch's samples, or depend on other samples"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from trainables.attachment import Attached, EstimateFlops, RunFacts
@@ -18,11 +16,12 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradients.central_differences import check_changes_weights, check_epsilon, estimate, scaled_epsilon
 from trainables.gradients.discrete_gradients import search
-from trainables.gradients.fields import DEFAULTS, KEPT_SAMPLES, STE_ESTIMATORS, estimator_in, options_of, settings_of
+from trainables.gradients.fields import STE_ESTIMATORS, estimator_in, options_of, settings_of
+from trainables.gradients.flop_meter import FlopMeter
 from trainables.gradients.gradient_clustering import GradientClustering
-from trainables.gradients.gradient_method import Draw, GradientMethod, ModelLoss, matching_names
+from trainables.gradients.gradient_method import Draw, GradientMethod, Loss, matching_names
 from trainables.gradients.importance_sampling import ImportanceSampling
-from trainables.gradients.kfac import KFAC, check_treatable
+from trainables.gradients.kfac import KFAC
 from trainables.gradients.layer_signals import treatable_layers
 from trainables.gradients.perturbations import Perturbations
 from trainables.gradients.straight_through import binary_activations
@@ -32,13 +31,10 @@ from trainables.gradients.zero_gradients import ZeroGradients
 from trainables.gradskip import controller as gradskip
 from trainables.gradskip.controller import WEIGHT_RULES, GradskipBeside
 from trainables.runtime.isolation import captured_generators
-from trainables.runtime.operator_flops import flop_counter
-from trainables.workloads.base import Batch, Samples, Workload
+from trainables.workloads.base import Batch, Samples
 from trainables.workloads.batch_shapes import shapes_of
 from trainables.workloads.sample_access import TensorSamples, reservoir
 from trainables.workloads.seeded_loader import epoch_seed
-
-Loss = Callable[[nn.Module], Tensor]
 
 
 class SwitchedOn(Attached):
@@ -72,13 +68,14 @@ class SwitchedOn(Attached):
 
 
 class AttachedEstimator(SwitchedOn):
-    """An estimator attached to one training run; a subclass a method."""
+    """An estimator of some parameters; a subclass gives them gradients, or changes them."""
 
     def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
         super().__init__(optimizer, config, run)
         self._parameters = {
             name: run.model.get_parameter(name) for name in matching_names(run.model, self.settings["gradient_layers"])
         }
+        self._meter = FlopMeter()
 
     def begin_step(self, epoch: int, minibatch: int) -> None:
         if self.is_on:
@@ -92,53 +89,40 @@ class AttachedEstimator(SwitchedOn):
         return self.is_on
 
     def estimate(self, loss: Loss, batch: Batch) -> EstimateFlops | None:
-        return self.direction(loss, shapes_of(batch)) if self.is_on else None
+        if not self.is_on:
+            return None
+        self.set_direction(loss, shapes_of(batch))
+        return self._meter.take()
 
-    def direction(self, loss: Loss, shapes: Hashable) -> EstimateFlops:
-        """Set the gradients of the estimated parameters, or change these, and return what that executed."""
+    def set_direction(self, loss: Loss, shapes: Hashable) -> None:
+        """Set the gradients of the estimated parameters, or change these; count it in the meter."""
         raise NotImplementedError
 
 
 class AttachedPerturbations(AttachedEstimator):
-    """An estimator that evaluates the loss under changes of single weights."""
+    """Central differences, or discrete gradient steps in place of the optimizer's."""
 
-    def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
-        super().__init__(optimizer, config, run)
-        self._losses: Perturbations | None = None
-        self._flop_counts: dict[Hashable, int] = {}
+    _losses: Perturbations | None = None
 
-    def direction(self, loss: Loss, shapes: Hashable) -> EstimateFlops:
-        losses = Perturbations(loss, self._run.model, flop_counts=self._flop_counts, key=shapes, like=self._losses)
+    def set_direction(self, loss: Loss, shapes: Hashable) -> None:
+        model, settings = self._run.model, self.settings
+        losses = Perturbations(loss, model, meter=self._meter, key=shapes, like=self._losses)
+        epsilon, stride, ratio = float(settings["gradient_epsilon"]), settings.get("discrete_stride"), 1.0
         if self._losses is None:
-            self.check(losses)
+            if stride is None:
+                check_epsilon(epsilon, model, self._parameters, losses.dtype)
+            else:
+                check_changes_weights("discrete_stride", stride, model, self._parameters)
         self._losses = losses
-        epsilon, ratio = float(self.settings["gradient_epsilon"]), 1.0
-        if self.settings["gradient_epsilon_decays"]:
+        if settings["gradient_epsilon_decays"]:
             ratio = float(self._optimizer.param_groups[0]["lr"]) / self._run.base_lrs[0]
-        self.use(losses, scaled_epsilon(epsilon, ratio, next(iter(self._parameters.values())).dtype))
-        return EstimateFlops(forward_flops=losses.flops)
-
-    def check(self, losses: Perturbations) -> None:
-        """Raise UserError in the first step for settings that change no weight."""
-        check_epsilon(self.settings["gradient_epsilon"], self._run.model, self._parameters, losses.dtype)
-
-    def use(self, losses: Perturbations, epsilon: float) -> None:
-        """Set the gradients of the estimated parameters, or change these."""
-        for name, slopes in estimate(losses, self._parameters, epsilon).items():
-            self._parameters[name].grad = slopes
-
-
-class AttachedDiscreteGradient(AttachedPerturbations):
-    """Discrete gradient steps in place of the optimizer's; epsilon is the length that a step may have."""
-
-    def check(self, losses: Perturbations) -> None:
-        check_changes_weights("discrete_stride", self.settings["discrete_stride"], self._run.model, self._parameters)
-
-    def use(self, losses: Perturbations, epsilon: float) -> None:
-        stride, objective = float(self.settings["discrete_stride"]), self.settings["discrete_objective"]
-        found = search(losses, list(self._parameters), max(epsilon, stride), stride, objective=objective)
-        # Parameters without a gradient are left as they are by every optimizer.
-        found.apply(self._run.model)
+        epsilon = scaled_epsilon(epsilon, ratio, next(iter(self._parameters.values())).dtype)
+        if stride is None:
+            for name, slopes in estimate(losses, self._parameters, epsilon).items():
+                self._parameters[name].grad = slopes
+        else:  # parameters without a gradient are left as they are by every optimizer
+            epsilon = max(epsilon, stride)
+            search(losses, [*self._parameters], epsilon, stride, settings["discrete_objective"]).apply(model)
 
 
 class AttachedStraightThrough(AttachedEstimator):
@@ -146,39 +130,21 @@ class AttachedStraightThrough(AttachedEstimator):
 
     def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
         super().__init__(optimizer, config, run)
-        self._passes: dict[Hashable, tuple[int, int]] = {}  # FLOPs of a forward and a backward pass, by shapes
         self._estimator = StraightThroughSettings(**options_of("straight_through", self.settings, run.total_steps))
         if STE_ESTIMATORS[self._estimator.estimator] is not None:
             binary_activations(run.model)  # which it must have
 
-    def direction(self, loss: Loss, shapes: Hashable) -> EstimateFlops:
+    def set_direction(self, loss: Loss, shapes: Hashable) -> None:
         self._require_gradients(True)
         try:
-            if shapes not in self._passes:
-                self._passes[shapes] = self._count(loss)
             # One seed a step, so that a run goes on anywhere.
             seed = epoch_seed(self._iteration, self._seed)
-            found = straight_through_direction(loss, self._run.model, self._estimator, seed)
+            model, meter = self._run.model, self._meter
+            found = straight_through_direction(loss, model, self._estimator, seed, meter=meter, key=shapes)
         finally:
             self._require_gradients(False)
         for name, parameter in self._parameters.items():
             parameter.grad = found.gradient.get(name)
-        forward, backward = self._passes[shapes]
-        return EstimateFlops(
-            forward_flops=forward * found.forward_passes, backward_flops=backward * found.backward_passes
-        )
-
-    def _count(self, loss: Loss) -> tuple[int, int]:
-        """Return the FLOPs of a forward and of a backward pass."""
-        forward, backward = flop_counter(), flop_counter()
-        trained = [parameter for parameter in self._run.model.parameters() if parameter.requires_grad]
-        function = ModelLoss(loss, self._run.model)
-        with function.evaluating(), torch.enable_grad():
-            with forward:
-                value = function.at({})
-            with backward:
-                torch.autograd.grad(value, trained, allow_unused=True)
-        return int(forward.get_total_flops()), int(backward.get_total_flops())
 
 
 # --- Methods that change the gradient's variance ----------------------------------------------------------------------
@@ -208,8 +174,7 @@ class AttachedGradientMethod(SwitchedOn):
                 f"method {self._name} chooses the samples of a step, which a forward cache would not know, got "
                 f"forward_cache_mb={config.forward_cache_mb}: leave it out"
             )
-        with _said_before_the_search():
-            check_model(self._name, run.model)
+        check_model(self._name, run.model)
 
     def gradient_method(self) -> GradientMethod | None:
         return self._method
@@ -254,19 +219,12 @@ class AttachedGradientMethod(SwitchedOn):
         assert self._run.loss is not None, "a run of a workload has its loss"
         data: Samples = self._kept(epoch) if self._run.samples is None else self._run.samples
         options = options_of(self._name, self.settings, self._run.total_steps)
-        if options.get("clusters", 0) > data.count:
-            warnings.warn(
-                f"cluster_count must be at most the {data.count} samples there are, got {options['clusters']}: each "
-                "sample is a cluster of its own",
-                stacklevel=2,
-            )
-            options["clusters"] = data.count
+        if "clusters" in options:  # at most each sample is a cluster of its own
+            options["clusters"] = min(options["clusters"], data.count)
         batch_size = min(batch_size, data.count)
-        with _said_before_the_search():
-            self._method = self._class(
-                self._run.model, self._run.loss, data, self._optimizer, batch_size=batch_size, seed=self._seed,
-                **options,
-            )  # fmt: skip
+        self._method = self._class(
+            self._run.model, self._run.loss, data, self._optimizer, batch_size=batch_size, seed=self._seed, **options
+        )
         return self._method
 
     def _kept(self, epoch: int) -> TensorSamples:
@@ -297,14 +255,6 @@ class AttachedGradientMethod(SwitchedOn):
             self._built(int(kept["epoch"]), int(kept["batch_size"])).load_state_dict(kept["state"])
 
 
-@contextmanager
-def _said_before_the_search() -> Iterator[None]:
-    """Leave out the warning of layers that K-FAC does not treat, which every trial would repeat."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="K-FAC treats")
-        yield
-
-
 # --- All of them ------------------------------------------------------------------------------------------------------
 
 
@@ -316,9 +266,7 @@ def check_model(method: str, model: nn.Module, layers: Iterable[str] | None = No
         model: to be trained.
         layers: names or patterns of the estimated parameters, where they are fixed.
     """
-    if method == "kfac":
-        check_treatable(model)
-    if method == "gradient_clustering":
+    if method in ("kfac", "gradient_clustering"):
         treatable_layers(model, method)
     if method not in _CLASSES:
         matching_names(model, layers)
@@ -326,24 +274,9 @@ def check_model(method: str, model: nn.Module, layers: Iterable[str] | None = No
         binary_activations(model)
 
 
-def check_run(method: str, workload: Workload, model: nn.Module, layers: Iterable[str] | None = None) -> None:
-    """Check a model, once before it is trained, and warn of layers or samples that the method can't take whole.
-
-    Raises:
-        UserError: `check_model`.
-    """
-    check_model(method, model, layers)
-    if "kept_samples" in DEFAULTS[method] and workload.samples() is None:
-        warnings.warn(
-            f"the workload's training samples have no numbers, so {method} chooses among a reservoir of "
-            f"kept_samples of an epoch ({KEPT_SAMPLES} unless set), filled anew before each pass over them",
-            stacklevel=2,
-        )
-
-
 _ATTACHED: dict[str, type[SwitchedOn]] = {
     "central_difference": AttachedPerturbations,
-    "discrete_gradient": AttachedDiscreteGradient,
+    "discrete_gradient": AttachedPerturbations,
     "straight_through": AttachedStraightThrough,
     **dict.fromkeys(_CLASSES, AttachedGradientMethod),
 }

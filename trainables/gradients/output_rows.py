@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from trainables.errors import UserError
 from trainables.workloads.batch_structure import tensors_in
@@ -42,10 +43,9 @@ class OutputRows:
         self._model, self._samples, self._weigh, self._keeps_whole = model, samples, weigh, keeps_whole
         self._handle: Any = None
         self._gradients: list[Tensor] = []
-        self.output: Tensor | None = None
-        """(B, ...), detached."""
+        self._is_called = False
         self.whole: Any = None
-        """The model's result where it holds more than `output`, if ``keeps_whole``."""
+        """What the model returned, if ``keeps_whole``."""
 
     def __enter__(self) -> OutputRows:
         self._handle = self._model.register_forward_hook(self._seen)
@@ -53,7 +53,7 @@ class OutputRows:
 
     def __exit__(self, kind: object = None, *_: object) -> None:
         self._handle.remove()
-        if kind is None and self.output is None:
+        if kind is None and not self._is_called:
             raise UserError(
                 f"the loss must call the model itself, so that samples can be weighted, got no call of "
                 f"{type(self._model).__name__}: call model(...), not a part of it nor model.forward(...)"
@@ -62,8 +62,8 @@ class OutputRows:
     def _seen(self, model: nn.Module, arguments: Any, output: Any) -> None:
         found = output_of(output, self._samples)
         # A tensor with its graph, held by what its own hook holds, would never be freed.
-        self.output = found.detach()
-        self.whole = output if self._keeps_whole and not isinstance(output, Tensor) else None
+        self._is_called = True
+        self.whole = output if self._keeps_whole else None
         if not found.requires_grad:
             return
         weigh, gradients = self._weigh, self._gradients
@@ -81,15 +81,10 @@ class OutputRows:
         hooks.update(earlier)
 
     @property
-    def gradient(self) -> Tensor:
-        """Return the gradient of the loss with respect to the output, before it is weighted."""
-        assert self._gradients, "no backward pass has reached the output"
-        return self._gradients[-1]
-
-    @property
     def norms(self) -> Tensor:
         """Return the norm of each sample's own loss gradient with respect to its output: (B,)."""
-        return row_norms(self.gradient)
+        assert self._gradients, "no backward pass has reached the output"
+        return row_norms(self._gradients[-1])
 
 
 def row_norms(gradient: Tensor) -> Tensor:
@@ -122,61 +117,35 @@ def output_of(output: Any, samples: int) -> Tensor:
     return found
 
 
-class _Result(dict[str, Any]):
-    """A mapping whose values are attributes, too, as the results of Hugging Face's models are."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
 def sample_losses(
     loss: Callable[[nn.Module, tuple[Tensor, ...]], Tensor],
-    output: Tensor,
+    returned: Any,
     batch: tuple[Tensor, ...],
-    like: Any = None,
 ) -> Tensor:
-    """Return the loss of each sample, from the model's output of a whole batch: (B,).
+    """Return the loss of each sample, from what the model returned for a whole batch: (B,).
 
     Args:
         loss: (model, batch) -> mean loss; it must only call the model and compare its output with the batch.
-        output: (B, ...), what the model returned.
+        returned: a tensor (B, ...), or what holds it, such as a mapping or a tuple.
         batch: tensors (B, ...).
-        like: what held the output, where the model returned a mapping or a tuple.
 
     Raises:
         UserError: the loss needs more than that.
     """
-    fill = _filler(like, len(output))
+    found = output_of(returned, len(batch[0]))
+    output = found.detach()
 
     def one(row: Tensor, *parts: Tensor) -> Tensor:
         returning = nn.Module()
-        returning.forward = lambda *_, **__: fill(row.unsqueeze(0))
+        alone = tree_map(lambda part: row.unsqueeze(0) if part is found else None, returned)
+        returning.forward = lambda *_, **__: alone
         return loss(returning, tuple(part.unsqueeze(0) for part in parts))
 
     with torch.no_grad():
         try:
             return torch.func.vmap(one)(output, *batch)
-        except Exception:  # noqa: BLE001  # a loss that branches on values, or reads them, cannot be vectorised
-            pass
-        try:
-            return torch.stack([one(output[i], *(part[i] for part in batch)) for i in range(len(output))])
         except Exception as error:
             raise UserError(
                 "samples' losses need a loss that only calls the model and compares its output with the batch, got "
                 f"{type(error).__name__} ({error}): take the scores from output_gradient"
             ) from error
-
-
-def _filler(whole: Any, samples: int) -> Callable[[Tensor], Any]:
-    """Return a function that puts rows into the place of the output in what a model returned, without all else."""
-    if whole is None or isinstance(whole, Tensor):
-        return lambda rows: rows
-    found = output_of(whole, samples)
-    if isinstance(whole, (tuple, list)):
-        build: Any = getattr(type(whole), "_make", type(whole))  # of a named tuple, or of any
-        return lambda rows: build(rows if part is found else None for part in whole)
-    named = whole if isinstance(whole, Mapping) else vars(whole)
-    return lambda rows: _Result({name: rows if part is found else None for name, part in named.items()})

@@ -12,18 +12,14 @@ A NaN stays one, so that a diverged training is seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from trainables.errors import UserError, unknown_name
-
-#: Modes of `BinaryActivation`: sign, stochastic rounding, backward noise as defined above.
-MODES = ("sign", "stochastic", "backward")
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -74,9 +70,6 @@ def sign_ste(x: Tensor) -> Tensor:
     >>> sign_ste(x).tolist(), x.grad.tolist()
     ([-1.0, -1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0])
     """
-    if has_torch_function_unary(x):  # an activation that is known by parts, or a mode that looks on
-        found: Tensor = handle_torch_function(sign_ste, (x,), x)
-        return found
     if not torch.is_grad_enabled():
         return _sign(x)
     return _straight_through(x, x.detach(), x.detach())
@@ -102,6 +95,20 @@ def backward_noise_ste(x: Tensor, generator: torch.Generator | None = None) -> T
     return _straight_through(x, x.detach(), _dithered(x.detach(), generator))
 
 
+#: Function of each mode of `BinaryActivation`.
+MODES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "sign": sign_ste,
+    "stochastic": stochastic_rounding_ste,
+    "backward": backward_noise_ste,
+}
+
+
+def check_mode(mode: str) -> None:
+    """Raise UserError for an unknown mode of a `BinaryActivation`."""
+    if mode not in MODES:
+        raise unknown_name("mode of a BinaryActivation", str(mode), MODES)
+
+
 class BinaryActivation(nn.Module):
     """Sign of the input, with a straight-through estimator of the gradient.
 
@@ -114,27 +121,15 @@ class BinaryActivation(nn.Module):
 
     def __init__(self, mode: str = "sign") -> None:
         super().__init__()
+        check_mode(mode)
         self.mode = mode
-
-    @property
-    def mode(self) -> str:
-        """Return the mode; it may be set."""
-        return self._mode
-
-    @mode.setter
-    def mode(self, mode: str) -> None:
-        if mode not in MODES:
-            raise unknown_name("mode of a BinaryActivation", str(mode), MODES)
-        self._mode = mode
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x of any shape to -1 and 1."""
-        if self._mode == "sign" or not self.training:
-            return sign_ste(x)
-        return stochastic_rounding_ste(x) if self._mode == "stochastic" else backward_noise_ste(x)
+        return MODES[self.mode if self.training else "sign"](x)
 
     def extra_repr(self) -> str:
-        return f"mode={self._mode!r}"
+        return f"mode={self.mode!r}"
 
 
 def binary_activations(model: nn.Module) -> list[BinaryActivation]:
@@ -159,6 +154,7 @@ def activation_mode(model: nn.Module, mode: str) -> Iterator[None]:
     Raises:
         UserError: no such mode, or a model without binary activations.
     """
+    check_mode(mode)
     before = [(module, module.mode, module.training) for module in binary_activations(model)]
     try:
         for module, *_ in before:

@@ -83,10 +83,12 @@ class SVRG(GradientMethod):
         old = self.plain_gradient(draw, at=self._weights)
         return {name: g - alpha * (old[name] - self._mean[name]) for name, g in gradients.items()}
 
-    def extra_state(self) -> dict[str, Any]:
-        return {"weights": dict(self._weights), "mean": dict(self._mean), "training": self._training, "age": self._age}
+    def state_dict(self) -> dict[str, Any]:
+        own = {"weights": dict(self._weights), "mean": dict(self._mean), "training": self._training, "age": self._age}
+        return {**super().state_dict(), **own}
 
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self._weights, self._mean = (
             {name: value.to(self.device) for name, value in state[key].items()} for key in ("weights", "mean")
         )

@@ -1,17 +1,13 @@
 """Zero gradients: samples whose loss gradient is nearly zero take no part in the backward pass.
 
-Every sample runs forward, which the loss needs; a sample whose loss hardly depends on its output any more is left out
-of the products of the backward pass. What that spares is counted as saved.
+Every sample runs forward. Rows of a gradient that are zero stay zero through layers, activations, pooling, and norms of
+single samples, so the products of the other rows give the whole gradient. A batch norm in train mode spreads every
+row's gradient over all rows; here it takes the kept rows for its whole batch, so that gradients stay orthogonal to
+shift and scale. (Dropping what would reach the left-out rows breaks that: digits then learned little in the first third
+of a run.)
 
-Rows of a gradient that are zero stay zero through layers, activations, pooling, and norms of single samples, so the
-products of the other rows give the whole gradient. A batch norm in train mode spreads every row's gradient over all
-rows, through the batch's statistics. Here it takes the kept rows for its whole batch, as in a training on these samples
-alone that is normalised by the whole batch's statistics: gradients stay orthogonal to shift and scale. (Dropping what
-would reach the left-out rows breaks that: digits then learned little in the first third of a run.)
-
-That a layer's rows are those of the samples is proven, not taken for granted: the gradient that reaches the layer must
-be zero in the rows that are left out. A layer of other rows (time first with as many steps as samples, rows that were
-sorted or mixed) fails, and its backward pass runs whole, from the first time on.
+That a layer's rows are those of the samples is proven: the gradient that reaches the layer must be zero in the rows
+that are left out. A layer of other rows (time first, rows that were sorted or mixed) runs whole from then on.
 
 Shapes: B samples; K of them kept; inputs and outputs (B, ...); norms, weights (B,).
 Symbols: n_i norm of the gradient of sample i's loss with respect to the model's output (cross entropy: the distance
@@ -21,7 +17,7 @@ between probabilities and label, in [0, sqrt(2)]).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
@@ -31,9 +27,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from trainables.gradients.gradient_method import Draw, GradientMethod, check_option
-from trainables.gradients.layer_signals import rows_of_others
+from trainables.gradients.layer_calls import CONVOLUTIONS, convolution_sizes, named_arguments
 from trainables.gradients.output_rows import OutputRows, row_norms
-from trainables.gradients.perturbations import CONVOLUTION_ARGUMENTS, CONVOLUTIONS
 
 #: Passes of a layer with a proof at first, since one may succeed by chance, and from one to the next after them: it
 #: reads the gradient, and the device is waited for.
@@ -45,17 +40,11 @@ _saved_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class SlicedLayers:
-    """Layers of a model, and those that failed the proof that their rows are those of the samples.
+    """Layers of a model, and those that failed the proof that their rows are those of the samples."""
 
-    Args:
-        model: names its layers; None for none.
-    """
-
-    def __init__(self, model: nn.Module | None = None) -> None:
-        self._names: dict[int, str] = {}
-        if model is not None:
-            tensors = (*model.named_parameters(), *model.named_buffers())
-            self._names = {id(tensor): name.rpartition(".")[0] or "the model" for name, tensor in tensors}
+    def __init__(self, model: nn.Module) -> None:
+        tensors = (*model.named_parameters(), *model.named_buffers())
+        self._names = {id(tensor): name.rpartition(".")[0] or "the model" for name, tensor in tensors}
         self.whole: dict[str, bool] = {}
         """Layers that run whole, and whether a warning has said so."""
         self.passes: dict[str, int] = {}
@@ -72,9 +61,11 @@ class SlicedLayers:
         new = [name for name, said in self.whole.items() if not said]
         self.whole.update(dict.fromkeys(new, True))
         if new:
+            names = ", ".join(new[:5]) + (f" and {len(new) - 5} more" if len(new) > 5 else "")
             warnings.warn(
-                f"{rows_of_others(new)}, so the backward pass leaves nothing out there and saves nothing: put the "
-                "samples' dimension first (batch_first=True) where it is another",
+                f"the rows of {names} are not those of the batch's samples, or depend on other samples, so the "
+                "backward pass leaves nothing out there and saves nothing: put the samples' dimension first "
+                "(batch_first=True) where it is another",
                 stacklevel=4,
             )
 
@@ -91,10 +82,9 @@ class SlicedBackward(TorchFunctionMode):
         layers: those that have failed the proof, which is made in a layer's first passes and every `PROOF_EVERY`.
     """
 
-    def __init__(self, samples: int, layers: SlicedLayers | None = None) -> None:
+    def __init__(self, samples: int, layers: SlicedLayers) -> None:
         super().__init__()
-        self.samples = samples
-        self.layers = SlicedLayers() if layers is None else layers
+        self.samples, self.layers = samples, layers
         self.keep: Tensor | None = None
         """(K,) int64, the rows that the backward pass goes through; None: all. Set it before they are reached."""
         self.spared_flops = 0
@@ -103,10 +93,7 @@ class SlicedBackward(TorchFunctionMode):
     def kept(self, name: str, layer: Tensor, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         """Return the rows (K,) through which a layer's backward pass goes, None for all, and both tensors there.
 
-        Args:
-            name: of the layer.
-            layer: its input (B, ...).
-            gradient: that of its output (B, ...).
+        The layer's input and the gradient of its output are (B, ...).
         """
         keep = self.keep
         if keep is not None and name not in self.layers.whole:
@@ -123,41 +110,20 @@ class SlicedBackward(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        given: Mapping[str, Any] = kwargs or {}
-        if func not in _ARGUMENTS or not torch.is_grad_enabled() or _saved_elsewhere(True):
-            return func(*args, **given)
-        call = {**dict(zip(_ARGUMENTS[func], args, strict=False)), **given}
-        layer, weight, bias = call["input"], call.get("weight"), call.get("bias")
-        if len(layer) != self.samples:
-            return func(*args, **given)
-        if func is F.batch_norm:
-            if call.get("training"):
-                return _SlicedNorm.apply(
-                    self, layer, weight, bias, call["running_mean"], call["running_var"], call.get("momentum", 0.1),
-                    call.get("eps", 1e-5),
-                )  # fmt: skip
-        elif layer.dim() > 1 and weight.dim() > 1 and (layer.requires_grad or weight.requires_grad):
-            options = None if func is F.linear else _options(call, CONVOLUTIONS[func])
-            if func is F.linear or options is not None:
-                return _Sliced.apply(self, func, layer, weight, bias, options)
-        return func(*args, **given)
-
-
-#: Arguments in order of the functions that are treated.
-_ARGUMENTS: dict[Any, tuple[str, ...]] = {
-    F.linear: ("input", "weight", "bias"),
-    F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
-    **dict.fromkeys(CONVOLUTIONS, CONVOLUTION_ARGUMENTS),
-}
-
-
-def _options(call: Mapping[str, Any], dims: int) -> tuple[Any, ...] | None:
-    """Return a convolution's stride, padding, dilation and groups; None for one that is not treated."""
-    sizes = [call.get("stride", 1), call.get("padding", 0), call.get("dilation", 1)]
-    if isinstance(sizes[1], str) or call["input"].dim() != dims + 2:
-        return None
-    whole = [[size] if isinstance(size, int) else list(size) for size in sizes]
-    return (*(size * dims if len(size) == 1 else size for size in whole), int(call.get("groups", 1)))
+        call = named_arguments(func, args, kwargs)
+        if call and torch.is_grad_enabled() and not _saved_elsewhere(True) and len(call["input"]) == self.samples:
+            layer, weight, bias = call["input"], call.get("weight"), call.get("bias")
+            if func is F.batch_norm:
+                if call.get("training"):
+                    return _SlicedNorm.apply(
+                        self, layer, weight, bias, call["running_mean"], call["running_var"], call.get("momentum", 0.1),
+                        call.get("eps", 1e-5),
+                    )  # fmt: skip
+            elif layer.dim() > 1 and weight.dim() > 1 and (layer.requires_grad or weight.requires_grad):
+                sizes = convolution_sizes(func, call) if func in CONVOLUTIONS else None
+                if func is F.linear or sizes is not None:
+                    return _Sliced.apply(self, func, layer, weight, bias, sizes)
+        return func(*args, **(kwargs or {}))
 
 
 class _SlicedNorm(torch.autograd.Function):
@@ -260,7 +226,7 @@ class SkippingRows(OutputRows):
     """
 
     def __init__(
-        self, model: nn.Module, samples: int, threshold: float, seed: int | None, layers: SlicedLayers | None = None
+        self, model: nn.Module, samples: int, threshold: float, seed: int | None, layers: SlicedLayers
     ) -> None:
         super().__init__(model, samples, self._leave_out)
         self._threshold, self._seed = threshold, seed

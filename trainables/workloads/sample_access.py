@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
-    Dataset,
     IterableDataset,
     Subset,
     SubsetRandomSampler,
@@ -70,27 +69,6 @@ class DatasetSamples(Samples):
             batch = self._collate([self._dataset[number] for number in numbers.tolist()])
         self.structure = structure_of(batch)
         return flatten(batch)
-
-
-class IndexedDataset(Dataset[tuple[int, Any]]):
-    """A map-style data set whose items begin with their number: ``(number, item)``.
-
-    Args:
-        dataset: with ``__len__`` and ``__getitem__``.
-
-    Raises:
-        UserError: it has none.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        _check_map_style(dataset)
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, number: int) -> tuple[int, Any]:
-        return number, self.dataset[number]
 
 
 def samples_of(data: Any) -> Samples:

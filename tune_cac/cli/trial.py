@@ -54,14 +54,14 @@ def run(arguments: argparse.Namespace) -> int:
     config = config_from_arguments(arguments, method=method, **values)
     import torch
 
-    from trainables.gradients.method import check_run
+    from trainables.gradients.method import check_model
     from trainables.training.run import TrainingRun
 
     if config.compresses:
         _check_compression(config, None if arguments.schedule is None else Path(arguments.schedule))
     with TrainingRun(config) as run:
         if estimator := estimator_in(method):
-            check_run(estimator, run.workload, run.model, config.gradient_layers)
+            check_model(estimator, run.model, config.gradient_layers)
         try:
             row = _train(run, config)
         except TrainingDiverged as error:

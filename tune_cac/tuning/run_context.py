@@ -130,7 +130,7 @@ def own_metric(options: SearchOptions) -> Quality:
 
 def check_methods(options: SearchOptions) -> None:
     """Raise UserError for a model that the space's estimator cannot train."""
-    from trainables.gradients.method import check_run
+    from trainables.gradients.method import check_model
     from trainables.runtime.isolation import isolated
     from trainables.workloads import build
 
@@ -139,7 +139,7 @@ def check_methods(options: SearchOptions) -> None:
         model = workload.make_model()
         for method in options.loaded_space.methods:
             if estimator := estimator_in(method):
-                check_run(estimator, workload, model, options.fixed.get("gradient_layers"))
+                check_model(estimator, model, options.fixed.get("gradient_layers"))
 
 
 def check_measured(config: TrialConfig) -> None:

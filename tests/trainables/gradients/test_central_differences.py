@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 import warnings
 from collections.abc import Callable
@@ -55,7 +56,7 @@ def loop(loss: Callable[[nn.Module], Tensor], model: nn.Module, epsilon: float, 
     return slopes
 
 
-@pytest.mark.filterwarnings("ignore:batch norms are in train mode", "ignore:the loss cannot be evaluated for many")
+@pytest.mark.filterwarnings("ignore:the loss cannot be evaluated for many")
 @pytest.mark.parametrize("case", [name for name in CASES if name != "dropout"])
 def test_agrees_with_autograd_in_float64(case: str) -> None:
     model, loss = CASES[case]
@@ -71,12 +72,12 @@ def test_agrees_with_autograd_in_float64(case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:batch norms are in train mode", "ignore:the loss cannot be evaluated for many")
+@pytest.mark.filterwarnings("ignore:the loss cannot be evaluated for many")
 @pytest.mark.parametrize("case", ALL)
 def test_is_the_loop_over_single_weights(case: str) -> None:
     model, loss = ALL[case]
     torch.manual_seed(7)
-    found = central_difference(loss, model, 0.1, chunk_size=13)
+    found = central_difference(loss, model, 0.1, memory_bytes=2**13)
     for name in list(found)[:: max(1, len(found) // 4)]:
         torch.testing.assert_close(found[name], loop(loss, model, 0.1, name), rtol=1e-9, atol=1e-12)
 
@@ -113,7 +114,6 @@ class Stopped(Exception):
     """What a user's loss may raise."""
 
 
-@pytest.mark.filterwarnings("ignore:batch norms are in train mode")
 def test_all_is_put_back_after_an_exception_in_the_loss() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
     x = torch.randn(5, 3, dtype=torch.float64)
@@ -168,7 +168,6 @@ DRAWN = iter(range(100))
         ({"epsilon": 1e-20}, r"epsilon must be above \S+ to change the weights of 0\.weight \(float64\), got 1e-20"),
         ({"names": "2.wieght"}, r"unknown parameter '2.wieght': did you mean '2.weight'\? Valid: 0.bias"),
         ({"names": ["conv*"]}, r"unknown parameter 'conv\*'"),
-        ({"chunk_size": 0}, "chunk_size must be an integer >= 1, or None for what fits in memory, got 0"),
         ({"loss": lambda m: m(torch.ones(2, 3, dtype=torch.float64))},
          r"loss\(model\) must return a scalar tensor, got shape \(2, 2\): take its mean"),
         ({"epsilon": True}, "epsilon must be a number above 0, got True"),
@@ -203,10 +202,6 @@ def test_other_refusals() -> None:
         NormalisedSGD(model.parameters(), lr=0)
     with pytest.raises(UserError, match=r"step\(loss\) needs the loss"):
         CentralDifferenceSGD(model.requires_grad_()).step()
-    with pytest.raises(UserError, match="the reference must have every parameter of the estimate, it lacks weight"):
-        relative_error({"weight": torch.ones(1)}, {})
-    with pytest.raises(UserError, match="the reference is zero for every parameter"):
-        relative_error({"weight": torch.ones(1)}, {"weight": torch.zeros(1)})
 
 
 def test_warnings_tell_what_an_estimate_is_worth() -> None:
@@ -216,8 +211,6 @@ def test_warnings_tell_what_an_estimate_is_worth() -> None:
     def loss(m: nn.Module) -> Tensor:
         return m(x).square().mean()
 
-    with pytest.warns(UserWarning, match="batch norms are in train mode: they use the batch's statistics"):
-        central_difference(loss, model)
     with pytest.warns(UserWarning, match=r"epsilon=0.0001 is below 0.0003, where rounding of a loss in float32"):
         central_difference(loss, model.eval(), 1e-4)
     with pytest.warns(UserWarning, match="the loss cannot be evaluated for many weights at once, so it is evaluated"):
@@ -312,14 +305,11 @@ def test_normalised_steps_ignore_a_gradient_of_zero_and_missing_ones() -> None:
     assert unused.tolist() == [1.0, 1.0]
 
 
-def test_plain_steps_that_diverge_are_refused_with_the_way_out() -> None:
-    model = Point(-1.0, 2.0, 3.0, 3.0)
+def test_a_diverged_loss_is_refused_with_the_way_out() -> None:
+    model = Point(-1.0, 2.0, math.inf, 3.0)
     optimizer = CentralDifferenceSGD(model, lr=0.1, epsilon=0.02, normalise=False)
-    before = model.x.detach().clone()
-    with pytest.raises(
-        TrainingDiverged, match=r"would be 73\d long, with weights of norm 4.8: give normalise=True, or"
-    ):
+    with pytest.raises(TrainingDiverged, match="before a step of CentralDifferenceSGD: give normalise=True, or"):
         optimizer.step(lambda m: rosenbrock(m.x))
-    assert torch.equal(model.x, before)
+    model = Point(-1.0, 2.0)
     with pytest.raises(TrainingDiverged, match="the loss is inf before a step of CentralDifferenceSGD"):
         CentralDifferenceSGD(model, epsilon=0.02).step(lambda m: m.x.square().sum() / 0)

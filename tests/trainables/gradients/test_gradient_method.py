@@ -38,7 +38,6 @@ METHODS: dict[str, Callable[..., GradientMethod]] = {
     "online": lambda *args, **more: GradientClustering(*args, clusters=3, mode="online", every=3, **more),
     "loss": lambda *args, **more: ImportanceSampling(*args, update_every=2, **more),
     "output_gradient": lambda *args, **more: ImportanceSampling(*args, by="output_gradient", **more),
-    "gradient": lambda *args, **more: ImportanceSampling(*args, by="gradient", **more),
     "zero": lambda *args, **more: ZeroGradients(*args, threshold=0.8, **more),
     "zero_unbiased": lambda *args, **more: ZeroGradients(*args, threshold=0.8, unbiased=True, **more),
 }

@@ -14,9 +14,7 @@ from torch.utils.data import DataLoader
 
 from trainables.errors import UserError
 from trainables.gradients import (
-    KFAC,
     SVRG,
-    GradientClustering,
     GradientStatistics,
 )
 from trainables.gradients.gradient_statistics import RunningMoments, moments_of
@@ -89,13 +87,12 @@ def test_statistics_are_those_of_a_full_loop_over_all_batches() -> None:
             torch.cat([g.flatten() for g in torch.autograd.grad(loss(model, batch), list(model.parameters()))])
         )
     table = torch.stack(every)
-    statistics = GradientStatistics(model, (x, y), samples=3000, loss=loss, batch_size=2, reference="data")
+    statistics = GradientStatistics(model, (x, y), samples=3000, loss=loss, batch_size=2)
     (found,) = statistics.measure(0)
     variances, squares = table.var(0, correction=0), table.square().mean(0)
     assert found.total.average_variance == pytest.approx(float(variances.mean()), rel=0.05)
     assert found.total.normalised_variance == pytest.approx(float((variances / squares).mean()), rel=0.03)
     assert found.total.norm == pytest.approx(float(table.mean(0).norm()), rel=0.05)
-    assert found.total.bias < 4 * found.total.bias_noise
     assert set(found.layers) == {"weight", "bias"}
 
 
@@ -105,35 +102,16 @@ def test_svrg_right_after_its_snapshot_has_no_variance_and_no_bias() -> None:
     rows = (data()[0].flatten(1).double(), data()[1])
     svrg = SVRG(model, loss, rows, batch_size=8)
     svrg.snapshot()
-    statistics = GradientStatistics(model, rows, samples=12, loss=loss, batch_size=8, reference="data")
+    statistics = GradientStatistics(model, rows, samples=12, loss=loss, batch_size=8)
     sgd, found = statistics.measure(0, svrg)
     assert (sgd.estimator, found.estimator) == ("sgd", "svrg")
     assert found.total.average_variance < 1e-25 < 1e-6 < sgd.total.average_variance
-    assert found.total.bias < 1e-12
+    assert found.total.bias < 4 * found.total.bias_noise
     assert found.gradient_evaluations == 24  # two gradients each
-    assert sgd.gradient_evaluations == 12 + 6  # and a pass over six batches for the reference
+    assert sgd.gradient_evaluations == 12
     rows_ = statistics.rows()
     assert len(rows_) == 2 * 3
     assert {row["layer"] for row in rows_} == {"", "weight", "bias"}
-
-
-def test_transformers_are_measured_too() -> None:
-    torch.manual_seed(0)
-    block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-    model = nn.Sequential(block, nn.Flatten(), nn.Linear(40, 3))
-    rows = (torch.randn(30, 5, 8), torch.randint(0, 3, (30,)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    others = [
-        GradientClustering(model, loss, rows, batch_size=6, clusters=3),
-        KFAC(model, loss, rows, optimizer, batch_size=6),
-    ]
-    others[0].refresh()
-    found = GradientStatistics(model, rows, samples=6, loss=loss, batch_size=6).measure(0, *others)
-    assert [one.estimator for one in found] == ["sgd", "gradient_clustering", "kfac"]
-    names = {name for name, _ in model.named_parameters()}
-    assert all(set(one.layers) == names for one in found)
-    assert {"0.self_attn.in_proj_weight", "0.norm1.weight"} <= names
-    assert all(0 < m.normalised_variance < 1.3 for m in found[0].layers.values())
 
 
 @pytest.mark.parametrize(("total", "count"), [(1000, 20), (7, 20), (10, 3), (300, 7), (1, 1)])

@@ -18,11 +18,10 @@ from sampled_nets import (
 )
 from torch import Tensor, nn
 
-from trainables.errors import UserError
 from trainables.gradients.importance_sampling import ImportanceSampling
 
 COUNT, SIZE = 20, 5
-SCORES = ("loss", "output_gradient", "gradient")
+SCORES = ("loss", "output_gradient")
 
 
 def method(model: nn.Module, data: Any, **more: Any) -> ImportanceSampling:
@@ -41,10 +40,7 @@ def expected_scores(by: str, model: nn.Module, data: tuple[Tensor, ...]) -> Tens
     logits = model(data[0]).detach()
     if by == "loss":
         return F.cross_entropy(logits, data[1], reduction="none")
-    if by == "output_gradient":
-        return (logits.softmax(1) - F.one_hot(data[1], 3)).norm(dim=1)
-    weights = [{n: g for n, g in one.items() if n.endswith("weight")} for one in each_gradient(model, data)]
-    return torch.tensor([squared_norm(one) for one in weights], dtype=torch.float64).sqrt()
+    return (logits.softmax(1) - F.one_hot(data[1], 3)).norm(dim=1)
 
 
 def test_the_expected_gradient_is_the_mean() -> None:
@@ -93,29 +89,12 @@ def test_scores_of_weighted_steps_are_those_of_each_sample(by: str) -> None:
     assert len(draw.weights.unique()) > 1
     expected = expected_scores(by, model, data)
     before = found.scores.clone()
-    found.refresh()
-    found.meter.take()  # the proof that rows are samples
     found.step()
     assert torch.equal(found.scores.nan_to_num(-1), before.nan_to_num(-1))  # not before the next step
     found.refresh()
     torch.testing.assert_close(found.scores[draw.numbers], expected[draw.numbers])
     others = torch.ones(COUNT, dtype=torch.bool).index_fill(0, draw.numbers, False)
     assert torch.equal(found.scores[others].nan_to_num(-1), before[others].nan_to_num(-1))
-    flops = 0 if by != "gradient" else found.meter.take().backward_flops
-    assert flops == 0  # vectors need no product
-
-
-def test_rows_that_are_no_samples_have_no_score_by_gradient() -> None:
-    class TimeFirst(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(5, 3).double()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x.transpose(0, 1)).mean(0)
-
-    with pytest.raises(UserError, match="samples' dimension first, got 2 rows in layer layer for a batch of 5"):
-        method(TimeFirst(), table(COUNT, (2, 5)), by="gradient").step()
 
 
 @pytest.mark.parametrize("by", SCORES)

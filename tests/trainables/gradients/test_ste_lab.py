@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -44,24 +43,3 @@ def test_losses_along_a_line_are_those_of_forward_passes(lab: ModuleType) -> Non
     found = lab.line_losses(model, direction, (inputs, targets), rates)
     torch.testing.assert_close(found, vmap(loss, chunk_size=50)(rates), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(lab.line_losses(model, direction, (inputs, targets), rates[7:8]), found[7:8])
-
-
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_a_short_run(lab: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(lab, "BATCHES", 3)
-    monkeypatch.setattr(lab, "SAMPLES", 2)
-    arguments = "--step 1e-3 --models 1 --pretraining-steps 5 --digits-seeds 2 --epochs 1"
-    monkeypatch.setattr("sys.argv", ["ste_lab.py", *arguments.split()])
-    lab.main()
-    out = capsys.readouterr().out
-    assert "1 models, 3 batches of 1024, 500 rates to 0.5" in out
-    raw, pretrained = out.split("raw models")[1].split("pretrained models")
-    for text in (raw, pretrained):
-        rows = dict(re.findall(r"^  ([^|]+?) \| (\d+ \+ \d+) \| ", text, re.MULTILINE))
-        assert (rows["STE"], rows["sr, n = 2"]) == ("1 + 1", "2 + 2")
-        assert (rows["nes, 100 pairs"], rows["sr, n = 10, effect"]) == ("200 + 0", "21 + 10")
-        assert "STE | 1 + 1 | 0 of 3 (0) | 0 of 3 (0) |" in text  # nothing beats itself
-    # On raw models a step of any unit direction is longer than 0.5 gradients: length decides.
-    assert "sr, n = any of 1..2 beats STE, own length: 3 of 3 (3), held out 3 of 3 (3)" in raw
-    assert len(re.findall(r"^digits, activations=binary, 1 epochs, .*n = 2\); minus STE's", out, re.MULTILINE)) == 4

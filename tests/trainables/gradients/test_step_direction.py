@@ -22,22 +22,6 @@ Build = Callable[[Parameters], Optimizer]
 optim = torch.optim
 
 
-class SignedSGD(optim.SGD):
-    """A subclass of torch's class that steps otherwise, with an attribute of its own."""
-
-    def __init__(self, params: Any, lr: float, scale: Tensor) -> None:
-        super().__init__(params, lr)
-        self.scale = scale
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter -= group["lr"] * self.scale * parameter.grad.sign()
-        self.scale *= 2
-
-
 class Lazy(Optimizer):
     """An optimizer of the user's own, with state in attributes, by parameter, and an object that cannot be copied."""
 
@@ -61,8 +45,6 @@ OPTIMIZERS: dict[str, Build] = {
     "sgd": lambda p: optim.SGD(p, lr=0.1),
     "momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.03),
     "nesterov": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
-    "dampening": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.4),
-    "maximize": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, maximize=True),
     "foreach": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
     "fused": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
     "tensor_lr": lambda p: optim.SGD(p, lr=torch.tensor(0.1)),
@@ -73,12 +55,9 @@ OPTIMIZERS: dict[str, Build] = {
     "amsgrad": lambda p: optim.Adam(p, lr=0.1, amsgrad=True, maximize=True),
     "rmsprop": lambda p: optim.RMSprop(p, lr=0.1, centered=True, momentum=0.5, weight_decay=0.1),
     "adagrad": lambda p: optim.Adagrad(p, lr=0.1, lr_decay=0.1),
-    "nadam": lambda p: optim.NAdam(p, lr=0.1),
     "gradskip_sgd": lambda p: gradskip.SGD(p, lr=0.1, momentum=0.9, settings=Settings(start_thr=-1)),
-    "gradskip_adamw": lambda p: gradskip.AdamW(p, lr=0.1, settings=Settings(start_thr=-1)),
     "gradskip_wrap": lambda p: gradskip.wrap(Lazy(p, lr=0.1), Settings(start_thr=-1)),
     "normalised": lambda p: NormalisedSGD(p, lr=0.1),
-    "own_subclass": lambda p: SignedSGD(p, lr=0.1, scale=torch.tensor(0.5, dtype=torch.float64)),
     "own": lambda p: Lazy(p, lr=0.1),
 }
 

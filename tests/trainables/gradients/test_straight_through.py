@@ -126,8 +126,7 @@ def test_a_module_is_its_function_in_train_mode_and_the_sign_in_eval_mode(mode: 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UserError, match=r"unknown mode of a BinaryActivation 'sgn': did you mean 'sign'\? Valid: "):
         BinaryActivation("sgn")
-    model = BinaryActivation()
     with pytest.raises(UserError, match="unknown mode"):
-        model.mode = "noise"
+        activation_mode(BinaryActivation(), "noise").__enter__()
     with pytest.raises(UserError, match="needs a model with BinaryActivation modules, got Linear without: build it"):
         activation_mode(nn.Linear(2, 2), "sign").__enter__()

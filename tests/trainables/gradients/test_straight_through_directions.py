@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from trainables.errors import UserError
 from trainables.gradients import BinaryActivation, StraightThroughSettings, activation_mode, straight_through_direction
 from trainables.gradients.fields import STE_ESTIMATORS as ESTIMATORS
-from trainables.gradients.straight_through_directions import combined, norm
+from trainables.gradients.gradient_method import norm_of
+from trainables.gradients.straight_through_directions import combined
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(64, 3, generator=torch.Generator().manual_seed(2))
@@ -23,8 +24,8 @@ Y = torch.randn(64, 3, generator=torch.Generator().manual_seed(2))
 EVERY: dict[str, dict[str, Any]] = {
     "sign": {},
     "stochastic_rounding": {"samples": 3, "weighting": "effect"},
-    "backward_noise": {"samples": 3, "weighting": "best", "normalise": True},
-    "proposal": {"samples": 3, "weighting": "effect", "candidates": 2},
+    "backward_noise": {"samples": 3, "weighting": "effect", "normalise": True},
+    "proposal": {"samples": 3, "candidates": 2},
     "nes": {"samples": 3},
 }
 #: Forward and backward passes of `EVERY`, by hand: n samples; 1 + one for each direction that is weighted.
@@ -95,7 +96,7 @@ def test_samples_are_averaged_and_normalised() -> None:
     for name in mean:
         torch.testing.assert_close(found[name], mean[name])
         torch.testing.assert_close(unit[name], mean[name] / length)
-    assert norm(unit) == pytest.approx(1, abs=1e-6)
+    assert norm_of(unit.values()) == pytest.approx(1, abs=1e-6)
 
 
 def test_weights_are_what_a_small_step_lowers_the_plain_loss_by() -> None:
@@ -107,10 +108,8 @@ def test_weights_are_what_a_small_step_lowers_the_plain_loss_by() -> None:
     for sample in samples:
         moved = plain_net()
         for name, parameter in moved.named_parameters():
-            parameter.data -= step * sample[name] / norm(sample)
+            parameter.data -= step * sample[name] / norm_of(sample.values())
         effects.append(float(loss(model) - loss(moved)))
-    best = direction("stochastic_rounding", model, seed=5, samples=5, weighting="best", trial_step=step).gradient
-    assert_equal(best, samples[int(np.argmax(effects))])
     gains = [max(0.0, effect) for effect in effects]
     assert sum(gains) > 0
     weighted = direction("stochastic_rounding", model, seed=5, samples=5, weighting="effect", trial_step=step).gradient
@@ -125,8 +124,8 @@ def test_a_proposal_has_the_mean_and_covariance_of_its_samples() -> None:
     from trainables.gradients.straight_through_directions import _Search
 
     points = torch.randn(6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    settings = StraightThroughSettings(estimator="proposal", samples=6, weighting="best", candidates=20_000)
-    mean, *drawn = _Search(loss, plain_net(), settings, seed=1)._proposed([{"w": point} for point in points])
+    settings = StraightThroughSettings(estimator="proposal", samples=6, candidates=20_000)
+    mean, *drawn = _Search(loss, plain_net(), settings, 1, None, ())._proposed([{"w": point} for point in points])
     torch.testing.assert_close(mean["w"], points.mean(0))
     cloud = torch.stack([candidate["w"] for candidate in drawn])
     covariance = torch.cov(points.T)
@@ -208,16 +207,16 @@ def test_equal_seeds_give_equal_directions_and_nothing_else_changes(estimator: s
     [
         ({"estimator": "sine"}, "unknown straight-through estimator 'sine': did you mean 'sign'?"),
         ({"weighting": "efect"}, "unknown weighting of a straight-through estimator 'efect': did you mean 'effect'?"),
-        ({"samples": 0}, "samples of a straight-through estimator must be an integer of at least 1, got 0"),
-        ({"samples": True}, "samples of a straight-through estimator must be an integer of at least 1, got True"),
-        ({"candidates": 1.5}, "candidates of a straight-through estimator must be an integer of at least 1, got 1.5"),
-        ({"trial_step": 0}, "trial_step of a straight-through estimator must be a number above 0, got 0"),
-        ({"sigma": math.nan}, "sigma of a straight-through estimator must be a number above 0, got nan"),
-        ({"spread": math.inf}, "spread of a straight-through estimator must be a number above 0, got inf"),
-        ({"estimator": "sign", "samples": 2}, "samples must be 1 for estimator sign, whose samples are equal, got 2"),
-        ({"estimator": "proposal", "weighting": "best"}, "samples must be at least 2 for estimator proposal"),
-        ({"estimator": "proposal", "samples": 2}, "weighting must be effect or best for estimator proposal, got uni"),
-        ({"estimator": "nes", "weighting": "best"}, "weighting must be uniform for estimator nes"),
+        ({"samples": 0}, "samples must be an integer >= 1, got 0"),
+        ({"samples": True}, "samples must be an integer >= 1, got True"),
+        ({"candidates": 1.5}, "candidates must be an integer >= 1, got 1.5"),
+        ({"trial_step": 0}, "trial_step must be a number above 0, got 0"),
+        ({"sigma": math.nan}, "sigma must be a number above 0, got nan"),
+        ({"spread": math.inf}, "spread must be a number above 0, got inf"),
+        ({"estimator": "sign", "samples": 2}, "samples must be 1 for sign, whose samples are equal, got 2"),
+        ({"weighting": "best"}, "unknown weighting of a straight-through estimator 'best'"),
+        ({"estimator": "proposal"}, "samples must be at least 2 for proposal"),
+        ({"estimator": "nes", "weighting": "effect"}, "weighting must be uniform for nes"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -231,8 +230,8 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
     [
         (nn.Linear(6, 3), loss, "a straight-through estimator needs a model with BinaryActivation modules, got Linear"),
         (plain_net().requires_grad_(False), loss, "a direction needs a parameter with requires_grad"),
-        (plain_net(), lambda m: m(X), r"loss(model) must be a scalar tensor, got shape (64, 3): return the mean"),
-        (plain_net(), lambda m: float(loss(m)), "loss(model) must be a scalar tensor, got float"),
+        (plain_net(), lambda m: m(X), r"loss(model) must return a scalar tensor, got shape (64, 3): take its mean"),
+        (plain_net(), lambda m: float(loss(m)), "loss(model) must return a scalar tensor, got float"),
         (plain_net(), lambda m: loss(m).detach(), "the loss must depend on the model's parameters"),
     ],
 )

@@ -9,12 +9,9 @@ import pytest
 import torch
 from sampled_nets import (
     cross_entropy,
-    difference,
     each_gradient,
-    gradients_of,
     mean_of,
     noisy_net,
-    squared_norm,
     table,
     table_net,
 )
@@ -59,21 +56,6 @@ def test_it_is_the_formula_and_unbiased(alpha: float) -> None:
         expected = {n: g[n] - alpha * (g0[n] - mean[n]) for n in g}
         torch.testing.assert_close(found.gradient(draw), expected, rtol=1e-10, atol=1e-13)
     torch.testing.assert_close(mean_direction(found), mean_of(now), rtol=1e-10, atol=1e-13)
-
-
-def test_no_variance_at_the_snapshot_and_less_than_sgd_after_a_step() -> None:
-    model, data = table_net(), table(COUNT)
-    found = method(model, data, lr=0.05)
-    plain = GradientMethod(model, cross_entropy, data, batch_size=SIZE)
-
-    def variance(of: GradientMethod) -> float:
-        mean = gradients_of(cross_entropy(model, data), model)
-        return sum(squared_norm(difference(of.gradient(draw), mean)) for draw in partition(of))
-
-    found.snapshot()
-    assert variance(found) < 1e-25 < variance(plain)
-    found.step()
-    assert 1e-12 < variance(found) < 0.1 * variance(plain)
 
 
 def test_a_snapshot_costs_a_pass_and_a_step_one_gradient() -> None:

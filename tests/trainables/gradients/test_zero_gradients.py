@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +25,6 @@ from torch.utils.checkpoint import checkpoint
 
 from trainables.gradients.gradient_method import GradientMethod
 from trainables.gradients.importance_sampling import ImportanceSampling
-from trainables.gradients.layer_signals import treatable_layers
 from trainables.gradients.zero_gradients import SkippingRows, SlicedBackward, SlicedLayers, ZeroGradients
 from trainables.runtime.operator_flops import flop_counter
 
@@ -78,7 +76,7 @@ def test_unbiased_form_has_the_mean_gradient_and_the_expected_share() -> None:
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, places)])
     found, kept = [], []
     for seed in range(seeds):
-        with SkippingRows(model, SAMPLES, threshold, seed) as rows:
+        with SkippingRows(model, SAMPLES, threshold, seed, SlicedLayers(model)) as rows:
             gradients = torch.autograd.grad(cross_entropy(model, data), places)
         found.append(torch.cat([g.flatten() for g in gradients]))
         kept.append(rows.kept)
@@ -141,7 +139,7 @@ def sliced(
     model: nn.Module, x: Tensor, y: Tensor, keep: list[int] | None, value: Callable[..., Tensor] = masked
 ) -> tuple[dict[str, Tensor], int]:
     """Return gradients of the masked loss by a sliced backward pass, and the FLOPs spared."""
-    with SlicedBackward(len(x)) as mode:
+    with SlicedBackward(len(x), SlicedLayers(nn.Module())) as mode:
         loss = value(model, x, y, list(range(len(x))) if keep is None else keep)
         mode.keep = None if keep is None else torch.tensor(keep, dtype=torch.int64)
         return gradients_of(loss, model), mode.spared_flops
@@ -161,31 +159,6 @@ def test_gradient_is_that_of_the_masked_loss_and_spared_flops_are_counted(name: 
     assert (spared > 0) == (len(keep) < COUNT)
 
 
-def test_gradients_of_inputs_are_sliced_too() -> None:
-    model, (x, y) = table_net().requires_grad_(False), table(COUNT)
-    x.requires_grad_()
-    (expected,) = torch.autograd.grad(masked(model, x, y, [1, 3]), x)
-    with SlicedBackward(COUNT) as mode:
-        loss = masked(model, x, y, [1, 3])
-        mode.keep = torch.tensor([1, 3])
-        (found,) = torch.autograd.grad(loss, x)
-    torch.testing.assert_close(found, expected)
-    assert mode.spared_flops == (COUNT - 2) * 2 * (5 * 6 + 6 * CLASSES)
-
-
-@pytest.mark.parametrize("name", MODEL_NAMES)
-def test_through_all_rows_gradients_are_the_plain_ones(name: str) -> None:
-    """To rounding: products of sequences are of other matrices than autograd's. Images are bitwise the same."""
-    model, shape = models()[name]
-    x, y = table(COUNT, shape)
-    expected = gradients_of(masked(model, x, y, list(range(COUNT))), model)
-    found, spared = sliced(model, x, y, None)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-    assert spared == 0
-    if name in ("linear", "images", "grouped", "conv1d", "conv3d", "shared", "frozen"):
-        assert all(torch.equal(found[n], expected[n]) for n in expected)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_layers_are_as_always(reentrant: bool) -> None:
     model, (x, y) = table_net(), table(COUNT)
@@ -199,7 +172,7 @@ def test_checkpointed_layers_are_as_always(reentrant: bool) -> None:
         return (mask * F.cross_entropy(whole[1](whole[0](x)), y, reduction="none")).mean()
 
     expected = gradients_of(masked(model, x, y, [0, 3]), model)
-    with SlicedBackward(COUNT) as mode:
+    with SlicedBackward(COUNT, SlicedLayers(nn.Module())) as mode:
         loss = value(model, x, y, [0, 3])
         mode.keep = torch.tensor([0, 3])
         loss.backward()
@@ -218,36 +191,6 @@ def test_batch_norm_takes_the_kept_rows_for_its_batch(affine: bool) -> None:
     alone = gradients_of(F.cross_entropy(model(x), y) / 2, model)  # the mean is over twice as many samples
     for name, gradient in alone.items():
         torch.testing.assert_close(found[name], gradient)
-
-
-def test_batch_norm_of_any_kept_rows_is_orthogonal_to_shift_and_scale_of_their_gradients() -> None:
-    """The closed form: g - mean(g) - x mean(g x) over the kept rows, x normalised by the whole batch."""
-    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, CLASSES)).double()
-    x, y = table(COUNT)
-    keep = [0, 2, 5]
-    expected = gradients_of(masked(model, x, y, keep), model)
-    before = [buffer.clone() for buffer in model.buffers()]
-    plain = model(x)  # updates the statistics once
-    once = [buffer.clone() for buffer in model.buffers()]
-    for buffer, value in zip(model.buffers(), before, strict=True):
-        buffer.copy_(value)
-    found, _ = sliced(model, x, y, keep)
-    assert all(torch.equal(a, b) for a, b in zip(once, model.buffers(), strict=True))
-    assert plain.shape == (COUNT, CLASSES)
-    for name in ("1.weight", "1.bias", "3.weight", "3.bias"):
-        torch.testing.assert_close(found[name], expected[name])
-    inputs = model[0](x).detach()
-    deviation = (inputs.var(0, correction=0) + 1e-5).sqrt()
-    normalised = (inputs - inputs.mean(0)) / deviation
-    after = (normalised * model[1].weight + model[1].bias).detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(masked(model[2:], after, y, keep), after)
-    g, n = gradient[keep], normalised[keep]
-    of_inputs = (model[1].weight / deviation) * (g - g.mean(0) - n * (g * n).mean(0))
-    torch.testing.assert_close(found["0.weight"], of_inputs.T @ x[keep])
-    model.eval()
-    torch.testing.assert_close(sliced(model, x, y, keep)[0], gradients_of(masked(model, x, y, keep), model))
-    everything, _ = sliced(model.train(), x, y, [])
-    assert not any(bool(gradient.any()) for gradient in everything.values())
 
 
 #: Samples of a batch, as many as features, steps of a sequence and rows of a table.
@@ -323,7 +266,7 @@ PLAIN: dict[str, Callable[[], Net]] = {
 
 def gradients(net: Net, x: Tensor, y: Tensor, layers: SlicedLayers | None) -> tuple[list[Tensor], int]:
     """Gradients of the loss of `KEEP` alone, in a plain backward pass or in one through these rows."""
-    mode = SlicedBackward(B, layers)
+    mode = SlicedBackward(B, layers or SlicedLayers(net))
     with mode if layers is not None else torch.enable_grad():
         output = net(x)
         weights = torch.zeros(B).index_fill_(0, KEEP, 1.0)
@@ -356,27 +299,3 @@ def test_gradients_of_some_samples_are_the_unsliced_ones(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         layers.warn()  # each is named once
-
-
-@pytest.mark.parametrize("name", [*AWKWARD, *PLAIN])
-@pytest.mark.parametrize(
-    ("kind", "options"), [(ZeroGradients, {"threshold": 0.8}), (ImportanceSampling, {"by": "gradient"})]
-)
-def test_methods_tell_the_layers_that_they_leave_alone(
-    name: str, kind: type[GradientMethod], options: dict[str, Any]
-) -> None:
-    """In training: which samples are left out depends on their losses."""
-    torch.manual_seed(1)
-    net = {**AWKWARD, **PLAIN}[name]()
-    data = torch.utils.data.TensorDataset(*(torch.cat(parts) for parts in zip(*map(batch, range(4)), strict=True)))
-    method = kind(net, cross_entropy, data, torch.optim.SGD(net.parameters(), lr=0.1), batch_size=B, **options)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(8):
-            method.step()
-    told = [str(warning.message) for warning in caught if "rows of" in str(warning.message)]
-    assert bool(told) == (name in AWKWARD), told
-    assert not any("last" in text for text in told)
-    if isinstance(method, ImportanceSampling):
-        assert "last" in method.layers
-        assert (method.layers.keys() == treatable_layers(net).keys()) == (name in PLAIN)

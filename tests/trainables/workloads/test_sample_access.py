@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from trainables.errors import UserError
 from trainables.runtime.isolation import cpu_generators
-from trainables.workloads.sample_access import IndexedDataset, TensorSamples, reservoir, samples_of
+from trainables.workloads.sample_access import TensorSamples, reservoir, samples_of
 
 NUMBERS = torch.tensor([4, 0, 4, 2])
 
@@ -68,10 +68,6 @@ def test_batches_are_the_items_through_the_collate_function() -> None:
     assert torch.equal(x, rows[0][NUMBERS] * 10)
     assert y.tolist() == [28, 0, 28, 14]
     assert samples_of(own) is own
-    numbered = IndexedDataset(items)
-    assert len(numbered) == 6
-    assert numbered[2][0] == 2
-    assert numbered[2][1][1] == 14
 
 
 def test_augmentation_draws_from_the_given_generator_alone() -> None:
@@ -127,11 +123,6 @@ def test_a_loader_of_some_samples_gives_those_alone() -> None:
 def test_data_without_numbers_is_refused(data: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         samples_of(data)
-
-
-def test_numbers_of_a_stream_are_refused() -> None:
-    with pytest.raises(UserError, match="an iterable stream"):
-        IndexedDataset(Stream())
 
 
 def kept_of(count: int, most: int, seed: int) -> list[int]:
