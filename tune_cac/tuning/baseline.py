@@ -6,14 +6,12 @@ All results depend on the run alone, bit for bit, whatever was trained since, so
 from __future__ import annotations
 
 import bisect
-import io
 import json
 import math
 import random
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,8 +29,6 @@ from trainables.gradskip.replay import Blueprint, Unit, signal_name
 from trainables.gradskip.rules.choice import NAMED
 from trainables.gradskip.rules.published_batch import Curve
 from trainables.gradskip.variables import BY_NAME
-from trainables.quality import allowed_amount
-from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.root import ensure_costs, method_facts
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.plan import SearchPlan
@@ -254,79 +250,6 @@ def why_inert(space: Space, context: SpaceContext, predicted: Iterable[Mapping[s
     )
 
 
-# --- Pruning sensitivities of the trained baseline's layers, each pruned alone, for the ranges of a search ------------
-# They come from the baseline's state at the start of its last epoch, pruned layer by layer and evaluated on the
-# validation split. The result is kept in the root's folder.
-
-#: Pruning levels to try, more of them for models with fewer layers, and the most evaluations.
-LEVELS = ((0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95), (0.0, 0.5, 0.8, 0.9))
-MOST_EVALUATIONS = 250
-#: Least drop of the analysis, of an accuracy and relative to the value of another metric: layers pruned together
-#: tolerate less than each alone, so a range may begin from a larger drop than is allowed.
-LEAST_DROP, LEAST_RELATIVE_DROP = 0.01, "2%"
-
-
-def baseline_sensitivities(
-    tree: Path | str, root: str, base: TrialConfig, weight_names: Sequence[str], allowed_drop: float | str
-) -> dict[str, float]:
-    """Return sensitivities by weight; empty if the baseline's state was not kept or the model has too many layers."""
-    store = StageStore(tree, root)
-    name = f"sensitivities-{allowed_drop}.json"
-    if (known := store.read(name)) is not None:
-        return {str(key): float(value) for key, value in known.items()}
-    levels = next((tried for tried in LEVELS if len(tried) * len(weight_names) <= MOST_EVALUATIONS), None)
-    if levels is None:
-        return {}
-    found = _analysed(store, base, weight_names, levels, allowed_drop)
-    try:
-        store.write(name, found)  # also an empty result: another trial may store a state later
-    except OSError as error:
-        warnings.warn(f"the baseline's sensitivities cannot be kept: {error}", stacklevel=2)
-    return found
-
-
-def _analysed(
-    store: StageStore,
-    base: TrialConfig,
-    weight_names: Sequence[str],
-    levels: tuple[float, ...],
-    allowed_drop: float | str,
-) -> dict[str, float]:
-    import torch
-
-    from trainables.compression.masks import parameters_as_built
-    from trainables.compression.sensitivity import evaluate_workload, proposed_sensitivities, sensitivity_analysis
-    from trainables.stage_tree.checkpoint_policy import unpack
-    from trainables.training.run import TrainingRun
-
-    with TrainingRun(replace(base, device="cpu")) as run:
-        last = run.total_steps - run.workload.steps_per_epoch
-        checkpoints, stage = Checkpoints(store.tree, 0), store.first().id
-        states = (checkpoints.read(stage, entry) for entry in checkpoints.entries(stage) if entry.step == last)
-        data = next((state for state in states if state is not None), None)
-        if data is None:
-            return {}
-        state = unpack(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
-        run.model.load_state_dict(state["model"])
-        quality = base.quality
-        try:
-            rows = sensitivity_analysis(
-                run.model,
-                lambda model: evaluate_workload(
-                    run.workload, model, "validation", run.device, loss_batches=0, metric=quality.name
-                ),
-                layers=list(weight_names),
-                levels=levels,
-            )
-            least = LEAST_DROP if quality.is_fraction else LEAST_RELATIVE_DROP
-            drop = max(allowed_amount(allowed_drop, rows[0].top1), allowed_amount(least, rows[0].top1))
-            proposals = proposed_sensitivities(rows, parameters_as_built(run.model), float(drop), quality)
-        except UserError as error:
-            warnings.warn(f"no sensitivity analysis of the baseline: {error}", stacklevel=2)
-            return {}
-    return {proposal.parameter: round(proposal.sensitivity, 4) for proposal in proposals}
-
-
 # --- Warm start from the baseline's run -------------------------------------------------------------------------------
 
 #: The space that is searched where thresholds stop nothing.
@@ -418,10 +341,6 @@ def learn(plan: SearchPlan, root: str | None) -> WarmStart:
     if root is None:
         return nothing
     try:
-        if asks_for_sensitivities(space, context):
-            found = baseline_sensitivities(plan.tree, root, base, context.weight_names, plan.allowed_drop)
-            context = replace(context, sensitivities=found)
-            nothing = replace(nothing, context=context)
         # Only Gradient-Skip's part can be replayed.
         typical = typical_configs(space, context, base, hold)
         configs = [replace(config, method="gradskip") for config in typical if config.skips_gradients]
@@ -445,11 +364,6 @@ def warn_of_nothing_learned(error: Exception) -> None:
 def under_one_set_of_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a space's values without the options of the workload, for a recorded run has one set of them."""
     return {name: value for name, value in values.items() if name != "workload_options"}
-
-
-def asks_for_sensitivities(space: Space, context: SpaceContext) -> bool:
-    """Return whether a space's ranges depend on the sensitivities of the baseline's layers."""
-    return any("pruning_sensitivities" in values for values in corners(space, context))
 
 
 def typical_configs(

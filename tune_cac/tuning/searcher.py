@@ -26,7 +26,7 @@ from trainables.workload_options import CACHE_VARIABLE
 from tune_cac.messages import say
 from tune_cac.ray_backend.worker_leases import CoordinatorLeases
 from tune_cac.study.folder import SPENT, trial_folder_name
-from tune_cac.tuning.baseline import WarmStart, asks_for_sensitivities, learn
+from tune_cac.tuning.baseline import WarmStart, learn
 from tune_cac.tuning.candidates import Candidates, GridWalk, make_sampler
 from tune_cac.tuning.controls import RANDOM_RUNS, RandomStops, RunLengths, shorter_trainings
 from tune_cac.tuning.outcomes import OutcomeQueue
@@ -36,8 +36,6 @@ from tune_cac.tuning.trials import EPOCHS, BestSetting, PredefinedTrial, StudyTr
 
 #: Ray's value for a search that suggests no more.
 FINISHED: str = Searcher.FINISHED
-#: Attribute of a study: the starting point waits for the baseline.
-_WAITS = "start_waits"
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,14 +172,9 @@ class StudySearch(Searcher):
     # --- before trials are asked for ---
 
     def begin(self) -> None:
-        """Queue the baseline and the space's starting point; only for a study without trials.
-
-        A starting point that depends on the sensitivities of the baseline's layers is queued when these are known.
-        """
+        """Queue the baseline and the space's starting point; only for a study without trials."""
         self.study.enqueue_trial({}, user_attrs={"role": "baseline"})
-        if self._grid is None and asks_for_sensitivities(self._search_space, self._context):
-            self.study.set_user_attr(_WAITS, True)
-        elif self._grid is None:  # whose first point is the starting point
+        if self._grid is None:  # whose first point is the starting point
             self._enqueue_start(self._context)
 
     def _enqueue_start(self, context: SpaceContext) -> None:
@@ -294,9 +287,6 @@ class StudySearch(Searcher):
         """Queue the space's starts that need the baseline's run, and say what it shows, once per study."""
         if self.study.user_attrs.get("spread"):
             return
-        if self.study.user_attrs.get(_WAITS):
-            self._enqueue_start(self.learn().context)
-            self.study.set_user_attr(_WAITS, False)
         further = self._search_space.further_starts(self.learn().context)
         for parameters in further[: max(0, self.plan.trials - 2)]:  # beside the baseline and the starting point
             self.study.enqueue_trial(dict(parameters), user_attrs={"role": "search"})
