@@ -66,8 +66,8 @@ class FixedListSearch(StudySearch):
         begun = self.trials.begun() - self._again
         return [run for run in self._wanted if run.key not in begun]
 
-    def about_left(self) -> tuple[int, int]:
-        return len(self.missing()) + len(self._running), 0
+    def about_left(self) -> int:
+        return len(self.missing()) + len(self._running)
 
     def _next(self) -> optuna.Trial | str | None:
         missing = self.missing()

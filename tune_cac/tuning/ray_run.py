@@ -48,7 +48,6 @@ def train(
     from tune_cac.ray_backend.session import check_seen_by_all, ends_with_head, ray_session
     from tune_cac.ray_backend.tensorboard import RowEvents
     from tune_cac.ray_backend.workers import memory_ends_trials
-    from tune_cac.tuning.progress import HoldsWriter
 
     go_on = f"python -m tune_cac search --resume {layout.root}"
     if layout.read_info().candidates:
@@ -77,7 +76,7 @@ def train(
                     name=run_name,
                     storage_path=str(layout.ray.resolve()),
                     verbose=0,
-                    callbacks=[progress, HoldsWriter(layout, searcher), RowEvents()],
+                    callbacks=[progress, RowEvents()],
                     stop=budget,
                     # A finished trial needs no checkpoint, and with one at its end Ray would send every row separately.
                     checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),

@@ -36,25 +36,22 @@ class Restarts:
         checkpoint = {"resume_from": self._checkpoints[run.key]} if run.key in self._checkpoints else {}
         return self._trials.start({**run.attrs, "given": dict(run.values), **checkpoint})
 
-    def restart(self, trial: optuna.Trial, message: str, *, died: bool, fits_later: bool = False) -> bool:
-        """Begin a failed trial again if it may succeed.
-
-        No restart is counted where memory ran out and fewer trials will run beside it (``fits_later``).
+    def restart(self, trial: optuna.Trial, message: str, *, died: bool) -> bool:
+        """Begin a failed trial again if it may succeed: queued, or, if predefined, started anew by its values.
 
         Returns:
-            True if it is begun again: queued, or, if predefined, started anew by its values.
+            True if it is begun again.
         """
         attrs = trial.user_attrs
         given = as_key(attrs["given"]) if "given" in attrs else None
         done = attrs.get("retry", 0) if given is None else self._retried.get(given, 0)
         # Nothing can be searched without the baseline; its error may not occur again.
         needed = given is None and attrs.get("role") == "baseline" and not message.startswith(_WOULD_FAIL_AGAIN)
-        if not fits_later and (not (died or needed) or done >= self._retries):
+        if not (died or needed) or done >= self._retries:
             return False
-        retry = done if fits_later else done + 1
         if given is not None:
-            self._retried[given] = retry
-        self._begin_again(trial.params, attrs, retry=retry)
+            self._retried[given] = done + 1
+        self._begin_again(trial.params, attrs, retry=done + 1)
         trial.set_user_attr("continued_by", _CONTINUED_BY)
         return True
 

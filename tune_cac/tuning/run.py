@@ -209,9 +209,7 @@ def _run_missing(
         to_run = layout.read_info().trials - searcher.trials.finished_count()
         if to_run > 0 or _lacks_beside(searcher, options):
             interrupted, used_up = _search(layout, options, searcher, run_name, max(0, to_run), begun)
-        from tune_cac.tuning.progress import write_holds
-
-        write_holds(layout, searcher)
+        searcher.write_holds()
         layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))
         ended = [one for one in (searcher.outcomes, searcher.candidates) if one is not None and one.ended]
         if ended and not searcher.trials.has_unfinished():

@@ -16,6 +16,7 @@ from optuna.trial import FixedTrial
 from ray.tune.search import Searcher
 
 from analysis.formatting import plural
+from analysis.io.layout import Layout
 from analysis.metrics.ranking import CUT
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
@@ -52,8 +53,7 @@ def config_of_trial(
 ) -> dict[str, Any]:
     """Return all fields of a trial's configuration; suggests its parameters.
 
-    Its own values override the baseline's; ``hold`` is fixed in every trial but the baseline, and ``context_of``
-    returns the facts on a run of so many epochs.
+    ``hold`` is fixed in every trial but the baseline; ``context_of`` returns the facts on a run of so many epochs.
     """
     if "given" in trial.user_attrs:
         values: dict[str, Any] = dict(trial.user_attrs["given"])
@@ -71,42 +71,10 @@ def config_of_trial(
     return {**base.to_dict(), **values}
 
 
-class MemoryConcurrency:
-    """Halve the number of trials at a time whenever memory runs out, for the rest of the search.
-
-    So a trial that was killed for it fits when it is begun again.
-    """
-
-    def __init__(self) -> None:
-        self._most: int | None = None
-        self._most_beside: dict[str, int | None] = {}  # by trial, `_most` when it began
-
-    def admits(self, trial_id: str, running: int) -> bool:
-        """Return whether a trial may begin beside so many others."""
-        if self._most is not None and running >= self._most:
-            return False
-        self._most_beside[trial_id] = self._most
-        return True
-
-    def lower(self, trial_id: str, running: int) -> bool:
-        """Take note that memory ran out; return whether the failed trial had more beside it than it will have.
-
-        ``running`` counts the failed one, too.
-        """
-        fewer = running // 2
-        if fewer and (self._most is None or fewer < self._most):
-            self._most = fewer
-            say(f"memory ran out with {running} trials at a time: from here on at most {plural(fewer, 'trial')}")
-        began_with = self._most_beside.get(trial_id)
-        return self._most is not None and (began_with is None or began_with > self._most)
-
-
 class StudySearch(Searcher):
-    """Suggest trials to Ray, and report to Optuna two objectives, the metric and compute saved, and a constraint.
+    """Suggest trials to Ray, and report to Optuna how they ended (`StudyTrials`).
 
-    A new study begins with the baseline (no parameters) and the space's starting point. A drop of the metric above the
-    allowed one makes a trial infeasible. Rows of trials that end before the baseline enter the journal at once and are
-    reported after it. A trial that failed, or whose values are not finite, is reported as FAIL with its error.
+    A new study begins with the baseline (no parameters) and the space's starting point.
 
     The journal is the only state: Ray's own snapshots, which would lag behind it, hold nothing.
     """
@@ -127,9 +95,8 @@ class StudySearch(Searcher):
         is_published = plan.space.start_is_published and not plan.hold  # held: not as published
         self._start_role = "published" if is_published else "search"
         self._grid = None if plan.grid is None else GridWalk(self.trials, plan.grid, self._start_role)
-        # Cut dense runs that the study has are known where no further ones are searched, too.
-        self._cut_runs = RunLengths(self.trials, plan, self._learned)
-        self.lengths: RunLengths | None = None  # chooses the lengths of cut dense runs on which stops are searched, too
+        self._cut_runs = RunLengths(self.trials, plan, self._learned)  # those that the study has are known in any case
+        self.lengths: RunLengths | None = None  # chooses further ones on which stops are searched
         self.outcomes: OutcomeQueue | None = None  # chooses settings in place of a sampler
         if plan.learns and plan.repeats and plan.grid is None:
             self.outcomes = OutcomeQueue(
@@ -138,9 +105,9 @@ class StudySearch(Searcher):
             if plan.lengths and plan.space.method == "gradskip" and not plan.space.options and base.saving is None:
                 self.lengths = self._cut_runs
         self._random_stops = RandomStops(plan)
-        self._concurrency = MemoryConcurrency()
+        self._most: int | None = None  # trials at a time, since memory ran out
         self._warm_start: WarmStart | None = None
-        self._watch = plan.hold.get("CAC_WATCH")  # as long as the run is not known: signals of all trials are the same
+        self._watch = plan.hold.get("CAC_WATCH")  # signals of all trials are the same
         self._claims_name: str | None = None  # of the coordinator of the stage tree's leases
         self._to_ask: int | None = None
         self._with_controls, self._nothing_can_be = False, ""
@@ -153,10 +120,6 @@ class StudySearch(Searcher):
     def save(self, checkpoint_path: str) -> None:
         """Write nothing: `search --resume` reads the journal."""
         Path(checkpoint_path).touch()
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Raise RuntimeError."""
-        raise RuntimeError("resume this study with: python -m tune_cac search --resume NAME")
 
     @contextmanager
     def coordinated(self) -> Iterator[None]:
@@ -181,14 +144,11 @@ class StudySearch(Searcher):
         self.study.enqueue_trial(dict(self._search_space.start(context)), user_attrs={"role": self._start_role})
 
     def adopt_unfinished(self) -> None:
-        """Report the trials of an interrupted search; call before suggesting.
-
-        Those that were running are reported as FAIL and begun again, from their last checkpoint if there is one.
-        """
+        """Report the trials of an interrupted search; call before suggesting."""
         self.trials.report_ended(self.restarts.adopt_unfinished())
 
     def ask_for(self, trials: int, *, controls: bool = False) -> None:
-        """Set the number of trials to suggest, and whether missing controls follow; without it there is no end."""
+        """Set the number of trials to suggest, and whether missing controls follow; until then there is no end."""
         self._to_ask, self._with_controls = trials, controls
 
     # --- the next trial ---
@@ -198,7 +158,7 @@ class StudySearch(Searcher):
 
         None while others have to end first, such as the baseline; `FINISHED` when all planned trials were suggested.
         """
-        if trial_id not in self._running and not self._concurrency.admits(trial_id, len(self._running)):
+        if self._most is not None and trial_id not in self._running and len(self._running) >= self._most:
             return None
         trial = self._running.get(trial_id) or self._next()
         if trial is None or isinstance(trial, str):
@@ -207,7 +167,7 @@ class StudySearch(Searcher):
         return self._sent(trial)
 
     def _sent(self, trial: optuna.Trial) -> dict[str, Any]:
-        """Return what Ray sends a trial, and note it in the journal."""
+        """Return what Ray sends a trial, which is noted in the journal."""
         plan, attrs, config = self.plan, trial.user_attrs, self._config(trial)
         role, options = attrs.get("role", "search"), self.trials.combination(config)
         folder = f"{plan.run_folder}/{trial_folder_name(trial.number)}"
@@ -339,30 +299,32 @@ class StudySearch(Searcher):
             return True
         return self._grid is not None and self.trials.baseline_row() is not None and self._grid.ended
 
-    def about_left(self) -> tuple[int, int]:
+    def about_left(self) -> int:
         """Return about how many trials and controls are still to end, running ones too, once the baseline has ended."""
-        beside = [trial.user_attrs.get("role") in ("control", CUT) for trial in self._running.values()]
         further = 0 if self.nothing_left else self._to_ask or 0
-        known = self.trials.baseline_row() is not None  # else nothing may be learned from its run yet
-        if further and known and self.outcomes is not None and self.outcomes.predicts:
+        if further and self.outcomes is not None and self.outcomes.predicts:
             further = min(further, self.outcomes.about_left())
-        cut = shorter_trainings(self.plan.base) if self.lengths is None else self.lengths.planned()
         controls = 0
-        if self._with_controls and cut:
+        if self._with_controls and (cut := shorter_trainings(self.plan.base)):
             # Random stops save what the answer does, and early on there may still be one.
             answers = self.trials.finished_count() < 3 or self.best() is not None
-            planned = len(cut) + (RANDOM_RUNS if answers and self._search_space.method == "gradskip" else 0)
-            begun = sum(t.user_attrs.get("role") in ("control", CUT) for t in self.trials.all())
-            controls = max(0, planned - begun)
-        return further + beside.count(False), controls + beside.count(True)
+            planned = len(cut if self.lengths is None else self.lengths.planned())
+            planned += RANDOM_RUNS if answers and self._search_space.method == "gradskip" else 0
+            controls = planned - sum(t.user_attrs.get("role") in ("control", CUT) for t in self.trials.all())
+        return further + len(self._running) + max(0, controls)
 
     def best(self, saving: str | None = None) -> BestSetting | None:
         """Return the setting that is the answer so far, ranked by some saving; None if none saves anything."""
         return self.trials.best(self.unsure(), saving=saving)
 
-    def holds(self) -> dict[int, float] | None:
-        """Return probabilities that outcomes hold on another seed, by trial; None where a sampler chooses."""
-        return None if self.outcomes is None or self.gave_up else self.outcomes.holds()
+    def write_holds(self) -> None:
+        """Write the probabilities that outcomes hold on another seed into `study.json`, unless it has the same."""
+        if self.outcomes is None or self.gave_up:
+            return
+        layout, known = Layout(self.plan.journal.parent), self.outcomes.holds()
+        holds = {str(trial): share for trial, share in known.items()}
+        if (info := layout.read_info()).holds != holds:
+            layout.write_info(replace(info, holds=holds))
 
     def unsure(self) -> list[int]:
         """Return trials that are less sure to hold on another seed than the answer is to be, as far as is known."""
@@ -405,7 +367,7 @@ class StudySearch(Searcher):
         self._rows_so_far[trial_id] = {name: result[name] for name in SPENT if name in result}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Report to Optuna how a trial ended. `tell_failure`, which knows the message, reports failures."""
+        """Report to Optuna a trial that ended well; `tell_failure`, which knows the message, reports the others."""
         if error or trial_id not in self._running:
             return
         trial = self._running.pop(trial_id)
@@ -424,17 +386,20 @@ class StudySearch(Searcher):
     def tell_failure(self, trial_id: str, message: str, *, died: bool = False, out_of_memory: bool = False) -> bool:
         """Report a failed trial to Optuna; return whether it is begun again, as another trial of the same parameters.
 
-        A trial whose worker died may go on from its last checkpoint; one whose node's memory was used up may fit with
-        fewer trials at a time.
+        A trial whose worker died may go on from its last checkpoint. If memory ran out, half as many trials run at a
+        time for the rest of the search, so that this one may fit.
         """
         if trial_id not in self._running:
             return False
-        fits_later = out_of_memory and self._concurrency.lower(trial_id, len(self._running))
+        at_a_time = len(self._running)
+        if out_of_memory and at_a_time > 1:
+            self._most, died = at_a_time // 2, True
+            say(f"memory ran out with {at_a_time} trials at a time: from here on at most {plural(self._most, 'trial')}")
         trial = self._running.pop(trial_id)
         trial.set_user_attr("row_so_far", self._rows_so_far.pop(trial_id, {}))
         if self._claims_name is not None and (folder := trial.user_attrs.get("folder")) is not None:
             RayLeases(self._claims_name).release_all(folder)  # no other trial is to wait for this one
-        again = self.restarts.restart(trial, message, died=died, fits_later=fits_later)
+        again = self.restarts.restart(trial, message, died=died)
         if again and "given" not in trial.user_attrs and self._to_ask is not None:
             self._to_ask += 1
         self.trials.report_failure(trial, message)

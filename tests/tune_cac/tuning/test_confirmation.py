@@ -29,7 +29,6 @@ from tune_cac.study.study_result import answer, best_or_confirmed, write_answer
 from tune_cac.tuning import confirmation as confirming
 from tune_cac.tuning.confirmation import FixedListSearch, candidates_of, options_of, runs
 from tune_cac.tuning.plan import SearchPlan
-from tune_cac.tuning.progress import write_holds
 from tune_cac.tuning.searcher import FINISHED
 from tune_cac.tuning.trials import PredefinedTrial
 
@@ -371,7 +370,7 @@ def test_runs_are_trained_in_their_order_and_once(tmp_path: Path) -> None:
     assert search.unsure() == []  # runs of several seeds say nothing of other seeds
     layout = Layout(tmp_path)
     layout.write_info(StudyInfo(space="auto_thresholds", workload="digits", epochs=1, seed=0, versions={}))
-    write_holds(layout, search)
+    search.write_holds()
     assert layout.read_info().holds == {}
 
 
