@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from analysis.trace_replay.replay_frame import missing_costs, missing_facts, replay
 from analysis.trace_replay.traces import OF_SCRIPT, RunTrace, complete, facts_key, read_trace
 from search_spaces import Space, SpaceContext, load
-from search_spaces.space import corners
+from search_spaces.space import Answers, Range, corners
 from trainables.attachment import metadata_key
 from trainables.config import TrialConfig
 from trainables.errors import UserError
@@ -57,11 +57,8 @@ def with_learned_ranges(context: SpaceContext, trace: RunTrace, configs: Iterabl
     """Return the context with the ranges in which the variance rule's thresholds make a difference on this run.
 
     There is one configuration for each way in which the space selects layers (``CAC_WATCH``, ``CAC_WHOLE_UNITS``).
-    Those of other rules, or without a layer plan in the study, are skipped.
-
-    Returns:
-        The context; unknown fields, and ranges that would be empty because no layer's variance ever falls, are
-        unchanged.
+    Those of other rules, or without a layer plan in the study, are skipped. What is not known, or would be empty as no
+    layer's variance ever falls, is unchanged.
     """
     firsts: list[float] = []
     laters: list[float] = []
@@ -71,7 +68,7 @@ def with_learned_ranges(context: SpaceContext, trace: RunTrace, configs: Iterabl
         if not by_variance or facts_key(config) not in trace.facts:
             continue
         blueprint = trace.blueprint(config)
-        curves = [_variances(trace, config, unit) for unit in blueprint.plan.units[: blueprint.stoppable]]
+        curves = [_variances(trace, config, unit) for unit in _stoppable(blueprint)]
         # The rule passes over a layer that does not move.
         moving = [values for values in curves if len(values) == 0 or (values != values[0]).any()]
         for place, values in enumerate(moving):
@@ -89,6 +86,10 @@ def with_learned_ranges(context: SpaceContext, trace: RunTrace, configs: Iterabl
     return replace(context, **found)
 
 
+def _stoppable(blueprint: Blueprint) -> Sequence[Unit]:
+    return blueprint.plan.units[: blueprint.stoppable]
+
+
 def _variances(trace: RunTrace, config: TrialConfig, unit: Unit) -> NDArray[np.float64]:
     """Return (T,) variances of a layer in the run's useful part; empty if unknown."""
     values, there = trace.dense.signal(signal_name(config.gradskip_settings(), unit.watched))
@@ -96,7 +97,7 @@ def _variances(trace: RunTrace, config: TrialConfig, unit: Unit) -> NDArray[np.f
 
 
 def _ratios(values: NDArray[np.float64], blueprint: Blueprint) -> NDArray[np.float64]:
-    """Return (T,) ratios of variances, infinite at peaks."""
+    """Return (T,) ratios, infinite at peaks."""
     return Curve.of(np.arange(len(values)), values, single_precision=blueprint.single_precision).ratios
 
 
@@ -123,10 +124,7 @@ def _range(lowest: float, beyond: float) -> tuple[float, float]:
 
 
 def never_acts(config: TrialConfig, trace: RunTrace) -> bool:
-    """Return whether the baseline's run proves that a configuration does nothing, so that its result is known.
-
-    False if that is unknown: a signal or a layer plan was not recorded, or the baseline did not end well.
-    """
+    """Return whether the baseline's run proves that a configuration does nothing; False if that is unknown."""
     try:
         found = replay(trace.dense_only(), config)
     except UserError:
@@ -139,7 +137,7 @@ def predictions(
 ) -> list[dict[str, Any] | None]:
     """Return a row of `replay` for each setting; None for settings without one.
 
-    With ``branches`` runs with a method are read, too, not only the one without.
+    With ``branches`` runs with a method are read, too.
     """
     trace = trace if branches else trace.dense_only()
     # Settings of one layer plan are replayed together: if the study lacks it, only they have no prediction.
@@ -152,19 +150,12 @@ def predictions(
             frame = replay(trace, pd.DataFrame([settings[row] for row in rows], index=rows))
         except UserError:
             continue
-        frame = frame[frame["compute_saved"].notna()]
-        for row, record in zip(frame.index.tolist(), frame.to_dict("records"), strict=True):
-            found[row] = {str(column): value for column, value in record.items()}
+        found |= frame[frame["compute_saved"].notna()].to_dict("index")
     return [found.get(row) for row in range(len(settings))]
 
 
 def outcome_identity(found: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """Return the identity of an outcome, equal for settings that train alike.
-
-    Args:
-        found: the row of a trial or of a replay, with the stops.
-        values: the settings.
-    """
+    """Return a text that is equal for settings that train alike: of the stops in a trial's or a replay's row."""
     stops = [(event["iteration"], event["layer"]) for event in json.loads(found.get("stop_events") or "[]")]
     how: list[Any] = [(values.get("CAC_BRAKING_DISTANCE") or 0) if stops else 0]
     rule = NAMED.get(str(values.get("CAC_RULE")))
@@ -173,7 +164,7 @@ def outcome_identity(found: Mapping[str, Any], values: Mapping[str, Any]) -> str
     return json.dumps([stops, how])
 
 
-class DrawnTrial:
+class DrawnTrial(Answers):
     """Stand-in for an Optuna trial that draws each parameter at random and records it."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -181,79 +172,31 @@ class DrawnTrial:
         self.params: dict[str, Any] = {}
         self.choices: dict[str, tuple[Any, ...]] = {}
 
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """Draw an integer in [low, high], uniform on its grid or in its logarithm."""
-        if log:
+    def answer(self, asked: Range) -> Any:
+        """Draw a choice, or a number: uniform on its grid, in its range, or in its logarithm."""
+        rng, low, high, step = self._rng, asked.low, asked.high, asked.step
+        if asked.choices is not None:
+            self.choices[asked.name] = asked.choices
+            value = rng.choice(asked.choices)
+        elif asked.integer and asked.log:
             # Each integer has the share of the interval within 0.5 of it, as in Optuna.
-            drawn = round(math.exp(self._rng.uniform(math.log(low - 0.5), math.log(high + 0.5))))
-            self.params[name] = min(high, max(low, drawn))
+            value = round(math.exp(rng.uniform(math.log(low - 0.5), math.log(high + 0.5))))
+        elif asked.integer:
+            value = rng.randrange(low, high + 1, step)
+        elif step is not None:
+            value = low + step * rng.randint(0, math.floor((high - low) / step + 1e-9))
         else:
-            self.params[name] = self._rng.randrange(low, high + 1, step)
-        return int(self.params[name])
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        """Draw a number in [low, high], uniform or uniform in its logarithm."""
-        if step is not None:
-            value = low + step * self._rng.randint(0, math.floor((high - low) / step + 1e-9))
-        elif log:
-            value = math.exp(self._rng.uniform(math.log(low), math.log(high)))
-        else:
-            value = self._rng.uniform(low, high)
-        self.params[name] = min(high, max(low, value))
-        return float(self.params[name])
-
-    def suggest_categorical(self, name: str, choices: Any) -> Any:
-        """Draw one of the choices."""
-        self.choices[name] = tuple(choices)
-        self.params[name] = self._rng.choice(self.choices[name])
-        return self.params[name]
-
-
-# --- Why hardly any setting of a space does anything on a run ---------------------------------------------------------
-
-#: Spaces that stop layers on a run whose variances do not fall.
-_WORKS = "--space stop_rules has rules that need no falling variance, --space manual_layers none at all"
-
-
-def without_decay(configs: Iterable[TrialConfig], weight_decays: Sequence[float] | None) -> str:
-    """Return a message that the variance rule has little effect without weight decay, and what works; else empty.
-
-    Args:
-        configs: one for each way in which the space selects layers.
-        weight_decays: of the run's weights, as its optimizer has them; None if unknown.
-    """
-    modes = {config.gradskip_settings().mode for config in configs if config.skips_gradients}
-    if weight_decays is None or any(weight_decays) or modes != {"auto"}:
-        return ""
-    return f"weight decay is 0, so hardly anything drives weight variance below its peak on this run: {_WORKS}"
-
-
-def why_inert(space: Space, context: SpaceContext, predicted: Iterable[Mapping[str, Any] | None]) -> str:
-    """Return a message that no setting of a space does anything on this run, why, and what does; empty if some may.
-
-    The context has the ranges of `with_learned_ranges`; ``predicted`` are `predictions` of random settings.
-    """
-    if not all(found is not None and found["exact"] and found["stops"] == 0 for found in predicted):
-        return ""
-    nothing = f"space {space.name} does nothing on this run"
-    if context.first_thresholds is None:
-        return (
-            f"{nothing}: the rule stops layers from the first on, and the weight variance of the first that moves "
-            f"never falls below its peak, as without weight decay; {_WORKS}"
-        )
-    return (
-        f"{nothing}: no layer stops with the values that it fixes, for the first one's weight variance falls to "
-        f"{context.first_thresholds[0]:.4g} of its peak; fix a higher threshold (--set CAC_VAR_START_THR=...), or "
-        "search --space auto_thresholds, whose ranges are those of the run"
-    )
+            value = math.exp(rng.uniform(math.log(low), math.log(high))) if asked.log else rng.uniform(low, high)
+        self.params[asked.name] = value if asked.choices is not None else min(high, max(low, value))
+        return self.params[asked.name]
 
 
 # --- Warm start from the baseline's run -------------------------------------------------------------------------------
 
 #: The space that is searched where thresholds stop nothing.
 EXPLICIT_STOPS = "manual_layers"
+#: Spaces that stop layers on a run whose variances do not fall.
+_WORKS = f"--space stop_rules has rules that need no falling variance, --space {EXPLICIT_STOPS} none at all"
 #: Draws that tell whether a space does nothing, and that find the choices of its branches.
 _DRAWS, _CHOICE_DRAWS = 2000, 50
 
@@ -295,39 +238,56 @@ class WarmStart:
             self.space.suggest(recorder, self.context)
         return recorder.choices
 
-    def _typical(self) -> list[TrialConfig]:
-        return typical_configs(self.space, self.context, self.base, self.hold)
+    def _modes(self) -> set[str]:
+        configs = typical_configs(self.space, self.context, self.base, self.hold)
+        return {config.gradskip_settings().mode for config in configs if config.skips_gradients}
+
+    def _without_decay(self) -> str:
+        """Return that the variance rule has little effect without weight decay, and what works; else empty."""
+        if self.weight_decays is None or any(self.weight_decays) or self._modes() != {"auto"}:
+            return ""
+        return f"weight decay is 0, so hardly anything drives weight variance below its peak on this run: {_WORKS}"
 
     def _why_inert(self, seed: int) -> str:
+        """Return that no setting of the space does anything on this run, why, and what does; empty if some may."""
         predicted = predictions(self.trace, [values for _, values in self.drawn(seed, _DRAWS)])
-        return why_inert(self.space, self.context, predicted)
+        if not all(found is not None and found["exact"] and found["stops"] == 0 for found in predicted):
+            return ""
+        nothing = f"space {self.space.name} does nothing on this run"
+        if self.context.first_thresholds is None:
+            return (
+                f"{nothing}: the rule stops layers from the first on, and the weight variance of the first that moves "
+                f"never falls below its peak, as without weight decay; {_WORKS}"
+            )
+        return (
+            f"{nothing}: no layer stops with the values that it fixes, for the first one's weight variance falls to "
+            f"{self.context.first_thresholds[0]:.4g} of its peak; fix a higher threshold (--set "
+            "CAC_VAR_START_THR=...), or search --space auto_thresholds, whose ranges are those of the run"
+        )
 
     def why_little(self, seed: int) -> str:
         """Return why no or hardly any setting of the space does anything on this run; empty if that is unknown."""
-        inert = self._why_inert(seed) if self.knows_what_acts else ""
-        return inert or without_decay(self._typical(), self.weight_decays)
+        return (self._why_inert(seed) if self.knows_what_acts else "") or self._without_decay()
 
     def with_explicit_stops(self, seed: int) -> tuple[WarmStart, str] | None:
         """Return this with explicit stops as the space, and why: thresholds stop (hardly) anything on this run.
 
         The reason is a replay without stops, or a run without weight decay. None if neither holds, or for other rules.
         """
-        configs = self._typical()
-        by_threshold = {config.gradskip_settings().mode for config in configs if config.skips_gradients} == {"auto"}
-        if self.space.method != "gradskip" or not by_threshold or self.space.options:
+        if self.space.method != "gradskip" or self._modes() != {"auto"} or self.space.options:
             return None
         if not any("CAC_VAR_START_THR" in name for parameters, _ in self.drawn(seed, 1) for name in parameters):
             return None  # the space's question is another one
         # Where ranges are known other thresholds stop something.
         inert = self._why_inert(seed) if self.trace is not None and self.context.first_thresholds is None else ""
-        reason = inert or without_decay(configs, self.weight_decays)
+        reason = inert or self._without_decay()
         if not reason:
             return None
         context = self.context
         if self.trace is not None and self.trace.run.get(OF_SCRIPT):  # its costs are those of the recorded layers
-            blueprint = self.trace.blueprint(configs[0])
-            units = blueprint.plan.units[: blueprint.stoppable]
-            context = replace(context, unit_ends=tuple(blueprint.plan.order[unit.end] for unit in units))
+            blueprint = self.trace.blueprint(typical_configs(self.space, context, self.base, self.hold)[0])
+            ends = tuple(blueprint.plan.order[unit.end] for unit in _stoppable(blueprint))
+            context = replace(context, unit_ends=ends)
         why = f"space {self.space.name} does nothing on this run" if inert else reason.partition(":")[0]
         return replace(self, space=load(EXPLICIT_STOPS), context=context), (
             f"{why}: explicit stops of whole units are searched instead (--space {EXPLICIT_STOPS})"
@@ -348,7 +308,7 @@ def learn(plan: SearchPlan, root: str | None) -> WarmStart:
         write_facts(store, configs)
         trace = complete(read_trace(store), plan.tree)
     except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
-        # The folder may also have been emptied, or the disk be full; the search continues without a warm start.
+        # The folder may also have been emptied, or the disk be full.
         warn_of_nothing_learned(error)
         return nothing
     context = with_learned_ranges(context, trace, configs)
@@ -381,7 +341,7 @@ def completed(store: StageStore, trace: RunTrace, settings: Any) -> RunTrace:
     """Return the trace with the layer plans and costs that these settings need; count and store missing ones.
 
     Raises:
-        OSError: it cannot be written into the study.
+        OSError: they cannot be written into the study.
     """
     if trace.run.get(OF_SCRIPT):
         return trace
@@ -404,8 +364,6 @@ def write_facts(store: StageStore, configs: list[TrialConfig]) -> None:
     for given in configs:
         config = replace(given, device="cpu")
         plan = method_facts(store, config)["plan"]
-        masks = [trains]
-        for unit in plan["units"]:
-            stopped = set(plan["order"][: unit["end"] + 1])
-            masks.append("".join("0" if n in stopped else digit for n, digit in enumerate(trains)))
-        ensure_costs(store, config, masks)
+        stopped = [set(plan["order"][: unit["end"] + 1]) for unit in plan["units"]]
+        masks = ["".join("0" if n in those else digit for n, digit in enumerate(trains)) for those in stopped]
+        ensure_costs(store, config, [trains, *masks])
