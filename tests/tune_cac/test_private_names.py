@@ -108,6 +108,6 @@ def test_rays_logger_keeps_writers_and_results_under_these_names() -> None:
 
 def test_the_searcher_stands_on_rays_public_one() -> None:
     assert StudySearch.__mro__[1] is Searcher
-    for name in ("suggest", "on_trial_complete", "on_trial_result", "save", "restore"):
+    for name in ("suggest", "on_trial_complete", "on_trial_result", "save"):
         assert name in vars(StudySearch)
         assert callable(getattr(Searcher, name))

@@ -20,7 +20,7 @@ from analysis.presentation.markdown_report import full_trainings
 from tune_cac.messages import say
 from tune_cac.ray_backend.workers import failure_of
 from tune_cac.tuning.searcher import StudySearch
-from tune_cac.tuning.trials import saved_of_baseline, saved_of_row
+from tune_cac.tuning.trials import saved_of_row
 
 
 class SearchProgress(tune.Callback):
@@ -90,7 +90,7 @@ class SearchProgress(tune.Callback):
         if role == CUT:
             measured = f"{row['epoch']} dense epochs, {measured}"
         elif role != "control" and not further:
-            measured += f", saved {percent(self._saved(row, self._baselines.get(options)))}"
+            measured += f", saved {percent(saved_of_row(row, self._saving, self._baselines.get(options)))}"
         named = f"baseline of {options}, trial {number}" if further else f"trial {number}"
         self._end(role, f"{named}: {measured}", further=further)
 
@@ -177,10 +177,6 @@ class SearchProgress(tune.Callback):
         if not self._dense_flops:
             return self._spent_trainings + sum(map(in_trainings, live))
         return float((self._spent_flops + sum(map(search_flops, live))) / self._dense_flops)
-
-    def _saved(self, row: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> float:
-        own = row if baseline is None else {**row, "compute_saved": saved_of_baseline(row, baseline)}
-        return saved_of_row(own, self._saving, baseline)
 
     def _best_so_far(self) -> str:
         if not self._baselines:
