@@ -263,10 +263,9 @@ def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: lis
     check_gpus(options)
     if options.is_script:
         check_unchanged(options.workload_options)
-    plan, run_name = plan_of(child, options, context_of(base), base, trials=len(wanted))
-    searcher = FixedListSearch(plan, wanted)
+    searcher = FixedListSearch(plan_of(child, options, context_of(base), base, trials=len(wanted)), wanted)
     searcher.adopt_unfinished()
     missing = len(searcher.missing())
     if missing:
-        train(child, options, searcher, FixedListProgress(searcher, to_run=missing), run_name, missing)
+        train(child, options, searcher, FixedListProgress(searcher, to_run=missing), missing)
     return bool(searcher.missing()) or searcher.trials.has_unfinished()

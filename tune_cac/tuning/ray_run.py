@@ -28,17 +28,10 @@ def ray_needs(options: SearchOptions) -> dict[str, Any]:
 
 
 def train(
-    layout: Layout,
-    options: SearchOptions,
-    searcher: StudySearch,
-    progress: SearchProgress,
-    run_name: str,
-    most: int,
+    layout: Layout, options: SearchOptions, searcher: StudySearch, progress: SearchProgress, most: int,
     budget: Budget | None = None,
-) -> None:
-    """Run on Ray the trials that the searcher suggests.
-
-    There are ``most`` trials, restarts not counted.
+) -> None:  # fmt: skip
+    """Run on Ray the trials that the searcher suggests, at most ``most``, restarts not counted.
 
     Raises:
         OSError: the journal cannot be written.
@@ -73,7 +66,7 @@ def train(
                     trial_dirname_creator=named,
                 ),
                 run_config=tune.RunConfig(
-                    name=run_name,
+                    name=Path(searcher.plan.run_folder).name,
                     storage_path=str(layout.ray.resolve()),
                     verbose=0,
                     callbacks=[progress, RowEvents()],

@@ -72,8 +72,8 @@ def search(**given: Any) -> SearchResult:
             raise UserError(
                 f"--epochs must be left out where the command has no {{epochs}} to take it, got {options.epochs}"
             )
-        identity = script_identity(options.workload_options)
-        options = replace(options, script=None, workload_options=(*options.workload_options, *identity))
+        own = (*options.workload_options, *script_identity(options.workload_options))
+        options = replace(options, script=None, workload_options=own)
     check_processors(options)
     check_gpus(options)
     check_searched_options(options.loaded_space, options.workload, options.workload_options)
@@ -174,7 +174,7 @@ def _run(
 
     The context and a grid's points are given where they are known already.
     """
-    info = layout.read_info()
+    info, begun = layout.read_info(), time.monotonic()
     at_a_time = f"{options.trials_at_a_time} at a time"
     if options.is_on_cluster and not options.concurrency:
         at_a_time = "as many at a time as the cluster has room for"
@@ -185,45 +185,36 @@ def _run(
         size += f", {shown_hold(options.fixed)} fixed"
     # Printed before Ray loads, which takes seconds; torch, too, unless it may see a GPU.
     say(f"{layout.root}: {options.space} on {options.workload}, {size}")
-    with written(layout, f"search --resume {layout.root}"):
-        return _run_missing(layout, options, context, grid)
-
-
-def _run_missing(
-    layout: Layout, options: SearchOptions, context: SpaceContext | None, grid: GridPoints | None
-) -> SearchResult:
-    begun = time.monotonic()
     base = baseline_config(options, device="cuda" if options.gpus_per_trial > 0 else "cpu")
     interrupted, used_up = False, ""
-    with _session(layout, options):
-        if context is None:
-            context = context_of(base)
-        searcher, run_name = _searcher(layout, options, context, base, grid or _grid(options, context))
-        if options.lengths != AUTO_LENGTHS and options.searched_lengths and searcher.lengths is None:
-            say(
-                f"--lengths {options.lengths} has no effect: runs are cut where auto searches Gradient-Skip alone, "
-                "those of a script if its command takes {epochs}"
-            )
-        if options.sure != SURE and searcher.outcomes is None:
-            say("--sure has no effect: auto alone tells what holds on other seeds, where it searches Gradient-Skip")
-        to_run = layout.read_info().trials - searcher.trials.finished_count()
-        if to_run > 0 or _lacks_beside(searcher, options):
-            interrupted, used_up = _search(layout, options, searcher, run_name, max(0, to_run), begun)
-        searcher.write_holds()
-        layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))
-        ended = [one for one in (searcher.outcomes, searcher.candidates) if one is not None and one.ended]
-        if ended and not searcher.trials.has_unfinished():
-            say(ended[0].why_ended())
-            layout.write_info(replace(layout.read_info(), trials=searcher.trials.finished_count()))
-    if options.is_script and layout.read_info().script_epochs is None and searcher.trials.baseline_row():
-        # The command may choose that number itself.
-        reported = searcher.trials.baseline_row() or {}
-        layout.write_info(replace(layout.read_info(), script_epochs=int(reported["epoch"])))
-    found = replace(answer(layout, allowed_drop=options.drop, interrupted=interrupted), used_up=used_up)
-    write_answer(layout, found)
-    if found.same_run:
-        say(found.same_run)
-    return found
+    with written(layout, f"search --resume {layout.root}"):
+        with _session(layout, options):
+            context = context or context_of(base)
+            searcher = _searcher(layout, options, context, base, grid or _grid(options, context))
+            if options.lengths != AUTO_LENGTHS and options.searched_lengths and searcher.lengths is None:
+                say(
+                    f"--lengths {options.lengths} has no effect: runs are cut where auto searches Gradient-Skip alone, "
+                    "those of a script if its command takes {epochs}"
+                )
+            if options.sure != SURE and searcher.outcomes is None:
+                say("--sure has no effect: auto alone tells what holds on other seeds, where it searches Gradient-Skip")
+            to_run = info.trials - searcher.trials.finished_count()
+            if to_run > 0 or _lacks_beside(searcher, options):
+                interrupted, used_up = _search(layout, options, searcher, max(0, to_run), begun)
+            searcher.write_holds()
+            layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))
+            ended = [one for one in (searcher.outcomes, searcher.candidates) if one is not None and one.ended]
+            if ended and not searcher.trials.has_unfinished():
+                say(ended[0].why_ended())
+                layout.write_info(replace(layout.read_info(), trials=searcher.trials.finished_count()))
+        reported = searcher.trials.baseline_row()
+        if options.is_script and info.script_epochs is None and reported:  # the command may choose that number itself
+            layout.write_info(replace(layout.read_info(), script_epochs=int(reported["epoch"])))
+        found = replace(answer(layout, allowed_drop=options.drop, interrupted=interrupted), used_up=used_up)
+        write_answer(layout, found)
+        if found.same_run:
+            say(found.same_run)
+        return found
 
 
 def _lacks_beside(searcher: StudySearch, options: SearchOptions) -> bool:
@@ -232,10 +223,7 @@ def _lacks_beside(searcher: StudySearch, options: SearchOptions) -> bool:
 
 
 def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[None]:
-    """Return an early Ray session for a new study; none for a resumed one, which may have nothing to train.
-
-    Everything that the user gave for a new study has been checked by now.
-    """
+    """Return an early Ray session for a new study; none for a resumed one, which may have nothing to train."""
     if layout.journal.exists():
         return nullcontext()
     from tune_cac.ray_backend.session import ray_session
@@ -247,56 +235,54 @@ def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[N
 
 def plan_of(
     layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig, **more: Any
-) -> tuple[SearchPlan, str]:
-    """Return the plan of a study's search, and the name of its Ray experiment."""
+) -> SearchPlan:
+    """Return the plan of a study's search, with ``more`` fields of its own."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    run_name = f"run-{len(list(layout.ray.glob('run-*'))):03d}"
     gpus = {"GPU": options.gpus_per_trial} if options.gpus_per_trial else {}
     info = layout.read_info()
-    fields: dict[str, Any] = {
-        "space": options.loaded_space,
-        "context": _as_searched(context, options),
-        "base": base,
-        "journal": layout.journal,
-        "allowed_drop": options.drop,
-        "sure": options.sure,
-        "seed": options.seed,
-        "sampler": options.sampler,
-        "lengths": options.searched_lengths,
-        "holds": {int(trial): share for trial, share in info.holds.items()},
-        "run_folder": f"{layout.ray.name}/{run_name}",
-        "checkpoint_every_s": options.checkpoint_every_s,
-        "trial_timeout_s": options.trial_timeout_s,
-        "hold": with_watch(options.fixed, context) if options.skips_gradients else dict(options.fixed),
-        "tree": layout.shared_tree if info.storage else layout.tree.resolve(),
-        "sharing": bool(options.sharing),
-        "budget_bytes": options.budget_bytes,
-        "trials": info.trials,
-        "retries": options.retries,
-        "repeats": not options.fresh_processes,
-        "worker_resources": {"CPU": options.cpus_per_trial, **gpus} if options.workers_per_trial > 1 else None,
-    }
-    return SearchPlan(**{**fields, **more}), run_name
+    plan = SearchPlan(
+        space=options.loaded_space,
+        context=_as_searched(context, options),
+        base=base,
+        journal=layout.journal,
+        allowed_drop=options.drop,
+        sure=options.sure,
+        seed=options.seed,
+        sampler=options.sampler,
+        lengths=options.searched_lengths,
+        holds={int(trial): share for trial, share in info.holds.items()},
+        run_folder=f"{layout.ray.name}/run-{len(list(layout.ray.glob('run-*'))):03d}",
+        checkpoint_every_s=options.checkpoint_every_s,
+        trial_timeout_s=options.trial_timeout_s,
+        hold=with_watch(options.fixed, context) if options.skips_gradients else dict(options.fixed),
+        tree=layout.shared_tree if info.storage else layout.tree.resolve(),
+        sharing=bool(options.sharing),
+        budget_bytes=options.budget_bytes,
+        trials=info.trials,
+        retries=options.retries,
+        repeats=not options.fresh_processes,
+        worker_resources={"CPU": options.cpus_per_trial, **gpus} if options.workers_per_trial > 1 else None,
+    )
+    return replace(plan, **more)
 
 
 def _searcher(
     layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig, grid: GridPoints | None
-) -> tuple[StudySearch, str]:
+) -> StudySearch:
     from tune_cac.tuning.scripts import ScriptSearch
     from tune_cac.tuning.searcher import StudySearch
 
     # A later search of the same study must not draw the same random start again.
     earlier = len(read_journal(layout.journal)) if layout.journal.exists() else 0
-    seed = wrapped_seed(options.seed + 7919 * earlier)
-    plan, run_name = plan_of(layout, options, context, base, seed=seed, grid=grid)
+    plan = plan_of(layout, options, context, base, seed=wrapped_seed(options.seed + 7919 * earlier), grid=grid)
     searcher = ScriptSearch(plan) if options.is_script else StudySearch(plan)
     if not searcher.trials.all():
         searcher.begin()
     searcher.adopt_unfinished()
     searcher.restarts.retry_baseline()
-    return searcher, run_name
+    return searcher
 
 
 def _grid(options: SearchOptions, context: SpaceContext | None) -> GridPoints | None:
@@ -313,13 +299,9 @@ def _as_searched(context: SpaceContext, options: SearchOptions) -> SpaceContext:
 
 
 def _search(
-    layout: Layout, options: SearchOptions, searcher: StudySearch, run_name: str, to_run: int, begun: float
+    layout: Layout, options: SearchOptions, searcher: StudySearch, to_run: int, begun: float
 ) -> tuple[bool, str]:
-    """Run trials and controls.
-
-    Returns:
-        Whether they were interrupted before all of them ended; and the line on the budget that ended them, if one did.
-    """
+    """Run trials and controls; return whether they were interrupted, and the line on the budget that ended them."""
     from tune_cac.tuning.controls import MOST_CONTROLS
     from tune_cac.tuning.progress import Budget, SearchProgress
 
@@ -330,7 +312,7 @@ def _search(
     beside = (MOST_CONTROLS if options.controls else 0) + options.searched_lengths.count(",")
     if options.loaded_space.options:
         beside = to_run + len(searcher.trials.missing_baselines())  # at most one baseline for each trial
-    train(layout, options, searcher, progress, run_name, to_run + beside, budget)
+    train(layout, options, searcher, progress, to_run + beside, budget)
     go_on = f"python -m tune_cac search --resume {layout.root}"
     if searcher.gave_up:
         way_on = f"fix that, then run {go_on}"
