@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -95,17 +96,17 @@ def distinct_outcomes(
     acting = [one for one in predicted if one[1]["stops"] > 0 and one[1]["compute_saved"] > 0]  # a stop may brake
     made = [
         _outcome_of(part, epochs=known.base.epochs, share=share, group=[setting for setting, _ in part])
-        for part in _by_identity(acting)
+        for part in _by_identity(acting).values()
     ]
     unpredicted = [setting for setting, row in zip(drawn, rows, strict=True) if row is None]
     return sorted(made, key=lambda one: one.saved), unpredicted
 
 
-def _by_identity(settings: Iterable[PredictedSetting]) -> list[list[PredictedSetting]]:
+def _by_identity(settings: Iterable[PredictedSetting]) -> dict[str, list[PredictedSetting]]:
     parts: dict[str, list[PredictedSetting]] = {}
     for setting, row in settings:
         parts.setdefault(outcome_identity(row, setting[1]), []).append((setting, row))
-    return list(parts.values())
+    return parts
 
 
 def _outcome_of(part: Sequence[PredictedSetting], *, share: float, **more: Any) -> Outcome:
@@ -120,15 +121,15 @@ def predicted_again(outcomes: Sequence[Outcome], trace: RunTrace) -> list[Outcom
         if row is None:
             found.append(one)
             continue
-        found.append(replace(one, **facts_of(row, one.config, one.share)))
-        if row["stage"] == trace.root or len(one.group) == 1:  # nothing but the dense run was read
-            continue
-        rows = predictions(trace, [config for _, config in one.group], branches=True)
-        there = [(setting, other) for setting, other in zip(one.group, rows, strict=True) if other is not None]
-        others = [
-            part for part in _by_identity(there) if outcome_identity(part[0][1], part[0][0][1]) != found[-1].identity
-        ]
-        found += [_outcome_of(part, share=one.share, epochs=one.epochs, group=one.group) for part in others]
+        found.append(again := replace(one, **facts_of(row, one.config, one.share)))
+        if row["stage"] != trace.root and len(one.group) > 1:  # more than the dense run was read
+            rows = predictions(trace, [config for _, config in one.group], branches=True)
+            there = [(setting, other) for setting, other in zip(one.group, rows, strict=True) if other is not None]
+            found += [
+                _outcome_of(part, share=one.share, epochs=one.epochs, group=one.group)
+                for identity, part in _by_identity(there).items()
+                if identity != again.identity
+            ]
     return list({one.identity: one for one in reversed(found)}.values())[::-1]
 
 
@@ -226,22 +227,15 @@ class BegunOutcome:
     epochs: int
     stops: Stops
     saved: float
-    loss: float | None  # of quality against the baseline, infinite if it failed; None while it is being trained
-    identity: str = ""  # empty for a dense run
+    loss: float  # of quality against the baseline, infinite if it failed; NaN while it is being trained
+    identity: str  # empty for a dense run
     config: Mapping[str, Any]
-
-    @property
-    def lost(self) -> float:
-        """Return the loss of one that has ended."""
-        assert self.loss is not None, f"trial {self.trial} is being trained"
-        return self.loss
 
 
 class OutcomeQueue:
     """Choose the outcomes that a study trains.
 
-    Args:
-        roots: returns what was learned from the recorded dense runs, by their epochs, the full one first.
+    ``roots`` returns what was learned from the recorded dense runs, by their epochs, the full one first.
     """
 
     def __init__(self, trials: StudyTrials, plan: SearchPlan, roots: Callable[[], Mapping[int, WarmStart]]) -> None:
@@ -363,7 +357,7 @@ class OutcomeQueue:
         return [None if row is None else facts_of(row, one, share) for row, one in zip(rows, configs, strict=True)]
 
     def _begun_outcomes(self, baseline: Mapping[str, Any], traces: Mapping[int, RunTrace]) -> list[BegunOutcome]:
-        """Return the outcomes of trials that were begun; of those without a result only what can be predicted."""
+        """Return the outcomes of begun trials; of those without a result only what can be predicted."""
         found: list[BegunOutcome] = []
         for trial in self._trials.all():
             attrs = trial.user_attrs
@@ -373,11 +367,11 @@ class OutcomeQueue:
             epochs = config.get(EPOCHS, self._epochs)
             facts: Mapping[str, Any] | None = None
             if row is not None and not missing_objectives(row, self._quality):
-                loss: float | None = self._quality.lost(row["quality"], baseline["quality"])
+                loss = self._quality.lost(row["quality"], baseline["quality"])
                 saved = saved_of_baseline(row, baseline)
                 facts = {"stops": stops_in(row), "saved": saved, "identity": outcome_identity(row, config)}
             else:
-                loss = None if trial.state == TrialState.RUNNING else np.inf
+                loss = np.nan if trial.state == TrialState.RUNNING else np.inf
                 if attrs.get("role") == CUT:
                     facts = {"stops": (), "saved": 1 - epochs / self._epochs, "identity": ""}
                 elif config and epochs in traces:
@@ -388,14 +382,14 @@ class OutcomeQueue:
         return found
 
     def holds(self) -> dict[int, float]:
-        """Return probabilities that trained outcomes stay within the allowed loss on another seed, by their trials."""
+        """Return probabilities that trained outcomes stay within the allowed loss on another seed, by trial."""
         baseline = self._trials.baseline_row()
         if baseline is None or not self.predicts:
             return dict(self._plan.holds or {})  # where outcomes are known no longer
         _, finished = self._trials.counts()
         if self._holds[0] != finished:  # asked for often, and each time a fit
             found: dict[int, float] = {}
-            if ended := [one for one in self._begun_outcomes(baseline, self._traces()) if one.loss is not None]:
+            if ended := [one for one in self._begun_outcomes(baseline, self._traces()) if not isnan(one.loss)]:
                 scale = self._scale(baseline)
                 shares = self._expected(ended, ended, scale).other_share_within(scale.other_limit)
                 found = {one.trial: share for one, share in zip(ended, shares.tolist(), strict=True)}
@@ -422,8 +416,8 @@ class OutcomeQueue:
             return None
         scale = self._scale(baseline)
         tried, unsure = self._with_expected(tried, scale)
-        points = [(one.lost, one.saved) for one in tried]
-        answers = [one.saved for one in tried if one.lost <= scale.allowed + 1e-9 and one.trial not in unsure]
+        points = [(one.loss, one.saved) for one in tried]
+        answers = [one.saved for one in tried if one.loss <= scale.allowed + 1e-9 and one.trial not in unsure]
         found = self._expected(left, tried, scale)
         saved, best = np.array([one.saved for one in left]), max(answers, default=0.0)
         likely = ~is_less(found.other_share_within(scale.other_limit), self._plan.sure)
@@ -442,7 +436,7 @@ class OutcomeQueue:
 
     def _with_expected(self, tried: Sequence[BegunOutcome], scale: LossScale) -> tuple[list[BegunOutcome], list[int]]:
         """Return the begun outcomes, running ones with the expected loss, and the trials too unsure for an answer."""
-        ended, running = [one for one in tried if one.loss is not None], [one for one in tried if one.loss is None]
+        ended, running = [[one for one in tried if isnan(one.loss) == runs] for runs in (False, True)]
         unsure = self.unsure()
         if running:
             found = self._expected(running, ended, scale)
@@ -458,7 +452,7 @@ class OutcomeQueue:
         newest = ended[-MOST_MODELLED:]
         return posterior(
             self._features(newest),
-            np.array([one.lost for one in newest], float),
+            np.array([one.loss for one in newest], float),
             self._features(runs),
             unit=scale.unit,
             noise=scale.seed_noise,
