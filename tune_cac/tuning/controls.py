@@ -69,18 +69,18 @@ class RunLengths:
 
     Args:
         learn: returns what a recorded dense run shows, by its epochs and its root in the stage tree.
+        searched: whether there are to be further ones.
     """
 
-    def __init__(self, trials: StudyTrials, plan: SearchPlan, learn: Callable[[int, str], WarmStart]) -> None:
+    def __init__(
+        self, trials: StudyTrials, plan: SearchPlan, learn: Callable[[int, str], WarmStart], *, searched: bool
+    ) -> None:
         self._trials, self._base, self._learn, self._allowed_drop = trials, plan.base, learn, plan.allowed_drop
+        self.searched = searched
         self._learned: dict[int, WarmStart] = {}
         self._chooses = plan.lengths == AUTO_LENGTHS
         shares = (SHORTEST,) if self._chooses else read_lengths(plan.lengths or "1.0")
         self._wanted = in_epochs(shares, plan.base.epochs)
-
-    def planned(self) -> list[int]:
-        """Return the epochs of the cut dense runs that are trained first, or may be."""
-        return [*self._wanted, *([at_most(LONGER, self._base.epochs)] if self._chooses else [])]
 
     def learned(self) -> dict[int, WarmStart]:
         """Return what the recorded cut dense runs show, by their epochs, longest first."""
@@ -93,6 +93,8 @@ class RunLengths:
 
     def next(self) -> PredefinedTrial | None:
         """Return the next cut dense run; None if there is none, or one that runs decides it."""
+        if not self.searched:
+            return None
         begun = self._begun()
         longer = in_epochs((LONGER,), self._base.epochs) if self._chooses and self._loses_too_much(begun) else []
         return next((self._run_of(epochs) for epochs in (*self._wanted, *longer) if epochs not in begun), None)
@@ -114,6 +116,8 @@ class RunLengths:
 
         Below the lengths that are tried it is a control alone, and no answer.
         """
+        if not self.searched:
+            return None
         epochs = max(1, at_most(1 - best.saved, self._base.epochs))
         good = [n for n, t in self._begun().items() if "row" in t.user_attrs or not t.state.is_finished()]
         if epochs >= min(good, default=self._base.epochs):

@@ -191,7 +191,7 @@ def _run(
         with _session(layout, options):
             context = context or context_of(base)
             searcher = _searcher(layout, options, context, base, grid or _grid(options, context))
-            if options.lengths != AUTO_LENGTHS and options.searched_lengths and searcher.lengths is None:
+            if options.lengths != AUTO_LENGTHS and options.searched_lengths and not searcher.lengths.searched:
                 say(
                     f"--lengths {options.lengths} has no effect: runs are cut where auto searches Gradient-Skip alone, "
                     "those of a script if its command takes {epochs}"

@@ -144,7 +144,7 @@ class ScriptSearch(StudySearch):
         """Search no lengths if the baseline tells what it saves alone: then what a shorter run saves is not known."""
         baseline = self.trials.baseline_row()
         if baseline is not None and not baseline["dense_flops"]:
-            self.lengths = None
+            self.lengths.searched = False
 
     def learn(self) -> WarmStart:
         """Return what the baseline told of its run: steps, layers and, if it was recorded, what settings stop."""
@@ -226,8 +226,8 @@ class ScriptSearch(StudySearch):
             return []
         self._leave_out_lengths()
         missing = super().missing_controls(shorter_alone=True)
-        best = None if shorter_alone or self.lengths is None else self.best()
-        beside = None if best is None or self.lengths is None else self.lengths.beside(best)
+        best = None if shorter_alone else self.best()
+        beside = None if best is None else self.lengths.beside(best)
         return missing if beside is None or beside.key in self.trials.begun() else [*missing, beside]
 
     def _facts(self) -> Mapping[str, Any]:

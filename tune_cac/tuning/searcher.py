@@ -29,7 +29,7 @@ from tune_cac.ray_backend.worker_leases import CoordinatorLeases
 from tune_cac.study.folder import SPENT, trial_folder_name
 from tune_cac.tuning.baseline import WarmStart, learn
 from tune_cac.tuning.candidates import Candidates, GridWalk, make_sampler
-from tune_cac.tuning.controls import RANDOM_RUNS, RandomStops, RunLengths, shorter_trainings
+from tune_cac.tuning.controls import RandomStops, RunLengths, shorter_trainings
 from tune_cac.tuning.outcomes import OutcomeQueue
 from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.trials import EPOCHS, BestSetting, PredefinedTrial, Restarts, StudyTrials, open_study
@@ -94,15 +94,15 @@ class StudySearch(Searcher):
         is_published = plan.space.start_is_published and not plan.hold  # held: not as published
         self._start_role = "published" if is_published else "search"
         self._grid = None if plan.grid is None else GridWalk(self.trials, plan.grid, self._start_role)
-        self._cut_runs = RunLengths(self.trials, plan, self._learned)  # those that the study has are known in any case
-        self.lengths: RunLengths | None = None  # chooses further ones on which stops are searched
+        chooses = plan.learns and plan.repeats and plan.grid is None
+        cuts = chooses and plan.lengths and plan.space.method == "gradskip" and not plan.space.options
+        # Of cut dense runs those that the study has are known in any case.
+        self.lengths = RunLengths(self.trials, plan, self._learned, searched=bool(cuts and base.saving is None))
         self.outcomes: OutcomeQueue | None = None  # chooses settings in place of a sampler
-        if plan.learns and plan.repeats and plan.grid is None:
+        if chooses:
             self.outcomes = OutcomeQueue(
-                self.trials, plan, lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots()
+                self.trials, plan, lambda: self._roots() if self.lengths.searched else {base.epochs: self.learn()}
             )
-            if plan.lengths and plan.space.method == "gradskip" and not plan.space.options and base.saving is None:
-                self.lengths = self._cut_runs
         self._random_stops = RandomStops(plan)
         self._most: int | None = None  # trials at a time, since memory ran out
         self._warm_start: WarmStart | None = None
@@ -199,7 +199,7 @@ class StudySearch(Searcher):
         return config_of_trial(trial, space, self.plan.base, self.plan.hold, self._context_of)
 
     def _context_of(self, epochs: int) -> SpaceContext:
-        return (self.learn() if epochs == self.plan.base.epochs else self._cut_runs.learned()[epochs]).context
+        return (self.learn() if epochs == self.plan.base.epochs else self.lengths.learned()[epochs]).context
 
     def _next(self) -> optuna.Trial | str | None:
         if self.gave_up:
@@ -209,7 +209,7 @@ class StudySearch(Searcher):
         if self._to_ask == 0 or self.nothing_left:
             if self._with_controls:
                 return self._next_control()
-            if self.lengths is not None and (run := self.lengths.next()) is not None:
+            if (run := self.lengths.next()) is not None:
                 return self.restarts.start_predefined(run)
             return None if self._running else FINISHED  # a worker may die, and its trial begins again
         trial, why_not = self.candidates.first_possible(self._ask)
@@ -227,7 +227,7 @@ class StudySearch(Searcher):
         baseline = self.trials.baseline_row()
         if baseline is None and not self.trials.baseline_runs():
             return self.trials.start_baseline()
-        if self.lengths is not None and (run := self.lengths.next()) is not None:
+        if (run := self.lengths.next()) is not None:
             return self.restarts.start_predefined(run)
         if baseline is None:
             return None
@@ -261,14 +261,11 @@ class StudySearch(Searcher):
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
         """Return the controls that this study lacks: cut dense runs, and random stops of the best's compute.
 
-        Args:
-            shorter_alone: leave the random stops out, because the best setting is not known yet.
+        With ``shorter_alone`` the latter are left out, as long as the best setting is not known.
         """
-        wanted: list[PredefinedTrial | None] = []
-        if self.lengths is None:
+        wanted: list[PredefinedTrial | None] = [self.lengths.next()]
+        if not self.lengths.searched:
             wanted += shorter_trainings(self.plan.base)
-        else:
-            wanted.append(self.lengths.next())
         if not shorter_alone and self._search_space.method == "gradskip":
             wanted += self._of_equal_compute()
         begun = self.trials.begun()
@@ -282,7 +279,7 @@ class StudySearch(Searcher):
         known = self._roots().get(best.config[EPOCHS])
         trace = None if known is None else known.trace
         stops = self._random_stops.of(best, trace, self._context.unit_ends)
-        return [None if self.lengths is None else self.lengths.beside(best), *stops]  # the cut run may be the best then
+        return [self.lengths.beside(best), *stops]  # the cut run may be the best then
 
     # --- what is known ---
 
@@ -303,14 +300,8 @@ class StudySearch(Searcher):
         further = 0 if self.nothing_left else self._to_ask or 0
         if further and self.outcomes is not None and self.outcomes.predicts:
             further = min(further, self.outcomes.about_left())
-        controls = 0
-        if self._with_controls and (cut := shorter_trainings(self.plan.base)):
-            # Random stops save what the answer does, and early on there may still be one.
-            answers = self.trials.finished_count() < 3 or self.best() is not None
-            planned = len(cut if self.lengths is None else self.lengths.planned())
-            planned += RANDOM_RUNS if answers and self._search_space.method == "gradskip" else 0
-            controls = planned - sum(t.user_attrs.get("role") in ("control", CUT) for t in self.trials.all())
-        return further + len(self._running) + max(0, controls)
+        controls = self.missing_controls(shorter_alone=True) if self._with_controls else []
+        return further + len(self._running) + len(controls)
 
     def best(self, saving: str | None = None) -> BestSetting | None:
         """Return the setting that is the answer so far, ranked by some saving; None if none saves anything."""
@@ -357,7 +348,7 @@ class StudySearch(Searcher):
     def _roots(self) -> dict[int, WarmStart]:
         """Return what the recorded dense runs show, by epochs, the full run first; it alone if it was not recorded."""
         full = self.learn()
-        return {self.plan.base.epochs: full, **({} if full.trace is None else self._cut_runs.learned())}
+        return {self.plan.base.epochs: full, **({} if full.trace is None else self.lengths.learned())}
 
     # --- how trials end ---
 
