@@ -197,9 +197,6 @@ class ParallelTrial(tune.Trainable):
         """Write only a marker file; the workers keep their checkpoints in the trial's folder."""
         (Path(checkpoint_dir) / "kept_elsewhere").touch()
 
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """Load nothing; the workers continue from ``resume_from``."""
-
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Start the next trial from this process."""
         self.cleanup()

@@ -267,8 +267,7 @@ class SearchOptions(StudyOptions):
     )
     retries: int = option(
         1,
-        "times that a trial whose worker died goes on from its last checkpoint, and that a baseline that failed is "
-        "tried again",
+        "times that a trial whose worker died goes on from its last checkpoint",
         metavar="N",
         at_least=0,
         on_resume=True,

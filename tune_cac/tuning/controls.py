@@ -1,9 +1,8 @@
 """Controls of a search, trained beside its settings: dense runs cut short, and runs with stops at random.
 
-Both are trials whose values are given in full, are not suggested and do not count among the requested trials. A cut
-dense run saves compute by itself and is what a setting of its compute has to beat. Where stops are searched on it, too,
-it is an answer like any other (role ``cut``), and its length is chosen; else it is a control. Random stops are trained
-last, once the savings of the best setting are known.
+Both are trials whose values are given in full and which do not count among the requested ones. A cut dense run is what
+a setting of its compute has to beat. Where stops are searched on it, too, it is an answer like any other (role
+``cut``), and its length is chosen. Random stops are trained last, once the savings of the best setting are known.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ def shorter_trainings(base: TrialConfig) -> list[PredefinedTrial]:
     return [_control(SHORTER, {"method": "none", EPOCHS: epochs}) for epochs in in_epochs(SHARES, base.epochs)]
 
 
-def _control(kind: str, values: Mapping[str, Any]) -> PredefinedTrial:
-    return PredefinedTrial(attrs={"role": "control", "control": kind}, values=values)
+def _control(kind: str, values: Mapping[str, Any], **attrs: Any) -> PredefinedTrial:
+    return PredefinedTrial(attrs={"role": "control", "control": kind, **attrs}, values=values)
 
 
 class RunLengths:
@@ -164,9 +163,8 @@ class RandomStops:
         """Return runs with random stops, as long as a setting, that save as much; none for one that stops nothing.
 
         Args:
-            best: the setting; its savings are rounded, so that a new best one with nearly equal savings needs no new
-                runs.
-            trace: of the dense run of the setting's length; None if that was not recorded.
+            best: the setting; its savings are rounded, so that nearly equal ones need no new runs.
+            trace: of the dense run of its length; None if that was not recorded.
             ends: last parameter of each unit.
         """
         if best.own_saved <= EQUAL_COMPUTE or trace is None:
@@ -174,29 +172,24 @@ class RandomStops:
         near = round(best.own_saved / EQUAL_COMPUTE) * EQUAL_COMPUTE
         base = replace(self._base, epochs=best.config[EPOCHS])
         if (near, base.epochs) not in self._found:
+            drawn: list[dict[str, Any]] = []
             try:
                 drawn = random_stops(trace, StageStore(self._tree, trace.root), base, ends, saved=near)
             except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
                 warnings.warn(f"no controls with random stops: {error}", stacklevel=2)
-                drawn = []
             cut = base.epochs < self._base.epochs
-            self._found[near, base.epochs] = [
-                PredefinedTrial(
-                    attrs={**run.attrs, **({OF_EPOCHS: self._base.epochs} if cut else {})},
-                    values={**run.values, **({EPOCHS: base.epochs} if cut else {})},
-                )
-                for run in drawn
-            ]
+            attrs, length = ({OF_EPOCHS: self._base.epochs}, {EPOCHS: base.epochs}) if cut else ({}, {})
+            self._found[near, base.epochs] = [_control(RANDOM_STOPS, {**values, **length}, **attrs) for values in drawn]
         return self._found[near, base.epochs]
 
 
 def random_stops(
     trace: RunTrace, store: StageStore, base: TrialConfig, ends: Sequence[int], *, saved: float
-) -> list[PredefinedTrial]:
-    """Return runs with manual stops at random layers and times that save as much as a setting, found by replay.
+) -> list[dict[str, Any]]:
+    """Return values of runs with manual stops at random layers and times that save as much as a setting, by replay.
 
     A draw picks layers and random times in ascending order; the times are then moved together towards the run's start
-    or end until the savings match.
+    or end until the savings match. At most `RANDOM_RUNS` are found, fewer if stops cannot save that much.
 
     Args:
         trace: the recorded dense run.
@@ -205,9 +198,6 @@ def random_stops(
         ends: numbers of the parameters through which a stop may reach (`SpaceContext.unit_ends`).
         saved: fraction of the compute to save.
 
-    Returns:
-        At most `RANDOM_RUNS` runs; fewer if stops cannot save that much.
-
     Raises:
         OSError: costs cannot be written.
     """
@@ -215,7 +205,7 @@ def random_stops(
         return []
     draw = random.Random(base.seed)
     trace = completed(store, trace, [_manual(base, ends, range(len(ends)))])
-    found: list[PredefinedTrial] = []
+    found: list[dict[str, Any]] = []
     for _ in range(_DRAWS):
         if len(found) == RANDOM_RUNS:
             break
@@ -228,8 +218,7 @@ def random_stops(
         nearest = int(np.argmin(distance))
         if distance[nearest] <= EQUAL_COMPUTE:
             config = tried[nearest].to_dict()
-            names = ("method", "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR")
-            found.append(_control(RANDOM_STOPS, {name: config[name] for name in names}))
+            found.append({name: config[name] for name in ("method", "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR")})
     return found
 
 

@@ -389,7 +389,7 @@ class StudySearch(Searcher):
         trial.set_user_attr("row_so_far", self._rows_so_far.pop(trial_id, {}))
         if self._claims_name is not None and (folder := trial.user_attrs.get("folder")) is not None:
             RayLeases(self._claims_name).release_all(folder)  # no other trial is to wait for this one
-        again = self.restarts.restart(trial, message, died=died)
+        again = died and self.restarts.restart(trial)
         if again and "given" not in trial.user_attrs and self._to_ask is not None:
             self._to_ask += 1
         self.trials.report_failure(trial, message)

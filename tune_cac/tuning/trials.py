@@ -17,7 +17,6 @@ from optuna.trial import FrozenTrial, TrialState
 from analysis.formatting import ROUNDING
 from analysis.io.layout import STUDY_NAME
 from analysis.metrics.ranking import CUT
-from trainables.errors import TrainingDiverged, UserError
 from trainables.metrics import OBJECTIVES
 from trainables.quality import ACCURACY, Quality, allowed_amount
 from trainables.savings import TIME, ranked_saving, share_saved
@@ -297,10 +296,9 @@ class StudyTrials:
         return any(t.state == TrialState.FAIL and "continued_by" not in t.user_attrs for t in found[-1:])
 
     def baseline_error(self) -> str:
-        """Return why the baseline failed, and how often."""
+        """Return that the baseline failed, and why."""
         failures = [t for t in self.baselines() if t.state == TrialState.FAIL]
-        times = {1: "", 2: " twice"}.get(len(failures), f" {len(failures)} times")
-        return f"the baseline failed{times} ({failures[-1].user_attrs.get('error', 'no message')})"
+        return f"the baseline failed ({failures[-1].user_attrs.get('error', 'no message')})"
 
     def why_useless(self, config: Mapping[str, Any]) -> str:
         """Return why a trial could not be judged, because the baseline of its combination failed; else empty."""
@@ -364,10 +362,8 @@ class StudyTrials:
             tell_complete(self.study, trial, row, baseline, self._allowed_drop, self._quality)
 
 
-# --- Trials that are begun again: their worker died, the search was interrupted, or the baseline failed ---------------
+# --- Trials that are begun again: their worker died, or the search was interrupted -----------------------------------
 
-#: Errors that the same training would raise again.
-_WOULD_FAIL_AGAIN = (TrainingDiverged.__name__, UserError.__name__, "ScriptFailed")
 #: Note on a trial that another one continues.
 _CONTINUED_BY = "a later trial with the same parameters"
 
@@ -387,14 +383,12 @@ class Restarts:
         checkpoint = {"resume_from": self._checkpoints[run.key]} if run.key in self._checkpoints else {}
         return self._trials.start({**run.attrs, "given": dict(run.values), **checkpoint})
 
-    def restart(self, trial: optuna.Trial, message: str, *, died: bool) -> bool:
-        """Begin a failed trial again if it may succeed; return whether it is."""
+    def restart(self, trial: optuna.Trial) -> bool:
+        """Begin a trial again whose worker died; return False if it was as often as it may be."""
         attrs = trial.user_attrs
         given = as_key(attrs["given"]) if "given" in attrs else None
         done = attrs.get("retry", 0) if given is None else self._retried.get(given, 0)
-        # Nothing can be searched without the baseline; its error may not occur again.
-        needed = given is None and attrs.get("role") == "baseline" and not message.startswith(_WOULD_FAIL_AGAIN)
-        if not (died or needed) or done >= self._retries:
+        if done >= self._retries:
             return False
         if given is not None:
             self._retried[given] = done + 1
@@ -414,8 +408,7 @@ class Restarts:
         Returns:
             Trials that ended but were not reported to Optuna, with their result rows.
         """
-        ended = []
-        study = self._trials.study
+        ended, study = [], self._trials.study
         for frozen in self._trials.all(TrialState.RUNNING):
             trial, attrs = live_trial(study, frozen), frozen.user_attrs
             if "row" in attrs:
