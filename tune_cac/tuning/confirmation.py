@@ -77,16 +77,6 @@ class FixedListSearch(StudySearch):
         return self.restarts.start_predefined(missing[0])
 
 
-class FixedListProgress(SearchProgress):
-    """Progress without a best setting so far."""
-
-    def _is_further_baseline(self, role: str) -> bool:
-        return False  # every run of the list counts
-
-    def _best_so_far(self) -> str:
-        return "confirming"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Confirmation:
     """Result of a confirmation."""
@@ -114,10 +104,9 @@ def confirm(
 ) -> Confirmation:
     """Retrain the best settings of a study and its baseline on fresh seeds, and report which are confirmed.
 
-    The runs form a study of their own in the study's folder and train as in a search: runs of the same seed share
-    training, on as many processors or GPUs as the study's trials had. A repeated call does not train finished runs
-    again: it continues an interrupted confirmation, retries runs that failed without diverging, and adds more seeds or
-    candidates. ``best.env`` and ``report.md`` are rewritten and prefer confirmed settings.
+    The runs form a study of their own in the study's folder and train as in a search. A repeated call does not train
+    finished runs again: it continues an interrupted confirmation, retries runs that failed without diverging, and adds
+    more seeds or candidates. ``best.env`` and ``report.md`` are rewritten and prefer confirmed settings.
 
     Args:
         study: name under ``results``, or path of the study's folder.
@@ -149,12 +138,16 @@ def confirm(
     wanted = runs(candidates, base, fresh)
     child = layout.confirmation
     check_writable(layout.root)
-    _check_device(base, layout, address)
-    with (
-        locked(layout),
-        copied_to_storage(layout),
-        written(layout, f"confirm {layout.root} --top {top} --seeds {seeds}"),
-    ):
+    if base.device == "cuda" and not (address or os.environ.get("RAY_ADDRESS")):
+        import torch
+
+        if torch.cuda.device_count() == 0:
+            raise UserError(
+                f"{layout.root} was trained on a GPU and torch sees none here: confirm it where it was searched, or "
+                "give --address"
+            )
+    go_on = f"confirm {layout.root} --top {top} --seeds {seeds}"
+    with locked(layout), copied_to_storage(layout), written(layout, go_on):
         child.root.mkdir(exist_ok=True)
         picked = candidates["trial"].tolist()
         if child.info.is_file():
@@ -162,10 +155,10 @@ def confirm(
         place = str(joined(info.storage, child.root.name)) if info.storage else ""
         own: dict[str, Any] = {"controls": False, "candidates": picked, "storage": place, "holds": {}}
         child.write_info(replace(info, trials=len(wanted), versions=package_versions(), **own))
-        options = options_of(
-            info, child, base, trials=len(wanted), concurrency=concurrency, checkpoint_budget=checkpoint_budget,
-            address=address,
-        )  # fmt: skip
+        how: dict[str, Any] = {
+            "concurrency": concurrency, "checkpoint_budget": checkpoint_budget, "address": address,
+        }  # fmt: skip
+        options = options_of(info, child, base, trials=len(wanted), **how)
         say(
             f"{child.root}: {plural(len(candidates), 'candidate')} and the baseline on seeds {fresh[0]} to "
             f"{fresh[-1]}, {len(wanted)} runs of {info.length_text}"
@@ -215,24 +208,21 @@ def candidates_of(
 
 def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[PredefinedTrial]:
     """Return the runs of a confirmation, baselines first so that candidates can share their training."""
-    common = base.to_dict()
-    found = []
+    common, found = base.to_dict(), []
     for options in dict.fromkeys(config_of(row).options for _, row in candidates.iterrows()):
         own = {} if options == base.options else {"workload_options": list(options)}
-        found += [
-            PredefinedTrial(attrs={"role": "baseline"}, values={"method": "none", **own, "seed": seed})
-            for seed in seeds
-        ]
+        for seed in seeds:
+            values = {"method": "none", **own, "seed": seed}
+            found.append(PredefinedTrial(attrs={"role": "baseline"}, values=values))
     for _, row in candidates.iterrows():
         own = config_of(row).to_dict()
         values = {name: value for name, value in own.items() if common.get(name) != value and name != "seed"}
         if "workload_options" in common:
             values |= {} if "workload_options" in own else {"workload_options": []}
-        for seed in seeds:
-            attrs: dict[str, Any] = {"role": "candidate", "candidate": int(row["trial"])}
-            if "epochs" in values:
-                attrs[OF_EPOCHS] = base.epochs
-            found.append(PredefinedTrial(attrs=attrs, values={**values, "seed": seed}))
+        attrs: dict[str, Any] = {"role": "candidate", "candidate": int(row["trial"])}
+        if "epochs" in values:
+            attrs[OF_EPOCHS] = base.epochs
+        found += [PredefinedTrial(attrs=attrs, values={**values, "seed": seed}) for seed in seeds]
     return found
 
 
@@ -246,18 +236,6 @@ def _baseline_of(trials: pd.DataFrame, layout: Layout) -> TrialConfig:
     return config_of(baseline.iloc[0])
 
 
-def _check_device(base: TrialConfig, layout: Layout, address: str | None) -> None:
-    if base.device != "cuda" or address or os.environ.get("RAY_ADDRESS"):
-        return
-    import torch
-
-    if torch.cuda.device_count() == 0:
-        raise UserError(
-            f"{layout.root} was trained on a GPU and torch sees none here: confirm it where it was searched, or give "
-            "--address"
-        )
-
-
 def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[PredefinedTrial]) -> bool:
     """Train the missing runs; return whether they were interrupted before all of them ended."""
     check_gpus(options)
@@ -267,5 +245,5 @@ def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: lis
     searcher.adopt_unfinished()
     missing = len(searcher.missing())
     if missing:
-        train(child, options, searcher, FixedListProgress(searcher, to_run=missing), missing)
+        train(child, options, searcher, SearchProgress(searcher, to_run=missing), missing)
     return bool(searcher.missing()) or searcher.trials.has_unfinished()

@@ -109,7 +109,7 @@ class SearchProgress(tune.Callback):
 
     def _is_further_baseline(self, role: str) -> bool:
         """Return whether this is the baseline of another combination of options than the first one's."""
-        return role == "baseline" and bool(self._baselines)
+        return role == "baseline" and bool(self._baselines) and self._searcher.judges
 
     def _know_baseline(self, row: Mapping[str, Any], options: str) -> None:
         self._baselines.setdefault(options, row)
@@ -179,6 +179,8 @@ class SearchProgress(tune.Callback):
         return float((self._spent_flops + sum(map(search_flops, live))) / self._dense_flops)
 
     def _best_so_far(self) -> str:
+        if not self._searcher.judges:
+            return "confirming"
         if not self._baselines:
             return "no baseline yet"
         if not self._best:

@@ -24,7 +24,7 @@ def a_trial(number: int) -> Any:
 def quiet_searcher(*, sharing: bool = True, **more: Any) -> Any:
     plan = SimpleNamespace(base=TrialConfig(method="none"), allowed_drop=0.005, sharing=sharing, trial_timeout_s=None)
     known = {"best": lambda saving: None, "trials": SimpleNamespace(baselines=list), "write_holds": lambda: None}
-    return SimpleNamespace(**{"plan": plan, "about_left": lambda: 0, **known, **more})
+    return SimpleNamespace(**{"plan": plan, "judges": True, "about_left": lambda: 0, **known, **more})
 
 
 def test_a_row_in_trainings() -> None:
