@@ -144,13 +144,13 @@ def predictions(
     plans: dict[str, list[int]] = {}
     for row, values in enumerate(settings):
         plans.setdefault(facts_key(TrialConfig.from_mapping(values)), []).append(row)
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[Any, dict[Any, Any]] = {}
     for rows in plans.values():
         try:
             frame = replay(trace, pd.DataFrame([settings[row] for row in rows], index=rows))
         except UserError:
             continue
-        found |= frame[frame["compute_saved"].notna()].to_dict("index")
+        found.update(frame[frame["compute_saved"].notna()].to_dict("index"))
     return [found.get(row) for row in range(len(settings))]
 
 

@@ -77,6 +77,8 @@ class Candidates:
     trial's parameters and returns its full config.
     """
 
+    why_ended = f"of {_MOST_REPEATED + _MOST_REPEATED_AT_RANDOM} settings drawn in a row none was left to train"
+
     def __init__(
         self, trials: StudyTrials, plan: SearchPlan, config_of: Callable[[optuna.Trial], Mapping[str, Any]]
     ) -> None:
@@ -84,27 +86,17 @@ class Candidates:
         self._sampler = make_sampler(plan.seed)  # remembers no study's state
         self._random = RandomSampler(seed=plan.base.seed)
         self.ended = False  # True once no setting is left: the study has all that are found, and none runs
-        self._nothing_at: tuple[int, int] | None = None  # `StudyTrials.counts` when no setting was found
         self._impossible: dict[str, str] = {}  # configurations that could not be, with the reason
         # What failed in an earlier search may have been mended since.
         earlier = (t for t in trials.all() if t.state in (TrialState.FAIL, TrialState.PRUNED))
         self._failed_before = {trial.number for trial in earlier}
         self._model_facts: dict[tuple[str, ...], ModelFacts] = {}  # by the workload's options
 
-    def why_ended(self) -> str:
-        """Return in one line why the search ended before its trials were used up."""
-        return (
-            f"ended after {plural(self._trials.finished_count(), 'trial')}: of "
-            f"{_MOST_REPEATED + _MOST_REPEATED_AT_RANDOM} settings drawn in a row none was left to train"
-        )
-
     def start_next(self) -> optuna.Trial | None:
         """Start a sampled setting that the study lacks; None if none is found. Then `ended` says if that is final."""
-        if (now := self._trials.counts()) == self._nothing_at:
-            return None
         drawn = self._draw_new()
         if drawn is None:
-            self._nothing_at, self.ended = now, not self._trials.settings_are_trained()
+            self.ended = not self._trials.settings_are_trained()
             return None
         return self._trials.start({}, params=drawn.params, distributions=drawn.distributions)
 

@@ -24,7 +24,6 @@ import optuna
 from numpy.typing import NDArray
 from optuna.trial import TrialState
 
-from analysis.formatting import plural
 from analysis.metrics.noise import is_less
 from analysis.metrics.ranking import CUT
 from analysis.trace_replay.traces import RunTrace, read_trace
@@ -246,7 +245,6 @@ class OutcomeQueue:
         self._depths: Depths | None = None
         self._holds: tuple[int, dict[int, float]] = 0, {}  # how many trials had ended, and probabilities of theirs
         self._promising = MOST_OUTCOMES  # outcomes that were worth their training when one was chosen last
-        self._nothing_at: tuple[int, int] | None = None  # `StudyTrials.counts` when none was
         self.ended = False  # True once no outcome is left that is worth its training
 
     @property
@@ -283,12 +281,11 @@ class OutcomeQueue:
     def _total_steps(self) -> int:
         return int(self._roots()[self._epochs].trace.total_steps)
 
+    @property
     def why_ended(self) -> str:
-        """Return in one line why the search ended before its trials were used up."""
-        return (
-            f"ended after {plural(self._trials.finished_count(), 'trial')}: of {SETTINGS:,} settings"
-            f"{' for each length' if len(self._roots()) > 1 else ''} no outcome is left that is worth its training"
-        )
+        """Return why the search ended before its trials were used up."""
+        lengths = " for each length" if len(self._roots()) > 1 else ""
+        return f"of {SETTINGS:,} settings{lengths} no outcome is left that is worth its training"
 
     def about_left(self) -> int:
         """Estimate how many outcomes will still be trained, from the number worth it at the last choice.
@@ -299,15 +296,12 @@ class OutcomeQueue:
 
     def start_next(self, baseline: Mapping[str, Any]) -> optuna.Trial | None:
         """Begin the next outcome; None if none is worth training now. Then `ended` says whether that is final."""
-        if (now := self._trials.counts()) == self._nothing_at:  # asked again while others run
-            return None
         traces = self._traces()
         tried = self._begun_outcomes(baseline, traces)
         chosen = self._chosen(self._left(tried, traces), tried, baseline)
         if (drawn := self._next_unpredicted(len(tried), ends=chosen is None)) is not None:
             return self._begin(drawn, {UNPREDICTED: True})
         if chosen is None:
-            self._nothing_at = now
             running = [t.user_attrs for t in self._trials.all() if t.state == TrialState.RUNNING]
             self.ended = all(attrs.get("role") == "control" for attrs in running if "row" not in attrs)
             return None

@@ -205,7 +205,7 @@ def _run(
             layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))
             ended = [one for one in (searcher.outcomes, searcher.candidates) if one is not None and one.ended]
             if ended and not searcher.trials.has_unfinished():
-                say(ended[0].why_ended())
+                say(f"ended after {plural(searcher.trials.finished_count(), 'trial')}: {ended[0].why_ended}")
                 layout.write_info(replace(layout.read_info(), trials=searcher.trials.finished_count()))
         reported = searcher.trials.baseline_row()
         if options.is_script and info.script_epochs is None and reported:  # the command may choose that number itself

@@ -109,6 +109,7 @@ class StudySearch(Searcher):
         self._watch = plan.hold.get("CAC_WATCH")  # signals of all trials are the same
         self._claims_name: str | None = None  # of the coordinator of the stage tree's leases
         self._to_ask: int | None = None
+        self._nothing_at: tuple[int, int] | None = None  # `StudyTrials.counts` when no trial was worth it
         self._with_controls, self._nothing_can_be = False, ""
         self._running: dict[str, optuna.Trial] = {}  # those that have not ended, by Ray's id
         self._rows_so_far: dict[str, dict[str, Any]] = {}
@@ -238,9 +239,14 @@ class StudySearch(Searcher):
             return self.study.ask()
         if not self.plan.learns:
             return self.candidates.start_plain()
+        if (now := self.trials.counts()) == self._nothing_at:  # asked again while others run
+            return None
         if self.outcomes is not None and self.outcomes.predicts:
-            return self.outcomes.start_next(baseline)
-        return self.candidates.start_next()
+            trial = self.outcomes.start_next(baseline)
+        else:
+            trial = self.candidates.start_next()
+        self._nothing_at = now if trial is None else None
+        return trial
 
     def _enqueue_first(self) -> None:
         """Queue the space's starts that need the baseline's run, and say what it shows, once per study."""
