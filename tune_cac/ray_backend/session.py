@@ -267,7 +267,12 @@ def _joined_cluster(address: str, modules: Sequence[Path]) -> Iterator[None]:
     Raises:
         UserError: no cluster answers there, or it asks for a token that is not given.
     """
-    _check_answers(address)
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():  # Ray itself checks other forms
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+        except (OSError, OverflowError) as error:
+            raise UserError(_no_cluster(address, getattr(error, "strerror", None) or str(error))) from None
     there = _RayThread(_ENVIRONMENT, nullcontext(), address=address, runtime_env=_runtime_environment(modules))
     with ExitStack() as stack:
         try:
@@ -302,17 +307,6 @@ def _no_standard_error() -> Iterator[None]:
                 os.dup2(nowhere.fileno(), 2)
             stack.callback(os.dup2, kept, 2)
         yield
-
-
-def _check_answers(address: str) -> None:
-    """Raise UserError if nothing listens at HOST:PORT; Ray itself checks other forms of an address."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not host or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
-    except (OSError, OverflowError) as error:
-        raise UserError(_no_cluster(address, getattr(error, "strerror", None) or str(error))) from None
 
 
 def _no_cluster(address: str, reason: str) -> str:

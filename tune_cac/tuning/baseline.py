@@ -34,18 +34,16 @@ from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.plan import SearchPlan
 
 # --- Ranges in which thresholds make a difference ---------------------------------------------------------------------
-# A threshold below every ratio that a layer's variance ever reaches is never met, and a search that samples there
-# trains its baseline again and again. The ratio of an iteration is lowest if the rule has seen every iteration before
-# it (CAC_VAR_START_ITR=0, CAC_VAR_SAMPLES=1): a later start or rarer decisions can only miss peaks. So the lowest of
-# these ratios is the lower end of a threshold's useful range: exact for the first target, which stops in the baseline's
-# own run; approximate for later targets, whose variances change once an earlier layer has stopped. The upper end is 1:
-# a layer stops at the first fall of its variance. Ratios that are reached only in the last quarter of the run do not
-# count: a stop there saves almost nothing, and costs a search as much to try as any other.
-#
-# Symbols: v variance, peak the largest v so far, ratio v / peak. Shapes: T steps.
+# A threshold below every ratio v / peak that a layer's variance v ever reaches, the peak its largest so far, is never
+# met, and a search that samples there trains its baseline again and again. The ratio of an iteration is lowest if the
+# rule has seen every iteration before it (CAC_VAR_START_ITR=0, CAC_VAR_SAMPLES=1). So the lowest of these is the lower
+# end of a threshold's useful range: exact for the first target, which stops in the baseline's own run; approximate for
+# later ones, whose variances change once an earlier layer has stopped. The upper end is 1: a layer stops at the first
+# fall of its variance. Ratios reached only in the last quarter of the run do not count: a stop there saves almost
+# nothing. T is the number of steps.
 
-#: How far a range extends below the lowest ratio reached, as a share of that ratio's distance from 1: 0 if the ratio is
-#: exact; more for later layers, whose variances may fall further in other runs than in the baseline.
+#: How far a range extends below the lowest ratio reached, as a share of that ratio's distance from 1; more for later
+#: layers, whose variances may fall further in other runs than in the baseline.
 BEYOND_EXACT, BEYOND_ESTIMATE = 0.0, 0.25
 #: Share of the run that counts, from its start; a later stop has too little left to save.
 USEFUL_SHARE = 0.75
@@ -68,7 +66,10 @@ def with_learned_ranges(context: SpaceContext, trace: RunTrace, configs: Iterabl
         if not by_variance or facts_key(config) not in trace.facts:
             continue
         blueprint = trace.blueprint(config)
-        curves = [_variances(trace, config, unit) for unit in _stoppable(blueprint)]
+        curves = []  # (T,) variances in the run's useful part; empty if unknown
+        for unit in _stoppable(blueprint):
+            values, there = trace.dense.signal(signal_name(config.gradskip_settings(), unit.watched))
+            curves.append(values[: math.ceil(USEFUL_SHARE * trace.total_steps) if there.any() else 0])
         # The rule passes over a layer that does not move.
         moving = [values for values in curves if len(values) == 0 or (values != values[0]).any()]
         for place, values in enumerate(moving):
@@ -90,12 +91,6 @@ def _stoppable(blueprint: Blueprint) -> Sequence[Unit]:
     return blueprint.plan.units[: blueprint.stoppable]
 
 
-def _variances(trace: RunTrace, config: TrialConfig, unit: Unit) -> NDArray[np.float64]:
-    """Return (T,) variances of a layer in the run's useful part; empty if unknown."""
-    values, there = trace.dense.signal(signal_name(config.gradskip_settings(), unit.watched))
-    return values[: math.ceil(USEFUL_SHARE * trace.total_steps)] if there.any() else values[:0]
-
-
 def _ratios(values: NDArray[np.float64], blueprint: Blueprint) -> NDArray[np.float64]:
     """Return (T,) ratios, infinite at peaks."""
     return Curve.of(np.arange(len(values)), values, single_precision=blueprint.single_precision).ratios
@@ -104,8 +99,7 @@ def _ratios(values: NDArray[np.float64], blueprint: Blueprint) -> NDArray[np.flo
 def _latest_start(values: NDArray[np.float64], blueprint: Blueprint) -> int:
     """Return the last start iteration after which some ratio falls below 1; -1 if there is none.
 
-    An earlier start has seen an equal or higher peak by then, so a ratio below 1 after a start is also below 1 after
-    every earlier start.
+    By a search in halves: an earlier start has seen an equal or higher peak, so what falls after a later one does, too.
     """
 
     def stays(start: int) -> bool:

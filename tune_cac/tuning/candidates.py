@@ -94,14 +94,6 @@ class Candidates:
 
     def start_next(self) -> optuna.Trial | None:
         """Start a sampled setting that the study lacks; None if none is found. Then `ended` says if that is final."""
-        drawn = self._draw_new()
-        if drawn is None:
-            self.ended = not self._trials.settings_are_trained()
-            return None
-        return self._trials.start({}, params=drawn.params, distributions=drawn.distributions)
-
-    def _draw_new(self) -> optuna.Trial | None:
-        """Return a draw that the study does not have; None if many in a row were known."""
         known = self._known()
         draft = draft_of(self._trials, self._sampler)
         for repeated in range(_MOST_REPEATED + _MOST_REPEATED_AT_RANDOM):
@@ -109,8 +101,9 @@ class Candidates:
                 draft.sampler = self._random
             drawn = draft.ask()
             if as_key(self._config_of(drawn)) not in known:
-                return drawn
+                return self._trials.start({}, params=drawn.params, distributions=drawn.distributions)
             draft.tell(drawn, state=TrialState.FAIL)  # no sampler learns from it
+        self.ended = not self._trials.settings_are_trained()
         return None
 
     def _known(self) -> set[str]:

@@ -126,7 +126,13 @@ def confirm(
     layout = find_study(results, str(study))
     info = layout.read_info()
     trials = load(layout.root)
-    base = _baseline_of(trials, layout)
+    baseline = trials[(trials["role"] == "baseline") & (trials["status"] == "completed")]
+    if baseline.empty:
+        raise UserError(
+            f"nothing to confirm in {layout.root}: its baseline did not complete; finish the search, or search anew "
+            "where it failed"
+        )
+    base = config_of(baseline.iloc[0])
     candidates = candidates_of(trials, info.allowed_drop, top, holds=info.holds, sure=info.sure)
     if candidates.empty:
         raise UserError(
@@ -224,16 +230,6 @@ def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[
             attrs[OF_EPOCHS] = base.epochs
         found += [PredefinedTrial(attrs=attrs, values={**values, "seed": seed}) for seed in seeds]
     return found
-
-
-def _baseline_of(trials: pd.DataFrame, layout: Layout) -> TrialConfig:
-    baseline = trials[(trials["role"] == "baseline") & (trials["status"] == "completed")]
-    if baseline.empty:
-        raise UserError(
-            f"nothing to confirm in {layout.root}: its baseline did not complete; finish the search, or search anew "
-            "where it failed"
-        )
-    return config_of(baseline.iloc[0])
 
 
 def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[PredefinedTrial]) -> bool:

@@ -32,7 +32,7 @@ class SearchProgress(tune.Callback):
         self._best = ""  # in words; empty until it is asked for again
         self._baselines: dict[str, Mapping[str, Any]] = {}  # their rows, by the options of the workload if searched
         self._dense_flops = 0  # of the largest baseline
-        self._known_s: float | None = None  # when the baseline had ended, by `time.monotonic`
+        self.known_s: float | None = None  # when the baseline had ended, by `time.monotonic`
         self._ended_since = 0  # trials and controls
         self.counts_shares = False  # True once `trainings` is known from ``compute_saved`` alone
         for baseline in searcher.trials.baselines():
@@ -114,7 +114,7 @@ class SearchProgress(tune.Callback):
     def _know_baseline(self, row: Mapping[str, Any], options: str) -> None:
         self._baselines.setdefault(options, row)
         self._dense_flops = max(self._dense_flops, row["dense_flops"] or 0)
-        self._known_s = self._known_s or time.monotonic()
+        self.known_s = self.known_s or time.monotonic()
 
     def _end(self, role: str, line: str, *, further: bool) -> None:
         """Count a trial or a control, and say how it ended."""
@@ -146,30 +146,20 @@ class SearchProgress(tune.Callback):
             parts.append(f"compute so far: {full_trainings(self.trainings())}")
         if self.controls:
             parts.append(plural(self.controls, "control"))
-        if (seconds := self._seconds_left()) > 0:
+        if self.known_s is not None and self._ended_since and (left := self._searcher.about_left()):
+            seconds = left * (time.monotonic() - self.known_s) / self._ended_since
             parts.append(f"about {duration_text(seconds)} left")
         return ", ".join(parts)
-
-    def _seconds_left(self) -> float:
-        """Return about how long this search goes on; 0 until something has ended since the baseline."""
-        if self._known_s is None or not self._ended_since:
-            return 0.0
-        return self._searcher.about_left() * (time.monotonic() - self._known_s) / self._ended_since
 
     def _end_live(self, trial: Any) -> Mapping[str, Any]:
         """Count what a trial that ended has executed; return its last row."""
         row, self._best = self._live.pop(trial.trial_id, {}), ""
-        self._ended_since += self._known_s is not None
+        self._ended_since += self.known_s is not None
         self._spent_flops += search_flops(row)
         # Scripts that report no FLOPs report what they saved, which is final at the end.
         known = row.get("dense_flops") or "compute_saved" not in row
         self._spent_trainings += in_trainings(row) if known else 1 - row["compute_saved"]
         return row
-
-    @property
-    def has_baseline(self) -> bool:
-        """Return whether a baseline has ended, whose training the cost is counted in."""
-        return bool(self._baselines)
 
     def trainings(self) -> float:
         """Return what this search executed in full trainings of the baseline, or of each trial until that ended."""
@@ -242,8 +232,7 @@ class Budget(tune.Stopper):
         return self._time_is_up
 
     def _cost_is_used_up(self) -> bool:
-        # What a full training costs is known when the baseline has ended.
-        known = self._progress.has_baseline
+        known = self._progress.known_s is not None  # a baseline, which says what a full training costs
         return self._trainings is not None and known and self._progress.trainings() >= self._trainings
 
     def reason(self) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.trial import FixedTrial
+from optuna.trial import FixedTrial, TrialState
 from ray.tune.search import Searcher
 
 from analysis.formatting import plural
@@ -226,7 +226,7 @@ class StudySearch(Searcher):
     def _ask(self) -> optuna.Trial | str | None:
         """Return the next trial that can change training; None until the baseline ends."""
         baseline = self.trials.baseline_row()
-        if baseline is None and not self.trials.baseline_runs():
+        if baseline is None and not any(t.state == TrialState.RUNNING for t in self.trials.baselines()):
             return self.trials.start_baseline()
         if (run := self.lengths.next()) is not None:
             return self.restarts.start_predefined(run)

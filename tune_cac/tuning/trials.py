@@ -283,10 +283,6 @@ class StudyTrials:
         """Return the result row of the first baseline, or of that of a trial's combination; None before it ended."""
         return next((t.user_attrs["row"] for t in self.baselines(config) if "row" in t.user_attrs), None)
 
-    def baseline_runs(self) -> bool:
-        """Return whether a baseline is being trained."""
-        return any(t.state == TrialState.RUNNING for t in self.baselines())
-
     def baseline_failed(self, config: Mapping[str, Any] | None = None) -> bool:
         """Return whether the first baseline, or that of a trial's combination, failed and is not trained again."""
         found = self.baselines(config)
