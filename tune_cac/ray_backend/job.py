@@ -65,11 +65,7 @@ def _one_line(error: Exception, most: int) -> str:
 def submit(
     client: JobSubmissionClient, command: str, job: str, *, environment: Mapping[str, Any], variables: Mapping[str, str]
 ) -> None:
-    """Submit a command for a shell, under a job's id, with Ray's runtime environment and the job's variables.
-
-    Raises:
-        UserError: the cluster refuses it.
-    """
+    """Submit a command for a shell, under a job's id; UserError where the cluster refuses it."""
     given = {**environment, "env_vars": {"PYTHONUNBUFFERED": "1", **variables, JOB_VARIABLE: job}}
     ends = time.monotonic() + _AGENT_S
     while True:
@@ -83,11 +79,7 @@ def submit(
 
 
 def follow(client: JobSubmissionClient, job: str, write: Callable[[str], None]) -> int:
-    """Write a job's log as it grows, until the job ends; return its exit code.
-
-    Raises:
-        UserError: the cluster does not answer any more.
-    """
+    """Write a job's log as it grows, until the job ends; return its exit code, UserError without an answer."""
     written, answered = 0, time.monotonic()
     while True:
         try:

@@ -262,11 +262,7 @@ def _kept_to_itself() -> Iterator[None]:
 
 @contextmanager
 def _joined_cluster(address: str, modules: Sequence[Path]) -> Iterator[None]:
-    """Connect to HOST:PORT, ``auto`` or ``ray://HOST:PORT`` for the block.
-
-    Raises:
-        UserError: no cluster answers there, or it asks for a token that is not given.
-    """
+    """Connect to HOST:PORT, ``auto`` or ``ray://HOST:PORT`` for the block; UserError where no cluster answers."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdigit():  # Ray itself checks other forms
         try:

@@ -332,11 +332,7 @@ def typical_configs(
 
 
 def completed(store: StageStore, trace: RunTrace, settings: Any) -> RunTrace:
-    """Return the trace with the layer plans and costs that these settings need; count and store missing ones.
-
-    Raises:
-        OSError: they cannot be written into the study.
-    """
+    """Return the trace with the layer plans and costs that these settings need; missing ones go into the study."""
     if trace.run.get(OF_SCRIPT):
         return trace
     if plans := missing_facts(trace, settings):

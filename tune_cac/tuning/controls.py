@@ -64,11 +64,9 @@ def _control(kind: str, values: Mapping[str, Any], **attrs: Any) -> PredefinedTr
 
 
 class RunLengths:
-    """Choose the cut dense runs on which stops are searched.
+    """Choose the cut dense runs on which stops are searched; further ones where ``searched``.
 
-    Args:
-        learn: returns what a recorded dense run shows, by its epochs and its root in the stage tree.
-        searched: whether there are to be further ones.
+    ``learn`` returns what a recorded dense run shows, by its epochs and its root in the stage tree.
     """
 
     def __init__(
@@ -163,18 +161,19 @@ class RandomStops:
         """Return runs with random stops, as long as a setting, that save as much; none for one that stops nothing.
 
         Args:
-            best: the setting; its savings are rounded, so that nearly equal ones need no new runs.
+            best: the setting.
             trace: of the dense run of its length; None if that was not recorded.
-            ends: last parameter of each unit.
+            ends: numbers of the parameters through which a stop may reach (`SpaceContext.unit_ends`).
         """
         if best.own_saved <= EQUAL_COMPUTE or trace is None:
             return []
+        # Rounded, so that a new best setting with nearly equal savings needs no new runs.
         near = round(best.own_saved / EQUAL_COMPUTE) * EQUAL_COMPUTE
         base = replace(self._base, epochs=best.config[EPOCHS])
         if (near, base.epochs) not in self._found:
             drawn: list[dict[str, Any]] = []
             try:
-                drawn = random_stops(trace, StageStore(self._tree, trace.root), base, ends, saved=near)
+                drawn = self._drawn(trace, base, ends, near) if ends else []
             except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
                 warnings.warn(f"no controls with random stops: {error}", stacklevel=2)
             cut = base.epochs < self._base.epochs
@@ -182,44 +181,29 @@ class RandomStops:
             self._found[near, base.epochs] = [_control(RANDOM_STOPS, {**values, **length}, **attrs) for values in drawn]
         return self._found[near, base.epochs]
 
+    def _drawn(self, trace: RunTrace, base: TrialConfig, ends: Sequence[int], saved: float) -> list[dict[str, Any]]:
+        """Return values of runs with stops that save so much, by replay; fewer if stops cannot.
 
-def random_stops(
-    trace: RunTrace, store: StageStore, base: TrialConfig, ends: Sequence[int], *, saved: float
-) -> list[dict[str, Any]]:
-    """Return values of runs with manual stops at random layers and times that save as much as a setting, by replay.
-
-    A draw picks layers and random times in ascending order; the times are then moved together towards the run's start
-    or end until the savings match. At most `RANDOM_RUNS` are found, fewer if stops cannot save that much.
-
-    Args:
-        trace: the recorded dense run.
-        store: its root, where missing costs of steps are written.
-        base: config of the dense run; its seed draws.
-        ends: numbers of the parameters through which a stop may reach (`SpaceContext.unit_ends`).
-        saved: fraction of the compute to save.
-
-    Raises:
-        OSError: costs cannot be written.
-    """
-    if not ends:
-        return []
-    draw = random.Random(base.seed)
-    trace = completed(store, trace, [_manual(base, ends, range(len(ends)))])
-    found: list[dict[str, Any]] = []
-    for _ in range(_DRAWS):
-        if len(found) == RANDOM_RUNS:
-            break
-        layers = sorted(draw.sample(list(ends), draw.randint(1, len(ends))))
-        late = sorted(draw.random() for _ in layers)
-        tried = [_manual(base, layers, times) for times in _moved(late, trace.total_steps)]
-        if not tried:
-            continue
-        distance = np.abs(replay(trace, tried)["compute_saved"].to_numpy(float) - saved)
-        nearest = int(np.argmin(distance))
-        if distance[nearest] <= EQUAL_COMPUTE:
-            config = tried[nearest].to_dict()
-            found.append({name: config[name] for name in ("method", "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR")})
-    return found
+        A draw picks layers and random times in ascending order; the times are then moved together towards the run's
+        start or end until the savings match.
+        """
+        draw = random.Random(base.seed)
+        trace = completed(StageStore(self._tree, trace.root), trace, [_manual(base, ends, range(len(ends)))])
+        found: list[dict[str, Any]] = []
+        for _ in range(_DRAWS):
+            if len(found) == RANDOM_RUNS:
+                break
+            layers = sorted(draw.sample(list(ends), draw.randint(1, len(ends))))
+            late = sorted(draw.random() for _ in layers)
+            tried = [_manual(base, layers, times) for times in _moved(late, trace.total_steps)]
+            if not tried:
+                continue
+            distance = np.abs(replay(trace, tried)["compute_saved"].to_numpy(float) - saved)
+            nearest = int(np.argmin(distance))
+            if distance[nearest] <= EQUAL_COMPUTE:
+                config = tried[nearest].to_dict()
+                found.append({name: config[name] for name in ("method", "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR")})
+        return found
 
 
 def _moved(late: Sequence[float], total_steps: int) -> list[list[int]]:

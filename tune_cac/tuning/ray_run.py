@@ -31,11 +31,7 @@ def train(
     layout: Layout, options: SearchOptions, searcher: StudySearch, progress: SearchProgress, most: int,
     budget: Budget | None = None,
 ) -> None:  # fmt: skip
-    """Run on Ray the trials that the searcher suggests, at most ``most``, restarts not counted.
-
-    Raises:
-        OSError: the journal cannot be written.
-    """
+    """Run on Ray the trials that the searcher suggests, at most ``most``, restarts not counted."""
     from ray import tune
 
     from tune_cac.ray_backend.session import check_seen_by_all, ends_with_head, ray_session

@@ -54,18 +54,7 @@ def as_key(values: Any) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-# --- The private names of Optuna and Ray that this project relies on, each with a canary test -------------------------
-#
-# | private name | used in | for |
-# |---|---|---|
-# | ``optuna.trial.FrozenTrial._trial_id`` | `live_trial` | trials that another process began |
-# | the system attribute ``fixed_params`` of a queued trial | `queued_parameters` | to queue it again |
-# | ``optuna.storages.journal._storage.JournalOperation`` | `analysis.io.journal` | reading a journal without Optuna |
-# | ``optuna.storages.journal._file.LOCK_FILE_SUFFIX`` | `tune_cac.study.folder` | removing a dead process's lock |
-# | ``ray._private.ray_constants.ENABLE_RAY_CLUSTER`` | `tune_cac.ray_backend.session` | services on loopback alone |
-# | ``ray.tune.logger.TBXLoggerCallback._trial_writer``, ``_trial_result`` | `tune_cac.ray_backend.tensorboard` | rows |
-#
-# tests/tune_cac/test_private_names.py fails if one of them changes, or if another one is used.
+# --- Private names of Optuna; tests/tune_cac/test_private_names.py has all that are relied on, each with a canary -----
 
 
 def live_trial(study: optuna.Study, trial: FrozenTrial) -> optuna.Trial:
@@ -85,23 +74,16 @@ _NEVER = 1e30
 
 
 def tell_complete(
-    study: optuna.Study,
-    trial: optuna.Trial,
-    row: dict[str, Any],
-    baseline: dict[str, Any] | None,
-    allowed_drop: float | str,
-    quality: Quality = ACCURACY,
-) -> None:
-    """Report a finished trial: its objectives, and the loss beyond the allowed one as constraint (<= 0 is feasible).
-
-    A control is never feasible: a sampler cannot learn from it, and good controls would displace settings.
-    """
+    study: optuna.Study, trial: optuna.Trial, row: dict[str, Any], baseline: dict[str, Any] | None,
+    allowed_drop: float | str, quality: Quality = ACCURACY,
+) -> None:  # fmt: skip
+    """Report a finished trial: its objectives, and the loss beyond the allowed one as constraint (<= 0 is feasible)."""
     if baseline is not None:
         drop = quality.lost(row["quality"], baseline["quality"])
         excess = drop - allowed_amount(allowed_drop, baseline["quality"])
         trial.set_constraint(quality.drop, excess if excess > 1e-9 else min(excess, 0.0))
     if trial.user_attrs.get("role") == "control":
-        trial.set_constraint("control", _NEVER)
+        trial.set_constraint("control", _NEVER)  # good ones would displace settings
     saved = saved_of_row(row, trial.user_attrs.get("config", {}).get("saving"), baseline)
     study.tell(trial, [{**row, "compute_saved": saved}[name] for name in OBJECTIVES])
 
@@ -131,9 +113,7 @@ def missing_objectives(row: Mapping[str, Any], quality: Quality) -> list[str]:
 
 # --- Trials of a study ------------------------------------------------------------------------------------------------
 
-#: Attribute of a study: why its space does nothing or little on its run.
-_WHY_LITTLE = "why_little"
-_OPTIONS = "workload_options"
+_WHY_LITTLE, _OPTIONS = "why_little", "workload_options"
 
 
 def open_study(journal: Path, sampler: optuna.samplers.BaseSampler, quality: Quality = ACCURACY) -> optuna.Study:
@@ -325,11 +305,7 @@ class StudyTrials:
     # --- reports of trials that end ---
 
     def report(self, trial: optuna.Trial, row: dict[str, Any]) -> None:
-        """Report a trial's result row; as FAIL if its objectives are not finite.
-
-        Raises:
-            OSError: the journal cannot be written.
-        """
+        """Report a trial's result row, as FAIL if its objectives are not finite; OSError if it cannot be written."""
         if missing := missing_objectives(row, self._quality):
             self.report_failure(trial, f"the trial reported no finite {' and '.join(missing)}")
             return
@@ -399,11 +375,7 @@ class Restarts:
             self._begin_again({}, {"role": "baseline"}, retry=self._retries, continues=baselines[-1].number)
 
     def adopt_unfinished(self) -> list[tuple[optuna.Trial, dict[str, Any]]]:
-        """Report the running trials of an earlier search as FAIL, and begin them again.
-
-        Returns:
-            Trials that ended but were not reported to Optuna, with their result rows.
-        """
+        """Report running trials of an earlier search as FAIL and begin them again; return those that had ended."""
         ended, study = [], self._trials.study
         for frozen in self._trials.all(TrialState.RUNNING):
             trial, attrs = live_trial(study, frozen), frozen.user_attrs
