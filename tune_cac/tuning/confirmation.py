@@ -66,9 +66,6 @@ class FixedListSearch(StudySearch):
         begun = self.trials.begun() - self._again
         return [run for run in self._wanted if run.key not in begun]
 
-    def about_left(self) -> int:
-        return len(self.missing()) + len(self._running)
-
     def _next(self) -> optuna.Trial | str | None:
         missing = self.missing()
         if not missing:

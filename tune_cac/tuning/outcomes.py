@@ -244,7 +244,6 @@ class OutcomeQueue:
         self._unpredicted: list[DrawnSetting] = []  # of the full length
         self._depths: Depths | None = None
         self._holds: tuple[int, dict[int, float]] = 0, {}  # how many trials had ended, and probabilities of theirs
-        self._promising = MOST_OUTCOMES  # outcomes that were worth their training when one was chosen last
         self.ended = False  # True once no outcome is left that is worth its training
 
     @property
@@ -286,13 +285,6 @@ class OutcomeQueue:
         """Return why the search ended before its trials were used up."""
         lengths = " for each length" if len(self._roots()) > 1 else ""
         return f"of {SETTINGS:,} settings{lengths} no outcome is left that is worth its training"
-
-    def about_left(self) -> int:
-        """Estimate how many outcomes will still be trained, from the number worth it at the last choice.
-
-        Of n about log2(n) / 3 are trained, for each says much of the others (benchmarks/eta.py).
-        """
-        return 0 if self.ended else self._promising.bit_length() // 3
 
     def start_next(self, baseline: Mapping[str, Any]) -> optuna.Trial | None:
         """Begin the next outcome; None if none is worth training now. Then `ended` says whether that is final."""
@@ -405,7 +397,6 @@ class OutcomeQueue:
         """Return the outcome that promises most for its cost; None if none is worth its training."""
         new = are_new(self._features(left), self._features(tried))
         left = [one for one, is_new in zip(left, new, strict=True) if is_new]
-        self._promising = 0
         if not left:
             return None
         scale = self._scale(baseline)
@@ -425,7 +416,6 @@ class OutcomeQueue:
             worth = np.where(enough, worth, 0.0)
         if not np.count_nonzero(worth):
             return None
-        self._promising = int(np.count_nonzero(worth)) >> 3  # one of those that are still begun is this one
         return left[int(np.argmax(worth / self._costs(left, tried)))]
 
     def _with_expected(self, tried: Sequence[BegunOutcome], scale: LossScale) -> tuple[list[BegunOutcome], list[int]]:

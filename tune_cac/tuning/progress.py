@@ -30,11 +30,8 @@ class SearchProgress(tune.Callback):
         self._searcher, self._to_run = searcher, to_run
         self._quality, self._saving = searcher.plan.base.quality, searcher.plan.base.saving
         self._best = ""  # in words; empty until it is asked for again
-        self._baselines: dict[str, Mapping[str, Any]] = {}  # their rows, by the options of the workload if searched
+        self.baselines: dict[str, Mapping[str, Any]] = {}  # their rows, by the options of the workload if searched
         self._dense_flops = 0  # of the largest baseline
-        self.known_s: float | None = None  # when the baseline had ended, by `time.monotonic`
-        self._ended_since = 0  # trials and controls
-        self.counts_shares = False  # True once `trainings` is known from ``compute_saved`` alone
         for baseline in searcher.trials.baselines():
             if "row" in baseline.user_attrs:
                 self._know_baseline(baseline.user_attrs["row"], baseline.user_attrs.get("options", ""))
@@ -83,14 +80,13 @@ class SearchProgress(tune.Callback):
         row = self._end_live(trial)
         number, role, options = trial.config["trial"], trial.config["role"], trial.config.get("options", "")
         further = self._is_further_baseline(role)
-        self.counts_shares = self.counts_shares or not row.get("dense_flops")
         if role == "baseline":
             self._know_baseline(row, options)
         measured = f"{self._quality.name} {value_text(row['quality'], self._quality)}"
         if role == CUT:
             measured = f"{row['epoch']} dense epochs, {measured}"
         elif role != "control" and not further:
-            measured += f", saved {percent(saved_of_row(row, self._saving, self._baselines.get(options)))}"
+            measured += f", saved {percent(saved_of_row(row, self._saving, self.baselines.get(options)))}"
         named = f"baseline of {options}, trial {number}" if further else f"trial {number}"
         self._end(role, f"{named}: {measured}", further=further)
 
@@ -109,12 +105,11 @@ class SearchProgress(tune.Callback):
 
     def _is_further_baseline(self, role: str) -> bool:
         """Return whether this is the baseline of another combination of options than the first one's."""
-        return role == "baseline" and bool(self._baselines) and self._searcher.judges
+        return role == "baseline" and bool(self.baselines) and self._searcher.judges
 
     def _know_baseline(self, row: Mapping[str, Any], options: str) -> None:
-        self._baselines.setdefault(options, row)
+        self.baselines.setdefault(options, row)
         self._dense_flops = max(self._dense_flops, row["dense_flops"] or 0)
-        self.known_s = self.known_s or time.monotonic()
 
     def _end(self, role: str, line: str, *, further: bool) -> None:
         """Count a trial or a control, and say how it ended."""
@@ -138,7 +133,7 @@ class SearchProgress(tune.Callback):
             self._bar.update(self._task, completed=self.ended, description=self.summary())
 
     def summary(self) -> str:
-        """Return the best so far, failures, what this search executed and the time left, as one line."""
+        """Return the best so far, failures and what this search executed, as one line."""
         parts = [self._best_so_far()]
         if self.failures:
             parts.append(f"{len(self.failures)} failed")
@@ -146,15 +141,11 @@ class SearchProgress(tune.Callback):
             parts.append(f"compute so far: {full_trainings(self.trainings())}")
         if self.controls:
             parts.append(plural(self.controls, "control"))
-        if self.known_s is not None and self._ended_since and (left := self._searcher.about_left()):
-            seconds = left * (time.monotonic() - self.known_s) / self._ended_since
-            parts.append(f"about {duration_text(seconds)} left")
         return ", ".join(parts)
 
     def _end_live(self, trial: Any) -> Mapping[str, Any]:
         """Count what a trial that ended has executed; return its last row."""
         row, self._best = self._live.pop(trial.trial_id, {}), ""
-        self._ended_since += self.known_s is not None
         self._spent_flops += search_flops(row)
         # Scripts that report no FLOPs report what they saved, which is final at the end.
         known = row.get("dense_flops") or "compute_saved" not in row
@@ -171,7 +162,7 @@ class SearchProgress(tune.Callback):
     def _best_so_far(self) -> str:
         if not self._searcher.judges:
             return "confirming"
-        if not self._baselines:
+        if not self.baselines:
             return "no baseline yet"
         if not self._best:
             best = self._searcher.best(self._saving)
@@ -232,8 +223,9 @@ class Budget(tune.Stopper):
         return self._time_is_up
 
     def _cost_is_used_up(self) -> bool:
-        known = self._progress.known_s is not None  # a baseline, which says what a full training costs
-        return self._trainings is not None and known and self._progress.trainings() >= self._trainings
+        # A baseline says what a full training costs.
+        most, known = self._trainings, bool(self._progress.baselines)
+        return most is not None and known and self._progress.trainings() >= most
 
     def reason(self) -> str:
         """Return which budget is used up, as the beginning of a sentence; empty if none is."""
@@ -242,6 +234,4 @@ class Budget(tune.Stopper):
         if self._trainings is None or not self._cost_is_used_up() or self._searcher.trials.has_unfinished():
             return ""  # trials that still run were interrupted by the user
         executed = f"{self._progress.trainings():.1f} executed"
-        if self._progress.counts_shares:
-            executed += ", by the trials' compute_saved, for the script reports no FLOPs"
         return f"The cost budget of {full_trainings(self._trainings)} is used up ({executed})"

@@ -301,14 +301,6 @@ class StudySearch(Searcher):
             return True
         return self._grid is not None and self.trials.baseline_row() is not None and self._grid.ended
 
-    def about_left(self) -> int:
-        """Return about how many trials and controls are still to end, running ones too, once the baseline has ended."""
-        further = 0 if self.nothing_left else self._to_ask or 0
-        if further and self.outcomes is not None and self.outcomes.predicts:
-            further = min(further, self.outcomes.about_left())
-        controls = self.missing_controls(shorter_alone=True) if self._with_controls else []
-        return further + len(self._running) + len(controls)
-
     def best(self, saving: str | None = None) -> BestSetting | None:
         """Return the setting that is the answer so far, ranked by some saving; None if none saves anything."""
         return self.trials.best(self.unsure(), saving=saving)

@@ -12,7 +12,6 @@ from studies import DENSE_FLOPS, result_row
 from trainables.config import TrialConfig
 from tune_cac.ray_backend import workers
 from tune_cac.ray_backend.session import DEATHS
-from tune_cac.tuning import progress as progress_module
 from tune_cac.tuning.progress import Budget, SearchProgress, in_trainings
 from tune_cac.tuning.trials import BestSetting
 
@@ -24,7 +23,7 @@ def a_trial(number: int) -> Any:
 def quiet_searcher(*, sharing: bool = True, **more: Any) -> Any:
     plan = SimpleNamespace(base=TrialConfig(method="none"), allowed_drop=0.005, sharing=sharing, trial_timeout_s=None)
     known = {"best": lambda saving: None, "trials": SimpleNamespace(baselines=list), "write_holds": lambda: None}
-    return SimpleNamespace(**{"plan": plan, "judges": True, "about_left": lambda: 0, **known, **more})
+    return SimpleNamespace(**{"plan": plan, "judges": True, **known, **more})
 
 
 def test_a_row_in_trainings() -> None:
@@ -48,18 +47,6 @@ def test_live_trials_count_with_what_they_have_executed(capsys: pytest.CaptureFi
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith("compute so far: 1.0 full training")
     assert lines[1].endswith("compute so far: 1.1 full trainings")
-
-
-def test_the_time_left_is_said_once_something_has_ended_since_the_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
-    progress = SearchProgress(quiet_searcher(about_left=lambda: 3), to_run=24)
-    for number in range(3):
-        assert "left" not in progress.summary() or number == 2
-        now[0] += 10
-        progress.on_trial_result(0, [], a_trial(number), result_row())
-        progress.on_trial_complete(0, [], a_trial(number))
-    assert progress.summary().endswith("about 30 s left")  # three, each of the 10 s that each of two took
 
 
 def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
@@ -103,12 +90,10 @@ def test_a_cost_budget_is_not_used_up_before_the_baseline_says_what_a_training_c
 def test_scripts_that_tell_no_flops_count_with_what_they_did_not_save(capsys: pytest.CaptureFixture[str]) -> None:
     searcher = quiet_searcher()
     progress = SearchProgress(searcher, to_run=2)
-    assert not progress.counts_shares
     for number, saved in enumerate((0.0, 0.25)):
         progress.on_trial_result(0, [], a_trial(number), result_row(saved=saved, dense_flops=None, search_flops=None))
         progress.on_trial_complete(0, [], a_trial(number))
     assert progress.trainings() == 1.75
-    assert progress.counts_shares
 
 
 def test_the_best_so_far_is_the_searchers_and_asked_for_when_a_trial_has_ended() -> None:
