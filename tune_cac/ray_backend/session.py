@@ -76,12 +76,6 @@ class RayNotStarted(UserError):
 
     exit_code = 1
 
-    def __init__(self) -> None:
-        super().__init__(
-            "Ray did not start in time: a process of it was stopped or killed meanwhile (another user's `ray stop` "
-            "ends every Ray on a machine), or the machine is too busy; run the command again"
-        )
-
 
 class _RayThread(threading.Thread):
     """Thread that initialises Ray (``how``), lives as long as it, and shuts it down.
@@ -213,7 +207,10 @@ def _cluster_here(cpus: int, meanwhile: Sequence[str]) -> Iterator[None]:
                 stack.enter_context(here.started(_START_S, meanwhile))
         except Exception as error:
             if isinstance(error, TimeoutError) or re.search("timed ?out|deadline exceeded", str(error), re.IGNORECASE):
-                raise RayNotStarted from error
+                raise RayNotStarted(
+                    "Ray did not start in time: a process of it was stopped or killed meanwhile (another user's `ray "
+                    "stop` ends every Ray on a machine), or the machine is too busy; run the command again"
+                ) from error
             raise
         yield
 
@@ -263,10 +260,9 @@ def _kept_to_itself() -> Iterator[None]:
 @contextmanager
 def _joined_cluster(address: str, modules: Sequence[Path]) -> Iterator[None]:
     """Connect to HOST:PORT, ``auto`` or ``ray://HOST:PORT`` for the block; UserError where no cluster answers."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if host and port.isdigit():  # Ray itself checks other forms
+    if re.search(r"[^/]:\d+$", address):  # Ray itself checks other forms
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+            _connect(address, _ANSWER_S)
         except (OSError, OverflowError) as error:
             raise UserError(_no_cluster(address, getattr(error, "strerror", None) or str(error))) from None
     there = _RayThread(_ENVIRONMENT, nullcontext(), address=address, runtime_env=_runtime_environment(modules))
@@ -330,28 +326,32 @@ def ends_with_head(go_on: str) -> Iterator[None]:
     """
     done = threading.Event()
     address = ray.get_runtime_context().gcs_address
-    threading.Thread(target=_watch, args=(address, go_on, done), daemon=True).start()
+
+    def watch() -> None:
+        answered = time.monotonic()
+        while not done.wait(_WATCH_S):
+            with suppress(OSError):
+                _connect(address, _WATCH_S)
+                answered = time.monotonic()
+            if time.monotonic() - answered > GONE_S and not done.is_set():
+                say(
+                    f"the Ray cluster at {address} does not answer any more: finished trials are kept; on this machine "
+                    f"or another cluster go on with: {go_on}"
+                )
+                with suppress(OSError, ValueError):
+                    sys.stdout.flush()
+                os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         done.set()
 
 
-def _watch(address: str, go_on: str, done: threading.Event) -> None:
-    host, _, port = address.rpartition(":")
-    answered = time.monotonic()
-    while not done.wait(_WATCH_S):
-        with suppress(OSError):
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_WATCH_S).close()
-            answered = time.monotonic()
-        if time.monotonic() - answered > GONE_S and not done.is_set():
-            say(
-                f"the Ray cluster at {address} does not answer any more: finished trials are kept; on this machine or "
-                f"another cluster go on with: {go_on}"
-            )
-            with suppress(OSError, ValueError):
-                sys.stdout.flush()
-            os._exit(1)
+def _connect(address: str, most_s: float) -> None:
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=most_s).close()
 
 
 # --- Nodes of a Ray cluster: whether each of them sees the study's place ----------------------------------------------

@@ -247,12 +247,11 @@ def check_gpus(options: SearchOptions) -> None:
         return
     import torch
 
-    there, each, workers = torch.cuda.device_count(), options.gpus_per_trial, options.workers_per_trial
-    if each * workers > there:
-        times = f"{workers} times " if workers > 1 else ""
+    there, needed = torch.cuda.device_count(), options.gpus_per_trial * options.workers_per_trial
+    if needed > there:
         raise UserError(
-            f"{'--workers-per-trial times ' if times else ''}--gpus-per-trial must be at most {there}, which is all "
-            f"that torch sees here, got {times}{each:g}; give --address to search on a cluster"
+            f"--gpus-per-trial times --workers-per-trial must be at most {there}, which is all that torch sees here, "
+            f"got {needed:g}; give --address to search on a cluster"
         )
 
 
