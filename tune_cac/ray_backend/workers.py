@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 import shutil
 import threading
 import time
@@ -31,8 +30,6 @@ _LESS_MEMORY = "with --concurrency fewer trials share the memory; or take a smal
 _LESS_GPU_MEMORY = "with a larger --gpus-per-trial fewer trials share a GPU; or take a smaller batch or model"
 #: Parts of the messages with which torch says that the host's memory does not suffice.
 _NO_MEMORY = ("can't allocate memory", "not enough memory")
-#: Memory used and there, in Ray's message.
-_USED = re.compile(r"was ([0-9.]+\wB) used / ([0-9.]+\wB) limit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +48,8 @@ def failure_of(trial: Any, *, silent_s: float = 0.0, timeout_s: float | None = N
     """
     error = _error_of(trial)
     if isinstance(error, OutOfMemoryError):
-        used = _USED.search(str(error))
-        how = "memory was used up" if used is None else f"memory was used up, {used[1]} of {used[2]}"
-        return Failure(message=f"out of memory: its node's {how}, so Ray ended it: {_LESS_MEMORY}", out_of_memory=True)
+        message = f"out of memory: its node's memory was used up, so Ray ended it: {_LESS_MEMORY}"
+        return Failure(message=message, out_of_memory=True)
     cause, died = getattr(error, "cause", None), worker_died(error)
     # The file may be on another node, and a trial that hangs while its model is built was never silent.
     if died and timeout_s is not None and (silent_s >= timeout_s or was_ended(Path(trial.config["folder"]))):

@@ -33,8 +33,7 @@ from tune_cac.study.search_options import SearchOptions
 from tune_cac.study.study_result import answer, write_answer
 from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.progress import SearchProgress
-from tune_cac.tuning.ray_run import train
-from tune_cac.tuning.run import plan_of
+from tune_cac.tuning.run import plan_of, train
 from tune_cac.tuning.run_context import check_gpus, context_of
 from tune_cac.tuning.searcher import FINISHED, StudySearch
 from tune_cac.tuning.trials import OF_EPOCHS, PredefinedTrial, as_key
