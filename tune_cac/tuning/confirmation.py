@@ -237,5 +237,5 @@ def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: lis
     searcher.adopt_unfinished()
     missing = len(searcher.missing())
     if missing:
-        train(child, options, searcher, SearchProgress(searcher, to_run=missing), missing)
+        train(child, options, searcher, SearchProgress(searcher, to_run=missing))
     return bool(searcher.missing()) or searcher.trials.has_unfinished()

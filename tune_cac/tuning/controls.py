@@ -140,8 +140,6 @@ class RunLengths:
 
 #: Number of runs with random stops.
 RANDOM_RUNS = 3
-#: Most controls of both kinds in one search.
-MOST_CONTROLS = len(SHARES) + RANDOM_RUNS
 #: Largest difference between the savings of a random run and of the best setting, a fraction.
 EQUAL_COMPUTE = 0.01
 #: Most draws to find random stops that save as much.

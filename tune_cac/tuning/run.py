@@ -312,17 +312,12 @@ def _search(
     layout: Layout, options: SearchOptions, searcher: StudySearch, to_run: int, begun: float
 ) -> tuple[bool, str]:
     """Run trials and controls; return whether they were interrupted, and the line on the budget that ended them."""
-    from tune_cac.tuning.controls import MOST_CONTROLS
     from tune_cac.tuning.progress import Budget, SearchProgress
 
     progress = SearchProgress(searcher, to_run=to_run)
     budget = Budget(searcher, progress, time_s=options.time_budget_s, trainings=options.cost_budget, begun=begun)
     searcher.ask_for(to_run, controls=options.controls)
-    # The searcher ends the run earlier if fewer controls are needed.
-    beside = (MOST_CONTROLS if options.controls else 0) + options.searched_lengths.count(",")
-    if options.loaded_space.options:
-        beside = to_run + len(searcher.trials.missing_baselines())  # at most one baseline for each trial
-    train(layout, options, searcher, progress, to_run + beside, budget)
+    train(layout, options, searcher, progress, budget)
     go_on = f"python -m tune_cac search --resume {layout.root}"
     if searcher.gave_up:
         way_on = f"fix that, then run {go_on}"
@@ -355,10 +350,10 @@ def ray_needs(options: SearchOptions) -> dict[str, Any]:
 
 
 def train(
-    layout: Layout, options: SearchOptions, searcher: StudySearch, progress: SearchProgress, most: int,
+    layout: Layout, options: SearchOptions, searcher: StudySearch, progress: SearchProgress,
     budget: Budget | None = None,
 ) -> None:  # fmt: skip
-    """Run on Ray the trials that the searcher suggests, at most ``most``, restarts not counted."""
+    """Run on Ray the trials that the searcher suggests."""
     from ray import tune
 
     from tune_cac.ray_backend.session import check_seen_by_all, ends_with_head, ray_session
@@ -374,16 +369,14 @@ def train(
 
     with progress, ray_session(**ray_needs(options)), searcher.coordinated(), memory_ends_trials():
         _check_resources(options)
-        at_a_time = trials_at_a_time(options)
         check_seen_by_all(layout)
         with ends_with_head(go_on):
             tune.Tuner(
                 _trainable(options),
                 tune_config=tune.TuneConfig(
                     search_alg=searcher,
-                    # An upper bound: the searcher ends the run. Restarts because memory ran out halve those at a time.
-                    num_samples=most * (1 + options.retries) + 2 * at_a_time,
-                    max_concurrent_trials=at_a_time,
+                    num_samples=-1,  # the searcher ends the run
+                    max_concurrent_trials=trials_at_a_time(options),
                     reuse_actors=not options.fresh_processes,
                     trial_name_creator=named,
                     trial_dirname_creator=named,
