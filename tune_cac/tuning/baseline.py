@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from analysis.trace_replay.replay_frame import missing_costs, missing_facts, replay
 from analysis.trace_replay.traces import OF_SCRIPT, RunTrace, complete, facts_key, read_trace
 from search_spaces import Space, SpaceContext, load
-from search_spaces.space import Answers, Range, corners
+from search_spaces.space import Answers, Range, corners, describe
 from trainables.attachment import metadata_key
 from trainables.config import TrialConfig
 from trainables.errors import UserError
@@ -117,15 +117,6 @@ def _range(lowest: float, beyond: float) -> tuple[float, float]:
 # --- What settings stop and save --------------------------------------------------------------------------------------
 
 
-def never_acts(config: TrialConfig, trace: RunTrace) -> bool:
-    """Return whether the baseline's run proves that a configuration does nothing; False if that is unknown."""
-    try:
-        found = replay(trace.dense_only(), config)
-    except UserError:
-        return False
-    return bool(found["exact"].iloc[0])  # any action would have left the only stage
-
-
 def predictions(
     trace: RunTrace, settings: Sequence[Mapping[str, Any]], *, branches: bool = False
 ) -> list[dict[str, Any] | None]:
@@ -148,6 +139,12 @@ def predictions(
     return [found.get(row) for row in range(len(settings))]
 
 
+def never_acts(config: TrialConfig, trace: RunTrace) -> bool:
+    """Return whether the baseline's run proves that a configuration does nothing; False if that is unknown."""
+    (found,) = predictions(trace, [config.to_dict()])
+    return found is not None and bool(found["exact"])  # any action would have left the only stage
+
+
 def outcome_identity(found: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """Return a text that is equal for settings that train alike: of the stops in a trial's or a replay's row."""
     stops = [(event["iteration"], event["layer"]) for event in json.loads(found.get("stop_events") or "[]")]
@@ -164,13 +161,11 @@ class DrawnTrial(Answers):
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self.params: dict[str, Any] = {}
-        self.choices: dict[str, tuple[Any, ...]] = {}
 
     def answer(self, asked: Range) -> Any:
         """Draw a choice, or a number: uniform on its grid, in its range, or in its logarithm."""
         rng, low, high, step = self._rng, asked.low, asked.high, asked.step
         if asked.choices is not None:
-            self.choices[asked.name] = asked.choices
             value = rng.choice(asked.choices)
         elif asked.integer and asked.log:
             # Each integer has the share of the interval within 0.5 of it, as in Optuna.
@@ -191,8 +186,8 @@ class DrawnTrial(Answers):
 EXPLICIT_STOPS = "manual_layers"
 #: Spaces that stop layers on a run whose variances do not fall.
 _WORKS = f"--space stop_rules has rules that need no falling variance, --space {EXPLICIT_STOPS} none at all"
-#: Draws that tell whether a space does nothing, and that find the choices of its branches.
-_DRAWS, _CHOICE_DRAWS = 2000, 50
+#: Draws that tell whether a space does nothing.
+_DRAWS = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,12 +220,9 @@ class WarmStart:
             drawn.append((recorder.params, {**fixed, **under_one_set_of_options(values), **self.hold}))
         return drawn
 
-    def choices(self, seed: int) -> dict[str, tuple[Any, ...]]:
-        """Return the choices of categorical parameters, which must be the same in all trials of a study, as drawn."""
-        recorder = DrawnTrial(random.Random(seed))
-        for _ in range(_CHOICE_DRAWS):
-            self.space.suggest(recorder, self.context)
-        return recorder.choices
+    def choices(self) -> dict[str, tuple[Any, ...]]:
+        """Return the choices of categorical parameters, which must be the same in all trials of a study."""
+        return {one.name: one.choices for one in describe(self.space, self.context) if one.choices is not None}
 
     def _modes(self) -> set[str]:
         configs = typical_configs(self.space, self.context, self.base, self.hold)

@@ -261,7 +261,7 @@ class OutcomeQueue:
     def _distinct(self, known: WarmStart) -> list[Outcome]:
         drawn, base = known.drawn(self._seed, SETTINGS), known.base.to_dict()
         is_full = known.base.epochs == self._epochs
-        if not is_full and known.choices(self._seed) != self._roots()[self._epochs].choices(self._seed):
+        if not is_full and known.choices() != self._roots()[self._epochs].choices():
             warnings.warn("no stops on cut runs: choices of the space depend on the run's length", stacklevel=2)
             return []
         if known.space.options or not all(is_predicted(values, base) for _, values in drawn):
