@@ -206,10 +206,6 @@ class WarmStart:
         """Return whether replay predicts settings of the space, so that the baseline's run can prove one never acts."""
         return self.trace is not None and self.space.method in ("gradskip", "none")
 
-    def does_nothing(self, config: TrialConfig) -> bool:
-        """Return whether the baseline's run proves that this configuration never acts; not under other options."""
-        return config.options == self.base.options and self.knows_what_acts and never_acts(config, self.trace)
-
     def drawn(self, seed: int, count: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Return parameters and whole configurations of random settings of the space."""
         rng, fixed = random.Random(seed), {**self.base.to_dict(), "method": self.space.method}

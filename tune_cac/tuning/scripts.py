@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,10 @@ from trainables.storage import files_of
 from trainables.workload_options import read_options
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import with_watch
-from tune_cac.tuning.baseline import WarmStart, learn, warn_of_nothing_learned
+from tune_cac.tuning.baseline import WarmStart, learn, never_acts, warn_of_nothing_learned
 from tune_cac.tuning.plan import SearchPlan
-from tune_cac.tuning.searcher import StudySearch, config_of_trial
-from tune_cac.tuning.trials import PredefinedTrial
+from tune_cac.tuning.searcher import StudySearch
+from tune_cac.tuning.trials import BestSetting, PredefinedTrial
 
 #: Placeholder until the baseline has reported its run; no space is evaluated with it.
 UNKNOWN_RUN = SpaceContext(total_steps=1, layer_names=(), unit_ends=())
@@ -181,14 +182,11 @@ class ScriptSearch(StudySearch):
 
     def _start_does_nothing(self) -> bool:
         """Return whether the baseline's run proves that the starting point would be the same training."""
-        if self.outcomes is None or not self.outcomes.predicts:
-            return False
-        start = FixedTrial(dict(self._search_space.start(self.learn().context)))
-        try:
-            config = config_of_trial(start, self._search_space, self.plan.base, self.plan.hold, self._context_of)
-        except (ValueError, UserError):  # a start of some parameters, of which Optuna draws the others
-            return False
-        return self.learn().does_nothing(TrialConfig.from_mapping(config))
+        if self.outcomes is not None and self.outcomes.predicts:
+            with suppress(ValueError, UserError):  # a start of some parameters, of which Optuna draws the others
+                config = self._config(FixedTrial(dict(self._search_space.start(self.learn().context))))
+                return never_acts(TrialConfig.from_mapping(config), self.learn().trace)
+        return False
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Store the run facts that the baseline or a cut run reports, then report the trial as in every search."""
@@ -217,13 +215,11 @@ class ScriptSearch(StudySearch):
 
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
         """Return the missing shorter runs; none if the command takes no ``{epochs}``."""
-        if "epochs" not in self._placeholders:
-            return []
         self._leave_out_lengths()
-        missing = super().missing_controls(shorter_alone=True)
-        best = None if shorter_alone else self.best()
-        beside = None if best is None else self.lengths.beside(best)
-        return missing if beside is None or beside.key in self.trials.begun() else [*missing, beside]
+        return super().missing_controls(shorter_alone=shorter_alone) if "epochs" in self._placeholders else []
+
+    def _stops_beside(self, best: BestSetting) -> list[PredefinedTrial]:
+        return []  # no stop of a script can be given
 
     def _facts(self) -> Mapping[str, Any]:
         stored = next((t.user_attrs[RUN_FACTS] for t in self.trials.baselines() if RUN_FACTS in t.user_attrs), "{}")

@@ -194,7 +194,7 @@ class StudySearch(Searcher):
             "sharing": sharing if plan.sharing or role in ("baseline", CUT) else None,
         }
 
-    def _config(self, trial: optuna.Trial) -> dict[str, Any]:
+    def _config(self, trial: optuna.Trial | FixedTrial) -> dict[str, Any]:
         # The published defaults wait since before the baseline's run was known.
         space = self.plan.space if trial.user_attrs.get("role") == "published" else self._search_space
         return config_of_trial(trial, space, self.plan.base, self.plan.hold, self._context_of)
@@ -272,20 +272,17 @@ class StudySearch(Searcher):
         wanted: list[PredefinedTrial | None] = [self.lengths.next()]
         if not self.lengths.searched:
             wanted += shorter_trainings(self.plan.base)
-        if not shorter_alone and self._search_space.method == "gradskip":
-            wanted += self._of_equal_compute()
+        if not shorter_alone and (best := self.best()) is not None and shorter_trainings(self.plan.base):
+            wanted += [self.lengths.beside(best), *self._stops_beside(best)]  # the cut run may be the best then
         begun = self.trials.begun()
         return [run for run in wanted if run is not None and run.key not in begun]
 
-    def _of_equal_compute(self) -> list[PredefinedTrial | None]:
-        """Return random stops that save what the best setting saves, and a cut dense run if all so far save less."""
-        best = self.best()
-        if best is None or not shorter_trainings(self.plan.base):
-            return []
+    def _stops_beside(self, best: BestSetting) -> list[PredefinedTrial]:
+        """Return random stops that save what the best setting saves."""
         known = self._roots().get(best.config[EPOCHS])
-        trace = None if known is None else known.trace
-        stops = self._random_stops.of(best, trace, self._context.unit_ends)
-        return [self.lengths.beside(best), *stops]  # the cut run may be the best then
+        if self._search_space.method != "gradskip" or known is None:
+            return []
+        return self._random_stops.of(best, known.trace, self._context.unit_ends)
 
     # --- what is known ---
 
