@@ -368,7 +368,7 @@ def train(
         return trial_folder_name(trial.config["trial"])
 
     with progress, ray_session(**ray_needs(options)), searcher.coordinated(), memory_ends_trials():
-        _check_resources(options)
+        at_a_time = trials_at_a_time(options)
         check_seen_by_all(layout)
         with ends_with_head(go_on):
             tune.Tuner(
@@ -376,7 +376,7 @@ def train(
                 tune_config=tune.TuneConfig(
                     search_alg=searcher,
                     num_samples=-1,  # the searcher ends the run
-                    max_concurrent_trials=trials_at_a_time(options),
+                    max_concurrent_trials=at_a_time,
                     reuse_actors=not options.fresh_processes,
                     trial_name_creator=named,
                     trial_dirname_creator=named,
@@ -409,10 +409,11 @@ def _trainable(options: SearchOptions) -> Any:
     return tune.with_resources(SearchTrial, {"cpu": options.cpus_per_trial, "gpu": options.gpus_per_trial})
 
 
-def _check_resources(options: SearchOptions) -> None:
+def trials_at_a_time(options: SearchOptions) -> int:
+    """Return how many trials train at a time: as given, or what all nodes have room for; UserError for none."""
     import ray
 
-    there = ray.cluster_resources()
+    there, room = ray.cluster_resources(), []
     for kind, flag, wanted in (
         ("CPU", "--cpus-per-trial", options.cpus_per_trial),
         ("GPU", "--gpus-per-trial", options.gpus_per_trial),
@@ -421,16 +422,6 @@ def _check_resources(options: SearchOptions) -> None:
         if wanted > most:
             each = "" if options.workers_per_trial == 1 else f" for each of {options.workers_per_trial} workers"
             raise UserError(f"{flag} must be at most {most:g}{each}, which is all that Ray has, got {wanted:g}")
-
-
-def trials_at_a_time(options: SearchOptions) -> int:
-    """Return how many trials train at a time: as given, or what the processors and GPUs of all nodes allow."""
-    if options.concurrency or not options.is_on_cluster:
-        return options.trials_at_a_time
-    import ray
-
-    there = ray.cluster_resources()
-    room = [there.get("CPU", 0) / options.cpus_per_trial]
-    if options.gpus_per_trial:
-        room.append(there.get("GPU", 0) / options.gpus_per_trial)
-    return max(1, int(min(room)) // options.workers_per_trial)
+        if wanted:
+            room.append(int(most / wanted))
+    return options.trials_at_a_time if options.concurrency or not options.is_on_cluster else min(room)

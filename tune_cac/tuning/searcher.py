@@ -38,18 +38,10 @@ from tune_cac.tuning.trials import EPOCHS, BestSetting, PredefinedTrial, Restart
 FINISHED: str = Searcher.FINISHED
 
 
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values in types that JSON preserves, so that Ray, the journal and a resumed search see the same config."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
 def config_of_trial(
-    trial: optuna.Trial | FixedTrial,
-    space: Space,
-    base: TrialConfig,
-    hold: Mapping[str, Any],
+    trial: optuna.Trial | FixedTrial, space: Space, base: TrialConfig, hold: Mapping[str, Any],
     context_of: Callable[[int], SpaceContext],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Return all fields of a trial's configuration; suggests its parameters.
 
     ``hold`` is fixed in every trial but the baseline; ``context_of`` returns the facts on a run of so many epochs.
@@ -64,7 +56,9 @@ def config_of_trial(
         with warnings.catch_warnings():  # the published defaults may lie outside the ranges of this run
             warnings.filterwarnings("ignore", message="(Fixed|The value .*) parameter .* is out of (the )?range")
             suggested = space.suggest(trial, context)
-        values = {"method": space.method, **plain(suggested), **hold}
+        # In types that JSON preserves, so that Ray, the journal and a resumed search see the same config.
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in suggested.items()}
+        values = {"method": space.method, **plain, **hold}
         if epochs != base.epochs:
             values[EPOCHS] = trial.suggest_int(EPOCHS, 1, base.epochs)
     return {**base.to_dict(), **values}
