@@ -98,8 +98,7 @@ class RunLengths:
 
     def _loses_too_much(self, begun: Mapping[int, FrozenTrial]) -> bool:
         """Return whether the shortest run has ended with a loss of more than the allowed one, or failed."""
-        baseline = self._trials.baseline_row()
-        trial = begun.get(at_most(SHORTEST, self._base.epochs))
+        baseline, trial = self._trials.baseline_row(), begun.get(at_most(SHORTEST, self._base.epochs))
         if trial is None or baseline is None:
             return False
         quality, row = self._base.quality, trial.user_attrs.get("row")
@@ -119,13 +118,12 @@ class RunLengths:
         good = [n for n, t in self._begun().items() if "row" in t.user_attrs or not t.state.is_finished()]
         if epochs >= min(good, default=self._base.epochs):
             return None
-        run = self._run_of(epochs)
         is_tried = not self._chooses or epochs >= at_most(SHORTEST, self._base.epochs)
-        return run if is_tried else replace(run, attrs={**run.attrs, "role": "control"})
+        return self._run_of(epochs, CUT if is_tried else "control")
 
-    def _run_of(self, epochs: int) -> PredefinedTrial:
-        attrs = {"role": CUT, "control": SHORTER, OF_EPOCHS: self._base.epochs}
-        return PredefinedTrial(attrs=attrs, values={"method": "none", EPOCHS: epochs})
+    def _run_of(self, epochs: int, role: str = CUT) -> PredefinedTrial:
+        values = {"method": "none", EPOCHS: epochs}
+        return _control(SHORTER, values, **{"role": role, OF_EPOCHS: self._base.epochs})
 
     def _begun(self) -> dict[int, FrozenTrial]:
         """Return the cut dense runs that were begun and not interrupted, by their epochs."""
