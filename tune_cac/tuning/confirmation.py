@@ -34,7 +34,7 @@ from tune_cac.study.study_result import answer, write_answer
 from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.progress import SearchProgress
 from tune_cac.tuning.run import plan_of, train
-from tune_cac.tuning.run_context import check_gpus, context_of
+from tune_cac.tuning.run_context import check_gpus, run_context
 from tune_cac.tuning.searcher import FINISHED, StudySearch
 from tune_cac.tuning.trials import OF_EPOCHS, PredefinedTrial, as_key
 
@@ -233,7 +233,7 @@ def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: lis
     check_gpus(options)
     if options.is_script:
         check_unchanged(options.workload_options)
-    searcher = FixedListSearch(plan_of(child, options, context_of(base), base, trials=len(wanted)), wanted)
+    searcher = FixedListSearch(plan_of(child, options, run_context(base), base, trials=len(wanted)), wanted)
     searcher.adopt_unfinished()
     missing = len(searcher.missing())
     if missing:

@@ -45,9 +45,9 @@ from tune_cac.tuning.run_context import (
     check_processors,
     check_schedule,
     check_searched_options,
-    context_of,
     own_code,
     own_metric,
+    run_context,
     settle_device,
     share_only_if_repeatable,
 )
@@ -122,7 +122,7 @@ def _checked_on_run(options: SearchOptions, begun: Layout | None) -> tuple[Searc
     base, context = baseline_config(options, device="cpu"), None
     own = is_factory(options.workload) or options.first_options
     if own or options.sampler == "grid" or options.fixed or options.compresses:
-        context = context_of(base)
+        context = run_context(base)
     if options.estimates:
         check_methods(options)
     if options.is_script:
@@ -199,7 +199,7 @@ def _run(
     interrupted, used_up = False, ""
     with written(layout, f"search --resume {layout.root}"):
         with _session(layout, options):
-            context = context or context_of(base)
+            context = context or run_context(base)
             searcher = _searcher(layout, options, context, base, grid or _grid(options, context))
             if options.lengths != AUTO_LENGTHS and options.searched_lengths and not searcher.lengths.searched:
                 say(

@@ -34,12 +34,22 @@ if TYPE_CHECKING:
 
 
 def run_context(config: TrialConfig) -> SpaceContext:
-    """Return the facts on a run for search spaces; builds the model once, on the CPU, and checks user code."""
+    """Return the facts on a run before any training: builds the model once, on the CPU, and checks user code.
+
+    Nothing is known of a script but that its command may be one.
+    """
+    if config.workload == SCRIPT:
+        from trainables.script.run import check_command
+        from tune_cac.tuning.scripts import UNKNOWN_RUN
+
+        check_command(config)
+        return UNKNOWN_RUN
     from trainables.compression.measures import weight_layers
     from trainables.gradskip.layers import unit_ends, watch_needed
     from trainables.runtime.isolation import isolated
     from trainables.workloads import build_for
 
+    config = replace(config, workers=1)
     workload = build_for(config)
     workload.check(config.seed)
     with isolated(seed=config.seed, threads=config.threads):
@@ -81,17 +91,6 @@ def recipe_choices(config: TrialConfig, workload: Workload, model: nn.Module) ->
     if fixed & {"compile_mode", "activation_checkpointing"}:  # one excludes the other
         fixed |= {"compile_mode", "activation_checkpointing"}
     return {name: values for name, values in found.items() if values and name not in fixed}
-
-
-def context_of(base: TrialConfig) -> SpaceContext:
-    """Return the facts on a run for search spaces before any training; nothing is known of a script."""
-    if base.workload != SCRIPT:
-        return run_context(replace(base, workers=1))
-    from trainables.script.run import check_command
-    from tune_cac.tuning.scripts import UNKNOWN_RUN
-
-    check_command(base)
-    return UNKNOWN_RUN
 
 
 def baseline_config(options: SearchOptions, *, device: str) -> TrialConfig:
