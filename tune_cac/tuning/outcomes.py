@@ -165,12 +165,11 @@ def middle_of(group: Sequence[Mapping[str, Any]]) -> int:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
 
     names = [name for name in group[0] if all(is_number(setting.get(name)) for setting in group)]
-    region = {name: (min(s[name] for s in group), max(s[name] for s in group)) for name in names}
-    distances = [
-        sum(((s[name] - (low + high) / 2) / (high - low)) ** 2 for name, (low, high) in region.items() if high > low)
-        for s in group
-    ]
-    return int(np.argmin(distances))
+    values = np.array([[setting[name] for name in names] for setting in group], float)
+    low, high = values.min(axis=0), values.max(axis=0)
+    differs = high > low
+    from_middle = (values - (low + high) / 2)[:, differs] / (high - low)[differs]
+    return int(np.argmin((from_middle**2).sum(axis=1)))
 
 
 def shared_steps(stops: Stops, others: Iterable[Stops], total_steps: int) -> int:
