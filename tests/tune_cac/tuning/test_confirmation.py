@@ -200,22 +200,17 @@ def test_at_a_price_that_nothing_is_worth(tmp_path: Path) -> None:
     )
 
 
-#: How trials 1 and 3 of a study turn out to be one outcome under two settings.
-SAME = {
-    "the same stage of the tree": ({"stage": "a"}, {"stage": "a"}),
-    "the same result to the last bit": ({"train_loss": 0.25}, {"train_loss": 0.25}),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("same", SAME.values(), ids=SAME.keys())
-@pytest.mark.parametrize("retrained", [1, 3])  # 3, where 1 ended only after the confirmation had begun
+@pytest.mark.parametrize(  # the same stage of the tree, the same result to the last bit; of trials 1 and 3
+    ("same", "retrained"),
+    [({"stage": "a"}, 1), ({"train_loss": 0.25}, 3)],  # 3, where 1 ended only after the confirmation had begun
+)
 def test_what_fresh_seeds_say_is_said_of_every_trial_of_the_outcome(
-    tmp_path: Path, same: tuple[dict[str, Any], dict[str, Any]], retrained: int
+    tmp_path: Path, same: dict[str, Any], retrained: int
 ) -> None:
     first, second = saving(0.4), saving(0.4, CAC_VAR_SAMPLES=7)
-    first["row"] |= {"stage": "", **same[0]}
-    second["row"] |= {"stage": "", **same[1]}
+    for one in (first, second):
+        one["row"] |= {"stage": "", **same}
     folder = study(tmp_path, first, saving(0.2), second, saving(0.1))
     layout = Layout(folder)
     ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
