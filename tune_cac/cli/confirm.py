@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 )
 def run(arguments: argparse.Namespace) -> int:
     """Run the confirmation; print the table of candidates and the study's answer."""
+    from analysis.io.layout import Layout
+    from analysis.io.studies import load
     from analysis.metrics.accounting import search_cost
+    from analysis.metrics.ranking import allowed_limit
     from analysis.presentation.markdown_report import search_cost_line
     from tune_cac.tuning.confirmation import confirm as confirm_study
 
@@ -43,12 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
         checkpoint_budget=arguments.checkpoint_budget or SearchOptions.checkpoint_budget,
         address=arguments.address,
     )
-    if found.table is not None:
-        print_table(_cells(found.table, found.quality, found.allowed))
+    layout = Layout(found.folder)
+    trials = load(layout.confirmation.root)
+    if found.confirmation is not None:
+        allowed = allowed_limit(found.ranking, found.allowed_drop)
+        print_table(_cells(found.confirmation, layout.read_info().quality, allowed))
         print()
     print(found.headline)
-    print(search_cost_line(search_cost(found.trials), of="Cost of the confirmation"))
-    failed = found.trials[found.trials["status"] == "failed"]
+    print(search_cost_line(search_cost(trials), of="Cost of the confirmation"))
+    failed = trials[trials["status"] == "failed"]
     for _, row in failed.iterrows():
         say(f"run {row['trial']} failed: {row['error']}")
     if found.interrupted:

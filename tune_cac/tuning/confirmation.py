@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ from analysis.io.studies import load
 from analysis.metrics.confirmation import FEWEST_PAIRS
 from analysis.metrics.duplicates import outcomes
 from analysis.metrics.noise import is_unsure, with_holds
-from analysis.metrics.ranking import allowed_limit, is_cut, rank
+from analysis.metrics.ranking import is_cut, rank
 from analysis.presentation.summary_text import config_of
 from trainables.config import TrialConfig, check_integer, wrapped_seed
 from trainables.errors import TrainingDiverged, UserError
-from trainables.quality import Quality
 from trainables.storage import joined
 from tune_cac.messages import say
 from tune_cac.study.decoded_images import keeps_decoded_images
@@ -30,7 +29,7 @@ from tune_cac.study.folder import check_writable, find_study, locked, mend_journ
 from tune_cac.study.object_storage import copied_to_storage
 from tune_cac.study.script_files import check_unchanged
 from tune_cac.study.search_options import SearchOptions
-from tune_cac.study.study_result import answer, write_answer
+from tune_cac.study.study_result import SearchResult, answer, write_answer
 from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.progress import SearchProgress
 from tune_cac.tuning.run import plan_of, train
@@ -73,20 +72,6 @@ class FixedListSearch(StudySearch):
         return self.restarts.start_predefined(missing[0])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Confirmation:
-    """Result of a confirmation."""
-
-    folder: Path  # the study's folder
-    table: pd.DataFrame | None  # one row per candidate (`analysis.confirm_table`); None if no run has begun
-    trials: pd.DataFrame  # the runs on fresh seeds (`analysis.load` of the study's confirmation)
-    headline: str  # the study's answer in one sentence, with the confirmation
-    allowed_drop: float | str  # drop of the metric that is allowed (`trainables.quality`)
-    quality: Quality  # metric by which the runs are compared
-    allowed: float  # the allowed drop in the metric's unit; a relative one is of the search's baseline
-    interrupted: bool  # True if it was interrupted before all runs ended
-
-
 @keeps_decoded_images
 def confirm(
     study: str | Path,
@@ -97,7 +82,7 @@ def confirm(
     concurrency: int | None = None,
     checkpoint_budget: int | str = SearchOptions.checkpoint_budget,
     address: str | None = None,
-) -> Confirmation:
+) -> SearchResult:
     """Retrain the best settings of a study and its baseline on fresh seeds, and report which are confirmed.
 
     The runs form a study of their own in the study's folder and train as in a search. A repeated call does not train
@@ -112,6 +97,9 @@ def confirm(
         concurrency: runs at a time; None for as many as the processors allow.
         checkpoint_budget: as in `search`.
         address: as in `search`.
+
+    Returns:
+        The study's answer with its table ``confirmation``; True in ``interrupted`` if runs are missing.
 
     Raises:
         UserError: no such study, none of its settings saves anything within the allowed drop, its baseline did
@@ -169,16 +157,7 @@ def confirm(
         interrupted = _train(child, options, base, wanted)
         found = answer(layout, allowed_drop=info.allowed_drop)
         write_answer(layout, found)
-    return Confirmation(
-        folder=layout.root,
-        table=found.confirmation,
-        trials=load(child.root),
-        headline=found.headline,
-        allowed_drop=found.allowed_drop,
-        quality=info.quality,
-        allowed=allowed_limit(found.ranking, found.allowed_drop),
-        interrupted=interrupted,
-    )
+    return replace(found, interrupted=interrupted)
 
 
 def options_of(info: StudyInfo, child: Layout, base: TrialConfig, **how: Any) -> SearchOptions:
