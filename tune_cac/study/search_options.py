@@ -551,5 +551,5 @@ class SearchOptions(StudyOptions):
 
     @property
     def trials_at_a_time(self) -> int:
-        """Return how many trials train at a time on this machine; `tune_run.trials_at_a_time` counts a cluster's."""
+        """Return how many trials train at a time on this machine; `run.trials_at_a_time` counts a cluster's."""
         return self.concurrency or max(1, processors() // self.processors_per_trial)
