@@ -193,12 +193,12 @@ class GridWalk:
     @property
     def ended(self) -> bool:
         """Return whether every point was begun, and none waits to be begun again."""
-        return not self._trials.queued() and not self._missing()
+        return not self._trials.all(TrialState.WAITING) and not self._missing()
 
     def start_next(self) -> optuna.Trial | None:
         """Start the next point, first one that is begun again; None if there is none."""
         study = self._trials.study
-        if not self._trials.queued():
+        if not self._trials.all(TrialState.WAITING):
             point = next(iter(self._missing()), None)
             if point is None:
                 return None

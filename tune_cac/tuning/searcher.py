@@ -99,6 +99,7 @@ class StudySearch(Searcher):
             )
         self._random_stops = RandomStops(plan)
         self._most: int | None = None  # trials at a time, since memory ran out
+        self._begun_beside: set[str] = set()  # trials that had more beside them, which may fit with fewer
         self._warm_start: WarmStart | None = None
         self._watch = plan.hold.get("CAC_WATCH")  # signals of all trials are the same
         self._claims_name: str | None = None  # of the coordinator of the stage tree's leases
@@ -229,7 +230,7 @@ class StudySearch(Searcher):
         if self._grid is not None:
             return self._grid.start_next() or FINISHED
         self._enqueue_first()
-        if self.trials.queued():
+        if self.trials.all(TrialState.WAITING):
             return self.study.ask()
         if not self.plan.learns:
             return self.candidates.start_plain()
@@ -372,8 +373,10 @@ class StudySearch(Searcher):
             return False
         at_a_time = len(self._running)
         if out_of_memory and at_a_time > 1:
-            self._most, died = at_a_time // 2, True
+            self._most = at_a_time // 2
+            self._begun_beside |= self._running.keys()
             say(f"memory ran out with {at_a_time} trials at a time: from here on at most {plural(self._most, 'trial')}")
+        died = died or (out_of_memory and trial_id in self._begun_beside)
         trial = self._running.pop(trial_id)
         trial.set_user_attr("row_so_far", self._rows_so_far.pop(trial_id, {}))
         if self._claims_name is not None and (folder := trial.user_attrs.get("folder")) is not None:

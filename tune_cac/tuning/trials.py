@@ -181,10 +181,6 @@ class StudyTrials:
         attrs, self.baseline_again = self.baseline_again, None
         return self.start(attrs)
 
-    def queued(self) -> list[FrozenTrial]:
-        """Return the trials that wait in the queue."""
-        return self.all(TrialState.WAITING)
-
     def has_unfinished(self) -> bool:
         """Return whether trials count as running although Ray was stopped."""
         return any("row" not in t.user_attrs for t in self.all(TrialState.RUNNING))
@@ -406,7 +402,8 @@ class Restarts:
             again["resume_from"] = checkpoint
         if again["role"] == "baseline":
             self._trials.baseline_again = again
-        elif dict(parameters) not in map(queued_parameters, self._trials.queued()):  # else by a search killed since
+        elif dict(parameters) not in map(queued_parameters, self._trials.all(TrialState.WAITING)):
+            # Else a search that was killed since has queued it.
             self._trials.study.enqueue_trial(dict(parameters), user_attrs=again)
 
     def own_checkpoint(self, found: Path | str | None) -> str | None:
