@@ -26,7 +26,7 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler
 from trainables.trial import Trial
 from tune_cac.study.search_options import SearchOptions
 from tune_cac.tuning.candidates import make_sampler
-from tune_cac.tuning.run_context import baseline_config, context_of
+from tune_cac.tuning.run_context import baseline_config, run_context
 from tune_cac.tuning.searcher import config_of_trial
 
 #: Compute executed, in percent of a full training: of the first comparison, and what each next one is multiplied by.
@@ -118,7 +118,7 @@ def main() -> None:
         epochs=arguments.epochs, seed=arguments.seed,
     )  # fmt: skip
     base = baseline_config(options, device="cpu")
-    context, concurrency = context_of(base), arguments.concurrency
+    context, concurrency = run_context(base), arguments.concurrency
     (dense,), executed = trained([base.to_dict()], dense_flops=None, concurrency=concurrency)
     study = optuna.create_study(directions=["maximize"] * 2, sampler=make_sampler(arguments.seed, "random"))
     drawn = [config_of_trial(study.ask(), options.loaded_space, base, {}, lambda _: context) for _ in range(MOST)]

@@ -95,7 +95,6 @@ def run_plain(trials: int, seed: int) -> None:
     from trainables.trial import Trial
     from tune_cac.ray_backend.session import ray_session
     from tune_cac.tuning.run_context import run_context
-    from tune_cac.tuning.searcher import plain as plain_values
 
     base = TrialConfig(method="none", seed=seed)
     context, space = run_context(base), search_spaces.load("auto_thresholds")
@@ -103,7 +102,8 @@ def run_plain(trials: int, seed: int) -> None:
     class Search(OptunaSearch):
         def suggest(self, trial_id: str) -> dict[str, Any]:
             trial = self._ot_trials.setdefault(trial_id, self._ot_study.ask())
-            values = plain_values(space.suggest(trial, context))
+            suggested = space.suggest(trial, context).items()
+            values = {name: list(value) if isinstance(value, tuple) else value for name, value in suggested}
             return {"config": {**base.to_dict(), "method": "gradskip", **values}, "resume_from": None}
 
     sampler = optuna.samplers.TPESampler(

@@ -1,6 +1,6 @@
 """Pruning: one sensitivity per block of layers, which keeps the number of parameters low in deep models.
 
-Layers of a block (``layer1.0`` of ``layer1.0.conv1.weight``) are pruned in proportion to what each tolerates alone.
+``layer1.0`` is the block of ``layer1.0.conv1.weight``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def blocks(context: SpaceContext) -> list[list[str]]:
 
 def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     """Ask for a sensitivity per block."""
-    return by_layer.ask(trial, context, blocks(context))
+    return by_layer.ask(trial, blocks(context))
 
 
 def start(context: SpaceContext) -> dict[str, Any]:
-    """Return about half of the sensitivity that each block's most robust layer tolerates alone."""
-    return by_layer.start_of(context, blocks(context))
+    """Return a third of the largest sensitivity for each block."""
+    return {by_layer.parameter_of(block): 2 * by_layer.STEP for block in blocks(context)}
 
 
 SPACE = replace(by_layer.SPACE, name="pruning_sensitivities_by_block", suggest=suggest, start=start)

@@ -28,9 +28,6 @@ class SpaceContext:
     """Epochs of the full run."""
     weight_names: tuple[str, ...] = ()
     """Names of the weights of convolutions and linear layers, in the model's order."""
-    sensitivities: Mapping[str, float] = field(default_factory=dict)
-    """Sensitivity at which each weight, pruned alone in the trained baseline, stays within the allowed accuracy loss;
-    empty where that is not known."""
     schedule: str | None = None
     """Text of the compression schedule whose marked values are searched."""
     latest_start_itr: int | None = None

@@ -28,7 +28,7 @@ from tune_cac.ray_backend.session import check_seen_by_all, ray_session, seen_fr
 from tune_cac.study import object_storage
 from tune_cac.study.object_storage import copied_to_storage, fetch_study
 from tune_cac.study.search_options import SearchOptions
-from tune_cac.tuning.ray_run import trials_at_a_time
+from tune_cac.tuning.run import trials_at_a_time
 
 pytestmark = pytest.mark.slow
 

@@ -378,9 +378,9 @@ def test_a_script_that_knows_only_the_share_it_saved(tmp_path: Path, monkeypatch
     search = trials[trials["role"] != "baseline"]
     assert search["compute_saved"].tolist() == pytest.approx((1 - search["CAC_VAR_START_THR"]).tolist(), abs=1e-3)
     again = tune_cac.confirm("s", top=1, seeds=3, concurrency=1)
-    assert again.table is not None
-    assert again.table["seeds"].tolist() == [3]
-    assert again.table["compared"].tolist() == ["validation accuracy"]  # the script told of no test split
+    assert again.confirmation is not None
+    assert again.confirmation["seeds"].tolist() == [3]
+    assert again.confirmation["compared"].tolist() == ["validation accuracy"]  # the script told of no test split
     assert "in validation accuracy" in again.headline
     (tmp_path / "train.sh").write_text("exit 1\n")
     for changed in (

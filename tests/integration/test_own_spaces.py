@@ -135,12 +135,14 @@ def test_placeholders_of_a_script(project: Path) -> None:
     # On fresh seeds, too, each candidate is compared with the baseline of its options.
     with contextlib.chdir(project):
         confirmed = tune_cac.confirm("script", top=6, seeds=3)
-    runs = confirmed.trials[confirmed.trials["role"] == "baseline"].groupby(["options", "seed"]).size()
+    retrained = analysis.load(confirmed.folder / "confirmation")
+    runs = retrained[retrained["role"] == "baseline"].groupby(["options", "seed"]).size()
     assert runs.tolist() == [1] * 6
-    assert confirmed.table is not None
+    table = confirmed.confirmation
+    assert table is not None
     lost = found.set_index("trial")["accuracy_drop"]
-    assert confirmed.table["accuracy_drop"].tolist() == pytest.approx(lost[confirmed.table["candidate"]].tolist())
-    picked = found.set_index("trial").loc[confirmed.table["candidate"], "options"]
+    assert table["accuracy_drop"].tolist() == pytest.approx(lost[table["candidate"]].tolist())
+    picked = found.set_index("trial").loc[table["candidate"], "options"]
     assert set(picked) == {"level=0.9", "level=0.5"}
     missing = run_here(project, "search", "--space", "two.yaml", "--script", "sh train.sh 1 2", "--name", "t")
     assert missing.returncode == 2

@@ -248,19 +248,3 @@ def test_a_loss_that_cannot_do_without_a_layer_fails_trials_and_no_search(
     again = tune_cac_command("search", "--workload", "penalty:make", "--trials", "1", "--name", "s", "--no-controls")
     assert "Traceback" not in again.stderr
     assert len(analysis.load(tmp_path / "results" / "s")) == 4
-
-
-def test_a_cluster_of_this_machine_is_said_and_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """``ray start`` leaves its address in a file, which outlives a cluster that was killed."""
-    from tune_cac.ray_backend.session import running_here
-
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert running_here() == ""
-    (tmp_path / "ray").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
-        assert running_here() == address
-    assert running_here() == ""

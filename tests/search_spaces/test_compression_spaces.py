@@ -12,7 +12,7 @@ import torch
 
 import search_spaces
 from search_spaces import Space, SpaceContext
-from search_spaces.pruning_sensitivities import BEYOND, LEAST, VALUES, WIDEST
+from search_spaces.pruning_sensitivities import STEP, WIDEST
 from search_spaces.pruning_sensitivities_by_block import blocks
 from search_spaces.space import Range, corners, describe
 from trainables.compression.schedule import read_schedule
@@ -101,42 +101,19 @@ def test_gradual_pruning_has_two_epochs_at_least_in_a_run_of_any_length(epochs: 
 # --- sensitivities --------------------------------------------------------------------------------------------------
 
 WEIGHTS = ("conv1.weight", "layer1.0.conv1.weight", "layer1.0.conv2.weight", "layer1.1.conv1.weight", "fc.weight")
-BEARS = dict(zip(WEIGHTS, (0.1, 0.4, 0.8, 1.2, 3.0), strict=True))
-KNOWN = SpaceContext(total_steps=300, weight_names=WEIGHTS, sensitivities=BEARS)
-UNKNOWN = SpaceContext(total_steps=300, weight_names=WEIGHTS)
+CONTEXT = SpaceContext(total_steps=300, weight_names=WEIGHTS)
 
 
-def test_a_range_reaches_beyond_what_the_layer_bears_alone() -> None:
-    found = ranges("pruning_sensitivities", KNOWN)
-    for name, bears in BEARS.items():
-        seen = found["s:" + name.replace(".", "/")]
-        assert seen.low == 0.0
-        assert seen.high == pytest.approx(BEYOND * max(LEAST, bears), abs=VALUES * 0.005 + 1e-9)
-        assert round(seen.high / seen.step, 9) == VALUES
-    for seen in ranges("pruning_sensitivities", UNKNOWN).values():
-        assert seen.high == pytest.approx(WIDEST, abs=0.03)
-
-
-def test_layers_of_a_block_are_pruned_in_proportion_to_what_each_bears() -> None:
-    assert blocks(KNOWN) == [[WEIGHTS[0]], [WEIGHTS[1], WEIGHTS[2]], [WEIGHTS[3]], [WEIGHTS[4]]]
-    space = search_spaces.load("pruning_sensitivities_by_block")
-    assert set(ranges(space.name, KNOWN)) == {"s:conv1/weight", "s:layer1/0", "s:layer1/1/conv1/weight", "s:fc/weight"}
-    for values, trial in sampled(space, KNOWN, 20):
-        got = {text.partition("=")[0]: float(text.partition("=")[2]) for text in values["pruning_sensitivities"]}
-        assert got[WEIGHTS[2]] == pytest.approx(trial.params["s:layer1/0"])
-        assert got[WEIGHTS[1]] == pytest.approx(trial.params["s:layer1/0"] * 0.4 / 0.8, abs=1e-4)
-        assert got[WEIGHTS[0]] == pytest.approx(trial.params["s:conv1/weight"])
-
-
-@pytest.mark.parametrize("name", ["pruning_sensitivities", "pruning_sensitivities_by_block"])
-def test_a_search_begins_with_half_of_what_each_layer_bears(name: str) -> None:
-    space = search_spaces.load(name)
-    values = space.suggest(optuna.trial.FixedTrial(dict(space.start(KNOWN))), KNOWN)
-    for text in values["pruning_sensitivities"]:
-        weight, _, value = text.partition("=")
-        assert float(value) == pytest.approx(0.5 * max(LEAST, BEARS[weight]), rel=0.1)
-    assert "seeds the ranges" in space.notes(UNKNOWN)[0]
-    assert "seeds the ranges" not in space.notes(KNOWN)[0]
+def test_a_layer_or_block_has_one_sensitivity_and_the_start_is_a_third_of_the_largest() -> None:
+    assert blocks(CONTEXT) == [[WEIGHTS[0]], [WEIGHTS[1], WEIGHTS[2]], [WEIGHTS[3]], [WEIGHTS[4]]]
+    by_layer = {"s:" + name.replace(".", "/") for name in WEIGHTS}
+    by_block = {"s:conv1/weight", "s:layer1/0", "s:layer1/1/conv1/weight", "s:fc/weight"}
+    for name, parameters in (("pruning_sensitivities", by_layer), ("pruning_sensitivities_by_block", by_block)):
+        space, found = search_spaces.load(name), ranges(name, CONTEXT)
+        assert found.keys() == parameters
+        assert {(one.low, one.high, one.step) for one in found.values()} == {(0.0, WIDEST, STEP)}
+        values = space.suggest(optuna.trial.FixedTrial(dict(space.start(CONTEXT))), CONTEXT)
+        assert values == {"pruning_sensitivities": tuple(f"{weight}=0.5" for weight in WEIGHTS)}
 
 
 # --- marks ----------------------------------------------------------------------------------------------------------

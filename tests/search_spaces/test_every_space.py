@@ -30,15 +30,14 @@ policies:
 - {lr_scheduler: {instance_name: l}, starting_epoch: 0, ending_epoch: 9}
 """
 WEIGHTS = ("conv.weight", "layer1.0.conv1.weight", "layer1.0.conv2.weight", "layer1.1.conv1.weight", "fc.weight")
-#: Models as spaces see them: unknown, without units, with one unit that may stop, with several; with weights to prune
-#: of which nothing is known, and of which it is known what they bear; runs of few epochs.
+#: Models as spaces see them: unknown, without units, with one unit that may stop, with several; with weights to prune;
+#: runs of few epochs.
 MODELS: list[dict[str, Any]] = [
     {},
     {"layer_names": LAYERS},
     {"layer_names": LAYERS[:1], "weight_names": WEIGHTS[:1], "epochs": 2},
     {"layer_names": LAYERS, "unit_ends": (4,), "weight_names": WEIGHTS, "epochs": 20, "schedule": MARKED},
-    {"layer_names": LAYERS, "unit_ends": (2, 5, 8, 11, 14), "weight_names": WEIGHTS, "schedule": MARKED,
-     "sensitivities": dict(zip(WEIGHTS, (0.0, 0.31, 1.77, 4.2, 0.05), strict=True))},
+    {"layer_names": LAYERS, "unit_ends": (2, 5, 8, 11, 14), "weight_names": WEIGHTS, "schedule": MARKED},
 ]  # fmt: skip
 CONTEXTS = [SpaceContext(total_steps=steps, **model) for steps in (1, 300, 450_450) for model in MODELS]
 

@@ -26,7 +26,10 @@ from tune_cac.study.search_options import SearchOptions
 )
 def run(arguments: argparse.Namespace) -> int:
     """Run the confirmation; print the table of candidates and the study's answer."""
+    from analysis.io.layout import Layout
+    from analysis.io.studies import load
     from analysis.metrics.accounting import search_cost
+    from analysis.metrics.ranking import allowed_limit
     from analysis.metrics.saving import saving_of
     from analysis.presentation.markdown_report import confirmation_table, search_cost_line
     from tune_cac.tuning.confirmation import confirm as confirm_study
@@ -40,12 +43,16 @@ def run(arguments: argparse.Namespace) -> int:
         checkpoint_budget=arguments.checkpoint_budget or SearchOptions.checkpoint_budget,
         address=arguments.address,
     )
-    if found.table is not None:
-        print_table(confirmation_table(found.table, saved_words(saving_of(found.trials)), found.allowed, found.quality))
+    layout = Layout(found.folder)
+    trials = load(layout.confirmation.root)
+    if found.confirmation is not None:
+        allowed = allowed_limit(found.ranking, found.allowed_drop)
+        saved = saved_words(saving_of(found.trials))
+        print_table(confirmation_table(found.confirmation, saved, allowed, layout.read_info().quality))
         print()
     print(found.headline)
-    print(search_cost_line(search_cost(found.trials), of="Cost of the confirmation"))
-    failed = found.trials[found.trials["status"] == "failed"]
+    print(search_cost_line(search_cost(trials), of="Cost of the confirmation"))
+    failed = trials[trials["status"] == "failed"]
     for _, row in failed.iterrows():
         say(f"run {row['trial']} failed: {row['error']}")
     if found.interrupted:

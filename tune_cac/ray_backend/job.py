@@ -28,10 +28,7 @@ _SILENCE_S = 60.0
 
 
 def connect(address: str | None) -> JobSubmissionClient:
-    """Return a client of a cluster's job server.
-
-    Args:
-        address: ``http://HOST:8265``; None for that in ``RAY_API_SERVER_ADDRESS``, or on this machine.
+    """Return a client of a cluster's job server: ``http://HOST:8265``, ``RAY_API_SERVER_ADDRESS``, or this machine's.
 
     Raises:
         UserError: Ray Jobs are not installed, nothing answers there, or it asks for a token.
@@ -68,18 +65,7 @@ def _one_line(error: Exception, most: int) -> str:
 def submit(
     client: JobSubmissionClient, command: str, job: str, *, environment: Mapping[str, Any], variables: Mapping[str, str]
 ) -> None:
-    """Submit a command for a shell, under a job's id.
-
-    Args:
-        client: of the cluster.
-        command: for a shell.
-        job: its id.
-        environment: Ray's runtime environment, without variables.
-        variables: the job's environment variables.
-
-    Raises:
-        UserError: the cluster refuses it.
-    """
+    """Submit a command for a shell, under a job's id; UserError where the cluster refuses it."""
     given = {**environment, "env_vars": {"PYTHONUNBUFFERED": "1", **variables, JOB_VARIABLE: job}}
     ends = time.monotonic() + _AGENT_S
     while True:
@@ -93,11 +79,7 @@ def submit(
 
 
 def follow(client: JobSubmissionClient, job: str, write: Callable[[str], None]) -> int:
-    """Write a job's log as it grows, until the job ends; return its exit code.
-
-    Raises:
-        UserError: the cluster does not answer any more.
-    """
+    """Write a job's log as it grows, until the job ends; return its exit code, UserError without an answer."""
     written, answered = 0, time.monotonic()
     while True:
         try:

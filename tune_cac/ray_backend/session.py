@@ -43,8 +43,8 @@ from tune_cac.messages import say
 DEATHS = (OutOfMemoryError, WorkerCrashedError, NodeDiedError, LocalRayletDiedError, ObjectLostError)
 #: Most seconds until an existing cluster answers, and then until this process has joined it.
 _ANSWER_S, _JOIN_S = 5.0, 60.0
-#: Most seconds until a cluster that is started here is up. It takes some 4 s, on a loaded machine 30; Ray itself gives
-#: up after 30 s of some of its waits, and waits without a limit in others, as when one of its processes is killed.
+#: Most seconds until a cluster that is started here is up, which takes some 4 s, on a loaded machine 30. Ray itself
+#: waits without a limit, as when one of its processes is killed.
 _START_S = 180.0
 #: Variable of a job's environment that holds its id.
 JOB_VARIABLE = "TUNE_CAC_JOB"
@@ -76,24 +76,13 @@ class RayNotStarted(UserError):
 
     exit_code = 1
 
-    def __init__(self) -> None:
-        super().__init__(
-            "Ray did not start in time: a process of it was stopped or killed meanwhile (another user's `ray stop` "
-            "ends every Ray on a machine), or the machine is too busy; run the command again"
-        )
-
 
 class _RayThread(threading.Thread):
-    """Thread that initialises Ray, lives as long as it, and shuts it down.
+    """Thread that initialises Ray (``how``), lives as long as it, and shuts it down.
 
     In the main thread Ray replaces the handler of SIGTERM by one that exits: in the middle of whatever runs. Ray forks,
     and an exception right after a fork is dropped and leaves `logging` locked for ever. It ignores signals while it
     tries to connect, for minutes. And the kernel ends Ray's processes with the thread that started them.
-
-    Args:
-        variables: environment variables while Ray is there, unless they are set.
-        patched: context of its initialisation.
-        how: keywords of `ray.init`.
     """
 
     #: The last one. If it is ending, the next session waits for it: where it was interrupted, Ray may still start.
@@ -122,13 +111,10 @@ class _RayThread(threading.Thread):
     def started(self, most_s: float, meanwhile: Sequence[str] = ()) -> Iterator[None]:
         """Start it, and end it with the block; an interrupt does not wait for a Ray that is not up yet.
 
-        Args:
-            most_s: seconds until Ray is up.
-            meanwhile: modules to import until then; not those that import Ray, which another thread would see half
-                initialized.
+        Modules to import ``meanwhile`` must not import Ray, which another thread would see half initialized.
 
         Raises:
-            TimeoutError: Ray is not up by then.
+            TimeoutError: Ray is not up within so many seconds.
             BaseException: what `ray.init` raised.
         """
         try:
@@ -155,16 +141,16 @@ class _RayThread(threading.Thread):
 def ray_session(
     *, cpus: int, modules: Sequence[Path] = (), address: str | None = None, meanwhile: Sequence[str] = ()
 ) -> Iterator[None]:
-    """Connect to Ray, and shut it down at the end if this call started it.
+    """Connect to Ray, and shut it down at the end if this call started it; one that is initialised is used as it is.
 
     The services of a cluster started here listen on the loopback interface alone, and ask every caller for a token that
-    only this process and its children know. A Ray that is already initialised is used as it is.
+    only this process and its children know.
 
     Args:
         cpus: least number of processors of a cluster started here.
         modules: the user's files and package folders that workers import; sent to the nodes of a cluster.
         address: of a cluster that runs already; None for that in ``RAY_ADDRESS``, or one on this machine alone.
-        meanwhile: modules that this process needs later, imported while Ray's processes start here.
+        meanwhile: modules to import while Ray's processes start here.
     """
     if _RayThread.last is not None and _RayThread.last.ending.is_set():
         _RayThread.last.join(_START_S)
@@ -206,11 +192,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _cluster_here(cpus: int, meanwhile: Sequence[str]) -> Iterator[None]:
-    if other := running_here():
-        say(
-            f"a Ray cluster runs on this machine ({other}): it is left alone, and this search starts Ray of its own; "
-            "--address auto searches on that cluster"
-        )
     # With this token, Ray writes none of its own under the home folder, which may not be writable.
     token = {} if os.environ.get("RAY_AUTH_MODE") else {"RAY_AUTH_TOKEN": _TOKEN}
     here = _RayThread(
@@ -226,27 +207,19 @@ def _cluster_here(cpus: int, meanwhile: Sequence[str]) -> Iterator[None]:
                 stack.enter_context(here.started(_START_S, meanwhile))
         except Exception as error:
             if isinstance(error, TimeoutError) or re.search("timed ?out|deadline exceeded", str(error), re.IGNORECASE):
-                raise RayNotStarted from error
+                raise RayNotStarted(
+                    "Ray did not start in time: a process of it was stopped or killed meanwhile (another user's `ray "
+                    "stop` ends every Ray on a machine), or the machine is too busy; run the command again"
+                ) from error
             raise
         yield
-
-
-def running_here() -> str:
-    """Return the address of the cluster that ``ray start`` began on this machine; an empty text if none answers."""
-    try:
-        address = (Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray/ray_current_cluster").read_text()
-        _check_answers(address.strip())
-    except (OSError, UserError, UnicodeDecodeError):
-        return ""
-    return address.strip()
 
 
 @contextmanager
 def starting_alone(*, most_s: float = 120.0) -> Iterator[None]:
     """Let one process start a cluster at a time: Ray finds free ports and uses them later, so two may take the same.
 
-    Args:
-        most_s: seconds after which this process starts anyway, because another one may hang in its start.
+    Another one may hang in its start, so after ``most_s`` seconds this process starts anyway.
     """
     path = Path(tempfile.gettempdir()) / f"tune_cac-{os.getuid()}-ray.lock"
     ends = time.monotonic() + most_s
@@ -269,10 +242,8 @@ def _kept_to_itself() -> Iterator[None]:
     """Have Ray's services listen on 127.0.0.1 alone, and its processes run outside of this one's group.
 
     Ray replaces a loopback address that `ray.init` is given by the machine's, unless clusters of several machines are
-    switched off; the variable for that, ``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER``, is read when Ray is imported.
-
-    `timeout`, a terminal or a batch system signals a whole group: Ray would end before this process, which then could
-    neither close it nor tell an interrupt from a cluster that is gone.
+    switched off. A terminal or a batch system signals a whole group: Ray would end before this process, which then
+    could neither close it nor tell an interrupt from a cluster that is gone.
     """
     several, popen = ray_constants.ENABLE_RAY_CLUSTER, services.ConsolePopen
     ray_constants.ENABLE_RAY_CLUSTER = False
@@ -288,12 +259,12 @@ def _kept_to_itself() -> Iterator[None]:
 
 @contextmanager
 def _joined_cluster(address: str, modules: Sequence[Path]) -> Iterator[None]:
-    """Connect to HOST:PORT, ``auto`` or ``ray://HOST:PORT`` for the block.
-
-    Raises:
-        UserError: no cluster answers there, or it asks for a token that is not given.
-    """
-    _check_answers(address)
+    """Connect to HOST:PORT, ``auto`` or ``ray://HOST:PORT`` for the block; UserError where no cluster answers."""
+    if re.search(r"[^/]:\d+$", address):  # Ray itself checks other forms
+        try:
+            _connect(address, _ANSWER_S)
+        except (OSError, OverflowError) as error:
+            raise UserError(_no_cluster(address, getattr(error, "strerror", None) or str(error))) from None
     there = _RayThread(_ENVIRONMENT, nullcontext(), address=address, runtime_env=_runtime_environment(modules))
     with ExitStack() as stack:
         try:
@@ -330,17 +301,6 @@ def _no_standard_error() -> Iterator[None]:
         yield
 
 
-def _check_answers(address: str) -> None:
-    """Raise UserError if nothing listens at HOST:PORT; Ray itself checks other forms of an address."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not host or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
-    except (OSError, OverflowError) as error:
-        raise UserError(_no_cluster(address, getattr(error, "strerror", None) or str(error))) from None
-
-
 def _no_cluster(address: str, reason: str) -> str:
     return (
         f"--address (or RAY_ADDRESS) must be the address of a Ray cluster that runs, got {address} ({reason}): start "
@@ -359,38 +319,39 @@ _WATCH_S = 2.0
 
 @contextmanager
 def ends_with_head(go_on: str) -> Iterator[None]:
-    """End this process if Ray's head does not answer any more while the block runs.
+    """End this process if Ray's head does not answer any more while the block runs, and say what continues.
 
-    Nothing can be asked of Ray then, and its calls wait in C where no exception reaches them, so the process ends at
-    once. Finished trials are in the journal; a line that was being written is mended when the search goes on.
-
-    Args:
-        go_on: the command that continues.
+    Ray's calls wait in C then, where no exception reaches them, so the process ends at once. Finished trials are in the
+    journal; a line that was being written is mended when the search goes on.
     """
     done = threading.Event()
     address = ray.get_runtime_context().gcs_address
-    threading.Thread(target=_watch, args=(address, go_on, done), daemon=True).start()
+
+    def watch() -> None:
+        answered = time.monotonic()
+        while not done.wait(_WATCH_S):
+            with suppress(OSError):
+                _connect(address, _WATCH_S)
+                answered = time.monotonic()
+            if time.monotonic() - answered > GONE_S and not done.is_set():
+                say(
+                    f"the Ray cluster at {address} does not answer any more: finished trials are kept; on this machine "
+                    f"or another cluster go on with: {go_on}"
+                )
+                with suppress(OSError, ValueError):
+                    sys.stdout.flush()
+                os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         done.set()
 
 
-def _watch(address: str, go_on: str, done: threading.Event) -> None:
-    host, _, port = address.rpartition(":")
-    answered = time.monotonic()
-    while not done.wait(_WATCH_S):
-        with suppress(OSError):
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_WATCH_S).close()
-            answered = time.monotonic()
-        if time.monotonic() - answered > GONE_S and not done.is_set():
-            say(
-                f"the Ray cluster at {address} does not answer any more: finished trials are kept; on this machine or "
-                f"another cluster go on with: {go_on}"
-            )
-            with suppress(OSError, ValueError):
-                sys.stdout.flush()
-            os._exit(1)
+def _connect(address: str, most_s: float) -> None:
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=most_s).close()
 
 
 # --- Nodes of a Ray cluster: whether each of them sees the study's place ----------------------------------------------

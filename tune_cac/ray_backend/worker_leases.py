@@ -1,7 +1,4 @@
-"""The leases of `trainables` under a name of `tune_cac`, for Ray's workers; why, says `worker_classes`.
-
-A module of its own, because its process needs neither torch nor Ray Tune, which take seconds to import.
-"""
+"""The leases of `trainables` under a name of `tune_cac`, as `worker_classes` says why, without torch and Ray Tune."""
 
 from __future__ import annotations
 

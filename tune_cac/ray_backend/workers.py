@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 import shutil
 import threading
 import time
@@ -31,42 +30,31 @@ _LESS_MEMORY = "with --concurrency fewer trials share the memory; or take a smal
 _LESS_GPU_MEMORY = "with a larger --gpus-per-trial fewer trials share a GPU; or take a smaller batch or model"
 #: Parts of the messages with which torch says that the host's memory does not suffice.
 _NO_MEMORY = ("can't allocate memory", "not enough memory")
-#: Memory used and there, in Ray's message.
-_USED = re.compile(r"was ([0-9.]+\wB) used / ([0-9.]+\wB) limit")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """Failure of a trial."""
 
-    message: str
-    """One line."""
-    died: bool = False
-    """Its process, its node or one of its workers died without raising, and may not do so again."""
-    out_of_memory: bool = False
-    """Its node's memory was used up, which fewer trials at a time may avoid."""
+    message: str  # one line
+    died: bool = False  # True if a process or node of it died without raising, and may not do so again
+    out_of_memory: bool = False  # True if its node's memory was used up, which fewer trials at a time may avoid
 
 
 def failure_of(trial: Any, *, silent_s: float = 0.0, timeout_s: float | None = None) -> Failure:
-    """Return how a trial failed.
+    """Return how a trial of Ray's failed, ``silent_s`` seconds after it began or reported its last row.
 
-    Args:
-        trial: Ray's.
-        silent_s: seconds since the trial began or reported its last row.
-        timeout_s: seconds after which its process is ended (`trainables.runtime.watchdog`); None for no limit.
+    After ``timeout_s`` seconds its process is ended (`trainables.runtime.watchdog`); None for no limit.
     """
     error = _error_of(trial)
     if isinstance(error, OutOfMemoryError):
-        used = _USED.search(str(error))
-        how = "memory was used up" if used is None else f"memory was used up, {used[1]} of {used[2]}"
-        return Failure(message=f"out of memory: its node's {how}, so Ray ended it: {_LESS_MEMORY}", out_of_memory=True)
+        message = f"out of memory: its node's memory was used up, so Ray ended it: {_LESS_MEMORY}"
+        return Failure(message=message, out_of_memory=True)
     cause, died = getattr(error, "cause", None), worker_died(error)
     # The file may be on another node, and a trial that hangs while its model is built was never silent.
     if died and timeout_s is not None and (silent_s >= timeout_s or was_ended(Path(trial.config["folder"]))):
-        return Failure(
-            message=f"it reported nothing for {timeout_s:g} s (--trial-timeout), so its process was ended: it hangs, "
-            "or an epoch takes longer"
-        )
+        silent = f"it reported nothing for {timeout_s:g} s (--trial-timeout), so its process was ended"
+        return Failure(message=f"{silent}: it hangs, or an epoch takes longer")
     lines = [line.strip() for line in str(error or "unknown error").splitlines() if line.strip()]
     if not isinstance(cause, BaseException):
         return Failure(message=f"its worker died ({lines[-1]})" if died else lines[-1], died=died)
@@ -79,7 +67,7 @@ def failure_of(trial: Any, *, silent_s: float = 0.0, timeout_s: float | None = N
 
 
 def _error_of(trial: Any) -> BaseException | None:
-    """Return the exception that Ray stored for a failed trial on this machine; None if there is none."""
+    """Return the exception that Ray stored for a failed trial on this machine, if there is one."""
     try:
         found = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
     except (OSError, TypeError, EOFError, AttributeError, ImportError, pickle.UnpicklingError):
@@ -97,8 +85,8 @@ def worker_died(error: BaseException | None) -> bool:
 class ActorOutOfMemoryError(OutOfMemoryError, RayActorError):
     """Ray's error for an actor that it ended because its node's memory was used up, as an error that ends one trial.
 
-    Ray raises `OutOfMemoryError`, which is no `RayActorError`. Ray Tune 2.56 to 2.60 expect nothing else and end the
-    whole search: "Caught unexpected exception".
+    At `OutOfMemoryError`, which is no `RayActorError`, Ray Tune 2.56 to 2.60 end the whole search: "Caught unexpected
+    exception".
     """
 
     def __init__(self, message: str) -> None:
@@ -124,9 +112,7 @@ def memory_ends_trials() -> Iterator[None]:
         del OutOfMemoryError.__new__
 
 
-# --- A trial that several processes train: Ray Train inside a Ray Tune trial ------------------------------------------
-# The trial itself only receives rows. It is here and not beside `trainables.trial`, because in `trainables` only that
-# file and the coordinator import Ray.
+# --- A trial that several processes train: Ray Train inside a Ray Tune trial, which only receives rows ----------------
 
 #: Seconds between checks of the workers while no row arrives.
 _LOOK_S = 0.5
@@ -137,16 +123,9 @@ _LONGEST_MESSAGE = 2000
 
 
 class ParallelTrial(tune.Trainable):
-    """One configuration trained by `TrialConfig.workers` processes, each with the resources given.
+    """One configuration trained by `TrialConfig.workers` processes, each with the ``worker_resources`` of Ray's config.
 
-    Ray's config holds:
-        config: the fields of `TrialConfig`.
-        folder: of the trial, absolute, on storage that all nodes see.
-        resume_from: folder of a checkpoint to continue from, or None.
-        checkpoint_every_s: seconds from one checkpoint to the next, at epoch ends.
-        worker_resources: what each process has, such as ``{"CPU": 1}``.
-        trial_timeout_s: seconds without a row after which this process is ended, and by that its workers; None for no
-            limit.
+    The other keys are those of `trainables.trial.Trial`; the folder is on storage that all nodes see.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -205,17 +184,14 @@ class ParallelTrial(tune.Trainable):
             return RuntimeError(f"a worker failed: {self._failure}"[:_LONGEST_MESSAGE])
         rank, error = min(failures.items())
         cause = getattr(error, "cause", None) or error  # Ray wraps what a worker raised
-        said = f"{type(cause).__name__}: {cause}"
+        said = f"{type(cause).__name__}: {cause}"[:_LONGEST_MESSAGE]
         if all(isinstance(error, (RayActorError, *DEATHS)) for error in failures.values()):
-            return WorkerDied(f"worker {rank}: {said}"[:_LONGEST_MESSAGE])
-        return RuntimeError(f"worker {rank} failed: {said}"[:_LONGEST_MESSAGE])
+            return WorkerDied(f"worker {rank}: {said}")
+        return RuntimeError(f"worker {rank} failed: {said}")
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write only a marker file, because the workers keep their checkpoints in the trial's folder."""
+        """Write only a marker file; the workers keep their checkpoints in the trial's folder."""
         (Path(checkpoint_dir) / "kept_elsewhere").touch()
-
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """Load nothing, because the workers continue from ``resume_from``."""
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Start the next trial from this process."""

@@ -218,8 +218,7 @@ class SearchOptions(StudyOptions):
     )
     retries: int = option(
         1,
-        "times that a trial whose worker died goes on from its last checkpoint, and that a baseline that failed is "
-        "tried again",
+        "times that a trial whose worker died goes on from its last checkpoint",
         metavar="N",
         at_least=0,
         on_resume=True,
@@ -481,5 +480,5 @@ class SearchOptions(StudyOptions):
 
     @property
     def trials_at_a_time(self) -> int:
-        """Return how many trials train at a time on this machine; `tune_run.trials_at_a_time` counts a cluster's."""
+        """Return how many trials train at a time on this machine; `run.trials_at_a_time` counts a cluster's."""
         return self.concurrency or max(1, processors() // self.processors_per_trial)

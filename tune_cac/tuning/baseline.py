@@ -6,14 +6,12 @@ All results depend on the run alone, bit for bit, whatever was trained since, so
 from __future__ import annotations
 
 import bisect
-import io
 import json
 import math
 import random
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,7 @@ from numpy.typing import NDArray
 from analysis.trace_replay.replay_frame import missing_costs, missing_facts, replay
 from analysis.trace_replay.traces import OF_SCRIPT, RunTrace, complete, facts_key, read_trace
 from search_spaces import Space, SpaceContext, load
-from search_spaces.space import corners
+from search_spaces.space import Answers, Range, corners, describe
 from trainables.attachment import metadata_key
 from trainables.config import TrialConfig
 from trainables.errors import UserError
@@ -31,25 +29,21 @@ from trainables.gradskip.replay import Blueprint, Unit, signal_name
 from trainables.gradskip.rules.choice import NAMED
 from trainables.gradskip.rules.published_batch import Curve
 from trainables.gradskip.variables import BY_NAME
-from trainables.quality import allowed_amount
-from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.root import ensure_costs, method_facts
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.plan import SearchPlan
 
 # --- Ranges in which thresholds make a difference ---------------------------------------------------------------------
-# A threshold below every ratio that a layer's variance ever reaches is never met, and a search that samples there
-# trains its baseline again and again. The ratio of an iteration is lowest if the rule has seen every iteration before
-# it (CAC_VAR_START_ITR=0, CAC_VAR_SAMPLES=1): a later start or rarer decisions can only miss peaks. So the lowest of
-# these ratios is the lower end of a threshold's useful range: exact for the first target, which stops in the baseline's
-# own run; approximate for later targets, whose variances change once an earlier layer has stopped. The upper end is 1:
-# a layer stops at the first fall of its variance. Ratios that are reached only in the last quarter of the run do not
-# count: a stop there saves almost nothing, and costs a search as much to try as any other.
-#
-# Symbols: v variance, peak the largest v so far, ratio v / peak. Shapes: T steps.
+# A threshold below every ratio v / peak that a layer's variance v ever reaches, the peak its largest so far, is never
+# met, and a search that samples there trains its baseline again and again. The ratio of an iteration is lowest if the
+# rule has seen every iteration before it (CAC_VAR_START_ITR=0, CAC_VAR_SAMPLES=1). So the lowest of these is the lower
+# end of a threshold's useful range: exact for the first target, which stops in the baseline's own run; approximate for
+# later ones, whose variances change once an earlier layer has stopped. The upper end is 1: a layer stops at the first
+# fall of its variance. Ratios reached only in the last quarter of the run do not count: a stop there saves almost
+# nothing. T is the number of steps.
 
-#: How far a range extends below the lowest ratio reached, as a share of that ratio's distance from 1: 0 if the ratio is
-#: exact; more for later layers, whose variances may fall further in other runs than in the baseline.
+#: How far a range extends below the lowest ratio reached, as a share of that ratio's distance from 1; more for later
+#: layers, whose variances may fall further in other runs than in the baseline.
 BEYOND_EXACT, BEYOND_ESTIMATE = 0.0, 0.25
 #: Share of the run that counts, from its start; a later stop has too little left to save.
 USEFUL_SHARE = 0.75
@@ -61,11 +55,8 @@ def with_learned_ranges(context: SpaceContext, trace: RunTrace, configs: Iterabl
     """Return the context with the ranges in which the variance rule's thresholds make a difference on this run.
 
     There is one configuration for each way in which the space selects layers (``CAC_WATCH``, ``CAC_WHOLE_UNITS``).
-    Those of other rules, or without a layer plan in the study, are skipped.
-
-    Returns:
-        The context; unknown fields, and ranges that would be empty because no layer's variance ever falls, are
-        unchanged.
+    Those of other rules, or without a layer plan in the study, are skipped. What is not known, or would be empty as no
+    layer's variance ever falls, is unchanged.
     """
     firsts: list[float] = []
     laters: list[float] = []
@@ -75,7 +66,10 @@ def with_learned_ranges(context: SpaceContext, trace: RunTrace, configs: Iterabl
         if not by_variance or facts_key(config) not in trace.facts:
             continue
         blueprint = trace.blueprint(config)
-        curves = [_variances(trace, config, unit) for unit in blueprint.plan.units[: blueprint.stoppable]]
+        curves = []  # (T,) variances in the run's useful part; empty if unknown
+        for unit in _stoppable(blueprint):
+            values, there = trace.dense.signal(signal_name(config.gradskip_settings(), unit.watched))
+            curves.append(values[: math.ceil(USEFUL_SHARE * trace.total_steps) if there.any() else 0])
         # The rule passes over a layer that does not move.
         moving = [values for values in curves if len(values) == 0 or (values != values[0]).any()]
         for place, values in enumerate(moving):
@@ -93,22 +87,19 @@ def with_learned_ranges(context: SpaceContext, trace: RunTrace, configs: Iterabl
     return replace(context, **found)
 
 
-def _variances(trace: RunTrace, config: TrialConfig, unit: Unit) -> NDArray[np.float64]:
-    """Return (T,) variances of a layer in the run's useful part; empty if unknown."""
-    values, there = trace.dense.signal(signal_name(config.gradskip_settings(), unit.watched))
-    return values[: math.ceil(USEFUL_SHARE * trace.total_steps)] if there.any() else values[:0]
+def _stoppable(blueprint: Blueprint) -> Sequence[Unit]:
+    return blueprint.plan.units[: blueprint.stoppable]
 
 
 def _ratios(values: NDArray[np.float64], blueprint: Blueprint) -> NDArray[np.float64]:
-    """Return (T,) ratios of variances, infinite at peaks."""
+    """Return (T,) ratios, infinite at peaks."""
     return Curve.of(np.arange(len(values)), values, single_precision=blueprint.single_precision).ratios
 
 
 def _latest_start(values: NDArray[np.float64], blueprint: Blueprint) -> int:
     """Return the last start iteration after which some ratio falls below 1; -1 if there is none.
 
-    An earlier start has seen an equal or higher peak by then, so a ratio below 1 after a start is also below 1 after
-    every earlier start.
+    By a search in halves: an earlier start has seen an equal or higher peak, so what falls after a later one does, too.
     """
 
     def stays(start: int) -> bool:
@@ -126,49 +117,36 @@ def _range(lowest: float, beyond: float) -> tuple[float, float]:
 # --- What settings stop and save --------------------------------------------------------------------------------------
 
 
-def never_acts(config: TrialConfig, trace: RunTrace) -> bool:
-    """Return whether the baseline's run proves that a configuration does nothing, so that its result is known.
-
-    False if that is unknown: a signal or a layer plan was not recorded, or the baseline did not end well.
-    """
-    try:
-        found = replay(trace.dense_only(), config)
-    except UserError:
-        return False
-    return bool(found["exact"].iloc[0])  # any action would have left the only stage
-
-
 def predictions(
     trace: RunTrace, settings: Sequence[Mapping[str, Any]], *, branches: bool = False
 ) -> list[dict[str, Any] | None]:
     """Return a row of `replay` for each setting; None for settings without one.
 
-    With ``branches`` runs with a method are read, too, not only the one without.
+    With ``branches`` runs with a method are read, too.
     """
     trace = trace if branches else trace.dense_only()
     # Settings of one layer plan are replayed together: if the study lacks it, only they have no prediction.
     plans: dict[str, list[int]] = {}
     for row, values in enumerate(settings):
         plans.setdefault(facts_key(TrialConfig.from_mapping(values)), []).append(row)
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[Any, dict[Any, Any]] = {}
     for rows in plans.values():
         try:
             frame = replay(trace, pd.DataFrame([settings[row] for row in rows], index=rows))
         except UserError:
             continue
-        frame = frame[frame["compute_saved"].notna()]
-        for row, record in zip(frame.index.tolist(), frame.to_dict("records"), strict=True):
-            found[row] = {str(column): value for column, value in record.items()}
+        found.update(frame[frame["compute_saved"].notna()].to_dict("index"))
     return [found.get(row) for row in range(len(settings))]
 
 
-def outcome_identity(found: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """Return the identity of an outcome, equal for settings that train alike.
+def never_acts(config: TrialConfig, trace: RunTrace) -> bool:
+    """Return whether the baseline's run proves that a configuration does nothing; False if that is unknown."""
+    (found,) = predictions(trace, [config.to_dict()])
+    return found is not None and bool(found["exact"])  # any action would have left the only stage
 
-    Args:
-        found: the row of a trial or of a replay, with the stops.
-        values: the settings.
-    """
+
+def outcome_identity(found: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """Return a text that is equal for settings that train alike: of the stops in a trial's or a replay's row."""
     stops = [(event["iteration"], event["layer"]) for event in json.loads(found.get("stop_events") or "[]")]
     how: list[Any] = [(values.get("CAC_BRAKING_DISTANCE") or 0) if stops else 0]
     rule = NAMED.get(str(values.get("CAC_RULE")))
@@ -177,160 +155,39 @@ def outcome_identity(found: Mapping[str, Any], values: Mapping[str, Any]) -> str
     return json.dumps([stops, how])
 
 
-class DrawnTrial:
+class DrawnTrial(Answers):
     """Stand-in for an Optuna trial that draws each parameter at random and records it."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self.params: dict[str, Any] = {}
-        self.choices: dict[str, tuple[Any, ...]] = {}
 
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """Draw an integer in [low, high], uniform on its grid or in its logarithm."""
-        if log:
+    def answer(self, asked: Range) -> Any:
+        """Draw a choice, or a number: uniform on its grid, in its range, or in its logarithm."""
+        rng, low, high, step = self._rng, asked.low, asked.high, asked.step
+        if asked.choices is not None:
+            value = rng.choice(asked.choices)
+        elif asked.integer and asked.log:
             # Each integer has the share of the interval within 0.5 of it, as in Optuna.
-            drawn = round(math.exp(self._rng.uniform(math.log(low - 0.5), math.log(high + 0.5))))
-            self.params[name] = min(high, max(low, drawn))
+            value = round(math.exp(rng.uniform(math.log(low - 0.5), math.log(high + 0.5))))
+        elif asked.integer:
+            value = rng.randrange(low, high + 1, step)
+        elif step is not None:
+            value = low + step * rng.randint(0, math.floor((high - low) / step + 1e-9))
         else:
-            self.params[name] = self._rng.randrange(low, high + 1, step)
-        return int(self.params[name])
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        """Draw a number in [low, high], uniform or uniform in its logarithm."""
-        if step is not None:
-            value = low + step * self._rng.randint(0, math.floor((high - low) / step + 1e-9))
-        elif log:
-            value = math.exp(self._rng.uniform(math.log(low), math.log(high)))
-        else:
-            value = self._rng.uniform(low, high)
-        self.params[name] = min(high, max(low, value))
-        return float(self.params[name])
-
-    def suggest_categorical(self, name: str, choices: Any) -> Any:
-        """Draw one of the choices."""
-        self.choices[name] = tuple(choices)
-        self.params[name] = self._rng.choice(self.choices[name])
-        return self.params[name]
-
-
-# --- Why hardly any setting of a space does anything on a run ---------------------------------------------------------
-
-#: Spaces that stop layers on a run whose variances do not fall.
-_WORKS = "--space stop_rules has rules that need no falling variance, --space manual_layers none at all"
-
-
-def without_decay(configs: Iterable[TrialConfig], weight_decays: Sequence[float] | None) -> str:
-    """Return a message that the variance rule has little effect without weight decay, and what works; else empty.
-
-    Args:
-        configs: one for each way in which the space selects layers.
-        weight_decays: of the run's weights, as its optimizer has them; None if unknown.
-    """
-    modes = {config.gradskip_settings().mode for config in configs if config.skips_gradients}
-    if weight_decays is None or any(weight_decays) or modes != {"auto"}:
-        return ""
-    return f"weight decay is 0, so hardly anything drives weight variance below its peak on this run: {_WORKS}"
-
-
-def why_inert(space: Space, context: SpaceContext, predicted: Iterable[Mapping[str, Any] | None]) -> str:
-    """Return a message that no setting of a space does anything on this run, why, and what does; empty if some may.
-
-    The context has the ranges of `with_learned_ranges`; ``predicted`` are `predictions` of random settings.
-    """
-    if not all(found is not None and found["exact"] and found["stops"] == 0 for found in predicted):
-        return ""
-    nothing = f"space {space.name} does nothing on this run"
-    if context.first_thresholds is None:
-        return (
-            f"{nothing}: the rule stops layers from the first on, and the weight variance of the first that moves "
-            f"never falls below its peak, as without weight decay; {_WORKS}"
-        )
-    return (
-        f"{nothing}: no layer stops with the values that it fixes, for the first one's weight variance falls to "
-        f"{context.first_thresholds[0]:.4g} of its peak; fix a higher threshold (--set CAC_VAR_START_THR=...), or "
-        "search --space auto_thresholds, whose ranges are those of the run"
-    )
-
-
-# --- Pruning sensitivities of the trained baseline's layers, each pruned alone, for the ranges of a search ------------
-# They come from the baseline's state at the start of its last epoch, pruned layer by layer and evaluated on the
-# validation split. The result is kept in the root's folder.
-
-#: Pruning levels to try, more of them for models with fewer layers, and the most evaluations.
-LEVELS = ((0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95), (0.0, 0.5, 0.8, 0.9))
-MOST_EVALUATIONS = 250
-#: Least drop of the analysis, of an accuracy and relative to the value of another metric: layers pruned together
-#: tolerate less than each alone, so a range may begin from a larger drop than is allowed.
-LEAST_DROP, LEAST_RELATIVE_DROP = 0.01, "2%"
-
-
-def baseline_sensitivities(
-    tree: Path | str, root: str, base: TrialConfig, weight_names: Sequence[str], allowed_drop: float | str
-) -> dict[str, float]:
-    """Return sensitivities by weight; empty if the baseline's state was not kept or the model has too many layers."""
-    store = StageStore(tree, root)
-    name = f"sensitivities-{allowed_drop}.json"
-    if (known := store.read(name)) is not None:
-        return {str(key): float(value) for key, value in known.items()}
-    levels = next((tried for tried in LEVELS if len(tried) * len(weight_names) <= MOST_EVALUATIONS), None)
-    if levels is None:
-        return {}
-    found = _analysed(store, base, weight_names, levels, allowed_drop)
-    try:
-        store.write(name, found)  # also an empty result: another trial may store a state later
-    except OSError as error:
-        warnings.warn(f"the baseline's sensitivities cannot be kept: {error}", stacklevel=2)
-    return found
-
-
-def _analysed(
-    store: StageStore,
-    base: TrialConfig,
-    weight_names: Sequence[str],
-    levels: tuple[float, ...],
-    allowed_drop: float | str,
-) -> dict[str, float]:
-    import torch
-
-    from trainables.compression.masks import parameters_as_built
-    from trainables.compression.sensitivity import evaluate_workload, proposed_sensitivities, sensitivity_analysis
-    from trainables.stage_tree.checkpoint_policy import unpack
-    from trainables.training.run import TrainingRun
-
-    with TrainingRun(replace(base, device="cpu")) as run:
-        last = run.total_steps - run.workload.steps_per_epoch
-        checkpoints, stage = Checkpoints(store.tree, 0), store.first().id
-        states = (checkpoints.read(stage, entry) for entry in checkpoints.entries(stage) if entry.step == last)
-        data = next((state for state in states if state is not None), None)
-        if data is None:
-            return {}
-        state = unpack(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
-        run.model.load_state_dict(state["model"])
-        quality = base.quality
-        try:
-            rows = sensitivity_analysis(
-                run.model,
-                lambda model: evaluate_workload(run.workload, model, "validation", run.device, quality.name),
-                layers=list(weight_names),
-                levels=levels,
-            )
-            least = LEAST_DROP if quality.is_fraction else LEAST_RELATIVE_DROP
-            drop = max(allowed_amount(allowed_drop, rows[0].top1), allowed_amount(least, rows[0].top1))
-            proposals = proposed_sensitivities(rows, parameters_as_built(run.model), float(drop), quality)
-        except UserError as error:
-            warnings.warn(f"no sensitivity analysis of the baseline: {error}", stacklevel=2)
-            return {}
-    return {proposal.parameter: round(proposal.sensitivity, 4) for proposal in proposals}
+            value = math.exp(rng.uniform(math.log(low), math.log(high))) if asked.log else rng.uniform(low, high)
+        self.params[asked.name] = value if asked.choices is not None else min(high, max(low, value))
+        return self.params[asked.name]
 
 
 # --- Warm start from the baseline's run -------------------------------------------------------------------------------
 
 #: The space that is searched where thresholds stop nothing.
 EXPLICIT_STOPS = "manual_layers"
-#: Draws that tell whether a space does nothing, and that find the choices of its branches.
-_DRAWS, _CHOICE_DRAWS = 2000, 50
+#: Spaces that stop layers on a run whose variances do not fall.
+_WORKS = f"--space stop_rules has rules that need no falling variance, --space {EXPLICIT_STOPS} none at all"
+#: Draws that tell whether a space does nothing.
+_DRAWS = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,10 +206,6 @@ class WarmStart:
         """Return whether replay predicts settings of the space, so that the baseline's run can prove one never acts."""
         return self.trace is not None and self.space.method in ("gradskip", "none")
 
-    def does_nothing(self, config: TrialConfig) -> bool:
-        """Return whether the baseline's run proves that this configuration never acts; not under other options."""
-        return config.options == self.base.options and self.knows_what_acts and never_acts(config, self.trace)
-
     def drawn(self, seed: int, count: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Return parameters and whole configurations of random settings of the space."""
         rng, fixed = random.Random(seed), {**self.base.to_dict(), "method": self.space.method}
@@ -363,46 +216,60 @@ class WarmStart:
             drawn.append((recorder.params, {**fixed, **under_one_set_of_options(values), **self.hold}))
         return drawn
 
-    def choices(self, seed: int) -> dict[str, tuple[Any, ...]]:
-        """Return the choices of categorical parameters, which must be the same in all trials of a study, as drawn."""
-        recorder = DrawnTrial(random.Random(seed))
-        for _ in range(_CHOICE_DRAWS):
-            self.space.suggest(recorder, self.context)
-        return recorder.choices
+    def choices(self) -> dict[str, tuple[Any, ...]]:
+        """Return the choices of categorical parameters, which must be the same in all trials of a study."""
+        return {one.name: one.choices for one in describe(self.space, self.context) if one.choices is not None}
 
-    def _typical(self) -> list[TrialConfig]:
-        return typical_configs(self.space, self.context, self.base, self.hold)
+    def _modes(self) -> set[str]:
+        configs = typical_configs(self.space, self.context, self.base, self.hold)
+        return {config.gradskip_settings().mode for config in configs if config.skips_gradients}
+
+    def _without_decay(self) -> str:
+        """Return that the variance rule has little effect without weight decay, and what works; else empty."""
+        if self.weight_decays is None or any(self.weight_decays) or self._modes() != {"auto"}:
+            return ""
+        return f"weight decay is 0, so hardly anything drives weight variance below its peak on this run: {_WORKS}"
 
     def _why_inert(self, seed: int) -> str:
+        """Return that no setting of the space does anything on this run, why, and what does; empty if some may."""
         predicted = predictions(self.trace, [values for _, values in self.drawn(seed, _DRAWS)])
-        return why_inert(self.space, self.context, predicted)
+        if not all(found is not None and found["exact"] and found["stops"] == 0 for found in predicted):
+            return ""
+        nothing = f"space {self.space.name} does nothing on this run"
+        if self.context.first_thresholds is None:
+            return (
+                f"{nothing}: the rule stops layers from the first on, and the weight variance of the first that moves "
+                f"never falls below its peak, as without weight decay; {_WORKS}"
+            )
+        return (
+            f"{nothing}: no layer stops with the values that it fixes, for the first one's weight variance falls to "
+            f"{self.context.first_thresholds[0]:.4g} of its peak; fix a higher threshold (--set "
+            "CAC_VAR_START_THR=...), or search --space auto_thresholds, whose ranges are those of the run"
+        )
 
     def why_little(self, seed: int) -> str:
         """Return why no or hardly any setting of the space does anything on this run; empty if that is unknown."""
-        inert = self._why_inert(seed) if self.knows_what_acts else ""
-        return inert or without_decay(self._typical(), self.weight_decays)
+        return (self._why_inert(seed) if self.knows_what_acts else "") or self._without_decay()
 
     def with_explicit_stops(self, seed: int) -> tuple[WarmStart, str] | None:
         """Return this with explicit stops as the space, and why: thresholds stop (hardly) anything on this run.
 
         The reason is a replay without stops, or a run without weight decay. None if neither holds, or for other rules.
         """
-        configs = self._typical()
-        by_threshold = {config.gradskip_settings().mode for config in configs if config.skips_gradients} == {"auto"}
-        if self.space.method != "gradskip" or not by_threshold or self.space.options:
+        if self.space.method != "gradskip" or self._modes() != {"auto"} or self.space.options:
             return None
         if not any("CAC_VAR_START_THR" in name for parameters, _ in self.drawn(seed, 1) for name in parameters):
             return None  # the space's question is another one
         # Where ranges are known other thresholds stop something.
         inert = self._why_inert(seed) if self.trace is not None and self.context.first_thresholds is None else ""
-        reason = inert or without_decay(configs, self.weight_decays)
+        reason = inert or self._without_decay()
         if not reason:
             return None
         context = self.context
         if self.trace is not None and self.trace.run.get(OF_SCRIPT):  # its costs are those of the recorded layers
-            blueprint = self.trace.blueprint(configs[0])
-            units = blueprint.plan.units[: blueprint.stoppable]
-            context = replace(context, unit_ends=tuple(blueprint.plan.order[unit.end] for unit in units))
+            blueprint = self.trace.blueprint(typical_configs(self.space, context, self.base, self.hold)[0])
+            ends = tuple(blueprint.plan.order[unit.end] for unit in _stoppable(blueprint))
+            context = replace(context, unit_ends=ends)
         why = f"space {self.space.name} does nothing on this run" if inert else reason.partition(":")[0]
         return replace(self, space=load(EXPLICIT_STOPS), context=context), (
             f"{why}: explicit stops of whole units are searched instead (--space {EXPLICIT_STOPS})"
@@ -416,10 +283,6 @@ def learn(plan: SearchPlan, root: str | None) -> WarmStart:
     if root is None:
         return nothing
     try:
-        if asks_for_sensitivities(space, context):
-            found = baseline_sensitivities(plan.tree, root, base, context.weight_names, plan.allowed_drop)
-            context = replace(context, sensitivities=found)
-            nothing = replace(nothing, context=context)
         # Only Gradient-Skip's part can be replayed.
         typical = typical_configs(space, context, base, hold)
         configs = [replace(config, method="gradskip") for config in typical if config.skips_gradients]
@@ -427,7 +290,7 @@ def learn(plan: SearchPlan, root: str | None) -> WarmStart:
         write_facts(store, configs)
         trace = complete(read_trace(store), plan.tree)
     except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
-        # The folder may also have been emptied, or the disk be full; the search continues without a warm start.
+        # The folder may also have been emptied, or the disk be full.
         warn_of_nothing_learned(error)
         return nothing
     context = with_learned_ranges(context, trace, configs)
@@ -445,11 +308,6 @@ def under_one_set_of_options(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != "workload_options"}
 
 
-def asks_for_sensitivities(space: Space, context: SpaceContext) -> bool:
-    """Return whether a space's ranges depend on the sensitivities of the baseline's layers."""
-    return any("pruning_sensitivities" in values for values in corners(space, context))
-
-
 def typical_configs(
     space: Space, context: SpaceContext, base: TrialConfig, hold: Mapping[str, Any]
 ) -> list[TrialConfig]:
@@ -462,11 +320,7 @@ def typical_configs(
 
 
 def completed(store: StageStore, trace: RunTrace, settings: Any) -> RunTrace:
-    """Return the trace with the layer plans and costs that these settings need; count and store missing ones.
-
-    Raises:
-        OSError: it cannot be written into the study.
-    """
+    """Return the trace with the layer plans and costs that these settings need; missing ones go into the study."""
     if trace.run.get(OF_SCRIPT):
         return trace
     if plans := missing_facts(trace, settings):
@@ -488,8 +342,6 @@ def write_facts(store: StageStore, configs: list[TrialConfig]) -> None:
     for given in configs:
         config = replace(given, device="cpu")
         plan = method_facts(store, config)["plan"]
-        masks = [trains]
-        for unit in plan["units"]:
-            stopped = set(plan["order"][: unit["end"] + 1])
-            masks.append("".join("0" if n in stopped else digit for n, digit in enumerate(trains)))
-        ensure_costs(store, config, masks)
+        stopped = [set(plan["order"][: unit["end"] + 1]) for unit in plan["units"]]
+        masks = ["".join("0" if n in those else digit for n, digit in enumerate(trains)) for those in stopped]
+        ensure_costs(store, config, [trains, *masks])

@@ -6,13 +6,12 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import TrialState, create_trial
 
 from analysis.formatting import plural
 from search_spaces.grid import GridPoints
@@ -32,11 +31,7 @@ _MOST_IMPOSSIBLE = 200
 
 
 def make_sampler(seed: int, name: str = "auto") -> BaseSampler:
-    """Return a sampler that can handle several objectives and constraints.
-
-    The candidates of ``auto`` are twice Optuna's number, as they are cheap beside a trial; another one is Optuna's with
-    its defaults. A grid draws nothing, so its study has a random one.
-    """
+    """Return a sampler that can handle several objectives and constraints; Optuna's with its defaults but for auto."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         if name == "auto":
@@ -47,24 +42,21 @@ def make_sampler(seed: int, name: str = "auto") -> BaseSampler:
 
 
 def draft_of(trials: StudyTrials, sampler: BaseSampler, *, with_parameters: bool = False) -> optuna.Study:
-    """Return a copy in memory of the trials that were begun, as far as samplers read them.
-
-    With ``with_parameters`` those without any are left out.
-    """
+    """Return a copy in memory of the trials that were begun, or of those with parameters, as samplers read them."""
     draft = optuna.create_study(directions=trials.study.directions, sampler=sampler)
     for trial in trials.all():
         begun = trial.state.is_finished() or (trial.state == TrialState.RUNNING and trial.params)
         if begun and (trial.params or not with_parameters):
+            params = {name: _on_grid(value, trial.distributions[name]) for name, value in trial.params.items()}
             with suppress(ValueError):  # a starting point may lie outside the ranges; Optuna rejects it here
-                draft.add_trial(
-                    create_trial(
-                        state=trial.state,
-                        values=trial.values if trial.state == TrialState.COMPLETE else None,
-                        params={n: _on_grid(value, trial.distributions[n]) for n, value in trial.params.items()},
-                        distributions=trial.distributions,
-                        system_attrs=trial.system_attrs,
-                    )
+                copy = create_trial(
+                    state=trial.state,
+                    values=trial.values if trial.state == TrialState.COMPLETE else None,
+                    params=params,
+                    distributions=trial.distributions,
+                    system_attrs=trial.system_attrs,
                 )
+                draft.add_trial(copy)
     return draft
 
 
@@ -73,7 +65,7 @@ def _on_grid(value: Any, asked: BaseDistribution) -> Any:
     if not isinstance(asked, (FloatDistribution, IntDistribution)) or not asked.step or asked.log:
         return value
     if not asked.low <= value <= asked.high:
-        return value  # of a starting point outside the range, which Optuna rejects
+        return value  # of a starting point, which Optuna rejects
     near = min(asked.low + round((value - asked.low) / asked.step) * asked.step, asked.high)
     return int(near) if isinstance(asked, IntDistribution) else float(near)
 
@@ -81,45 +73,27 @@ def _on_grid(value: Any, asked: BaseDistribution) -> Any:
 class Candidates:
     """Draw settings that the study lacks, and pass over those that do not fit the model.
 
-    Settings are drawn in a copy of the study, so that the study itself holds only trials that are trained.
-
-    Args:
-        config_of: returns the full config of an Optuna trial; suggests its parameters.
+    They are drawn in a copy of the study, which itself holds only trials that are trained. ``config_of`` suggests a
+    trial's parameters and returns its full config.
     """
+
+    why_ended = f"of {_MOST_REPEATED + _MOST_REPEATED_AT_RANDOM} settings drawn in a row none was left to train"
 
     def __init__(
         self, trials: StudyTrials, plan: SearchPlan, config_of: Callable[[optuna.Trial], Mapping[str, Any]]
     ) -> None:
         self._trials, self._plan, self._config_of = trials, plan, config_of
         self._sampler = make_sampler(plan.seed)  # remembers no study's state
+        self._random = RandomSampler(seed=plan.base.seed)
         self.ended = False  # True once no setting is left: the study has all that are found, and none runs
-        self._nothing_at: tuple[int, int] | None = None  # `StudyTrials.counts` when no setting was found
-        self._impossible: list[str] = []  # reasons for which settings could not be
-        self._refused: set[str] = set()  # the configurations of these
+        self._impossible: dict[str, str] = {}  # configurations that could not be, with the reason
         # What failed in an earlier search may have been mended since.
         earlier = (t for t in trials.all() if t.state in (TrialState.FAIL, TrialState.PRUNED))
         self._failed_before = {trial.number for trial in earlier}
         self._model_facts: dict[tuple[str, ...], ModelFacts] = {}  # by the workload's options
 
-    def why_ended(self) -> str:
-        """Return in one line why the search ended before its trials were used up."""
-        return (
-            f"ended after {plural(self._trials.finished_count(), 'trial')}: of "
-            f"{_MOST_REPEATED + _MOST_REPEATED_AT_RANDOM} settings drawn in a row none was left to train"
-        )
-
     def start_next(self) -> optuna.Trial | None:
         """Start a sampled setting that the study lacks; None if none is found. Then `ended` says if that is final."""
-        if (now := self._trials.counts()) == self._nothing_at:
-            return None
-        drawn = self._draw_new()
-        if drawn is None:
-            self._nothing_at, self.ended = now, not self._trials.settings_are_trained()
-            return None
-        return self._trials.start({}, params=drawn.params, distributions=drawn.distributions)
-
-    def _draw_new(self) -> optuna.Trial | None:
-        """Return a draw that the study does not have; None if many in a row were known."""
         known = self._known()
         draft = draft_of(self._trials, self._sampler)
         for repeated in range(_MOST_REPEATED + _MOST_REPEATED_AT_RANDOM):
@@ -127,17 +101,14 @@ class Candidates:
                 draft.sampler = self._random
             drawn = draft.ask()
             if as_key(self._config_of(drawn)) not in known:
-                return drawn
+                return self._trials.start({}, params=drawn.params, distributions=drawn.distributions)
             draft.tell(drawn, state=TrialState.FAIL)  # no sampler learns from it
+        self.ended = not self._trials.settings_are_trained()
         return None
 
-    @cached_property
-    def _random(self) -> BaseSampler:
-        return RandomSampler(seed=self._plan.base.seed)
-
     def _known(self) -> set[str]:
-        """Return the configurations that need no training: trained, in training, failed in this search, refused."""
-        return self._refused | {
+        """Return the configurations that need no training: trained, in training, failed in this search, impossible."""
+        return self._impossible.keys() | {
             as_key(trial.user_attrs["config"])
             for trial in self._trials.all()
             if "config" in trial.user_attrs
@@ -148,8 +119,7 @@ class Candidates:
     def start_plain(self) -> optuna.Trial:
         """Start a setting that a plain sampler draws.
 
-        Optuna's GP and NSGA-II model the parameters that all trials have, and would draw at random beside a trial
-        without any: the copy has neither baseline nor controls.
+        Beside a trial without parameters Optuna's GP and NSGA-II would draw at random, so the copy has none.
         """
         plan, number = self._plan, len(self._trials.all())
         sampler = make_sampler(wrapped_seed(plan.seed + number), plan.sampler)  # one that remembers no other study
@@ -163,11 +133,8 @@ class Candidates:
     def first_possible(self, ask: Callable[[], optuna.Trial | str | None]) -> tuple[optuna.Trial | str | None, str]:
         """Return the next trial that fits the model and can be judged; report others to Optuna as pruned.
 
-        Args:
-            ask: returns the next trial, or what stands for none.
-
         Returns:
-            The trial, and an empty text; or None and why none of many can be.
+            The trial, or what stands for none; and why none of many can be, else an empty text.
         """
         for _ in range(_MOST_IMPOSSIBLE):
             if not isinstance(trial := ask(), optuna.Trial):
@@ -177,15 +144,14 @@ class Candidates:
             reason = self._why_impossible(TrialConfig.from_mapping(config)) or self._trials.why_useless(config)
             if not reason:
                 return trial, ""
-            self._impossible.append(reason)
-            self._refused.add(as_key(config))
+            self._impossible[as_key(config)] = reason
             trial.set_user_attr("error", reason)
             self._trials.study.tell(trial, state=TrialState.PRUNED)
         return None, self._why_none_can_be()
 
     def _why_none_can_be(self) -> str:
         tried = plural(len(self._impossible), "combination")
-        return f"of {tried} of the marked values none can be, such as: {self._impossible[-1]}"
+        return f"of {tried} of the marked values none can be, such as: {[*self._impossible.values()][-1]}"
 
     def _why_impossible(self, config: TrialConfig) -> str:
         """Return what is wrong with a compression schedule; empty for one that fits the model."""
@@ -209,40 +175,33 @@ class Candidates:
 
 
 class GridWalk:
-    """Start the points that the study lacks.
+    """Start the points that the study lacks; ``start_role`` is that of the first, the space's starting point.
 
-    Optuna's BruteForceSampler is no help: a trial without parameters, as the baseline is, makes it raise, it ends only
-    a study that optimizes in one process, and its order is random.
-
-    Args:
-        start_role: role of the space's starting point, the first one.
+    Optuna's BruteForceSampler raises beside a trial without parameters, as the baseline is, and its order is random.
     """
 
     def __init__(self, trials: StudyTrials, points: GridPoints, start_role: str) -> None:
         self._trials, self._start_role = trials, start_role
         self._points = {as_key(point): point for point in points}
 
-    def missing(self) -> list[Mapping[str, Any]]:
-        """Return the parameters of the points that were not begun."""
-        begun = {as_key(queued_parameters(trial)) for trial in self._trials.all() if _is_point(trial)}
+    def _missing(self) -> list[Mapping[str, Any]]:
+        trials = [trial for trial in self._trials.all() if "continued_by" not in trial.user_attrs]
+        points = [trial for trial in trials if trial.user_attrs.get("role") not in ("baseline", "control")]
+        begun = {as_key(queued_parameters(trial)) for trial in points}
         return [point for key, point in self._points.items() if key not in begun]
 
     @property
     def ended(self) -> bool:
         """Return whether every point was begun, and none waits to be begun again."""
-        return not self._trials.queued() and not self.missing()
+        return not self._trials.all(TrialState.WAITING) and not self._missing()
 
     def start_next(self) -> optuna.Trial | None:
         """Start the next point, first one that is begun again; None if there is none."""
         study = self._trials.study
-        if not self._trials.queued():
-            point = next(iter(self.missing()), None)
+        if not self._trials.all(TrialState.WAITING):
+            point = next(iter(self._missing()), None)
             if point is None:
                 return None
             role = self._start_role if point is next(iter(self._points.values())) else "search"
             study.enqueue_trial(dict(point), user_attrs={"role": role})
         return study.ask()
-
-
-def _is_point(trial: FrozenTrial) -> bool:
-    return trial.user_attrs.get("role") not in ("baseline", "control") and "continued_by" not in trial.user_attrs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ from analysis.io.studies import load
 from analysis.metrics.confirmation import FEWEST_PAIRS
 from analysis.metrics.duplicates import outcomes
 from analysis.metrics.noise import is_unsure, with_holds
-from analysis.metrics.ranking import allowed_limit, is_cut, rank
+from analysis.metrics.ranking import is_cut, rank
 from analysis.presentation.summary_text import config_of
 from trainables.config import TrialConfig, check_integer, wrapped_seed
 from trainables.errors import TrainingDiverged, UserError
-from trainables.quality import Quality
 from trainables.storage import joined
 from tune_cac.messages import say
 from tune_cac.study.decoded_images import keeps_decoded_images
@@ -30,12 +29,11 @@ from tune_cac.study.folder import check_writable, find_study, locked, mend_journ
 from tune_cac.study.object_storage import copied_to_storage
 from tune_cac.study.script_files import check_unchanged
 from tune_cac.study.search_options import SearchOptions
-from tune_cac.study.study_result import answer, write_answer
+from tune_cac.study.study_result import SearchResult, answer, write_answer
 from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.progress import SearchProgress
-from tune_cac.tuning.ray_run import train
-from tune_cac.tuning.run import plan_of
-from tune_cac.tuning.run_context import check_gpus, context_of
+from tune_cac.tuning.run import plan_of, train
+from tune_cac.tuning.run_context import check_gpus, run_context
 from tune_cac.tuning.searcher import FINISHED, StudySearch
 from tune_cac.tuning.trials import OF_EPOCHS, PredefinedTrial, as_key
 
@@ -66,39 +64,12 @@ class FixedListSearch(StudySearch):
         begun = self.trials.begun() - self._again
         return [run for run in self._wanted if run.key not in begun]
 
-    def about_left(self) -> tuple[int, int]:
-        return len(self.missing()) + len(self._running), 0
-
     def _next(self) -> optuna.Trial | str | None:
         missing = self.missing()
         if not missing:
             return None if self._running else FINISHED  # a worker may die, and its run begins again
         self._again.discard(missing[0].key)
         return self.restarts.start_predefined(missing[0])
-
-
-class FixedListProgress(SearchProgress):
-    """Progress without a best setting so far."""
-
-    def _is_further_baseline(self, role: str) -> bool:
-        return False  # every run of the list counts
-
-    def _best_so_far(self) -> str:
-        return "confirming"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Confirmation:
-    """Result of a confirmation."""
-
-    folder: Path  # the study's folder
-    table: pd.DataFrame | None  # one row per candidate (`analysis.confirm_table`); None if no run has begun
-    trials: pd.DataFrame  # the runs on fresh seeds (`analysis.load` of the study's confirmation)
-    headline: str  # the study's answer in one sentence, with the confirmation
-    allowed_drop: float | str  # drop of the metric that is allowed (`trainables.quality`)
-    quality: Quality  # metric by which the runs are compared
-    allowed: float  # the allowed drop in the metric's unit; a relative one is of the search's baseline
-    interrupted: bool  # True if it was interrupted before all runs ended
 
 
 @keeps_decoded_images
@@ -111,13 +82,12 @@ def confirm(
     concurrency: int | None = None,
     checkpoint_budget: int | str = SearchOptions.checkpoint_budget,
     address: str | None = None,
-) -> Confirmation:
+) -> SearchResult:
     """Retrain the best settings of a study and its baseline on fresh seeds, and report which are confirmed.
 
-    The runs form a study of their own in the study's folder and train as in a search: runs of the same seed share
-    training, on as many processors or GPUs as the study's trials had. A repeated call does not train finished runs
-    again: it continues an interrupted confirmation, retries runs that failed without diverging, and adds more seeds or
-    candidates. ``best.env`` and ``report.md`` are rewritten and prefer confirmed settings.
+    The runs form a study of their own in the study's folder and train as in a search. A repeated call does not train
+    finished runs again: it continues an interrupted confirmation, retries runs that failed without diverging, and adds
+    more seeds or candidates. ``best.env`` and ``report.md`` are rewritten and prefer confirmed settings.
 
     Args:
         study: name under ``results``, or path of the study's folder.
@@ -128,6 +98,9 @@ def confirm(
         checkpoint_budget: as in `search`.
         address: as in `search`.
 
+    Returns:
+        The study's answer with its table ``confirmation``; True in ``interrupted`` if runs are missing.
+
     Raises:
         UserError: no such study, none of its settings saves anything within the allowed drop, its baseline did
             not complete, or a number is out of range.
@@ -137,7 +110,13 @@ def confirm(
     layout = find_study(results, str(study))
     info = layout.read_info()
     trials = load(layout.root)
-    base = _baseline_of(trials, layout)
+    baseline = trials[(trials["role"] == "baseline") & (trials["status"] == "completed")]
+    if baseline.empty:
+        raise UserError(
+            f"nothing to confirm in {layout.root}: its baseline did not complete; finish the search, or search anew "
+            "where it failed"
+        )
+    base = config_of(baseline.iloc[0])
     candidates = candidates_of(trials, info.allowed_drop, top, holds=info.holds, sure=info.sure)
     if candidates.empty:
         raise UserError(
@@ -149,12 +128,16 @@ def confirm(
     wanted = runs(candidates, base, fresh)
     child = layout.confirmation
     check_writable(layout.root)
-    _check_device(base, layout, address)
-    with (
-        locked(layout),
-        copied_to_storage(layout),
-        written(layout, f"confirm {layout.root} --top {top} --seeds {seeds}"),
-    ):
+    if base.device == "cuda" and not (address or os.environ.get("RAY_ADDRESS")):
+        import torch
+
+        if torch.cuda.device_count() == 0:
+            raise UserError(
+                f"{layout.root} was trained on a GPU and torch sees none here: confirm it where it was searched, or "
+                "give --address"
+            )
+    go_on = f"confirm {layout.root} --top {top} --seeds {seeds}"
+    with locked(layout), copied_to_storage(layout), written(layout, go_on):
         child.root.mkdir(exist_ok=True)
         picked = candidates["trial"].tolist()
         if child.info.is_file():
@@ -162,10 +145,10 @@ def confirm(
         place = str(joined(info.storage, child.root.name)) if info.storage else ""
         own: dict[str, Any] = {"controls": False, "candidates": picked, "storage": place, "holds": {}}
         child.write_info(replace(info, trials=len(wanted), versions=package_versions(), **own))
-        options = options_of(
-            info, child, base, trials=len(wanted), concurrency=concurrency, checkpoint_budget=checkpoint_budget,
-            address=address,
-        )  # fmt: skip
+        how: dict[str, Any] = {
+            "concurrency": concurrency, "checkpoint_budget": checkpoint_budget, "address": address,
+        }  # fmt: skip
+        options = options_of(info, child, base, trials=len(wanted), **how)
         say(
             f"{child.root}: {plural(len(candidates), 'candidate')} and the baseline on seeds {fresh[0]} to "
             f"{fresh[-1]}, {len(wanted)} runs of {info.length_text}"
@@ -174,16 +157,7 @@ def confirm(
         interrupted = _train(child, options, base, wanted)
         found = answer(layout, allowed_drop=info.allowed_drop)
         write_answer(layout, found)
-    return Confirmation(
-        folder=layout.root,
-        table=found.confirmation,
-        trials=load(child.root),
-        headline=found.headline,
-        allowed_drop=found.allowed_drop,
-        quality=info.quality,
-        allowed=allowed_limit(found.ranking, found.allowed_drop),
-        interrupted=interrupted,
-    )
+    return replace(found, interrupted=interrupted)
 
 
 def options_of(info: StudyInfo, child: Layout, base: TrialConfig, **how: Any) -> SearchOptions:
@@ -215,47 +189,22 @@ def candidates_of(
 
 def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[PredefinedTrial]:
     """Return the runs of a confirmation, baselines first so that candidates can share their training."""
-    common = base.to_dict()
-    found = []
+    common, found = base.to_dict(), []
     for options in dict.fromkeys(config_of(row).options for _, row in candidates.iterrows()):
         own = {} if options == base.options else {"workload_options": list(options)}
-        found += [
-            PredefinedTrial(attrs={"role": "baseline"}, values={"method": "none", **own, "seed": seed})
-            for seed in seeds
-        ]
+        for seed in seeds:
+            values = {"method": "none", **own, "seed": seed}
+            found.append(PredefinedTrial(attrs={"role": "baseline"}, values=values))
     for _, row in candidates.iterrows():
         own = config_of(row).to_dict()
         values = {name: value for name, value in own.items() if common.get(name) != value and name != "seed"}
         if "workload_options" in common:
             values |= {} if "workload_options" in own else {"workload_options": []}
-        for seed in seeds:
-            attrs: dict[str, Any] = {"role": "candidate", "candidate": int(row["trial"])}
-            if "epochs" in values:
-                attrs[OF_EPOCHS] = base.epochs
-            found.append(PredefinedTrial(attrs=attrs, values={**values, "seed": seed}))
+        attrs: dict[str, Any] = {"role": "candidate", "candidate": int(row["trial"])}
+        if "epochs" in values:
+            attrs[OF_EPOCHS] = base.epochs
+        found += [PredefinedTrial(attrs=attrs, values={**values, "seed": seed}) for seed in seeds]
     return found
-
-
-def _baseline_of(trials: pd.DataFrame, layout: Layout) -> TrialConfig:
-    baseline = trials[(trials["role"] == "baseline") & (trials["status"] == "completed")]
-    if baseline.empty:
-        raise UserError(
-            f"nothing to confirm in {layout.root}: its baseline did not complete; finish the search, or search anew "
-            "where it failed"
-        )
-    return config_of(baseline.iloc[0])
-
-
-def _check_device(base: TrialConfig, layout: Layout, address: str | None) -> None:
-    if base.device != "cuda" or address or os.environ.get("RAY_ADDRESS"):
-        return
-    import torch
-
-    if torch.cuda.device_count() == 0:
-        raise UserError(
-            f"{layout.root} was trained on a GPU and torch sees none here: confirm it where it was searched, or give "
-            "--address"
-        )
 
 
 def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[PredefinedTrial]) -> bool:
@@ -263,10 +212,9 @@ def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: lis
     check_gpus(options)
     if options.is_script:
         check_unchanged(options.workload_options)
-    plan, run_name = plan_of(child, options, context_of(base), base, trials=len(wanted))
-    searcher = FixedListSearch(plan, wanted)
+    searcher = FixedListSearch(plan_of(child, options, run_context(base), base, trials=len(wanted)), wanted)
     searcher.adopt_unfinished()
     missing = len(searcher.missing())
     if missing:
-        train(child, options, searcher, FixedListProgress(searcher, to_run=missing), run_name, missing)
+        train(child, options, searcher, SearchProgress(searcher, to_run=missing))
     return bool(searcher.missing()) or searcher.trials.has_unfinished()

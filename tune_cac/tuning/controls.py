@@ -1,9 +1,8 @@
 """Controls of a search, trained beside its settings: dense runs cut short, and runs with stops at random.
 
-Both are trials whose values are given in full, are not suggested and do not count among the requested trials. A cut
-dense run saves compute by itself and is what a setting of its compute has to beat. Where stops are searched on it, too,
-it is an answer like any other (role ``cut``), and its length is chosen; else it is a control. Random stops are trained
-last, once the savings of the best setting are known.
+Both are trials whose values are given in full and which do not count among the requested ones. A cut dense run is what
+a setting of its compute has to beat. Where stops are searched on it, too, it is an answer like any other (role
+``cut``), and its length is chosen. Random stops are trained last, once the savings of the best setting are known.
 """
 
 from __future__ import annotations
@@ -60,27 +59,25 @@ def shorter_trainings(base: TrialConfig) -> list[PredefinedTrial]:
     return [_control(SHORTER, {"method": "none", EPOCHS: epochs}) for epochs in in_epochs(SHARES, base.epochs)]
 
 
-def _control(kind: str, values: Mapping[str, Any]) -> PredefinedTrial:
-    return PredefinedTrial(attrs={"role": "control", "control": kind}, values=values)
+def _control(kind: str, values: Mapping[str, Any], **attrs: Any) -> PredefinedTrial:
+    return PredefinedTrial(attrs={"role": "control", "control": kind, **attrs}, values=values)
 
 
 class RunLengths:
-    """Choose the cut dense runs on which stops are searched.
+    """Choose the cut dense runs on which stops are searched; further ones where ``searched``.
 
-    Args:
-        learn: returns what a recorded dense run shows, by its epochs and its root in the stage tree.
+    ``learn`` returns what a recorded dense run shows, by its epochs and its root in the stage tree.
     """
 
-    def __init__(self, trials: StudyTrials, plan: SearchPlan, learn: Callable[[int, str], WarmStart]) -> None:
+    def __init__(
+        self, trials: StudyTrials, plan: SearchPlan, learn: Callable[[int, str], WarmStart], *, searched: bool
+    ) -> None:
         self._trials, self._base, self._learn, self._allowed_drop = trials, plan.base, learn, plan.allowed_drop
+        self.searched = searched
         self._learned: dict[int, WarmStart] = {}
         self._chooses = plan.lengths == AUTO_LENGTHS
         shares = (SHORTEST,) if self._chooses else read_lengths(plan.lengths or "1.0")
         self._wanted = in_epochs(shares, plan.base.epochs)
-
-    def planned(self) -> list[int]:
-        """Return the epochs of the cut dense runs that are trained first, or may be."""
-        return [*self._wanted, *([at_most(LONGER, self._base.epochs)] if self._chooses else [])]
 
     def learned(self) -> dict[int, WarmStart]:
         """Return what the recorded cut dense runs show, by their epochs, longest first."""
@@ -93,14 +90,15 @@ class RunLengths:
 
     def next(self) -> PredefinedTrial | None:
         """Return the next cut dense run; None if there is none, or one that runs decides it."""
+        if not self.searched:
+            return None
         begun = self._begun()
         longer = in_epochs((LONGER,), self._base.epochs) if self._chooses and self._loses_too_much(begun) else []
         return next((self._run_of(epochs) for epochs in (*self._wanted, *longer) if epochs not in begun), None)
 
     def _loses_too_much(self, begun: Mapping[int, FrozenTrial]) -> bool:
         """Return whether the shortest run has ended with a loss of more than the allowed one, or failed."""
-        baseline = self._trials.baseline_row()
-        trial = begun.get(at_most(SHORTEST, self._base.epochs))
+        baseline, trial = self._trials.baseline_row(), begun.get(at_most(SHORTEST, self._base.epochs))
         if trial is None or baseline is None:
             return False
         quality, row = self._base.quality, trial.user_attrs.get("row")
@@ -114,17 +112,18 @@ class RunLengths:
 
         Below the lengths that are tried it is a control alone, and no answer.
         """
+        if not self.searched:
+            return None
         epochs = max(1, at_most(1 - best.saved, self._base.epochs))
         good = [n for n, t in self._begun().items() if "row" in t.user_attrs or not t.state.is_finished()]
         if epochs >= min(good, default=self._base.epochs):
             return None
-        run = self._run_of(epochs)
         is_tried = not self._chooses or epochs >= at_most(SHORTEST, self._base.epochs)
-        return run if is_tried else replace(run, attrs={**run.attrs, "role": "control"})
+        return self._run_of(epochs, CUT if is_tried else "control")
 
-    def _run_of(self, epochs: int) -> PredefinedTrial:
-        attrs = {"role": CUT, "control": SHORTER, OF_EPOCHS: self._base.epochs}
-        return PredefinedTrial(attrs=attrs, values={"method": "none", EPOCHS: epochs})
+    def _run_of(self, epochs: int, role: str = CUT) -> PredefinedTrial:
+        values = {"method": "none", EPOCHS: epochs}
+        return _control(SHORTER, values, **{"role": role, OF_EPOCHS: self._base.epochs})
 
     def _begun(self) -> dict[int, FrozenTrial]:
         """Return the cut dense runs that were begun and not interrupted, by their epochs."""
@@ -139,8 +138,6 @@ class RunLengths:
 
 #: Number of runs with random stops.
 RANDOM_RUNS = 3
-#: Most controls of both kinds in one search.
-MOST_CONTROLS = len(SHARES) + RANDOM_RUNS
 #: Largest difference between the savings of a random run and of the best setting, a fraction.
 EQUAL_COMPUTE = 0.01
 #: Most draws to find random stops that save as much.
@@ -160,73 +157,49 @@ class RandomStops:
         """Return runs with random stops, as long as a setting, that save as much; none for one that stops nothing.
 
         Args:
-            best: the setting; its savings are rounded, so that a new best one with nearly equal savings needs no new
-                runs.
-            trace: of the dense run of the setting's length; None if that was not recorded.
-            ends: last parameter of each unit.
+            best: the setting.
+            trace: of the dense run of its length; None if that was not recorded.
+            ends: numbers of the parameters through which a stop may reach (`SpaceContext.unit_ends`).
         """
         if best.own_saved <= EQUAL_COMPUTE or trace is None:
             return []
+        # Rounded, so that a new best setting with nearly equal savings needs no new runs.
         near = round(best.own_saved / EQUAL_COMPUTE) * EQUAL_COMPUTE
         base = replace(self._base, epochs=best.config[EPOCHS])
         if (near, base.epochs) not in self._found:
+            drawn: list[dict[str, Any]] = []
             try:
-                drawn = random_stops(trace, StageStore(self._tree, trace.root), base, ends, saved=near)
+                drawn = self._drawn(trace, base, ends, near) if ends else []
             except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
                 warnings.warn(f"no controls with random stops: {error}", stacklevel=2)
-                drawn = []
             cut = base.epochs < self._base.epochs
-            self._found[near, base.epochs] = [
-                PredefinedTrial(
-                    attrs={**run.attrs, **({OF_EPOCHS: self._base.epochs} if cut else {})},
-                    values={**run.values, **({EPOCHS: base.epochs} if cut else {})},
-                )
-                for run in drawn
-            ]
+            attrs, length = ({OF_EPOCHS: self._base.epochs}, {EPOCHS: base.epochs}) if cut else ({}, {})
+            self._found[near, base.epochs] = [_control(RANDOM_STOPS, {**values, **length}, **attrs) for values in drawn]
         return self._found[near, base.epochs]
 
+    def _drawn(self, trace: RunTrace, base: TrialConfig, ends: Sequence[int], saved: float) -> list[dict[str, Any]]:
+        """Return values of runs with stops that save so much, by replay; fewer if stops cannot.
 
-def random_stops(
-    trace: RunTrace, store: StageStore, base: TrialConfig, ends: Sequence[int], *, saved: float
-) -> list[PredefinedTrial]:
-    """Return runs with manual stops at random layers and times that save as much as a setting, found by replay.
-
-    A draw picks layers and random times in ascending order; the times are then moved together towards the run's start
-    or end until the savings match.
-
-    Args:
-        trace: the recorded dense run.
-        store: its root, where missing costs of steps are written.
-        base: config of the dense run; its seed draws.
-        ends: numbers of the parameters through which a stop may reach (`SpaceContext.unit_ends`).
-        saved: fraction of the compute to save.
-
-    Returns:
-        At most `RANDOM_RUNS` runs; fewer if stops cannot save that much.
-
-    Raises:
-        OSError: costs cannot be written.
-    """
-    if not ends:
-        return []
-    draw = random.Random(base.seed)
-    trace = completed(store, trace, [_manual(base, ends, range(len(ends)))])
-    found: list[PredefinedTrial] = []
-    for _ in range(_DRAWS):
-        if len(found) == RANDOM_RUNS:
-            break
-        layers = sorted(draw.sample(list(ends), draw.randint(1, len(ends))))
-        late = sorted(draw.random() for _ in layers)
-        tried = [_manual(base, layers, times) for times in _moved(late, trace.total_steps)]
-        if not tried:
-            continue
-        distance = np.abs(replay(trace, tried)["compute_saved"].to_numpy(float) - saved)
-        nearest = int(np.argmin(distance))
-        if distance[nearest] <= EQUAL_COMPUTE:
-            config = tried[nearest].to_dict()
-            names = ("method", "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR")
-            found.append(_control(RANDOM_STOPS, {name: config[name] for name in names}))
-    return found
+        A draw picks layers and random times in ascending order; the times are then moved together towards the run's
+        start or end until the savings match.
+        """
+        draw = random.Random(base.seed)
+        trace = completed(StageStore(self._tree, trace.root), trace, [_manual(base, ends, range(len(ends)))])
+        found: list[dict[str, Any]] = []
+        for _ in range(_DRAWS):
+            if len(found) == RANDOM_RUNS:
+                break
+            layers = sorted(draw.sample(list(ends), draw.randint(1, len(ends))))
+            late = sorted(draw.random() for _ in layers)
+            tried = [_manual(base, layers, times) for times in _moved(late, trace.total_steps)]
+            if not tried:
+                continue
+            distance = np.abs(replay(trace, tried)["compute_saved"].to_numpy(float) - saved)
+            nearest = int(np.argmin(distance))
+            if distance[nearest] <= EQUAL_COMPUTE:
+                config = tried[nearest].to_dict()
+                found.append({name: config[name] for name in ("method", "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR")})
+        return found
 
 
 def _moved(late: Sequence[float], total_steps: int) -> list[list[int]]:

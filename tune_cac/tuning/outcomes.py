@@ -16,21 +16,17 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from math import isclose
+from math import isnan
 from typing import Any
 
 import numpy as np
 import optuna
 from numpy.typing import NDArray
-from optuna.distributions import FloatDistribution, IntDistribution
-from optuna.trial import FixedTrial, TrialState
+from optuna.trial import TrialState
 
-from analysis.formatting import plural
 from analysis.metrics.noise import is_less
 from analysis.metrics.ranking import CUT
-from analysis.trace_replay.same_run import RESOLUTION, varied_variables
 from analysis.trace_replay.traces import RunTrace, read_trace
-from trainables.config import TrialConfig
 from trainables.gradskip.variables import BY_NAME
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.baseline import WarmStart, completed, outcome_identity, predictions
@@ -63,6 +59,8 @@ from tune_cac.tuning.trials import (
 
 #: Parameters of a setting, and the fields of its configuration.
 DrawnSetting = tuple[Mapping[str, Any], Mapping[str, Any]]
+#: With its row of a replay.
+PredictedSetting = tuple[DrawnSetting, Mapping[str, Any]]
 #: (iteration, number of the parameter) of each stop.
 Stops = tuple[tuple[int, int], ...]
 
@@ -90,33 +88,27 @@ def distinct_outcomes(
     ``share`` is that of the run's steps in those of the full one.
 
     Returns:
-        The outcomes, by ascending savings, and the settings that cannot be predicted, as their rules measure what was
-        not recorded.
+        The outcomes, by ascending savings, and the settings whose rules measure what was not recorded.
     """
     rows = predictions(known.trace, [values for _, values in drawn])
-    pairs = list(zip(drawn, rows, strict=True))
-    acting = [  # a stop may brake to the run's end
-        (setting, row) for setting, row in pairs if row is not None and row["stops"] > 0 and row["compute_saved"] > 0
-    ]
+    predicted = [(setting, row) for setting, row in zip(drawn, rows, strict=True) if row is not None]
+    acting = [one for one in predicted if one[1]["stops"] > 0 and one[1]["compute_saved"] > 0]  # a stop may brake
     made = [
         _outcome_of(part, epochs=known.base.epochs, share=share, group=[setting for setting, _ in part])
-        for part in _by_identity(acting)
+        for part in _by_identity(acting).values()
     ]
-    return sorted(made, key=lambda one: one.saved), [setting for setting, row in pairs if row is None]
+    unpredicted = [setting for setting, row in zip(drawn, rows, strict=True) if row is None]
+    return sorted(made, key=lambda one: one.saved), unpredicted
 
 
-def _by_identity(
-    settings: Iterable[tuple[DrawnSetting, Mapping[str, Any]]],
-) -> list[list[tuple[DrawnSetting, Mapping[str, Any]]]]:
-    """Return settings, with their predicted rows, grouped by what they train."""
-    parts: dict[str, list[tuple[DrawnSetting, Mapping[str, Any]]]] = {}
+def _by_identity(settings: Iterable[PredictedSetting]) -> dict[str, list[PredictedSetting]]:
+    parts: dict[str, list[PredictedSetting]] = {}
     for setting, row in settings:
         parts.setdefault(outcome_identity(row, setting[1]), []).append((setting, row))
-    return list(parts.values())
+    return parts
 
 
-def _outcome_of(part: Sequence[tuple[DrawnSetting, Mapping[str, Any]]], *, share: float, **more: Any) -> Outcome:
-    """Return the outcome of settings that train alike, with the one nearest to their middle."""
+def _outcome_of(part: Sequence[PredictedSetting], *, share: float, **more: Any) -> Outcome:
     (parameters, config), row = part[middle_of([parameters for (parameters, _), _ in part])]
     return Outcome(parameters=parameters, config=config, share=share, **facts_of(row, config, share), **more)
 
@@ -128,15 +120,15 @@ def predicted_again(outcomes: Sequence[Outcome], trace: RunTrace) -> list[Outcom
         if row is None:
             found.append(one)
             continue
-        found.append(replace(one, **facts_of(row, one.config, one.share)))
-        if row["stage"] == trace.root or len(one.group) == 1:  # nothing but the dense run was read
-            continue
-        rows = predictions(trace, [config for _, config in one.group], branches=True)
-        there = [(setting, other) for setting, other in zip(one.group, rows, strict=True) if other is not None]
-        others = [
-            part for part in _by_identity(there) if outcome_identity(part[0][1], part[0][0][1]) != found[-1].identity
-        ]
-        found += [_outcome_of(part, share=one.share, epochs=one.epochs, group=one.group) for part in others]
+        found.append(again := replace(one, **facts_of(row, one.config, one.share)))
+        if row["stage"] != trace.root and len(one.group) > 1:  # more than the dense run was read
+            rows = predictions(trace, [config for _, config in one.group], branches=True)
+            there = [(setting, other) for setting, other in zip(one.group, rows, strict=True) if other is not None]
+            found += [
+                _outcome_of(part, share=one.share, epochs=one.epochs, group=one.group)
+                for identity, part in _by_identity(there).items()
+                if identity != again.identity
+            ]
     return list({one.identity: one for one in reversed(found)}.values())[::-1]
 
 
@@ -148,10 +140,7 @@ def is_predicted(values: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
 
 
 def facts_of(row: Mapping[str, Any], config: Mapping[str, Any], share: float) -> dict[str, Any]:
-    """Return the fields of an outcome that are predicted.
-
-    ``share`` is that of the run's steps in those of the full one.
-    """
+    """Return the fields of an outcome that are predicted."""
     return {
         "identity": outcome_identity(row, config),
         "saved": 1 - share * (1 - float(row["compute_saved"])),
@@ -176,12 +165,11 @@ def middle_of(group: Sequence[Mapping[str, Any]]) -> int:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
 
     names = [name for name in group[0] if all(is_number(setting.get(name)) for setting in group)]
-    region = {name: (min(s[name] for s in group), max(s[name] for s in group)) for name in names}
-    distances = [
-        sum(((s[name] - (low + high) / 2) / (high - low)) ** 2 for name, (low, high) in region.items() if high > low)
-        for s in group
-    ]
-    return int(np.argmin(distances))
+    values = np.array([[setting[name] for name in names] for setting in group], float)
+    low, high = values.min(axis=0), values.max(axis=0)
+    differs = high > low
+    from_middle = (values - (low + high) / 2)[:, differs] / (high - low)[differs]
+    return int(np.argmin((from_middle**2).sum(axis=1)))
 
 
 def shared_steps(stops: Stops, others: Iterable[Stops], total_steps: int) -> int:
@@ -215,82 +203,6 @@ def evenly_spaced(values: Sequence[float], count: int) -> list[int]:
     return sorted(chosen)
 
 
-# --- The middle of the region of settings that train alike: what a search trains of an outcome, and hands out ---------
-# A threshold at the edge of its region is one rounding away from another training, on this seed and the more on
-# another.
-
-#: Values that are tried between the last one known to train alike and the first one known not to.
-_BETWEEN = 15
-#: Digits of a threshold.
-_DIGITS = 5
-
-
-def at_middle(one: Outcome, known: WarmStart, trace: RunTrace) -> Outcome:
-    """Return an outcome with the variables of its setting's rule in the middle of the values that train alike.
-
-    Each variable in turn is moved to the middle of its own values within the space's range, the others as they are by
-    then; whole numbers stay on the space's grid. One without effect over all of its range keeps its drawn value.
-    """
-    drawn = FixedTrial(dict(one.parameters))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a value may lie outside the ranges
-        known.space.suggest(drawn, known.context)
-    parameter_of = {full.rpartition(".")[2]: full for full in one.parameters}  # those of a branch begin with its name
-    for name in varied_variables(TrialConfig.from_mapping(one.config)):
-        parameter = parameter_of.get(name, "")
-        own, asked = one.parameters.get(parameter), drawn.distributions.get(parameter)
-        if own is None or not isinstance(asked, (FloatDistribution, IntDistribution)):
-            continue  # one of a few choices
-        if not isclose(own, one.config.get(name, np.nan), abs_tol=10.0**-_DIGITS):  # Optuna's steps are not rounded
-            continue  # another rule's
-
-        def alike(values: Sequence[Any], one: Outcome = one, name: str = name) -> list[bool]:
-            rows = predictions(trace, [{**one.config, name: value} for value in values], branches=True)
-            return [row is not None and outcome_identity(row, one.config) == one.identity for row in rows]
-
-        unit = asked.step if isinstance(asked, IntDistribution) else RESOLUTION
-        low, high = (_edge(own, end, unit, alike) for end in (asked.low, asked.high))
-        middle = _as(own, (low + high) / 2, unit)
-        if (low, high) != (asked.low, asked.high) and middle != own and alike([middle])[0]:
-            one = replace(one, parameters={**one.parameters, parameter: middle}, config={**one.config, name: middle})
-    return one
-
-
-def _edge(own: float, end: float, unit: float, alike: Callable[[Sequence[Any]], list[bool]]) -> float:
-    """Return the last value from a setting's own towards an end that trains alike.
-
-    Steps double until one trains otherwise; then the values between are tried.
-
-    Args:
-        own: the setting's value; an int for a variable in iterations.
-        end: least or highest value of the space.
-        unit: first step; all steps of an int are multiples of it.
-        alike: tells of values whether they train as the setting does.
-    """
-    if own == end:
-        return own
-    sign, width = (1 if end > own else -1), abs(end - own)
-    doubled = [own + sign * step for k in range(64) if (step := unit * 2**k) < width]
-    values = [own, *(_as(own, value, unit) for value in doubled), end]
-    last = _last_alike(values, alike)
-    if last + 1 < len(values):
-        between = np.linspace(values[last], values[last + 1], _BETWEEN + 2)[:-1]
-        values = list(dict.fromkeys(_as(own, value, unit) for value in between))
-        last = _last_alike(values, alike)
-    return values[last]
-
-
-def _last_alike(values: Sequence[float], alike: Callable[[Sequence[Any]], list[bool]]) -> int:
-    """Return the place of the last value up to which all train as the first one."""
-    same = [True, *(alike(values[1:]) if len(values) > 1 else [])]
-    return next((place for place, is_same in enumerate(same) if not is_same), len(same)) - 1
-
-
-def _as(own: float, value: float, unit: float) -> float:
-    """Return a value as the setting's own is written: whole steps from it, or a number of few digits."""
-    return int(own + round((value - own) / unit) * unit) if isinstance(own, int) else round(float(value), _DIGITS)
-
-
 # --- Order in which a search trains distinct outcomes -----------------------------------------------------------------
 
 #: Settings that are drawn to find the outcomes of a space.
@@ -307,28 +219,21 @@ _LEAST_COST = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class BegunOutcome:
-    """An outcome that was trained, is being trained, or failed."""
+    """An outcome that was trained, is being trained, or failed; fields as in `Outcome`, predicted until it ended."""
 
     trial: int  # number of its trial
     epochs: int
     stops: Stops
-    saved: float  # compute saved, a fraction of that of the full run
-    loss: float | None  # of quality against the baseline, infinite if it failed; None while it is being trained
-    identity: str = ""  # `Outcome.identity`, predicted until it is trained; empty for a dense run
+    saved: float
+    loss: float  # of quality against the baseline, infinite if it failed; NaN while it is being trained
+    identity: str  # empty for a dense run
     config: Mapping[str, Any]
-
-    @property
-    def lost(self) -> float:
-        """Return the loss of one that has ended."""
-        assert self.loss is not None, f"trial {self.trial} is being trained"
-        return self.loss
 
 
 class OutcomeQueue:
     """Choose the outcomes that a study trains.
 
-    Args:
-        roots: returns what was learned from the recorded dense runs, by their epochs, the full one first.
+    ``roots`` returns what was learned from the recorded dense runs, by their epochs, the full one first.
     """
 
     def __init__(self, trials: StudyTrials, plan: SearchPlan, roots: Callable[[], Mapping[int, WarmStart]]) -> None:
@@ -337,9 +242,7 @@ class OutcomeQueue:
         self._outcomes: dict[int, list[Outcome]] = {}  # by epochs
         self._unpredicted: list[DrawnSetting] = []  # of the full length
         self._depths: Depths | None = None
-        self._held: tuple[int, dict[int, float]] = 0, {}  # how many trials had ended, and probabilities of theirs
-        self._promising = MOST_OUTCOMES  # outcomes that were worth their training when one was chosen last
-        self._nothing_at: tuple[int, int] | None = None  # `StudyTrials.counts` when none was
+        self._holds: tuple[int, dict[int, float]] = 0, {}  # how many trials had ended, and probabilities of theirs
         self.ended = False  # True once no outcome is left that is worth its training
 
     @property
@@ -349,7 +252,7 @@ class OutcomeQueue:
         return any(drawn)
 
     def _drawn(self, epochs: int, known: WarmStart) -> list[Outcome]:
-        """Return the outcomes of a run's drawn settings, as the run without a method predicts them."""
+        """Return the outcomes of a run's drawn settings, as the dense run predicts them."""
         if epochs not in self._outcomes:
             self._outcomes[epochs] = self._distinct(known) if known.knows_what_acts else []
         return self._outcomes[epochs]
@@ -357,7 +260,7 @@ class OutcomeQueue:
     def _distinct(self, known: WarmStart) -> list[Outcome]:
         drawn, base = known.drawn(self._seed, SETTINGS), known.base.to_dict()
         is_full = known.base.epochs == self._epochs
-        if not is_full and known.choices(self._seed) != self._roots()[self._epochs].choices(self._seed):
+        if not is_full and known.choices() != self._roots()[self._epochs].choices():
             warnings.warn("no stops on cut runs: choices of the space depend on the run's length", stacklevel=2)
             return []
         if known.space.options or not all(is_predicted(values, base) for _, values in drawn):
@@ -376,40 +279,28 @@ class OutcomeQueue:
     def _total_steps(self) -> int:
         return int(self._roots()[self._epochs].trace.total_steps)
 
+    @property
     def why_ended(self) -> str:
-        """Return in one line why the search ended before its trials were used up."""
-        return (
-            f"ended after {plural(self._trials.finished_count(), 'trial')}: of {SETTINGS:,} settings"
-            f"{' for each length' if len(self._roots()) > 1 else ''} no outcome is left that is worth its training"
-        )
-
-    def about_left(self) -> int:
-        """Estimate how many outcomes will still be trained, from the number worth it at the last choice.
-
-        Of n about log2(n) / 3 are trained, for each says much of the others (benchmarks/eta.py).
-        """
-        return 0 if self.ended else self._promising.bit_length() // 3
+        """Return why the search ended before its trials were used up."""
+        lengths = " for each length" if len(self._roots()) > 1 else ""
+        return f"of {SETTINGS:,} settings{lengths} no outcome is left that is worth its training"
 
     def start_next(self, baseline: Mapping[str, Any]) -> optuna.Trial | None:
         """Begin the next outcome; None if none is worth training now. Then `ended` says whether that is final."""
-        if (now := self._trials.counts()) == self._nothing_at:  # asked again while others run
-            return None
         traces = self._traces()
         tried = self._begun_outcomes(baseline, traces)
         chosen = self._chosen(self._left(tried, traces), tried, baseline)
         if (drawn := self._next_unpredicted(len(tried), ends=chosen is None)) is not None:
             return self._begin(drawn, {UNPREDICTED: True})
         if chosen is None:
-            self._nothing_at = now
             running = [t.user_attrs for t in self._trials.all() if t.state == TrialState.RUNNING]
             self.ended = all(attrs.get("role") == "control" for attrs in running if "row" not in attrs)
             return None
         attrs: dict[str, Any] = {OUTCOME: chosen.identity, PREDICTED: chosen.saved}
-        middle = at_middle(chosen, self._roots()[chosen.epochs], traces[chosen.epochs]).parameters
-        if chosen.epochs == self._epochs:
-            return self._begin(middle, attrs)
-        length = {EPOCHS: chosen.epochs}
-        return self._begin({**middle, **length}, {**attrs, **length, OF_EPOCHS: self._epochs})
+        length = {} if chosen.epochs == self._epochs else {EPOCHS: chosen.epochs}
+        if length:
+            attrs |= {**length, OF_EPOCHS: self._epochs}
+        return self._begin({**chosen.parameters, **length}, attrs)
 
     def _begin(self, parameters: Mapping[str, Any], attrs: Mapping[str, Any]) -> optuna.Trial:
         self._trials.study.enqueue_trial(dict(parameters), user_attrs={"role": "search", **attrs})
@@ -418,9 +309,7 @@ class OutcomeQueue:
     def _next_unpredicted(self, tried: int, *, ends: bool) -> Mapping[str, Any] | None:
         """Return parameters of the next setting that cannot be predicted, if its turn has come; else None.
 
-        Their share of the trials is that of the drawn settings; at least `LEAST` are trained before the end.
-
-        The end has come where no predicted outcome is worth its training.
+        Their share of the trials is that of the drawn settings; at least `LEAST` are trained before the search ends.
         """
         begun = [trial.user_attrs for trial in self._trials.all() if UNPREDICTED in trial.user_attrs]
         done = sum("continued_by" not in attrs for attrs in begun)
@@ -428,7 +317,7 @@ class OutcomeQueue:
         return self._unpredicted[done][0] if done + 0.5 < due and done < len(self._unpredicted) else None
 
     def _traces(self) -> dict[int, RunTrace]:
-        """Return what is recorded by now, by the epochs of the lengths that have outcomes."""
+        """Return what is recorded by now, by the epochs of the runs that have outcomes."""
         return {
             epochs: read_trace(StageStore(self._plan.tree, known.trace.root))
             for epochs, known in self._roots().items()
@@ -453,49 +342,44 @@ class OutcomeQueue:
         return [None if row is None else facts_of(row, one, share) for row, one in zip(rows, configs, strict=True)]
 
     def _begun_outcomes(self, baseline: Mapping[str, Any], traces: Mapping[int, RunTrace]) -> list[BegunOutcome]:
-        """Return the outcomes of trials that were begun; of those without a result only what can be predicted."""
+        """Return the outcomes of begun trials; of those without a result only what can be predicted."""
         found: list[BegunOutcome] = []
-        without_row: dict[int, list[dict[str, Any]]] = {}  # by epochs: known fields of each
         for trial in self._trials.all():
             attrs = trial.user_attrs
             if attrs.get("role") in ("baseline", "control") or "continued_by" in attrs:
                 continue
             row, config = attrs.get("row"), attrs.get("config", {})
             epochs = config.get(EPOCHS, self._epochs)
-            fields: dict[str, Any] = {"trial": trial.number, "epochs": epochs, "config": config}
+            facts: Mapping[str, Any] | None = None
             if row is not None and not missing_objectives(row, self._quality):
-                fields["loss"] = self._quality.lost(row["quality"], baseline["quality"])
-                fields["identity"] = outcome_identity(row, config)
-                found.append(BegunOutcome(**fields, stops=stops_in(row), saved=saved_of_baseline(row, baseline)))
-                continue
-            fields["loss"] = None if trial.state == TrialState.RUNNING else np.inf
-            if attrs.get("role") == CUT:
-                found.append(BegunOutcome(**fields, stops=(), saved=1 - epochs / self._epochs))
-            elif config and epochs in traces:
-                without_row.setdefault(epochs, []).append(fields)
-        for epochs, several in without_row.items():
-            facts = self._predicted(traces[epochs], [fields["config"] for fields in several])
-            found += [
-                BegunOutcome(**fields, stops=of["stops"], saved=of["saved"], identity=of["identity"])
-                for fields, of in zip(several, facts, strict=True)
-                if of is not None
-            ]
-        return sorted(found, key=lambda one: one.trial)
+                loss = self._quality.lost(row["quality"], baseline["quality"])
+                saved = saved_of_baseline(row, baseline)
+                facts = {"stops": stops_in(row), "saved": saved, "identity": outcome_identity(row, config)}
+            else:
+                loss = np.nan if trial.state == TrialState.RUNNING else np.inf
+                if attrs.get("role") == CUT:
+                    facts = {"stops": (), "saved": 1 - epochs / self._epochs, "identity": ""}
+                elif config and epochs in traces:
+                    facts = self._predicted(traces[epochs], [config])[0]
+            if facts is not None:
+                own = {name: facts[name] for name in ("stops", "saved", "identity")}
+                found.append(BegunOutcome(trial=trial.number, epochs=epochs, config=config, loss=loss, **own))
+        return found
 
     def holds(self) -> dict[int, float]:
-        """Return probabilities that trained outcomes stay within the allowed loss on another seed, by their trials."""
+        """Return probabilities that trained outcomes stay within the allowed loss on another seed, by trial."""
         baseline = self._trials.baseline_row()
         if baseline is None or not self.predicts:
             return dict(self._plan.holds or {})  # where outcomes are known no longer
         _, finished = self._trials.counts()
-        if self._held[0] != finished:  # asked for often, and each time a fit
+        if self._holds[0] != finished:  # asked for often, and each time a fit
             found: dict[int, float] = {}
-            if ended := [one for one in self._begun_outcomes(baseline, self._traces()) if one.loss is not None]:
+            if ended := [one for one in self._begun_outcomes(baseline, self._traces()) if not isnan(one.loss)]:
                 scale = self._scale(baseline)
                 shares = self._expected(ended, ended, scale).other_share_within(scale.other_limit)
                 found = {one.trial: share for one, share in zip(ended, shares.tolist(), strict=True)}
-            self._held = finished, found
-        return self._held[1]
+            self._holds = finished, found
+        return self._holds[1]
 
     def unsure(self) -> list[int]:
         """Return trials whose outcomes are less sure to hold on another seed than the answer is to be."""
@@ -512,13 +396,12 @@ class OutcomeQueue:
         """Return the outcome that promises most for its cost; None if none is worth its training."""
         new = are_new(self._features(left), self._features(tried))
         left = [one for one, is_new in zip(left, new, strict=True) if is_new]
-        self._promising = 0
         if not left:
             return None
         scale = self._scale(baseline)
         tried, unsure = self._with_expected(tried, scale)
-        points = [(one.lost, one.saved) for one in tried]
-        answers = [one.saved for one in tried if one.lost <= scale.allowed + 1e-9 and one.trial not in unsure]
+        points = [(one.loss, one.saved) for one in tried]
+        answers = [one.saved for one in tried if one.loss <= scale.allowed + 1e-9 and one.trial not in unsure]
         found = self._expected(left, tried, scale)
         saved, best = np.array([one.saved for one in left]), max(answers, default=0.0)
         likely = ~is_less(found.other_share_within(scale.other_limit), self._plan.sure)
@@ -532,12 +415,11 @@ class OutcomeQueue:
             worth = np.where(enough, worth, 0.0)
         if not np.count_nonzero(worth):
             return None
-        self._promising = int(np.count_nonzero(worth)) >> 3  # one of those that are still begun is this one
         return left[int(np.argmax(worth / self._costs(left, tried)))]
 
     def _with_expected(self, tried: Sequence[BegunOutcome], scale: LossScale) -> tuple[list[BegunOutcome], list[int]]:
-        """Return the begun outcomes, running ones with the expected loss, and the trials too unsure to be an answer."""
-        ended, running = [one for one in tried if one.loss is not None], [one for one in tried if one.loss is None]
+        """Return the begun outcomes, running ones with the expected loss, and the trials too unsure for an answer."""
+        ended, running = [[one for one in tried if isnan(one.loss) == runs] for runs in (False, True)]
         unsure = self.unsure()
         if running:
             found = self._expected(running, ended, scale)
@@ -553,7 +435,7 @@ class OutcomeQueue:
         newest = ended[-MOST_MODELLED:]
         return posterior(
             self._features(newest),
-            np.array([one.lost for one in newest], float),
+            np.array([one.loss for one in newest], float),
             self._features(runs),
             unit=scale.unit,
             noise=scale.seed_noise,
@@ -576,7 +458,7 @@ class OutcomeQueue:
         return np.array(rows, float).reshape(len(rows), len(depths.levels) + 2)
 
     def _costs(self, left: Sequence[Outcome], tried: Sequence[BegunOutcome]) -> NDArray[np.float64]:
-        """Return (m,) compute that trainings execute, in full trainings: that after the steps shared with others.
+        """Return (m,) full trainings that are executed after the steps shared with others.
 
         After an outcome's first stop its steps save equal shares, which is exact for one stop.
         """

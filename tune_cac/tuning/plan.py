@@ -33,7 +33,7 @@ class SearchPlan:
     budget_bytes: int  # most bytes of checkpoints
     trials: int  # number of trials planned for the study
     worker_resources: Mapping[str, float] | None = None  # Ray's, of each worker of a trial; None for one process
-    retries: int = 1  # most restarts of a trial whose worker died, and of a failed baseline; >= 0
+    retries: int = 1  # most restarts of a trial whose worker died; >= 0
     repeats: bool = True  # True if training repeats bit for bit, so that the baseline's run predicts others exactly
     sampler: str = AUTO  # of `candidates.make_sampler`; with ``auto`` outcomes are chosen where they are known
     lengths: str = ""  # dense runs that are cut and searched, too: ``auto`` or shares (`RunLengths`); empty for none

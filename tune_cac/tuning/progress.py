@@ -1,4 +1,4 @@
-"""A search while Ray runs it: its progress on the screen, its budgets, and its probabilities in the study.
+"""A search while Ray runs it: its progress on the screen, and its budgets.
 
 Progress is a live line on a terminal, one plain line per trial elsewhere.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
-from statistics import fmean
 from typing import Any
 
 from ray import tune
@@ -17,17 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from analysis.formatting import drop_text, drop_words, percent, plural, value_text
-from analysis.io.layout import Layout
 from analysis.metrics.ranking import CUT
 from analysis.presentation.markdown_report import full_trainings
 from tune_cac.messages import say
 from tune_cac.ray_backend.workers import failure_of
 from tune_cac.tuning.searcher import StudySearch
-from tune_cac.tuning.trials import BestSetting, saved_of_baseline, saved_of_row
-
-#: Full trainings that a trial executes where training is shared and where it is not, and that a control executes; and
-#: for how many measured ones this counts (benchmarks/eta.py).
-_SHARED_COST, _OWN_COST, _CONTROL_COST, _USUAL_COUNT = 0.35, 0.7, 0.5, 2
+from tune_cac.tuning.trials import saved_of_row
 
 
 class SearchProgress(tune.Callback):
@@ -36,24 +29,18 @@ class SearchProgress(tune.Callback):
     def __init__(self, searcher: StudySearch, *, to_run: int) -> None:
         self._searcher, self._to_run = searcher, to_run
         self._quality, self._saving = searcher.plan.base.quality, searcher.plan.base.saving
-        self._best: BestSetting | None = None
-        self._best_is_known = False
-        self._baselines: dict[str, Mapping[str, Any]] = {}  # their rows, by the options of the workload if searched
+        self._best = ""  # in words; empty until it is asked for again
+        self.baselines: dict[str, Mapping[str, Any]] = {}  # their rows, by the options of the workload if searched
         self._dense_flops = 0  # of the largest baseline
-        self.counts_shares = False  # True once `trainings` is known from ``compute_saved`` alone
         for baseline in searcher.trials.baselines():
             if "row" in baseline.user_attrs:
                 self._know_baseline(baseline.user_attrs["row"], baseline.user_attrs.get("options", ""))
         self._live: dict[str, dict[str, Any]] = {}
         self._heard: dict[str, float] = {}  # when a trial began or reported last, by `time.monotonic`
-        # Executed by ended trials: FLOPs, and the same in full trainings of their own budgets; and by each of them.
-        self._spent_flops, self._spent_trainings = 0, 0.0
-        shared = _SHARED_COST if searcher.plan.sharing else _OWN_COST
-        self._costs = {"trial": [shared] * _USUAL_COUNT, "control": [_CONTROL_COST] * _USUAL_COUNT}
+        self._spent_flops, self._spent_trainings = 0, 0.0  # by ended trials, the latter of their own budgets
         self.ended = 0  # trials that ended; controls do not count
         self.controls = 0  # controls that ended
         self.failures: list[tuple[int, str]] = []
-        self._started_s: float | None = None  # when the first trial began
         self._console = Console(stderr=True)
         self._bar: Progress | None = None
 
@@ -80,7 +67,6 @@ class SearchProgress(tune.Callback):
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Note when a trial began."""
-        self._started_s = self._started_s or time.monotonic()
         self._heard[trial.trial_id] = time.monotonic()
 
     def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
@@ -91,21 +77,18 @@ class SearchProgress(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Count a trial that ended well, and show its result; the searcher has it already."""
-        row, self._best_is_known = self._live.pop(trial.trial_id, {}), False
+        row = self._end_live(trial)
         number, role, options = trial.config["trial"], trial.config["role"], trial.config.get("options", "")
         further = self._is_further_baseline(role)
-        self._spend(row, role)
-        self.counts_shares = self.counts_shares or not row.get("dense_flops")
         if role == "baseline":
             self._know_baseline(row, options)
         measured = f"{self._quality.name} {value_text(row['quality'], self._quality)}"
-        if role in ("control", CUT):
-            dense = f"{row['epoch']} dense epochs, " if role == CUT else ""
-            self._end_control(f"trial {number}: {dense}{measured}")
-        elif further:
-            self._say(f"baseline of {options}, trial {number}: {measured}")
-        else:
-            self._end(f"trial {number}: {measured}, saved {percent(self._saved(row, self._baselines.get(options)))}")
+        if role == CUT:
+            measured = f"{row['epoch']} dense epochs, {measured}"
+        elif role != "control" and not further:
+            measured += f", saved {percent(saved_of_row(row, self._saving, self.baselines.get(options)))}"
+        named = f"baseline of {options}, trial {number}" if further else f"trial {number}"
+        self._end(role, f"{named}: {measured}", further=further)
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Report a trial that raised to the searcher and show its message."""
@@ -113,47 +96,44 @@ class SearchProgress(tune.Callback):
         silent_s = now - self._heard.pop(trial.trial_id, now)
         failure = failure_of(trial, silent_s=silent_s, timeout_s=self._searcher.plan.trial_timeout_s)
         message, number, role = failure.message, trial.config["trial"], trial.config["role"]
-        row, self._best_is_known = self._live.pop(trial.trial_id, {}), False
-        self._spend(row, role)
+        self._end_live(trial)
         if self._searcher.tell_failure(trial.trial_id, message, died=failure.died, out_of_memory=failure.out_of_memory):
             self._say(f"trial {number} failed and is begun again: {message}")
             return
         self.failures.append((number, message))
-        line = f"trial {number} failed: {message}"
-        if role in ("control", CUT):
-            self._end_control(line)
-        elif self._is_further_baseline(role):
-            self._say(line)
-        else:
-            self._end(line)
+        self._end(role, f"trial {number} failed: {message}", further=self._is_further_baseline(role))
 
     def _is_further_baseline(self, role: str) -> bool:
         """Return whether this is the baseline of another combination of options than the first one's."""
-        return role == "baseline" and bool(self._baselines)
+        return role == "baseline" and bool(self.baselines) and self._searcher.judges
 
     def _know_baseline(self, row: Mapping[str, Any], options: str) -> None:
-        self._baselines.setdefault(options, row)
+        self.baselines.setdefault(options, row)
         self._dense_flops = max(self._dense_flops, row["dense_flops"] or 0)
 
-    def _end_control(self, line: str) -> None:
-        self.controls += 1
-        self._say(f"[control {self.controls}] {line}")
+    def _end(self, role: str, line: str, *, further: bool) -> None:
+        """Count a trial or a control, and say how it ended."""
+        if role in ("control", CUT):
+            self.controls += 1
+            line = f"[control {self.controls}] {line}"
+        elif not further:
+            self.ended += 1
+            line = f"[{self.ended}/{self._to_run}] {line}; {self.summary()}"
+        self._say(line)
 
     def _say(self, line: str) -> None:
+        with suppress(OSError):  # Ray would take it for the trial's; they are written again after the next one
+            self._searcher.write_holds()
         if self._bar is None:
             say(line)
         self._show()
-
-    def _end(self, line: str) -> None:
-        self.ended += 1
-        self._say(f"[{self.ended}/{self._to_run}] {line}; {self.summary()}")
 
     def _show(self) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=self.ended, description=self.summary())
 
     def summary(self) -> str:
-        """Return the best so far, failures, what this search executed and the time left, as one line."""
+        """Return the best so far, failures and what this search executed, as one line."""
         parts = [self._best_so_far()]
         if self.failures:
             parts.append(f"{len(self.failures)} failed")
@@ -161,56 +141,36 @@ class SearchProgress(tune.Callback):
             parts.append(f"compute so far: {full_trainings(self.trainings())}")
         if self.controls:
             parts.append(plural(self.controls, "control"))
-        if (seconds := self._seconds_left()) > 0:
-            parts.append(f"about {duration_text(seconds)} left")
         return ", ".join(parts)
 
-    def _seconds_left(self) -> float:
-        """Return about how long this search goes on; 0 until a baseline has ended, from which it is known."""
-        executed = self.trainings()
-        if not (self._started_s and self._baselines and executed > 0):
-            return 0.0
-        trials, controls = self._searcher.about_left()
-        live = sum(in_trainings(row) for row in self._live.values())
-        cost = trials * fmean(self._costs["trial"]) + controls * fmean(self._costs["control"])
-        return max(0.0, cost - live) * (time.monotonic() - self._started_s) / executed
-
-    def _spend(self, row: Mapping[str, Any], role: str) -> None:
+    def _end_live(self, trial: Any) -> Mapping[str, Any]:
+        """Count what a trial that ended has executed; return its last row."""
+        row, self._best = self._live.pop(trial.trial_id, {}), ""
         self._spent_flops += search_flops(row)
         # Scripts that report no FLOPs report what they saved, which is final at the end.
         known = row.get("dense_flops") or "compute_saved" not in row
-        own = in_trainings(row) if known else 1 - row["compute_saved"]
-        self._spent_trainings += own
-        if self._dense_flops:  # of a cut run its own FLOPs are fewer
-            own = search_flops(row) / self._dense_flops
-        if role != "baseline":
-            self._costs["control" if role in ("control", CUT) else "trial"].append(own)
-
-    @property
-    def has_baseline(self) -> bool:
-        """Return whether a baseline has ended, whose training the cost is counted in."""
-        return bool(self._baselines)
+        self._spent_trainings += in_trainings(row) if known else 1 - row["compute_saved"]
+        return row
 
     def trainings(self) -> float:
         """Return what this search executed in full trainings of the baseline, or of each trial until that ended."""
+        live = self._live.values()
         if not self._dense_flops:
-            return self._spent_trainings + sum(in_trainings(row) for row in self._live.values())
-        flops = self._spent_flops + sum(search_flops(row) for row in self._live.values())
-        return float(flops / self._dense_flops)
-
-    def _saved(self, row: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> float:
-        own = row if baseline is None else {**row, "compute_saved": saved_of_baseline(row, baseline)}
-        return saved_of_row(own, self._saving, baseline)
+            return self._spent_trainings + sum(map(in_trainings, live))
+        return float((self._spent_flops + sum(map(search_flops, live))) / self._dense_flops)
 
     def _best_so_far(self) -> str:
-        if not self._baselines:
+        if not self._searcher.judges:
+            return "confirming"
+        if not self.baselines:
             return "no baseline yet"
-        if not self._best_is_known:
-            self._best, self._best_is_known = self._searcher.best(self._saving), True
-        if self._best is None:
-            return "nothing saved yet"
-        lost = f"{drop_text(self._best.lost, self._quality)} of {drop_words(self._quality)}"
-        return f"best {percent(self._best.saved)} saved at {lost} (trial {self._best.trial})"
+        if not self._best:
+            best = self._searcher.best(self._saving)
+            self._best = "nothing saved yet"
+            if best is not None:
+                lost = f"{drop_text(best.lost, self._quality)} of {drop_words(self._quality)}"
+                self._best = f"best {percent(best.saved)} saved at {lost} (trial {best.trial})"
+        return self._best
 
 
 def in_trainings(row: Mapping[str, Any]) -> float:
@@ -232,57 +192,18 @@ def duration_text(seconds: float) -> str:
     return f"{seconds // 60} min {seconds % 60:02d} s" if seconds >= 60 else f"{seconds} s"
 
 
-class HoldsWriter(tune.Callback):
-    """Write `StudyInfo.holds` after each trial, so that a search that is killed leaves it behind."""
-
-    def __init__(self, layout: Layout, searcher: StudySearch) -> None:
-        self._layout, self._searcher = layout, searcher
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # as above
-
-    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        """Write them once the searcher has the trial's result."""
-        with suppress(OSError):  # Ray would take it for the trial's; they are written again after the next one
-            write_holds(self._layout, self._searcher)
-
-    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        """Write them without a trial that failed."""
-        self.on_trial_complete(iteration, trials, trial)
-
-
-def write_holds(layout: Layout, searcher: StudySearch) -> None:
-    """Write the probabilities that trained outcomes hold on another seed into `study.json`, unless it has the same."""
-    if (known := searcher.holds()) is None:
-        return
-    holds = {str(trial): share for trial, share in known.items()}
-    if (info := layout.read_info()).holds != holds:
-        layout.write_info(replace(info, holds=holds))
-
-
 class Budget(tune.Stopper):
-    """End a Ray Tune run when its time or its compute is used up.
+    """End a Ray Tune run when its time (seconds) or its compute (full trainings) is used up.
 
     When the time is up, running trials are stopped as by Ctrl-C: a resumed search continues them from their last
     checkpoints. When the compute is used up, no further trial begins, and running ones finish, so that somewhat more is
-    executed.
-
-    Args:
-        searcher: suggests no more trials when the compute is used up.
-        time_s: seconds; None for no limit.
-        trainings: compute in full trainings; None for no limit.
-        begun: when the search began, by `time.monotonic`.
+    executed. ``begun`` is when the search began, by `time.monotonic`.
     """
 
     def __init__(
-        self,
-        searcher: StudySearch,
-        progress: SearchProgress,
-        *,
-        time_s: float | None,
-        trainings: float | None,
+        self, searcher: StudySearch, progress: SearchProgress, *, time_s: float | None, trainings: float | None,
         begun: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._searcher, self._progress = searcher, progress
         self._time_s, self._trainings, self._begun = time_s, trainings, begun
         self._time_is_up = False
@@ -302,9 +223,9 @@ class Budget(tune.Stopper):
         return self._time_is_up
 
     def _cost_is_used_up(self) -> bool:
-        # What a full training costs is known when the baseline has ended.
-        known = self._progress.has_baseline
-        return self._trainings is not None and known and self._progress.trainings() >= self._trainings
+        # A baseline says what a full training costs.
+        most, known = self._trainings, bool(self._progress.baselines)
+        return most is not None and known and self._progress.trainings() >= most
 
     def reason(self) -> str:
         """Return which budget is used up, as the beginning of a sentence; empty if none is."""
@@ -313,6 +234,4 @@ class Budget(tune.Stopper):
         if self._trainings is None or not self._cost_is_used_up() or self._searcher.trials.has_unfinished():
             return ""  # trials that still run were interrupted by the user
         executed = f"{self._progress.trainings():.1f} executed"
-        if self._progress.counts_shares:
-            executed += ", by the trials' compute_saved, for the script reports no FLOPs"
         return f"The cost budget of {full_trainings(self._trainings)} is used up ({executed})"

@@ -1,13 +1,11 @@
 """Model of the quality that a search chooses outcomes by: a Gaussian process of the losses that outcomes cause.
 
 The mean has two slopes: one on how long layers sit out, one on how much of the run is cut (docs/findings.md has the
-measurements behind both). What outcomes lose beyond that is smooth in the shares of the run that layers train. A full
-run without stops loses nothing.
+measurements behind both). What outcomes lose beyond that is smooth in the shares of the run that layers train.
 
 A loss is measured on one seed against one baseline, and another seed would give another one. Runs of one length share
 their beginning, and so the effect of the seed, the less the more their layers' shares of training differ; a shorter run
-shares nothing with the baseline. So the losses of all shorter runs have the baseline's seed effect in common, those of
-one length also that length's, and a model that does not know this takes a lucky length for a good one.
+shares nothing with the baseline. A model that does not know this takes a lucky length for a good one.
 
 Slopes, length, amplitude and noise are those of a grid with the highest marginal likelihood (Rasmussen and Williams,
 Gaussian Processes for Machine Learning, sections 2.2, 2.7 and 5.4.1) times a prior on the slopes.
@@ -41,11 +39,7 @@ Array = NDArray[np.float64]
 
 
 class Depths:
-    """Share of a model's backward FLOPs that stops through its layers spare.
-
-    Args:
-        trace: recorded training of the model, with the costs of its units' stops.
-    """
+    """Share of a model's backward FLOPs that stops through its layers spare, by a recorded training of it."""
 
     def __init__(self, trace: RunTrace) -> None:
         _, whole = trace.costs_of(trace.trains).before(trace.steps_per_epoch)
@@ -74,14 +68,10 @@ class Depths:
 def features_of(stops: Iterable[tuple[float, float]], depths: Sequence[float], *, end: float, saved: float) -> Array:
     """Return (k + 2,) features of a run; a layer's share is the mean over the depths that the layer takes up.
 
+    ``stops`` are (share of the full run, depth), ``depths`` those at which the layers end, ascending.
+
     >>> features_of([(0.1, 0.3), (0.5, 0.6)], [0.2, 0.4, 0.8], end=1.0, saved=0.5).round(9).tolist()
     [0.5, 1.0, 0.1, 0.3, 0.75]
-
-    Args:
-        stops: (share of the full run, depth) of each stop.
-        depths: at which the layers end, ascending.
-        end: share of the full run at which the run ends.
-        saved: compute saved, a fraction of that of the full run.
     """
     stops = list(stops)
 
@@ -101,9 +91,8 @@ def features_of(stops: Iterable[tuple[float, float]], depths: Sequence[float], *
 def trend(features: Array) -> Array:
     """Return (n, 2) what losses grow with: how long layers sit out, and how much of the run is cut.
 
-    Stops near a run's end cost hardly anything, and a shorter run suffers more from a stop: the mean share of its own
-    run that its layers sit out, to the third power, over its length. A cut run with a schedule of its own costs what it
-    lacks, relative to its length.
+    That is the mean share of its own run that its layers sit out, to the third power, over its length: late stops cost
+    hardly anything. A cut run with a schedule of its own costs what it lacks, relative to its length.
 
     >>> trend(np.array([[0.0, 1.0, 1.0, 1.0], [0.4, 0.5, 0.25, 0.5]])).tolist()
     [[0.0, 0.0], [0.03125, 1.0]]
@@ -131,19 +120,14 @@ class LossScale:
 
     @property
     def other_limit(self) -> float:
-        """Return the smooth loss up to which a run on another seed counts as within the allowed one.
-
-        That is the limit where half a sample more than may be lost is above the allowed loss. Below it the allowed loss
-        is: what was measured on fresh seeds held more often than it was said to (docs/findings.md).
-        """
+        """Return the smooth loss up to which a run on another seed counts as within the allowed one."""
         return max(self.allowed, self.limit)
 
 
 def loss_scale(baseline: float, others: Sequence[float], quality: Quality, allowed_drop: float | str) -> LossScale:
-    """Return the scale of losses against a baseline.
+    """Return the scale of losses against a baseline; the other runs' quality tells how many samples it is measured on.
 
-    The quality of other runs tells how many samples it is measured on. Of accuracy alone the deviation over seeds is
-    known (`analysis.metrics.noise`).
+    Of accuracy alone the deviation over seeds is known (`analysis.metrics.noise`).
     """
     allowed, values = float(allowed_amount(allowed_drop, baseline)), [baseline, *others]
     noise = 0.0
@@ -157,14 +141,12 @@ def loss_scale(baseline: float, others: Sequence[float], quality: Quality, allow
 def limit_between_counts(allowed: float, values: Sequence[float], quality: Quality) -> float:
     """Return the limit up to which a smooth loss counts as within the allowed one (continuity correction).
 
-    Of 599 samples two may be lost at an allowed loss of 0.005 and three may not, so what is expected to lose three is
-    not about half within; and where none may be lost, what is expected to lose none is within.
+    Of 599 samples two may be lost at an allowed loss of 0.005 and three may not. Of other metrics than accuracy all
+    losses can be told apart.
 
     >>> from trainables.quality import ACCURACY
     >>> round(599 * limit_between_counts(0.005, [583 / 599, 590 / 599], ACCURACY), 9)
     2.5
-
-    Of other metrics than accuracy all losses can be told apart.
     """
     one = resolution_of(pd.Series(list(values))) if quality.is_accuracy else None
     return allowed if one is None else (math.floor(allowed / one + 1e-9) + 0.5) * one
@@ -202,11 +184,10 @@ class Posterior:
         """Return (m,) areas by which the candidates are expected to raise a front's hypervolume.
 
         The saving of a candidate is known and its loss is normal, so this is an integral over one variable (16 nodes of
-        Gauss and Hermite). What lies below no loss is left out: only noise is to be won there (Emmerich, Deutz and
-        Klinkenberg, CEC 2011).
+        Gauss and Hermite; Emmerich, Deutz and Klinkenberg, CEC 2011). Below no loss only noise is to be won.
 
         Args:
-            saved: (m,) compute that the candidates save, fractions.
+            saved: (m,) fractions.
             front: (loss, saved) of what was trained.
             worst: loss of the reference point, whose saving is 0.
         """
@@ -236,8 +217,8 @@ def posterior(trained: Array, losses: Array, candidates: Array, *, unit: float, 
         trained: (n, k + 2) features.
         losses: (n,) their losses against the baseline.
         candidates: (m, k + 2) features.
-        unit: typical loss, such as the allowed one; > 0.
-        noise: standard deviation of the quality of one run over seeds, in the unit of the losses.
+        unit: usual loss, > 0.
+        noise: standard deviation of a run's quality over seeds.
     """
     # Diverged trainings are as bad as one that lost ten times the unit: the fit must not follow them.
     scaled = np.clip(losses / unit, -10.0, 10.0)
@@ -277,17 +258,14 @@ def posterior(trained: Array, losses: Array, candidates: Array, *, unit: float, 
 
 
 def _seed_covariance(a: Array, b: Array) -> Array:
-    """Return the covariance of the seed's effects on two lists of losses of one study, in one run's variance.
-
-    A loss has the effect on its run, less that on the baseline.
-    """
+    """Return the covariance of the seed's effects, on runs less on the baseline, in one run's variance."""
     dense = _dense(a)
     found: Array = _alike_in_seed(a, b) - _alike_in_seed(a, dense) - _alike_in_seed(dense, b) + 1.0
     return found
 
 
 def _alike_in_seed(a: Array, b: Array) -> Array:
-    """Return the correlation of the seed's effects on two lists of runs; 0 of runs of different lengths."""
+    """Return the correlation of the seed's effects on runs; 0 for different lengths."""
     shares = [runs[:, 2:] / runs[:, 1:2] for runs in (a, b)]
     apart = ((shares[0][:, None, :] - shares[1][None, :, :]) ** 2).mean(axis=2) if a.shape[1] > 2 else 0.0
     found: Array = np.isclose(a[:, None, 1], b[None, :, 1]) * np.exp(-_PARTING * apart)
@@ -299,7 +277,7 @@ def _dense(runs: Array) -> Array:
 
 
 def _likeness_beyond_dense(a: Array, b: Array, length: float) -> Array:
-    """Return the correlation of two lists of outcomes, given that a full run without stops loses nothing."""
+    """Return the correlation of outcomes, given that a full run without stops loses nothing."""
     return _likeness(a, b, length) - np.outer(_likeness_to_dense(a, length), _likeness_to_dense(b, length))
 
 

@@ -22,13 +22,21 @@ from trainables.workload_options import read_options
 from tune_cac.messages import say
 from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.fixed_params import check_hold_on_run, points_of, shown_hold, trials_in_all, with_watch
-from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, threads_in, written
+from tune_cac.study.folder import (
+    check_writable,
+    find_study,
+    locked,
+    mend_journal,
+    open_study,
+    threads_in,
+    trial_folder_name,
+    written,
+)
 from tune_cac.study.object_storage import copied_to_storage, fetch_study
 from tune_cac.study.script_files import check_unchanged, script_identity
 from tune_cac.study.search_options import AUTO_LENGTHS, SearchOptions, with_options
 from tune_cac.study.study_result import SearchResult, answer, write_answer
 from tune_cac.tuning.plan import SearchPlan
-from tune_cac.tuning.ray_run import ray_needs, train
 from tune_cac.tuning.run_context import (
     baseline_config,
     check_gpus,
@@ -37,14 +45,16 @@ from tune_cac.tuning.run_context import (
     check_processors,
     check_schedule,
     check_searched_options,
-    context_of,
+    own_code,
     own_metric,
+    run_context,
     settle_device,
     share_only_if_repeatable,
 )
 
 if TYPE_CHECKING:
     from trainables.training.device_choice import DeviceChoice
+    from tune_cac.tuning.progress import Budget, SearchProgress
     from tune_cac.tuning.searcher import StudySearch
 
 
@@ -72,8 +82,8 @@ def search(**given: Any) -> SearchResult:
             raise UserError(
                 f"--epochs must be left out where the command has no {{epochs}} to take it, got {options.epochs}"
             )
-        identity = script_identity(options.workload_options)
-        options = replace(options, script=None, workload_options=(*options.workload_options, *identity))
+        own = (*options.workload_options, *script_identity(options.workload_options))
+        options = replace(options, script=None, workload_options=own)
     check_processors(options)
     check_gpus(options)
     check_searched_options(options.loaded_space, options.workload, options.workload_options)
@@ -112,7 +122,7 @@ def _checked_on_run(options: SearchOptions) -> tuple[SearchOptions, SpaceContext
     base, context = baseline_config(options, device="cpu"), None
     own = is_factory(options.workload) or options.first_options
     if own or options.sampler == "grid" or options.fixed or options.compresses:
-        context = context_of(base)
+        context = run_context(base)
     if options.estimates:
         check_methods(options)
     if options.is_script:
@@ -170,7 +180,7 @@ def _run(
 
     The context and a grid's points are given where they are known already.
     """
-    info = layout.read_info()
+    info, begun = layout.read_info(), time.monotonic()
     at_a_time = f"{options.trials_at_a_time} at a time"
     if options.is_on_cluster and not options.concurrency:
         at_a_time = "as many at a time as the cluster has room for"
@@ -181,47 +191,36 @@ def _run(
         size += f", {shown_hold(options.fixed)} fixed"
     # Printed before Ray loads, which takes seconds; torch, too, unless it may see a GPU.
     say(f"{layout.root}: {options.space} on {options.workload}, {size}")
-    with written(layout, f"search --resume {layout.root}"):
-        return _run_missing(layout, options, context, grid)
-
-
-def _run_missing(
-    layout: Layout, options: SearchOptions, context: SpaceContext | None, grid: GridPoints | None
-) -> SearchResult:
-    begun = time.monotonic()
     base = baseline_config(options, device="cuda" if options.gpus_per_trial > 0 else "cpu")
     interrupted, used_up = False, ""
-    with _session(layout, options):
-        if context is None:
-            context = context_of(base)
-        searcher, run_name = _searcher(layout, options, context, base, grid or _grid(options, context))
-        if options.lengths != AUTO_LENGTHS and options.searched_lengths and searcher.lengths is None:
-            say(
-                f"--lengths {options.lengths} has no effect: runs are cut where auto searches Gradient-Skip alone, "
-                "those of a script if its command takes {epochs}"
-            )
-        if options.sure != SURE and searcher.outcomes is None:
-            say("--sure has no effect: auto alone tells what holds on other seeds, where it searches Gradient-Skip")
-        to_run = layout.read_info().trials - searcher.trials.finished_count()
-        if to_run > 0 or _lacks_beside(searcher, options):
-            interrupted, used_up = _search(layout, options, searcher, run_name, max(0, to_run), begun)
-        from tune_cac.tuning.progress import write_holds
-
-        write_holds(layout, searcher)
-        layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))
-        ended = [one for one in (searcher.outcomes, searcher.candidates) if one is not None and one.ended]
-        if ended and not searcher.trials.has_unfinished():
-            say(ended[0].why_ended())
-            layout.write_info(replace(layout.read_info(), trials=searcher.trials.finished_count()))
-    if options.is_script and layout.read_info().script_epochs is None and searcher.trials.baseline_row():
-        # The command may choose that number itself.
-        reported = searcher.trials.baseline_row() or {}
-        layout.write_info(replace(layout.read_info(), script_epochs=int(reported["epoch"])))
-    found = replace(answer(layout, allowed_drop=options.drop, interrupted=interrupted), used_up=used_up)
-    write_answer(layout, found)
-    if found.same_run:
-        say(found.same_run)
-    return found
+    with written(layout, f"search --resume {layout.root}"):
+        with _session(layout, options):
+            context = context or run_context(base)
+            searcher = _searcher(layout, options, context, base, grid or _grid(options, context))
+            if options.lengths != AUTO_LENGTHS and options.searched_lengths and not searcher.lengths.searched:
+                say(
+                    f"--lengths {options.lengths} has no effect: runs are cut where auto searches Gradient-Skip alone, "
+                    "those of a script if its command takes {epochs}"
+                )
+            if options.sure != SURE and searcher.outcomes is None:
+                say("--sure has no effect: auto alone tells what holds on other seeds, where it searches Gradient-Skip")
+            to_run = info.trials - searcher.trials.finished_count()
+            if to_run > 0 or _lacks_beside(searcher, options):
+                interrupted, used_up = _search(layout, options, searcher, max(0, to_run), begun)
+            searcher.write_holds()
+            layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))
+            ended = [one for one in (searcher.outcomes, searcher.candidates) if one is not None and one.ended]
+            if ended and not searcher.trials.has_unfinished():
+                say(f"ended after {plural(searcher.trials.finished_count(), 'trial')}: {ended[0].why_ended}")
+                layout.write_info(replace(layout.read_info(), trials=searcher.trials.finished_count()))
+        reported = searcher.trials.baseline_row()
+        if options.is_script and info.script_epochs is None and reported:  # the command may choose that number itself
+            layout.write_info(replace(layout.read_info(), script_epochs=int(reported["epoch"])))
+        found = replace(answer(layout, allowed_drop=options.drop, interrupted=interrupted), used_up=used_up)
+        write_answer(layout, found)
+        if found.same_run:
+            say(found.same_run)
+        return found
 
 
 def _lacks_beside(searcher: StudySearch, options: SearchOptions) -> bool:
@@ -230,10 +229,7 @@ def _lacks_beside(searcher: StudySearch, options: SearchOptions) -> bool:
 
 
 def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[None]:
-    """Return an early Ray session for a new study; none for a resumed one, which may have nothing to train.
-
-    Everything that the user gave for a new study has been checked by now.
-    """
+    """Return an early Ray session for a new study; none for a resumed one, which may have nothing to train."""
     if layout.journal.exists():
         return nullcontext()
     from tune_cac.ray_backend.session import ray_session
@@ -245,56 +241,54 @@ def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[N
 
 def plan_of(
     layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig, **more: Any
-) -> tuple[SearchPlan, str]:
-    """Return the plan of a study's search, and the name of its Ray experiment."""
+) -> SearchPlan:
+    """Return the plan of a study's search, with ``more`` fields of its own."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    run_name = f"run-{len(list(layout.ray.glob('run-*'))):03d}"
     gpus = {"GPU": options.gpus_per_trial} if options.gpus_per_trial else {}
     info, skips_gradients = layout.read_info(), "gradskip" in options.loaded_space.method
-    fields: dict[str, Any] = {
-        "space": options.loaded_space,
-        "context": _as_searched(context, options),
-        "base": base,
-        "journal": layout.journal,
-        "allowed_drop": options.drop,
-        "sure": options.sure,
-        "seed": options.seed,
-        "sampler": options.sampler,
-        "lengths": options.searched_lengths,
-        "holds": {int(trial): share for trial, share in info.holds.items()},
-        "run_folder": f"{layout.ray.name}/{run_name}",
-        "checkpoint_every_s": options.checkpoint_every_s,
-        "trial_timeout_s": options.trial_timeout,
-        "hold": with_watch(options.fixed, context) if skips_gradients else dict(options.fixed),
-        "tree": layout.shared_tree if info.storage else layout.tree.resolve(),
-        "sharing": bool(options.sharing),
-        "budget_bytes": options.checkpoint_budget,
-        "trials": info.trials,
-        "retries": options.retries,
-        "repeats": not options.fresh_processes,
-        "worker_resources": {"CPU": options.cpus_per_trial, **gpus} if options.workers_per_trial > 1 else None,
-    }
-    return SearchPlan(**{**fields, **more}), run_name
+    plan = SearchPlan(
+        space=options.loaded_space,
+        context=_as_searched(context, options),
+        base=base,
+        journal=layout.journal,
+        allowed_drop=options.drop,
+        sure=options.sure,
+        seed=options.seed,
+        sampler=options.sampler,
+        lengths=options.searched_lengths,
+        holds={int(trial): share for trial, share in info.holds.items()},
+        run_folder=f"{layout.ray.name}/run-{len(list(layout.ray.glob('run-*'))):03d}",
+        checkpoint_every_s=options.checkpoint_every_s,
+        trial_timeout_s=None if options.trial_timeout is None else float(options.trial_timeout),
+        hold=with_watch(options.fixed, context) if skips_gradients else dict(options.fixed),
+        tree=layout.shared_tree if info.storage else layout.tree.resolve(),
+        sharing=bool(options.sharing),
+        budget_bytes=int(options.checkpoint_budget),
+        trials=info.trials,
+        retries=options.retries,
+        repeats=not options.fresh_processes,
+        worker_resources={"CPU": options.cpus_per_trial, **gpus} if options.workers_per_trial > 1 else None,
+    )
+    return replace(plan, **more)
 
 
 def _searcher(
     layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig, grid: GridPoints | None
-) -> tuple[StudySearch, str]:
+) -> StudySearch:
     from tune_cac.tuning.scripts import ScriptSearch
     from tune_cac.tuning.searcher import StudySearch
 
     # A later search of the same study must not draw the same random start again.
     earlier = len(read_journal(layout.journal)) if layout.journal.exists() else 0
-    seed = wrapped_seed(options.seed + 7919 * earlier)
-    plan, run_name = plan_of(layout, options, context, base, seed=seed, grid=grid)
+    plan = plan_of(layout, options, context, base, seed=wrapped_seed(options.seed + 7919 * earlier), grid=grid)
     searcher = ScriptSearch(plan) if options.is_script else StudySearch(plan)
     if not searcher.trials.all():
         searcher.begin()
     searcher.adopt_unfinished()
     searcher.restarts.retry_baseline()
-    return searcher, run_name
+    return searcher
 
 
 def _grid(options: SearchOptions, context: SpaceContext | None) -> GridPoints | None:
@@ -311,25 +305,16 @@ def _as_searched(context: SpaceContext, options: SearchOptions) -> SpaceContext:
 
 
 def _search(
-    layout: Layout, options: SearchOptions, searcher: StudySearch, run_name: str, to_run: int, begun: float
+    layout: Layout, options: SearchOptions, searcher: StudySearch, to_run: int, begun: float
 ) -> tuple[bool, str]:
-    """Run trials and controls.
-
-    Returns:
-        Whether they were interrupted before all of them ended; and the line on the budget that ended them, if one did.
-    """
-    from tune_cac.tuning.controls import MOST_CONTROLS
+    """Run trials and controls; return whether they were interrupted, and the line on the budget that ended them."""
     from tune_cac.tuning.progress import Budget, SearchProgress
 
     progress = SearchProgress(searcher, to_run=to_run)
     time_s = None if options.time_budget is None else float(options.time_budget)
     budget = Budget(searcher, progress, time_s=time_s, trainings=options.cost_budget, begun=begun)
     searcher.ask_for(to_run, controls=options.controls)
-    # The searcher ends the run earlier if fewer controls are needed.
-    beside = (MOST_CONTROLS if options.controls else 0) + options.searched_lengths.count(",")
-    if options.loaded_space.options:
-        beside = to_run + len(searcher.trials.missing_baselines())  # at most one baseline for each trial
-    train(layout, options, searcher, progress, run_name, to_run + beside, budget)
+    train(layout, options, searcher, progress, budget)
     go_on = f"python -m tune_cac search --resume {layout.root}"
     if searcher.gave_up:
         way_on = f"fix that, then run {go_on}"
@@ -345,3 +330,95 @@ def _search(
         return True, ""
     trained = f"{searcher.trials.finished_count()} of {plural(layout.read_info().trials, 'trial')} ended"
     return False, f"{reason}: {trained}. Go on with: {go_on}"
+
+
+# --- One Ray Tune run over the trials that a searcher suggests --------------------------------------------------------
+
+
+def ray_needs(options: SearchOptions) -> dict[str, Any]:
+    """Return the arguments of `tune_cac.ray_backend.session.ray_session`."""
+    modules: list[Path] = []  # of the user, which trials import
+    if named := own_code(options):
+        from trainables.workloads.user_code import own_modules
+
+        modules = sorted({path for name in named for path in own_modules(name.partition(":")[0])})
+    cpus = options.trials_at_a_time * options.processors_per_trial
+    return {"cpus": cpus, "modules": modules, "address": options.address}
+
+
+def train(
+    layout: Layout, options: SearchOptions, searcher: StudySearch, progress: SearchProgress,
+    budget: Budget | None = None,
+) -> None:  # fmt: skip
+    """Run on Ray the trials that the searcher suggests."""
+    from ray import tune
+
+    from tune_cac.ray_backend.session import check_seen_by_all, ends_with_head, ray_session
+    from tune_cac.ray_backend.tensorboard import RowEvents
+    from tune_cac.ray_backend.workers import memory_ends_trials
+
+    go_on = f"python -m tune_cac search --resume {layout.root}"
+    if layout.read_info().candidates:
+        go_on = f"python -m tune_cac confirm {layout.root.parent}"
+
+    def named(trial: Any) -> str:
+        return trial_folder_name(trial.config["trial"])
+
+    with progress, ray_session(**ray_needs(options)), searcher.coordinated(), memory_ends_trials():
+        at_a_time = trials_at_a_time(options)
+        check_seen_by_all(layout)
+        with ends_with_head(go_on):
+            tune.Tuner(
+                _trainable(options),
+                tune_config=tune.TuneConfig(
+                    search_alg=searcher,
+                    num_samples=-1,  # the searcher ends the run
+                    max_concurrent_trials=at_a_time,
+                    reuse_actors=not options.fresh_processes,
+                    trial_name_creator=named,
+                    trial_dirname_creator=named,
+                ),
+                run_config=tune.RunConfig(
+                    name=Path(searcher.plan.run_folder).name,
+                    storage_path=str(layout.ray.resolve()),
+                    verbose=0,
+                    callbacks=[progress, RowEvents()],
+                    stop=budget,
+                    # A finished trial needs no checkpoint, and with one at its end Ray would send every row separately.
+                    checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
+                ),
+            ).fit()
+        if searcher.unwritten is not None:
+            raise searcher.unwritten
+
+
+def _trainable(options: SearchOptions) -> Any:
+    """Return what Ray runs, with its resources; with several workers the trial itself only receives their rows."""
+    from ray import tune
+
+    if options.workers_per_trial > 1:
+        from tune_cac.ray_backend.workers import ParallelTrial
+
+        # One byte of memory: Ray requires a resource for a trial, and the workers may need every processor.
+        return tune.with_resources(ParallelTrial, {"memory": 1})
+    from tune_cac.ray_backend.worker_classes import SearchTrial
+
+    return tune.with_resources(SearchTrial, {"cpu": options.cpus_per_trial, "gpu": options.gpus_per_trial})
+
+
+def trials_at_a_time(options: SearchOptions) -> int:
+    """Return how many trials train at a time: as given, or what all nodes have room for; UserError for none."""
+    import ray
+
+    there, room = ray.cluster_resources(), []
+    for kind, flag, wanted in (
+        ("CPU", "--cpus-per-trial", options.cpus_per_trial),
+        ("GPU", "--gpus-per-trial", options.gpus_per_trial),
+    ):
+        most = there.get(kind, 0) / options.workers_per_trial
+        if wanted > most:
+            each = "" if options.workers_per_trial == 1 else f" for each of {options.workers_per_trial} workers"
+            raise UserError(f"{flag} must be at most {most:g}{each}, which is all that Ray has, got {wanted:g}")
+        if wanted:
+            room.append(int(most / wanted))
+    return options.trials_at_a_time if options.concurrency or not options.is_on_cluster else min(room)

@@ -34,12 +34,22 @@ if TYPE_CHECKING:
 
 
 def run_context(config: TrialConfig) -> SpaceContext:
-    """Return the facts on a run for search spaces; builds the model once, on the CPU, and checks user code."""
+    """Return the facts on a run before any training: builds the model once, on the CPU, and checks user code.
+
+    Nothing is known of a script but that its command may be one.
+    """
+    if config.workload == SCRIPT:
+        from trainables.script.run import check_command
+        from tune_cac.tuning.scripts import UNKNOWN_RUN
+
+        check_command(config)
+        return UNKNOWN_RUN
     from trainables.compression.measures import weight_layers
     from trainables.gradskip.layers import unit_ends, watch_needed
     from trainables.runtime.isolation import isolated
     from trainables.workloads import build_for
 
+    config = replace(config, workers=1)
     workload = build_for(config)
     workload.check(config.seed)
     with isolated(seed=config.seed, threads=config.threads):
@@ -66,35 +76,21 @@ def recipe_choices(config: TrialConfig, workload: Workload, model: nn.Module) ->
     optimizer = workload.make_optimizer(model.named_parameters())
     convolves = any(isinstance(module, (nn.Conv2d, nn.Conv3d)) for module in model.modules())
     size = workload.batch_size
-    found: dict[str, tuple[Any, ...]] = {"precision": (None, BFLOAT16, *((FLOAT16,) if on_gpu else ()))}
-    if size is not None:
-        found["batch_size"] = (None, *sorted({max(1, size // 2), 2 * size, 4 * size} - {size}))
-    if has_kernels(optimizer):
-        found["fused_optimizer"] = (None, True)
-    if convolves:
-        found["channels_last"] = (None, True)
-    if blocks_of(model):
-        found["activation_checkpointing"] = (None, *CHECKPOINTING)
-    found["compile_mode"] = (None, *(COMPILE_MODES if on_gpu else COMPILE_MODES[:1]))
-    if workload.by_step:
-        found["loader_workers"] = (None, *sorted({0, 1, 2} - {workload.loader_workers}))
-    if on_gpu:
-        found |= {"cudnn_benchmark": (None, True), "pin_memory": (None, False)}
+    found: dict[str, tuple[Any, ...]] = {
+        "precision": (None, BFLOAT16, *((FLOAT16,) if on_gpu else ())),
+        "batch_size": () if size is None else (None, *sorted({max(1, size // 2), 2 * size, 4 * size} - {size})),
+        "fused_optimizer": (None, True) if has_kernels(optimizer) else (),
+        "channels_last": (None, True) if convolves else (),
+        "activation_checkpointing": (None, *CHECKPOINTING) if blocks_of(model) else (),
+        "compile_mode": (None, *(COMPILE_MODES if on_gpu else COMPILE_MODES[:1])),
+        "loader_workers": (None, *sorted({0, 1, 2} - {workload.loader_workers})) if workload.by_step else (),
+        "cudnn_benchmark": (None, True) if on_gpu else (),
+        "pin_memory": (None, False) if on_gpu else (),
+    }
     fixed = {*recipe_of(config)}
     if fixed & {"compile_mode", "activation_checkpointing"}:  # one excludes the other
         fixed |= {"compile_mode", "activation_checkpointing"}
-    return {name: values for name, values in found.items() if name not in fixed}
-
-
-def context_of(base: TrialConfig) -> SpaceContext:
-    """Return the facts on a run for search spaces before any training; nothing is known of a script."""
-    if base.workload == SCRIPT:
-        from trainables.script.run import check_command
-        from tune_cac.tuning.scripts import UNKNOWN_RUN
-
-        check_command(base)
-        return UNKNOWN_RUN
-    return run_context(replace(base, workers=1))
+    return {name: values for name, values in found.items() if values and name not in fixed}
 
 
 def baseline_config(options: SearchOptions, *, device: str) -> TrialConfig:
@@ -164,8 +160,7 @@ def check_measured(config: TrialConfig) -> None:
 def share_only_if_repeatable(options: SearchOptions) -> SearchOptions:
     """Train a few steps of the user's own code twice; return options without sharing if the results differ.
 
-    With a counter in the model, a data set with its own generator or an evaluation that draws at random, the result of
-    a run depends on what its process has trained before.
+    With a counter in the model, or a data set with its own generator, a run depends on what its process trained before.
     """
     if not own_code(options):
         return options
@@ -211,10 +206,7 @@ def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | N
 
 
 def check_searched_options(space: Space, workload: str, given: Iterable[str]) -> None:
-    """Raise UserError for an option of the workload that a space searches and the workload does not take.
-
-    Those that are given are the same in all trials.
-    """
+    """Raise UserError for an option that a space searches and the workload, beside those given, does not take."""
     from trainables.workloads import check_call, option_names
 
     if not space.options:
@@ -254,19 +246,16 @@ def check_gpus(options: SearchOptions) -> None:
         return
     import torch
 
-    there, each, workers = torch.cuda.device_count(), options.gpus_per_trial, options.workers_per_trial
-    if each * workers > there:
-        times = f"{workers} times " if workers > 1 else ""
+    there, needed = torch.cuda.device_count(), options.gpus_per_trial * options.workers_per_trial
+    if needed > there:
         raise UserError(
-            f"{'--workers-per-trial times ' if times else ''}--gpus-per-trial must be at most {there}, which is all "
-            f"that torch sees here, got {times}{each:g}; give --address to search on a cluster"
+            f"--gpus-per-trial times --workers-per-trial must be at most {there}, which is all that torch sees here, "
+            f"got {needed:g}; give --address to search on a cluster"
         )
 
 
 def settle_device(options: SearchOptions, layout: Layout | None = None) -> tuple[SearchOptions, DeviceChoice]:
-    """Return options with the device settled, and why it is this one.
-
-    A study that is searched further keeps its own.
+    """Return options with the device settled, and why it is this one; a study that is searched further keeps its own.
 
     Raises:
         UserError: GPUs for trials on the CPU, or a device that is not there.

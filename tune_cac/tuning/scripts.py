@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,10 @@ from trainables.storage import files_of
 from trainables.workload_options import read_options
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import with_watch
-from tune_cac.tuning.baseline import WarmStart, learn, warn_of_nothing_learned
+from tune_cac.tuning.baseline import WarmStart, learn, never_acts, warn_of_nothing_learned
 from tune_cac.tuning.plan import SearchPlan
-from tune_cac.tuning.searcher import StudySearch, config_of_trial
-from tune_cac.tuning.trials import PredefinedTrial
+from tune_cac.tuning.searcher import StudySearch
+from tune_cac.tuning.trials import BestSetting, PredefinedTrial
 
 #: Placeholder until the baseline has reported its run; no space is evaluated with it.
 UNKNOWN_RUN = SpaceContext(total_steps=1, layer_names=(), unit_ends=())
@@ -43,8 +44,6 @@ NOT_RECORDED = (
     "the baseline's run could not be recorded, so what settings stop is not known before they are trained and they are "
     "drawn by TPE (docs/own-training.md says what can be recorded)"
 )
-#: Sizes of inputs up to which nothing is said of them: an epoch's last batch is a smaller one.
-SAID_SIZES = 2
 #: Said where the starting point is left out.
 START_DOES_NOTHING = (
     "the space's starting point stops nothing on this run, as the baseline's shows, so it is not trained"
@@ -60,8 +59,7 @@ def write_root(
 
     Raises:
         OSError: it cannot be written.
-        UserError: the file is of another run than the reports.
-        Exception: any error of a file of another kind or version.
+        Exception: the file is of another run than the reports (UserError), or of another kind or version.
     """
     facts, values = from_bytes(content)
     steps = len(values)
@@ -98,8 +96,8 @@ def write_root(
 class ScriptSearch(StudySearch):
     """Train the baseline first; its reports give the number of steps and the layers of a run.
 
-    The training of a command cannot be inspected, so trials share nothing, and the only controls are shorter runs, if
-    the command takes ``{epochs}``; then its length is searched, too.
+    Trials share nothing, and the only controls are shorter runs, if the command takes ``{epochs}``; then its length is
+    searched, too.
     """
 
     def __init__(self, plan: SearchPlan) -> None:
@@ -109,7 +107,7 @@ class ScriptSearch(StudySearch):
         super().__init__(replace(plan, context=run, sharing=False, lengths=lengths))
 
     def begin(self) -> None:
-        """Queue the baseline; the space's starting point depends on the run that it reports."""
+        """Queue the baseline; the starting point depends on the run that it reports."""
         self.study.enqueue_trial({}, user_attrs={"role": "baseline"})
 
     def _sent(self, trial: optuna.Trial) -> dict[str, Any]:
@@ -139,13 +137,13 @@ class ScriptSearch(StudySearch):
         return super()._ask()
 
     def _leave_out_lengths(self) -> None:
-        """Search no lengths if the baseline tells what it saves alone: then what a shorter run saves is not known."""
+        """Search no lengths if the baseline reports a saving alone: then what a shorter run saves is not known."""
         baseline = self.trials.baseline_row()
         if baseline is not None and not baseline["dense_flops"]:
-            self.lengths = None
+            self.lengths.searched = False
 
     def learn(self) -> WarmStart:
-        """Return what the baseline told of its run: steps, layers and, if it was recorded, what settings stop."""
+        """Return what the baseline told of its run: steps, layers and, if recorded, what settings stop."""
         if self._warm_start is None:
             facts = self._facts()
             self._context = self._context_told(facts)
@@ -154,7 +152,6 @@ class ScriptSearch(StudySearch):
         return self._warm_start
 
     def _learned(self, epochs: int, root: str | None) -> WarmStart:
-        """Return what a cut run told of itself."""
         facts = next(json.loads(t.user_attrs[RUN_FACTS]) for t in self.trials.all() if t.user_attrs.get("root") == root)
         return self._known(replace(self.plan.base, epochs=epochs), facts, root)
 
@@ -182,24 +179,20 @@ class ScriptSearch(StudySearch):
         self.study.set_user_attr("spread", True)
 
     def _start_does_nothing(self) -> bool:
-        """Return whether the baseline's run proves that the starting point, a whole training, would be the same one."""
-        if self.outcomes is None or not self.outcomes.predicts:
-            return False
-        start = FixedTrial(dict(self._search_space.start(self.learn().context)))
-        try:
-            config = config_of_trial(start, self._search_space, self.plan.base, self.plan.hold, self._context_of)
-        except (ValueError, UserError):  # a start of some parameters, of which Optuna draws the others
-            return False
-        return self.learn().does_nothing(TrialConfig.from_mapping(config))
+        """Return whether the baseline's run proves that the starting point would be the same training."""
+        if self.outcomes is not None and self.outcomes.predicts:
+            with suppress(ValueError, UserError):  # a start of some parameters, of which Optuna draws the others
+                config = self._config(FixedTrial(dict(self._search_space.start(self.learn().context))))
+                return never_acts(TrialConfig.from_mapping(config), self.learn().trace)
+        return False
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Store the run facts that the baseline or a cut run reports, then report the trial as in every search."""
         trial = self._running.get(trial_id)
-        role = "" if trial is None else trial.user_attrs.get("role")
-        if trial is not None and role in ("baseline", CUT) and result and RUN_FACTS in result:
+        if trial is not None and trial.user_attrs.get("role") in ("baseline", CUT) and result and RUN_FACTS in result:
             trial.set_user_attr(RUN_FACTS, result[RUN_FACTS])
             facts = json.loads(result[RUN_FACTS])
-            if role == "baseline" and (facts.get("sizes") or 0) > SAID_SIZES:
+            if trial.user_attrs["role"] == "baseline" and (facts.get("sizes") or 0) > 2:  # an epoch's last batch is one
                 say(f"inputs vary in size: FLOPs of {facts['measured_steps']} of {facts['steps']} steps were counted, "
                     "those of the others follow from their sizes")  # fmt: skip
             self._keep_trace(trial, result, facts)
@@ -220,13 +213,11 @@ class ScriptSearch(StudySearch):
 
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
         """Return the missing shorter runs; none if the command takes no ``{epochs}``."""
-        if "epochs" not in self._placeholders:
-            return []
         self._leave_out_lengths()
-        missing = super().missing_controls(shorter_alone=True)
-        best = None if shorter_alone or self.lengths is None else self.best()
-        beside = None if best is None or self.lengths is None else self.lengths.beside(best)
-        return missing if beside is None or beside.key in self.trials.begun() else [*missing, beside]
+        return super().missing_controls(shorter_alone=shorter_alone) if "epochs" in self._placeholders else []
+
+    def _stops_beside(self, best: BestSetting) -> list[PredefinedTrial]:
+        return []  # no stop of a script can be given
 
     def _facts(self) -> Mapping[str, Any]:
         stored = next((t.user_attrs[RUN_FACTS] for t in self.trials.baselines() if RUN_FACTS in t.user_attrs), "{}")

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.trial import FixedTrial
+from optuna.trial import FixedTrial, TrialState
 from ray.tune.search import Searcher
 
 from analysis.formatting import plural
+from analysis.io.layout import Layout
 from analysis.metrics.ranking import CUT
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
@@ -26,36 +27,24 @@ from trainables.workload_options import CACHE_VARIABLE
 from tune_cac.messages import say
 from tune_cac.ray_backend.worker_leases import CoordinatorLeases
 from tune_cac.study.folder import SPENT, trial_folder_name
-from tune_cac.tuning.baseline import WarmStart, asks_for_sensitivities, learn
+from tune_cac.tuning.baseline import WarmStart, learn
 from tune_cac.tuning.candidates import Candidates, GridWalk, make_sampler
-from tune_cac.tuning.controls import RANDOM_RUNS, RandomStops, RunLengths, shorter_trainings
+from tune_cac.tuning.controls import RandomStops, RunLengths, shorter_trainings
 from tune_cac.tuning.outcomes import OutcomeQueue
 from tune_cac.tuning.plan import SearchPlan
-from tune_cac.tuning.restarts import Restarts
-from tune_cac.tuning.trials import EPOCHS, BestSetting, PredefinedTrial, StudyTrials, open_study
+from tune_cac.tuning.trials import EPOCHS, BestSetting, PredefinedTrial, Restarts, StudyTrials, open_study
 
 #: Ray's value for a search that suggests no more.
 FINISHED: str = Searcher.FINISHED
-#: Attribute of a study: the starting point waits for the baseline.
-_WAITS = "start_waits"
-
-
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values in types that JSON preserves, so that Ray, the journal and a resumed search see the same config."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def config_of_trial(
-    trial: optuna.Trial | FixedTrial,
-    space: Space,
-    base: TrialConfig,
-    hold: Mapping[str, Any],
+    trial: optuna.Trial | FixedTrial, space: Space, base: TrialConfig, hold: Mapping[str, Any],
     context_of: Callable[[int], SpaceContext],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Return all fields of a trial's configuration; suggests its parameters.
 
-    Its own values override the baseline's; ``hold`` is fixed in every trial but the baseline, and ``context_of``
-    returns the facts on a run of so many epochs.
+    ``hold`` is fixed in every trial but the baseline; ``context_of`` returns the facts on a run of so many epochs.
     """
     if "given" in trial.user_attrs:
         values: dict[str, Any] = dict(trial.user_attrs["given"])
@@ -67,48 +56,18 @@ def config_of_trial(
         with warnings.catch_warnings():  # the published defaults may lie outside the ranges of this run
             warnings.filterwarnings("ignore", message="(Fixed|The value .*) parameter .* is out of (the )?range")
             suggested = space.suggest(trial, context)
-        values = {"method": space.method, **plain(suggested), **hold}
+        # In types that JSON preserves, so that Ray, the journal and a resumed search see the same config.
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in suggested.items()}
+        values = {"method": space.method, **plain, **hold}
         if epochs != base.epochs:
             values[EPOCHS] = trial.suggest_int(EPOCHS, 1, base.epochs)
     return {**base.to_dict(), **values}
 
 
-class MemoryConcurrency:
-    """Halve the number of trials at a time whenever memory runs out, for the rest of the search.
-
-    So a trial that was killed for it fits when it is begun again.
-    """
-
-    def __init__(self) -> None:
-        self._most: int | None = None
-        self._most_beside: dict[str, int | None] = {}  # by trial, `_most` when it began
-
-    def admits(self, trial_id: str, running: int) -> bool:
-        """Return whether a trial may begin beside so many others."""
-        if self._most is not None and running >= self._most:
-            return False
-        self._most_beside[trial_id] = self._most
-        return True
-
-    def lower(self, trial_id: str, running: int) -> bool:
-        """Take note that memory ran out; return whether the failed trial had more beside it than it will have.
-
-        ``running`` counts the failed one, too.
-        """
-        fewer = running // 2
-        if fewer and (self._most is None or fewer < self._most):
-            self._most = fewer
-            say(f"memory ran out with {running} trials at a time: from here on at most {plural(fewer, 'trial')}")
-        began_with = self._most_beside.get(trial_id)
-        return self._most is not None and (began_with is None or began_with > self._most)
-
-
 class StudySearch(Searcher):
-    """Suggest trials to Ray, and report to Optuna two objectives, the metric and compute saved, and a constraint.
+    """Suggest trials to Ray, and report to Optuna how they ended (`StudyTrials`).
 
-    A new study begins with the baseline (no parameters) and the space's starting point. A drop of the metric above the
-    allowed one makes a trial infeasible. Rows of trials that end before the baseline enter the journal at once and are
-    reported after it. A trial that failed, or whose values are not finite, is reported as FAIL with its error.
+    A new study begins with the baseline (no parameters) and the space's starting point.
 
     The journal is the only state: Ray's own snapshots, which would lag behind it, hold nothing.
     """
@@ -129,22 +88,23 @@ class StudySearch(Searcher):
         is_published = plan.space.start_is_published and not plan.hold  # held: not as published
         self._start_role = "published" if is_published else "search"
         self._grid = None if plan.grid is None else GridWalk(self.trials, plan.grid, self._start_role)
-        # Cut dense runs that the study has are known where no further ones are searched, too.
-        self._cut_runs = RunLengths(self.trials, plan, self._learned)
-        self.lengths: RunLengths | None = None  # chooses the lengths of cut dense runs on which stops are searched, too
+        chooses = plan.learns and plan.repeats and plan.grid is None
+        cuts = chooses and plan.lengths and plan.space.method == "gradskip" and not plan.space.options
+        # Of cut dense runs those that the study has are known in any case.
+        self.lengths = RunLengths(self.trials, plan, self._learned, searched=bool(cuts and base.saving is None))
         self.outcomes: OutcomeQueue | None = None  # chooses settings in place of a sampler
-        if plan.learns and plan.repeats and plan.grid is None:
+        if chooses:
             self.outcomes = OutcomeQueue(
-                self.trials, plan, lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots()
+                self.trials, plan, lambda: self._roots() if self.lengths.searched else {base.epochs: self.learn()}
             )
-            if plan.lengths and plan.space.method == "gradskip" and not plan.space.options and base.saving is None:
-                self.lengths = self._cut_runs
         self._random_stops = RandomStops(plan)
-        self._concurrency = MemoryConcurrency()
+        self._most: int | None = None  # trials at a time, since memory ran out
+        self._begun_beside: set[str] = set()  # trials that had more beside them, which may fit with fewer
         self._warm_start: WarmStart | None = None
-        self._watch = plan.hold.get("CAC_WATCH")  # as long as the run is not known: signals of all trials are the same
+        self._watch = plan.hold.get("CAC_WATCH")  # signals of all trials are the same
         self._claims_name: str | None = None  # of the coordinator of the stage tree's leases
         self._to_ask: int | None = None
+        self._nothing_at: tuple[int, int] | None = None  # `StudyTrials.counts` when no trial was worth it
         self._with_controls, self._nothing_can_be = False, ""
         self._running: dict[str, optuna.Trial] = {}  # those that have not ended, by Ray's id
         self._rows_so_far: dict[str, dict[str, Any]] = {}
@@ -155,10 +115,6 @@ class StudySearch(Searcher):
     def save(self, checkpoint_path: str) -> None:
         """Write nothing: `search --resume` reads the journal."""
         Path(checkpoint_path).touch()
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Raise RuntimeError."""
-        raise RuntimeError("resume this study with: python -m tune_cac search --resume NAME")
 
     @contextmanager
     def coordinated(self) -> Iterator[None]:
@@ -174,28 +130,20 @@ class StudySearch(Searcher):
     # --- before trials are asked for ---
 
     def begin(self) -> None:
-        """Queue the baseline and the space's starting point; only for a study without trials.
-
-        A starting point that depends on the sensitivities of the baseline's layers is queued when these are known.
-        """
+        """Queue the baseline and the space's starting point; only for a study without trials."""
         self.study.enqueue_trial({}, user_attrs={"role": "baseline"})
-        if self._grid is None and asks_for_sensitivities(self._search_space, self._context):
-            self.study.set_user_attr(_WAITS, True)
-        elif self._grid is None:  # whose first point is the starting point
+        if self._grid is None:  # whose first point is the starting point
             self._enqueue_start(self._context)
 
     def _enqueue_start(self, context: SpaceContext) -> None:
         self.study.enqueue_trial(dict(self._search_space.start(context)), user_attrs={"role": self._start_role})
 
     def adopt_unfinished(self) -> None:
-        """Report the trials of an interrupted search; call before suggesting.
-
-        Those that were running are reported as FAIL and begun again, from their last checkpoint if there is one.
-        """
+        """Report the trials of an interrupted search; call before suggesting."""
         self.trials.report_ended(self.restarts.adopt_unfinished())
 
     def ask_for(self, trials: int, *, controls: bool = False) -> None:
-        """Set the number of trials to suggest, and whether missing controls follow; without it there is no end."""
+        """Set the number of trials to suggest, and whether missing controls follow; until then there is no end."""
         self._to_ask, self._with_controls = trials, controls
 
     # --- the next trial ---
@@ -205,7 +153,7 @@ class StudySearch(Searcher):
 
         None while others have to end first, such as the baseline; `FINISHED` when all planned trials were suggested.
         """
-        if trial_id not in self._running and not self._concurrency.admits(trial_id, len(self._running)):
+        if self._most is not None and trial_id not in self._running and len(self._running) >= self._most:
             return None
         trial = self._running.get(trial_id) or self._next()
         if trial is None or isinstance(trial, str):
@@ -214,7 +162,7 @@ class StudySearch(Searcher):
         return self._sent(trial)
 
     def _sent(self, trial: optuna.Trial) -> dict[str, Any]:
-        """Return what Ray sends a trial, and note it in the journal."""
+        """Return what Ray sends a trial, which is noted in the journal."""
         plan, attrs, config = self.plan, trial.user_attrs, self._config(trial)
         role, options = attrs.get("role", "search"), self.trials.combination(config)
         folder = f"{plan.run_folder}/{trial_folder_name(trial.number)}"
@@ -241,13 +189,13 @@ class StudySearch(Searcher):
             "sharing": sharing if plan.sharing or role in ("baseline", CUT) else None,
         }
 
-    def _config(self, trial: optuna.Trial) -> dict[str, Any]:
+    def _config(self, trial: optuna.Trial | FixedTrial) -> dict[str, Any]:
         # The published defaults wait since before the baseline's run was known.
         space = self.plan.space if trial.user_attrs.get("role") == "published" else self._search_space
         return config_of_trial(trial, space, self.plan.base, self.plan.hold, self._context_of)
 
     def _context_of(self, epochs: int) -> SpaceContext:
-        return (self.learn() if epochs == self.plan.base.epochs else self._cut_runs.learned()[epochs]).context
+        return (self.learn() if epochs == self.plan.base.epochs else self.lengths.learned()[epochs]).context
 
     def _next(self) -> optuna.Trial | str | None:
         if self.gave_up:
@@ -257,7 +205,7 @@ class StudySearch(Searcher):
         if self._to_ask == 0 or self.nothing_left:
             if self._with_controls:
                 return self._next_control()
-            if self.lengths is not None and (run := self.lengths.next()) is not None:
+            if (run := self.lengths.next()) is not None:
                 return self.restarts.start_predefined(run)
             return None if self._running else FINISHED  # a worker may die, and its trial begins again
         trial, why_not = self.candidates.first_possible(self._ask)
@@ -273,30 +221,32 @@ class StudySearch(Searcher):
     def _ask(self) -> optuna.Trial | str | None:
         """Return the next trial that can change training; None until the baseline ends."""
         baseline = self.trials.baseline_row()
-        if baseline is None and not self.trials.baseline_runs():
+        if baseline is None and not any(t.state == TrialState.RUNNING for t in self.trials.baselines()):
             return self.trials.start_baseline()
-        if self.lengths is not None and (run := self.lengths.next()) is not None:
+        if (run := self.lengths.next()) is not None:
             return self.restarts.start_predefined(run)
         if baseline is None:
             return None
         if self._grid is not None:
             return self._grid.start_next() or FINISHED
         self._enqueue_first()
-        if self.trials.queued():
+        if self.trials.all(TrialState.WAITING):
             return self.study.ask()
         if not self.plan.learns:
             return self.candidates.start_plain()
+        if (now := self.trials.counts()) == self._nothing_at:  # asked again while others run
+            return None
         if self.outcomes is not None and self.outcomes.predicts:
-            return self.outcomes.start_next(baseline)
-        return self.candidates.start_next()
+            trial = self.outcomes.start_next(baseline)
+        else:
+            trial = self.candidates.start_next()
+        self._nothing_at = now if trial is None else None
+        return trial
 
     def _enqueue_first(self) -> None:
         """Queue the space's starts that need the baseline's run, and say what it shows, once per study."""
         if self.study.user_attrs.get("spread"):
             return
-        if self.study.user_attrs.get(_WAITS):
-            self._enqueue_start(self.learn().context)
-            self.study.set_user_attr(_WAITS, False)
         further = self._search_space.further_starts(self.learn().context)
         for parameters in further[: max(0, self.plan.trials - 2)]:  # beside the baseline and the starting point
             self.study.enqueue_trial(dict(parameters), user_attrs={"role": "search"})
@@ -312,28 +262,22 @@ class StudySearch(Searcher):
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
         """Return the controls that this study lacks: cut dense runs, and random stops of the best's compute.
 
-        Args:
-            shorter_alone: leave the random stops out, because the best setting is not known yet.
+        With ``shorter_alone`` the latter are left out, as long as the best setting is not known.
         """
-        wanted: list[PredefinedTrial | None] = []
-        if self.lengths is None:
+        wanted: list[PredefinedTrial | None] = [self.lengths.next()]
+        if not self.lengths.searched:
             wanted += shorter_trainings(self.plan.base)
-        else:
-            wanted.append(self.lengths.next())
-        if not shorter_alone and self._search_space.method == "gradskip":
-            wanted += self._of_equal_compute()
+        if not shorter_alone and (best := self.best()) is not None and shorter_trainings(self.plan.base):
+            wanted += [self.lengths.beside(best), *self._stops_beside(best)]  # the cut run may be the best then
         begun = self.trials.begun()
         return [run for run in wanted if run is not None and run.key not in begun]
 
-    def _of_equal_compute(self) -> list[PredefinedTrial | None]:
-        """Return random stops that save what the best setting saves, and a cut dense run if all so far save less."""
-        best = self.best()
-        if best is None or not shorter_trainings(self.plan.base):
-            return []
+    def _stops_beside(self, best: BestSetting) -> list[PredefinedTrial]:
+        """Return random stops that save what the best setting saves."""
         known = self._roots().get(best.config[EPOCHS])
-        trace = None if known is None else known.trace
-        stops = self._random_stops.of(best, trace, self._context.unit_ends)
-        return [None if self.lengths is None else self.lengths.beside(best), *stops]  # the cut run may be the best then
+        if self._search_space.method != "gradskip" or known is None:
+            return []
+        return self._random_stops.of(best, known.trace, self._context.unit_ends)
 
     # --- what is known ---
 
@@ -349,30 +293,18 @@ class StudySearch(Searcher):
             return True
         return self._grid is not None and self.trials.baseline_row() is not None and self._grid.ended
 
-    def about_left(self) -> tuple[int, int]:
-        """Return about how many trials and controls are still to end, running ones too, once the baseline has ended."""
-        beside = [trial.user_attrs.get("role") in ("control", CUT) for trial in self._running.values()]
-        further = 0 if self.nothing_left else self._to_ask or 0
-        known = self.trials.baseline_row() is not None  # else nothing may be learned from its run yet
-        if further and known and self.outcomes is not None and self.outcomes.predicts:
-            further = min(further, self.outcomes.about_left())
-        cut = shorter_trainings(self.plan.base) if self.lengths is None else self.lengths.planned()
-        controls = 0
-        if self._with_controls and cut:
-            # Random stops save what the answer does, and early on there may still be one.
-            answers = self.trials.finished_count() < 3 or self.best() is not None
-            planned = len(cut) + (RANDOM_RUNS if answers and self._search_space.method == "gradskip" else 0)
-            begun = sum(t.user_attrs.get("role") in ("control", CUT) for t in self.trials.all())
-            controls = max(0, planned - begun)
-        return further + beside.count(False), controls + beside.count(True)
-
     def best(self, saving: str | None = None) -> BestSetting | None:
         """Return the setting that is the answer so far, ranked by some saving; None if none saves anything."""
         return self.trials.best(self.unsure(), saving=saving)
 
-    def holds(self) -> dict[int, float] | None:
-        """Return probabilities that outcomes hold on another seed, by trial; None where a sampler chooses."""
-        return None if self.outcomes is None or self.gave_up else self.outcomes.holds()
+    def write_holds(self) -> None:
+        """Write the probabilities that outcomes hold on another seed into `study.json`, unless it has the same."""
+        if self.outcomes is None or self.gave_up:
+            return
+        layout, known = Layout(self.plan.journal.parent), self.outcomes.holds()
+        holds = {str(trial): share for trial, share in known.items()}
+        if (info := layout.read_info()).holds != holds:
+            layout.write_info(replace(info, holds=holds))
 
     def unsure(self) -> list[int]:
         """Return trials that are less sure to hold on another seed than the answer is to be, as far as is known."""
@@ -406,7 +338,7 @@ class StudySearch(Searcher):
     def _roots(self) -> dict[int, WarmStart]:
         """Return what the recorded dense runs show, by epochs, the full run first; it alone if it was not recorded."""
         full = self.learn()
-        return {self.plan.base.epochs: full, **({} if full.trace is None else self._cut_runs.learned())}
+        return {self.plan.base.epochs: full, **({} if full.trace is None else self.lengths.learned())}
 
     # --- how trials end ---
 
@@ -415,7 +347,7 @@ class StudySearch(Searcher):
         self._rows_so_far[trial_id] = {name: result[name] for name in SPENT if name in result}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Report to Optuna how a trial ended. `tell_failure`, which knows the message, reports failures."""
+        """Report to Optuna a trial that ended well; `tell_failure`, which knows the message, reports the others."""
         if error or trial_id not in self._running:
             return
         trial = self._running.pop(trial_id)
@@ -434,17 +366,22 @@ class StudySearch(Searcher):
     def tell_failure(self, trial_id: str, message: str, *, died: bool = False, out_of_memory: bool = False) -> bool:
         """Report a failed trial to Optuna; return whether it is begun again, as another trial of the same parameters.
 
-        A trial whose worker died may go on from its last checkpoint; one whose node's memory was used up may fit with
-        fewer trials at a time.
+        A trial whose worker died may go on from its last checkpoint. If memory ran out, half as many trials run at a
+        time for the rest of the search, so that this one may fit.
         """
         if trial_id not in self._running:
             return False
-        fits_later = out_of_memory and self._concurrency.lower(trial_id, len(self._running))
+        at_a_time = len(self._running)
+        if out_of_memory and at_a_time > 1:
+            self._most = at_a_time // 2
+            self._begun_beside |= self._running.keys()
+            say(f"memory ran out with {at_a_time} trials at a time: from here on at most {plural(self._most, 'trial')}")
+        died = died or (out_of_memory and trial_id in self._begun_beside)
         trial = self._running.pop(trial_id)
         trial.set_user_attr("row_so_far", self._rows_so_far.pop(trial_id, {}))
         if self._claims_name is not None and (folder := trial.user_attrs.get("folder")) is not None:
             RayLeases(self._claims_name).release_all(folder)  # no other trial is to wait for this one
-        again = self.restarts.restart(trial, message, died=died, fits_later=fits_later)
+        again = died and self.restarts.restart(trial)
         if again and "given" not in trial.user_attrs and self._to_ask is not None:
             self._to_ask += 1
         self.trials.report_failure(trial, message)

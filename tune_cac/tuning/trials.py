@@ -20,7 +20,9 @@ from analysis.metrics.ranking import CUT
 from trainables.metrics import OBJECTIVES
 from trainables.quality import ACCURACY, Quality, allowed_amount
 from trainables.savings import TIME, ranked_saving, share_saved
+from trainables.storage import is_uri, joined, parent
 from tune_cac.messages import say
+from tune_cac.study.folder import is_trial_folder, last_checkpoint, last_row
 from tune_cac.tuning.plan import SearchPlan
 
 # --- Attributes of an Optuna trial that tell which outcome it trains; a trial that is begun again keeps them ----------
@@ -52,26 +54,11 @@ def as_key(values: Any) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-# --- The private names of Optuna and Ray that this project relies on, each with a canary test -------------------------
-# Code that uses a private name is here; facts about private formats are at their place of use and are listed here:
-#
-# | private name | used in | for |
-# |---|---|---|
-# | ``optuna.trial.FrozenTrial._trial_id`` | `live_trial` | trials that another process began |
-# | the system attribute ``fixed_params`` of a queued trial | `queued_parameters` | to queue it again |
-# | ``optuna.storages.journal._storage.JournalOperation`` | `analysis.io.journal` | reading a journal without Optuna |
-# | ``optuna.storages.journal._file.LOCK_FILE_SUFFIX`` | `tune_cac.study.folder` | removing a dead process's lock |
-# | ``ray._private.ray_constants.ENABLE_RAY_CLUSTER`` | `tune_cac.ray_backend.session` | services on loopback alone |
-# | ``ray.tune.logger.TBXLoggerCallback._trial_writer``, ``_trial_result`` | `tune_cac.ray_backend.tensorboard` | rows |
-#
-# tests/tune_cac/test_private_names.py fails if one of them changes, or if another one is used.
+# --- Private names of Optuna; tests/tune_cac/test_private_names.py has all that are relied on, each with a canary -----
 
 
 def live_trial(study: optuna.Study, trial: FrozenTrial) -> optuna.Trial:
-    """Return a running trial of a study as an object that can suggest values and take attributes and results.
-
-    Optuna makes one only in `Study.ask`; a trial that another process began, or that was added as running, has none.
-    """
+    """Return a trial that another process began, or that was added as running, as one that `Study.ask` returns."""
     return optuna.Trial(study, trial._trial_id)
 
 
@@ -87,26 +74,17 @@ _NEVER = 1e30
 
 
 def tell_complete(
-    study: optuna.Study,
-    trial: optuna.Trial,
-    row: dict[str, Any],
-    baseline: dict[str, Any] | None,
-    allowed_drop: float | str,
-    quality: Quality = ACCURACY,
-) -> None:
-    """Report a finished trial: its objectives, and the loss beyond the allowed one as constraint (<= 0 is feasible).
-
-    The row of a shorter run holds savings relative to its own budget; savings relative to the baseline's budget are
-    reported. A control is never feasible: a sampler cannot learn from it, and good controls would displace settings.
-    """
+    study: optuna.Study, trial: optuna.Trial, row: dict[str, Any], baseline: dict[str, Any] | None,
+    allowed_drop: float | str, quality: Quality = ACCURACY,
+) -> None:  # fmt: skip
+    """Report a finished trial: its objectives, and the loss beyond the allowed one as constraint (<= 0 is feasible)."""
     if baseline is not None:
-        row = {**row, "compute_saved": saved_of_baseline(row, baseline)}
         drop = quality.lost(row["quality"], baseline["quality"])
         excess = drop - allowed_amount(allowed_drop, baseline["quality"])
         trial.set_constraint(quality.drop, excess if excess > 1e-9 else min(excess, 0.0))
-    saved = saved_of_row(row, trial.user_attrs.get("config", {}).get("saving"), baseline)
     if trial.user_attrs.get("role") == "control":
-        trial.set_constraint("control", _NEVER)
+        trial.set_constraint("control", _NEVER)  # good ones would displace settings
+    saved = saved_of_row(row, trial.user_attrs.get("config", {}).get("saving"), baseline)
     study.tell(trial, [{**row, "compute_saved": saved}[name] for name in OBJECTIVES])
 
 
@@ -117,12 +95,14 @@ def saved_of_baseline(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> fl
     return share_saved(executed, dense) if executed is not None and dense and row["dense_flops"] != dense else own
 
 
-def saved_of_row(row: Mapping[str, Any], saving: str | None, baseline: Mapping[str, Any] | None = None) -> float:
-    """Return a row's savings of the compute that its trial is ranked by; time is that of the baseline's row."""
-    time = 0.0
-    if saving == TIME and baseline is not None:
-        time = share_saved(row["train_time_s"], baseline["train_time_s"])
-    return ranked_saving(saving, row["compute_saved"], float(row.get("inference_saved") or 0.0), time)
+def saved_of_row(row: Mapping[str, Any], saving: str | None, baseline: Mapping[str, Any] | None) -> float:
+    """Return a row's savings of the compute that its trial is ranked by, relative to the baseline if there is one."""
+    training, time = row["compute_saved"], 0.0
+    if baseline is not None:
+        training = saved_of_baseline(row, baseline)
+        if saving == TIME:
+            time = share_saved(row["train_time_s"], baseline["train_time_s"])
+    return ranked_saving(saving, training, float(row.get("inference_saved") or 0.0), time)
 
 
 def missing_objectives(row: Mapping[str, Any], quality: Quality) -> list[str]:
@@ -133,9 +113,7 @@ def missing_objectives(row: Mapping[str, Any], quality: Quality) -> list[str]:
 
 # --- Trials of a study ------------------------------------------------------------------------------------------------
 
-#: Attribute of a study: why its space does nothing or little on its run.
-_WHY_LITTLE = "why_little"
-_OPTIONS = "workload_options"
+_WHY_LITTLE, _OPTIONS = "why_little", "workload_options"
 
 
 def open_study(journal: Path, sampler: optuna.samplers.BaseSampler, quality: Quality = ACCURACY) -> optuna.Study:
@@ -168,9 +146,9 @@ class BestSetting:
 class StudyTrials:
     """The trials of one study in the current state of its journal, and the reports of those that end.
 
-    A trial is judged against the baseline, and so reported after it. If the space varies options of the workload, each
-    combination of their values has a baseline of its own: it is trained once, beside the first trial of its
-    combination, and does not count among the trials that were asked for.
+    A trial is judged against the baseline, and so reported after it; its row enters the journal at once. If the space
+    varies options of the workload, each combination of their values has a baseline of its own, which is trained beside
+    the first trial of its combination.
     """
 
     def __init__(self, study: optuna.Study, plan: SearchPlan, *, judges: bool = True) -> None:
@@ -182,23 +160,17 @@ class StudyTrials:
         self._first = self.combination({_OPTIONS: self._first_options})
         self._waiting: list[tuple[optuna.Trial, dict[str, Any]]] = []  # ended before their baselines, with their rows
 
-    def all(self) -> list[FrozenTrial]:
-        """Return all trials, in their order."""
-        return self.study.get_trials(deepcopy=False)
-
-    def _in(self, state: TrialState) -> list[FrozenTrial]:
-        return self.study.get_trials(deepcopy=False, states=(state,))
+    def all(self, *states: TrialState) -> list[FrozenTrial]:
+        """Return all trials, or those in these states, in their order."""
+        return self.study.get_trials(deepcopy=False, states=states or None)
 
     def counts(self) -> tuple[int, int]:
-        """Return the numbers of trials and of ended ones: as long as both stay, nothing new is known."""
+        """Return the numbers of trials and of ended ones; while both stay, nothing new is known."""
         trials = self.all()
         return len(trials), sum(t.state.is_finished() or "row" in t.user_attrs for t in trials)
 
     def start(self, attrs: Mapping[str, Any], **parameters: Any) -> optuna.Trial:
-        """Add a running trial with these attributes and parameters.
-
-        It is not queued, because another search may take trials from the queue.
-        """
+        """Add a running trial with these attributes and parameters."""
         self.study.add_trial(optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=dict(attrs), **parameters))
         return live_trial(self.study, self.all()[-1])
 
@@ -209,17 +181,13 @@ class StudyTrials:
         attrs, self.baseline_again = self.baseline_again, None
         return self.start(attrs)
 
-    def queued(self) -> list[FrozenTrial]:
-        """Return the trials that wait in the queue."""
-        return self._in(TrialState.WAITING)
-
     def has_unfinished(self) -> bool:
         """Return whether trials count as running although Ray was stopped."""
-        return any("row" not in t.user_attrs for t in self._in(TrialState.RUNNING))
+        return any("row" not in t.user_attrs for t in self.all(TrialState.RUNNING))
 
     def settings_are_trained(self) -> bool:
         """Return whether trials other than controls are running, so that the best one is not known yet."""
-        return any(t.user_attrs.get("role") != "control" for t in self._in(TrialState.RUNNING))
+        return any(t.user_attrs.get("role") != "control" for t in self.all(TrialState.RUNNING))
 
     def begun(self) -> set[str]:
         """Return the keys of the predefined trials that were begun and not interrupted."""
@@ -227,10 +195,7 @@ class StudyTrials:
         return {as_key(one["given"]) for one in attrs if "given" in one and "continued_by" not in one}
 
     def finished_count(self) -> int:
-        """Return how many trials completed or failed, without those that run beside a search.
-
-        Those are controls, cut dense runs and further baselines. Interrupted trials do not count either.
-        """
+        """Return how many trials completed or failed, without controls, cut dense runs and further baselines."""
         trials = self.all()
         continued = {t.user_attrs.get("continues") for t in trials} | {(self.baseline_again or {}).get("continues")}
         return sum(
@@ -243,9 +208,7 @@ class StudyTrials:
     def best(self, without: Collection[int] = (), *, saving: str | None = None) -> BestSetting | None:
         """Return the setting within the allowed drop that saves most so far, if any saves something.
 
-        Args:
-            without: numbers of trials that are no answer.
-            saving: compute that they are ranked by; None for that of training.
+        ``without`` are numbers of trials that are no answer; ``saving`` is what they are ranked by, None for training.
         """
         ended = (t for t in reversed(self.baselines()) if "row" in t.user_attrs)
         baselines = {self._combination_of(t): t.user_attrs["row"] for t in ended}
@@ -257,8 +220,7 @@ class StudyTrials:
                 continue
             lost = self._quality.lost(row["quality"], baseline["quality"])
             if lost <= allowed_amount(self._allowed_drop, baseline["quality"]) + ROUNDING:
-                own_saved, saved = row["compute_saved"], saved_of_baseline(row, baseline)
-                saved = saved_of_row({**row, "compute_saved": saved}, saving, baseline)
+                saved, own_saved = saved_of_row(row, saving, baseline), row["compute_saved"]
                 found.append(
                     BestSetting(trial=trial.number, saved=saved, lost=lost, own_saved=own_saved, config=config)
                 )
@@ -266,7 +228,7 @@ class StudyTrials:
         return best if best is not None and best.saved > 0 else None
 
     def tell_why_little(self, reason: str) -> None:
-        """Say, and note in the study, why settings of its space do nothing or little; nothing for an empty text."""
+        """Say, and note in the study, why settings of its space do nothing or little, if there is a reason."""
         if reason:
             self.study.set_user_attr(_WHY_LITTLE, reason)
             say(reason)
@@ -297,10 +259,6 @@ class StudyTrials:
         """Return the result row of the first baseline, or of that of a trial's combination; None before it ended."""
         return next((t.user_attrs["row"] for t in self.baselines(config) if "row" in t.user_attrs), None)
 
-    def baseline_runs(self) -> bool:
-        """Return whether a baseline is being trained."""
-        return any(t.state == TrialState.RUNNING for t in self.baselines())
-
     def baseline_failed(self, config: Mapping[str, Any] | None = None) -> bool:
         """Return whether the first baseline, or that of a trial's combination, failed and is not trained again."""
         found = self.baselines(config)
@@ -310,10 +268,9 @@ class StudyTrials:
         return any(t.state == TrialState.FAIL and "continued_by" not in t.user_attrs for t in found[-1:])
 
     def baseline_error(self) -> str:
-        """Return why the baseline failed, and how often."""
+        """Return that the baseline failed, and why."""
         failures = [t for t in self.baselines() if t.state == TrialState.FAIL]
-        times = {1: "", 2: " twice"}.get(len(failures), f" {len(failures)} times")
-        return f"the baseline failed{times} ({failures[-1].user_attrs.get('error', 'no message')})"
+        return f"the baseline failed ({failures[-1].user_attrs.get('error', 'no message')})"
 
     def why_useless(self, config: Mapping[str, Any]) -> str:
         """Return why a trial could not be judged, because the baseline of its combination failed; else empty."""
@@ -344,11 +301,7 @@ class StudyTrials:
     # --- reports of trials that end ---
 
     def report(self, trial: optuna.Trial, row: dict[str, Any]) -> None:
-        """Report a trial's result row; as FAIL if its objectives are not finite.
-
-        Raises:
-            OSError: the journal cannot be written.
-        """
+        """Report a trial's result row, as FAIL if its objectives are not finite; OSError if it cannot be written."""
         if missing := missing_objectives(row, self._quality):
             self.report_failure(trial, f"the trial reported no finite {' and '.join(missing)}")
             return
@@ -375,3 +328,90 @@ class StudyTrials:
                 if self._options:
                     trial.set_constraint("no_baseline", 1.0)  # it cannot be judged, so it is no good one either
             tell_complete(self.study, trial, row, baseline, self._allowed_drop, self._quality)
+
+
+# --- Trials that are begun again: their worker died, or the search was interrupted -----------------------------------
+
+#: Note on a trial that another one continues.
+_CONTINUED_BY = "a later trial with the same parameters"
+
+
+class Restarts:
+    """Begin trials again from their last checkpoint."""
+
+    def __init__(self, trials: StudyTrials, plan: SearchPlan) -> None:
+        self._trials, self._retries = trials, plan.retries
+        # The study's folder, and where its trials keep their checkpoints: there, or at its URI.
+        self._root, self._place = plan.journal.parent, parent(plan.tree)
+        self._retried: dict[str, int] = {}  # restarts of predefined trials, by their values
+        self._checkpoints: dict[str, str] = {}  # of interrupted predefined trials, by their values
+
+    def start_predefined(self, run: PredefinedTrial) -> optuna.Trial:
+        """Start a predefined trial, from the checkpoint of an interrupted one if there is any."""
+        checkpoint = {"resume_from": self._checkpoints[run.key]} if run.key in self._checkpoints else {}
+        return self._trials.start({**run.attrs, "given": dict(run.values), **checkpoint})
+
+    def restart(self, trial: optuna.Trial) -> bool:
+        """Begin a trial again whose worker died; return False if it was as often as it may be."""
+        attrs = trial.user_attrs
+        given = as_key(attrs["given"]) if "given" in attrs else None
+        done = attrs.get("retry", 0) if given is None else self._retried.get(given, 0)
+        if done >= self._retries:
+            return False
+        if given is not None:
+            self._retried[given] = done + 1
+        self._begin_again(trial.params, attrs, retry=done + 1)
+        trial.set_user_attr("continued_by", _CONTINUED_BY)
+        return True
+
+    def retry_baseline(self) -> None:
+        """Queue a baseline that failed in an earlier search once more; nothing can be searched without it."""
+        baselines = self._trials.baselines()
+        if baselines and self._trials.baseline_failed():
+            self._begin_again({}, {"role": "baseline"}, retry=self._retries, continues=baselines[-1].number)
+
+    def adopt_unfinished(self) -> list[tuple[optuna.Trial, dict[str, Any]]]:
+        """Report running trials of an earlier search as FAIL and begin them again; return those that had ended."""
+        ended, study = [], self._trials.study
+        for frozen in self._trials.all(TrialState.RUNNING):
+            trial, attrs = live_trial(study, frozen), frozen.user_attrs
+            if "row" in attrs:
+                ended.append((trial, attrs["row"]))
+                continue
+            self._begin_again(queued_parameters(frozen), attrs, retry=attrs.get("retry", 0))
+            if is_trial_folder(attrs.get("folder")):
+                trial.set_user_attr("row_so_far", last_row(self._root / attrs["folder"]))
+            trial.set_user_attr("continued_by", _CONTINUED_BY)
+            trial.set_user_attr("error", "interrupted")
+            study.tell(trial, state=TrialState.FAIL)
+        return ended
+
+    def _begin_again(self, parameters: Mapping[str, Any], attrs: Mapping[str, Any], *, retry: int, **more: Any) -> None:
+        """Queue a trial; of a predefined one, which is missing now, keep the checkpoint."""
+        folder = attrs.get("folder")
+        # The last checkpoint, or the one that it began from.
+        found = last_checkpoint(joined(self._place, str(folder))) if is_trial_folder(folder) else None
+        checkpoint = self.own_checkpoint(found or attrs.get("resume_from"))
+        if "given" in attrs:
+            if checkpoint is not None:
+                self._checkpoints[as_key(attrs["given"])] = checkpoint
+            return
+        kept = {name: attrs[name] for name in CHOSEN if name in attrs}
+        again = {"role": attrs.get("role", "search"), **kept, "retry": retry, **more}
+        if checkpoint is not None:
+            again["resume_from"] = checkpoint
+        if again["role"] == "baseline":
+            self._trials.baseline_again = again
+        elif dict(parameters) not in map(queued_parameters, self._trials.all(TrialState.WAITING)):
+            # Else a search that was killed since has queued it.
+            self._trials.study.enqueue_trial(dict(parameters), user_attrs=again)
+
+    def own_checkpoint(self, found: Path | str | None) -> str | None:
+        """Return the place of a checkpoint if it lies in the study, whatever the journal says; else None."""
+        if found is None:
+            return None
+        if is_uri(found):
+            inside = str(found).startswith(str(self._place).partition("?")[0] + "/") and ".." not in str(found)
+            return str(found) if inside else None
+        whole = Path(found).resolve()
+        return str(whole) if whole.is_relative_to(self._root.resolve()) else None

@@ -134,26 +134,12 @@ def test_each_of_a_few_settings_is_trained_once_and_the_search_ends(tmp_path: Pa
     assert (len(found), made.gave_up) == (6, "")
     assert len(set(found)) == 6
     assert made.nothing_left
-    assert made.candidates.why_ended() == (
-        "ended after 7 trials: of 525 settings drawn in a row none was left to train"
-    )
+    assert made.candidates.why_ended == "of 525 settings drawn in a row none was left to train"
     assert len(told(tmp_path)) == 7  # with the baseline: nothing is padded into the study
     again = searcher(tmp_path, own=SPACE, begin=False)
     again.adopt_unfinished()
     again.ask_for(30)
     assert trained(again) == [found[2]]  # what was wrong may have been mended
-
-
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_a_hundred_settings_are_all_found(tmp_path: Path) -> None:
-    def suggest(trial: Any, context: Any) -> dict[str, Any]:
-        return {"method": "svrg", "svrg_alpha": trial.suggest_int("tenth", 1, 100) / 100}
-
-    own = Space(name="many", method="svrg", suggest=suggest, start=lambda context: {"tenth": 1})
-    made = searcher(tmp_path, own=own)
-    made.ask_for(300)
-    assert 98 <= len(set(found := trained(made))) == len(found) <= 100
 
 
 def test_the_search_goes_on_while_one_runs_that_may_begin_again(tmp_path: Path) -> None:

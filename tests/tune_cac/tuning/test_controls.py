@@ -72,20 +72,6 @@ def test_random_stops_save_what_the_best_setting_saves(tmp_path: Path) -> None:
     assert trials["control"].dropna().tolist() == [SHORTER] * 2 + [RANDOM_STOPS] * 3
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
-def test_without_savings_there_are_no_random_stops(tmp_path: Path) -> None:
-    search = learning(tmp_path)
-    search.ask_for(1, controls=True)
-    baseline = told(tmp_path)[0].user_attrs["row"]
-    search.suggest("setting")
-    search.on_trial_complete("setting", {**baseline, "compute_saved": 0.5, "quality": baseline["quality"] - 0.1})
-    assert [a["config"]["epochs"] for a in asked(search, "a", "b")] == [3, 2]
-    for name in "ab":
-        complete(search, name)
-    assert search.suggest("c") == FINISHED
-
-
 def test_a_control_is_told_against_the_baselines_budget_and_not_counted(tmp_path: Path) -> None:
     search = searcher(tmp_path, baseline=False)
     search.ask_for(1, controls=True)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import errno
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from studies import DENSE_FLOPS, result_row
 
-from analysis.io.layout import Layout, StudyInfo
 from trainables.config import TrialConfig
 from tune_cac.ray_backend import workers
 from tune_cac.ray_backend.session import DEATHS
-from tune_cac.tuning import progress as progress_module
-from tune_cac.tuning.progress import Budget, HoldsWriter, SearchProgress, in_trainings
+from tune_cac.tuning.progress import Budget, SearchProgress, in_trainings
 from tune_cac.tuning.trials import BestSetting
 
 
@@ -25,8 +22,8 @@ def a_trial(number: int) -> Any:
 
 def quiet_searcher(*, sharing: bool = True, **more: Any) -> Any:
     plan = SimpleNamespace(base=TrialConfig(method="none"), allowed_drop=0.005, sharing=sharing, trial_timeout_s=None)
-    left = {"about_left": lambda: (0, 0), "best": lambda saving: None, "trials": SimpleNamespace(baselines=list)}
-    return SimpleNamespace(**{"plan": plan, **left, **more})
+    known = {"best": lambda saving: None, "trials": SimpleNamespace(baselines=list), "write_holds": lambda: None}
+    return SimpleNamespace(**{"plan": plan, "judges": True, **known, **more})
 
 
 def test_a_row_in_trainings() -> None:
@@ -50,27 +47,6 @@ def test_live_trials_count_with_what_they_have_executed(capsys: pytest.CaptureFi
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith("compute so far: 1.0 full training")
     assert lines[1].endswith("compute so far: 1.1 full trainings")
-
-
-def test_the_time_left_is_said_once_the_baseline_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two trials left of a full training each, as measured at least three times, and a control: 2.5 times 10 s."""
-    now = [100.0]
-    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
-    searcher = quiet_searcher(about_left=lambda: (2, 1), sharing=False)
-    progress = SearchProgress(searcher, to_run=24)
-    progress.on_trial_start(0, [], a_trial(0))
-    now[0] += 5
-    progress.on_trial_result(0, [], a_trial(0), result_row(search_flops=DENSE_FLOPS // 2))
-    assert "left" not in progress.summary()
-    now[0] += 5
-    progress.on_trial_result(0, [], a_trial(0), result_row())
-    progress.on_trial_complete(0, [], a_trial(0))
-    assert progress.summary().endswith(f"about {round(10 * (2 * 0.7 + 0.5))} s left")
-    for number in range(1, 9):
-        now[0] += 10
-        progress.on_trial_result(0, [], a_trial(number), result_row())
-        progress.on_trial_complete(0, [], a_trial(number))
-    assert progress.summary().endswith(f"about {round(10 * (2 * (8 + 1.4) / 10 + 0.5))} s left")
 
 
 def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
@@ -114,12 +90,10 @@ def test_a_cost_budget_is_not_used_up_before_the_baseline_says_what_a_training_c
 def test_scripts_that_tell_no_flops_count_with_what_they_did_not_save(capsys: pytest.CaptureFixture[str]) -> None:
     searcher = quiet_searcher()
     progress = SearchProgress(searcher, to_run=2)
-    assert not progress.counts_shares
     for number, saved in enumerate((0.0, 0.25)):
         progress.on_trial_result(0, [], a_trial(number), result_row(saved=saved, dense_flops=None, search_flops=None))
         progress.on_trial_complete(0, [], a_trial(number))
     assert progress.trainings() == 1.75
-    assert progress.counts_shares
 
 
 def test_the_best_so_far_is_the_searchers_and_asked_for_when_a_trial_has_ended() -> None:
@@ -137,34 +111,14 @@ def test_the_best_so_far_is_the_searchers_and_asked_for_when_a_trial_has_ended()
     assert asked == [None] * 2
 
 
-def test_what_holds_on_other_seeds_is_written_after_each_trial(tmp_path: Path) -> None:
-    layout = Layout(tmp_path)
-    layout.write_info(StudyInfo(space="auto_thresholds", workload="digits", epochs=1, seed=0, versions={}))
-    holds = {1: 0.9, 2: 0.4}
-    written = HoldsWriter(layout, quiet_searcher(holds=lambda: holds))
-    for share in (0.4, 0.6):  # what is known of it changes with every further trial
-        holds[2] = share
-        written.on_trial_complete(0, [], a_trial(2))
-        assert layout.read_info().holds == {"1": 0.9, "2": share}
-
-
-def test_a_disk_that_is_full_when_they_are_written_fails_no_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layout = Layout(tmp_path)
-    layout.write_info(StudyInfo(space="auto_thresholds", workload="digits", epochs=1, seed=0, versions={}))
-    known: Any = SimpleNamespace(holds=lambda: {1: 0.9})
-    written = HoldsWriter(layout, known)
-
-    def full(*_: Any) -> None:
+def test_a_disk_that_is_full_when_what_holds_is_written_fails_no_trial() -> None:
+    def full() -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Layout, "write_info", full)
-        written.on_trial_complete(0, [], a_trial(1))  # Ray would take an error for the trial's
-    assert layout.read_info().holds == {}
-    written.on_trial_error(0, [], a_trial(2))
-    assert layout.read_info().holds == {"1": 0.9}
+    progress = SearchProgress(quiet_searcher(write_holds=full), to_run=4)
+    progress.on_trial_result(0, [], a_trial(0), result_row())
+    progress.on_trial_complete(0, [], a_trial(0))  # Ray would take an error for the trial's
+    assert progress.ended == 1
 
 
 @pytest.mark.parametrize("error", [*DEATHS, None])

@@ -34,13 +34,6 @@ def test_shares_of_a_layer_are_the_mean_of_the_steps_over_its_depths() -> None:
             assert found == pytest.approx(steps[inside].mean(), abs=1e-4)
 
 
-def test_features_are_saving_length_and_shares() -> None:
-    assert features_of([(0.2, 0.3)], [0.3, 0.9], end=0.8, saved=0.5).tolist() == [0.5, 0.8, 0.2, 0.8]
-    assert features_of([], [0.3, 0.9], end=0.6, saved=0.4).tolist() == [0.4, 0.6, 0.6, 0.6]
-    at_depths = features_of([(0.1, 0.25), (0.5, 0.5)], [0.25, 0.5, 1.0], end=0.6, saved=0.0)
-    assert at_depths.tolist() == [0.0, 0.6, 0.1, 0.5, 0.6]
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("reverse", [False, True])
