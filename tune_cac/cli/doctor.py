@@ -42,7 +42,6 @@ def run(arguments: argparse.Namespace) -> int:
         return _look_at_script(arguments.script)
     config = config_from_arguments(arguments, method="none")
     from trainables.stage_tree.root import device_kind
-    from trainables.training.doctor.checks import report_text
     from trainables.training.doctor.checkup import run_findings
     from trainables.training.doctor.determinism import why_not_repeatable
     from trainables.training.doctor.dry_run import MOST_UNITS, dry_run
@@ -72,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         trial = "a trial that is forked from another equals the trial alone"
         print(f"training {config.workload} repeats bit for bit: {trial}")
-    print(report_text(run_findings(config, found.loader_share)))
+    print(run_findings(config, found.loader_share))
     return 0
 
 
@@ -106,12 +105,8 @@ def _print_layers(found: DryRun, all_layers: bool) -> None:
     by_units = len(rows) > MOST_ROWS and len(units) > 1 and not all_layers
     print(f"layers: {len(rows)} parameters in the model's order, {sum(row.elements for row in rows):,} elements")
     names = ["unit", "parameters"] if by_units else ["parameter", "shape"]
-    header = ["number", *names, "elements", "watched", "forward", "backward", "saved"]
+    header = ["number", *names, "elements", "watched", "saved"]
     print_table([header, *(_cells(group, by_units) for group in (units if by_units else [[row] for row in rows]))])
-    outside = found.outside
-    if outside.forward_flops or outside.backward_flops:
-        forward, backward = (quantity_text(n, "FLOP") for n in (outside.forward_flops, outside.backward_flops))
-        print(f"outside layers: {forward} forward, {backward} backward")
     print(
         "number: what CAC_STOP_LAYER_NUM takes; a stop at N stops the parameters 0..N. saved: share of a step's FLOPs "
         "that is gone then, at the ends of units (a layer with its bias and norm)"
@@ -126,18 +121,14 @@ def _print_layers(found: DryRun, all_layers: bool) -> None:
 
 
 def _cells(group: Sequence[ParameterFacts], by_units: bool) -> list[str]:
-    """Return the row of a parameter, or of a unit, named by the parameter whose module computes most."""
-    leading = max(group, key=lambda row: row.forward_flops or 0)
-    last = group[-1]
-    listed = by_units or leading.forward_flops is not None  # else an earlier parameter of the module has them
-    flops = (sum(row.forward_flops or 0 for row in group), sum(row.backward_flops or 0 for row in group))
+    """Return the row of a parameter, or of a unit, named by its largest parameter."""
+    leading, last = max(group, key=lambda row: row.elements), group[-1]
     return [
         str(last.number),
         leading.name,
         str(len(group)) if by_units else "x".join(map(str, leading.shape)) or "scalar",
         f"{sum(row.elements for row in group):,}",
         "yes" if any(row.watched for row in group) else "",
-        *(quantity_text(count, "FLOP") if listed else "" for count in flops),
         "" if last.saved is None else percent(last.saved),
     ]
 

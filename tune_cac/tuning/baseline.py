@@ -296,7 +296,6 @@ def _analysed(
 
     from trainables.compression.masks import parameters_as_built
     from trainables.compression.sensitivity import evaluate_workload, proposed_sensitivities, sensitivity_analysis
-    from trainables.stage_tree.checkpoint_policy import unpack
     from trainables.training.run import TrainingRun
 
     with TrainingRun(replace(base, device="cpu")) as run:
@@ -306,7 +305,7 @@ def _analysed(
         data = next((state for state in states if state is not None), None)
         if data is None:
             return {}
-        state = unpack(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         run.model.load_state_dict(state["model"])
         quality = base.quality
         try:

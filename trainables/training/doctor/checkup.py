@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -20,39 +19,19 @@ from torch.optim import Optimizer
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.runtime.isolation import kept_generators
-from trainables.training.doctor.checks import (
-    Finding,
-    Observation,
-    StateConverter,
-    examine,
-    forward_and_backward,
-    renumbered,
-    report_text,
-    without_biases,
+from trainables.training.doctor.checks import Diagnosis, examine, forward_and_backward, now_s
+from trainables.training.doctor.observation import (
+    ModelCall,
+    NetworkCalls,
+    call_from_batch,
+    scaled_clipping,
+    zeroed_gradients,
 )
-from trainables.training.doctor.observation import ModelCall, NetworkCalls, StepWatch, call_from_batch, zeroed_gradients
 
 #: Batches that are timed, after one that is not.
 BATCHES = 8
-#: Steps in which the networks' calls are recorded, and then those in which a device's work is watched.
-RECORDED, WATCHED = 2, 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """Result of `doctor`; printed, the whole report."""
-
-    findings: tuple[Finding, ...]
-    """Each thing to mend."""
-    model: nn.Module | None = None
-    """With ``fix=True`` the model without superfluous biases; the same object where there are none."""
-    convert: StateConverter | None = None
-    """With ``fix=True``: converts a state of the old model to one of the new."""
-    parameter_numbers: Mapping[int, int] = field(default_factory=dict)
-    """New numbers of the parameters that stay, by their old ones (`CAC_STOP_LAYER_NUM`); empty if none moves."""
-
-    def __str__(self) -> str:
-        return report_text(self.findings)
+#: Steps that are observed: gradients are set to zero in the second one.
+OBSERVED = 2
 
 
 def doctor(
@@ -61,7 +40,6 @@ def doctor(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     *,
     step: Callable[[Any], Any] | None = None,
-    fix: bool = False,
 ) -> Diagnosis:
     """Find what makes a training slower than it has to be.
 
@@ -72,42 +50,29 @@ def doctor(
         optimizer: of the model, or all of them.
         step: your own training step, called with a batch; then it is observed, too, and the model is looked at with
             the arguments that the step gives it. Model and optimizers get their state back.
-        fix: also return the model without biases that a batch norm cancels.
 
     Raises:
         UserError: the loader is empty, or the model cannot run on its batches.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     optimizers = () if optimizer is None else (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
-    known: dict[str, Any] = {"networks": {model: None}}
+    if loader is None:
+        return examine(device, {model: None}, optimizers)
     with kept_generators([device]):
-        if loader is not None:
-            batch = next(iter(loader), None)
-            if batch is None:
-                raise UserError("the doctor needs a loader with at least one batch, got none")
-            copied = copy.deepcopy(model).train()
+        batch = next(iter(loader), None)
+        if batch is None:
+            raise UserError("the doctor needs a loader with at least one batch, got none")
+        copied = copy.deepcopy(model).train()
 
-            def passes(batch: Any) -> None:
-                forward_and_backward(copied, call_from_batch(model, batch).detached(device))
+        def passes(batch: Any) -> None:
+            forward_and_backward(copied, call_from_batch(model, batch).detached(device))
 
-            with _state_kept(model, optimizers):
-                if step is None:
-                    known = {"networks": {model: _tried_call(model, batch, device)}}
-                else:
-                    known = _observed_step(model, step, batch, device)
-            with _state_kept(model, optimizers):
-                share = waiting_share(loader, step or passes, device)
-            known |= {"loader": loader, "loader_share": share}
-        findings, by_network = examine(Observation(device=device, optimizers=optimizers, **known))
-        names = {module: f"{name}." if name else "" for name, module in model.named_modules()}
-        pairs = {
-            f"{names[network]}{layer}": f"{names[network]}{norm}"
-            for network, biases in by_network.items()
-            for layer, norm in biases.items()
-        }
-        mended, convert = (without_biases(model, pairs) if pairs else (model, dict)) if fix else (None, None)
-    numbers = renumbered(model, pairs) if pairs else {}
-    return Diagnosis(findings=tuple(findings), model=mended, convert=convert, parameter_numbers=numbers)
+        with _state_kept(model, optimizers):
+            seen = (
+                {"networks": {model: _tried_call(model, batch, device)}} if step is None else _seen(model, step, batch)
+            )
+            share = waiting_share(loader, step or passes, device)
+        return examine(device, optimizers=optimizers, loader=loader, loader_share=share, **seen)
 
 
 def _tried_call(model: nn.Module, batch: Any, device: torch.device) -> ModelCall:
@@ -125,25 +90,18 @@ def _tried_call(model: nn.Module, batch: Any, device: torch.device) -> ModelCall
     return call
 
 
-def _observed_step(model: nn.Module, step: Callable[[Any], Any], batch: Any, device: torch.device) -> dict[str, Any]:
-    """Observe a training step; return fields of `Observation`, of the model's own networks where any is called."""
-    with zeroed_gradients() as zeroed, NetworkCalls().recorded() as calls, StepWatch(device) as watch:
-        for _ in range(WATCHED):
-            watch.steps += 1
+def _seen(model: nn.Module, step: Callable[[Any], Any], batch: Any) -> dict[str, Any]:
+    """Observe a training step; return arguments of `examine`, of the model's own networks where any is called."""
+    with zeroed_gradients() as zeroed, NetworkCalls().recorded() as calls, scaled_clipping() as clipped:
+        for _ in range(OBSERVED):
             step(batch)
     own = set(model.modules())
     called = {network: call for network, call in calls.by_network.items() if network in own}
-    return {"networks": called or {model: None}, "watch": watch, "zeroed": zeroed}
+    return {"networks": called or {model: None}, "zeroed": zeroed, "clipped": clipped}
 
 
 def waiting_share(loader: Iterable[Any], run: Callable[[Any], Any], device: torch.device) -> float:
-    """Return the share of the steps' time that waits for batches; 0 for an iterator that is used up.
-
-    Args:
-        loader: of the training.
-        run: one training step with a batch.
-        device: of the training.
-    """
+    """Return the share of the time of steps (``run`` with a batch) that waits for batches; 0 without batches."""
     waited = total = 0.0
     batches = iter(loader)
     for number in range(1 + BATCHES):
@@ -153,11 +111,9 @@ def waiting_share(loader: Iterable[Any], run: Callable[[Any], Any], device: torc
             break
         ready = time.perf_counter()
         run(batch)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
         if number:  # in the first, kernels are chosen and memory grows
             waited += ready - begun
-            total += time.perf_counter() - begun
+            total += now_s(device) - begun
     return waited / total if total else 0.0
 
 
@@ -176,8 +132,8 @@ def _state_kept(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[N
         optimizer.load_state_dict(state)
 
 
-def run_findings(config: TrialConfig, loader_share: float | None = None) -> list[Finding]:
-    """Train a few steps of a run in our own loop and return what makes it slower than it has to be.
+def run_findings(config: TrialConfig, loader_share: float | None = None) -> Diagnosis:
+    """Train two steps of a run in our own loop and return what makes it slower than it has to be.
 
     Args:
         config: of the run.
@@ -186,21 +142,10 @@ def run_findings(config: TrialConfig, loader_share: float | None = None) -> list
     from trainables.training.run import TrainingRun
 
     with TrainingRun(config) as run:
-        steps = run.each_step()
         with NetworkCalls().recorded() as calls:
-            for _ in islice(steps, RECORDED):
-                run.train_step()
-        with StepWatch(run.device) as watch:
-            for _ in islice(steps, WATCHED):
-                watch.steps += 1
+            for _ in islice(run.each_step(), OBSERVED):
                 run.train_step()
         run.pause()
+        networks = {run.model: calls.by_network.get(run.model)}  # None if the loss calls it in parts
         with kept_generators([run.device]):
-            seen = Observation(
-                device=run.device,
-                networks={run.model: calls.by_network.get(run.model)},  # none if the loss calls it in parts
-                optimizers=[run.optimizer],
-                loader_share=loader_share,
-                watch=watch,
-            )
-            return examine(seen)[0]
+            return examine(run.device, networks, [run.optimizer], loader_share=loader_share)

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
-import torch
 from torch import Tensor, nn
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.layers import make_plan
-from trainables.training.flops import OUTSIDE, CostTable, LayerCost, StepCost, layer_costs, saved_shares
+from trainables.training.doctor.checks import now_s
+from trainables.training.flops import CostTable, StepCost, saved_shares
 from trainables.training.run import TrainingRun
 from trainables.workloads.base import Batch
 from trainables.workloads.batch_shapes import to_meta
@@ -41,10 +40,6 @@ class ParameterFacts:
     shape: tuple[int, ...]
     watched: bool
     """True if the rule watches it by default (``CAC_WATCH=conv``)."""
-    forward_flops: int | None
-    """FLOPs of its module's forward pass; None where an earlier parameter of the module lists them."""
-    backward_flops: int | None
-    """FLOPs of its module's gradients; None as above."""
     unit_end: bool
     """True if it is the last parameter of a unit: a layer with its bias and norm (``CAC_WHOLE_UNITS=1``)."""
     saved: float | None
@@ -66,7 +61,6 @@ class DryRun:
     batch_shapes: tuple[tuple[tuple[int, ...], str], ...]
     """(shape, dtype) of each tensor of the first batch."""
     parameters: tuple[ParameterFacts, ...]
-    outside: LayerCost
     step_cost: StepCost
     """Cost of a step on the first batch with nothing stopped."""
     parameter_bytes: int
@@ -138,18 +132,12 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
         peak = run.peak_bytes
         evaluation_time_s = run.evaluation_time_s()
         step_cost = CostTable(workload, run.model).dense_step(batch)
-        try:
-            *layers, outside = layer_costs(workload, run.model, batch)
-        except Exception:  # noqa: BLE001  # a model may be unable to run on the meta device: then the sum alone
-            forward, backward = step_cost.forward_flops, step_cost.backward_flops
-            layers, outside = [], LayerCost(name=OUTSIDE, numbers=(), forward_flops=forward, backward_flops=backward)
         return DryRun(
             epochs=config.epochs,
             steps_per_epoch=workload.steps_per_epoch,
             train_samples=workload.train_samples,
             batch_shapes=tuple((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in batch),
-            parameters=_parameters(run.model, layers, saved_shares(workload, run.model, batch, most_units)),
-            outside=outside,
+            parameters=_parameters(run.model, saved_shares(workload, run.model, batch, most_units)),
             step_cost=step_cost,
             parameter_bytes=sum(p.nbytes for p in parameters),
             gradient_bytes=sum(p.grad.nbytes for p in parameters if p.grad is not None),
@@ -198,9 +186,9 @@ class _TimedRun(TrainingRun):
         """
         times: list[float] = []
         for _ in self.each_step():
-            counted, begun = self.cost.counting_time_s, self._now()
+            counted, begun = self.cost.counting_time_s, now_s(self.device)
             self.train_step()
-            times.append(self._now() - begun - (self.cost.counting_time_s - counted))
+            times.append(now_s(self.device) - begun - (self.cost.counting_time_s - counted))
             if len(times) > timed_steps(times[0], wanted):
                 break
         self.pause()
@@ -209,37 +197,24 @@ class _TimedRun(TrainingRun):
     def evaluation_time_s(self) -> float:
         """Return the seconds of one evaluation of the validation split; of a second one where the first was short."""
         for _ in range(2):
-            begun = self._now()
+            begun = now_s(self.device)
             self._metrics("validation")
-            found = self._now() - begun
+            found = now_s(self.device) - begun
             if found >= SHORT_EVALUATION_S:
                 break
         return found
 
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
 
-
-def _parameters(
-    model: nn.Module, layers: Iterable[LayerCost], saved: Mapping[int, float | None]
-) -> tuple[ParameterFacts, ...]:
+def _parameters(model: nn.Module, saved: Mapping[int, float | None]) -> tuple[ParameterFacts, ...]:
     named = list(model.named_parameters())
     plan = make_plan([p for _, p in named], ("conv",), model=model)
     watched = {number for unit in plan.units for number in unit.watched}
-    forward, backward = Counter[int](), Counter[int]()
-    for layer in layers:  # two modules that share a weight have one row
-        forward[layer.numbers[0]] += layer.forward_flops
-        backward[layer.numbers[0]] += layer.backward_flops
     return tuple(
         ParameterFacts(
             number=number,
             name=name,
             shape=tuple(parameter.shape),
             watched=number in watched,
-            forward_flops=forward.get(number),
-            backward_flops=backward.get(number),
             unit_end=number in saved,
             saved=saved.get(number),
         )

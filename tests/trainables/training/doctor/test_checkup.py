@@ -12,9 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainables.errors import UserError
 from trainables.training.doctor import checks
-from trainables.training.doctor.checks import Ratios
 from trainables.training.doctor.checkup import doctor
-from trainables.training.doctor.observation import StepWatch, zeroed_gradients
+from trainables.training.doctor.observation import zeroed_gradients
 
 CPU = torch.device("cpu")
 
@@ -38,14 +37,12 @@ def names(findings: Any) -> list[str]:
 def test_a_training_with_faults_is_told_each_and_left_as_it_was() -> None:
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
-    totals = []
 
     def step(batch: tuple[Tensor, Tensor]) -> None:
         loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
         optimizer.zero_grad(set_to_none=False)
         loss.backward()
         optimizer.step()
-        totals.append(loss.item())
 
     batches = loader()
     step(next(iter(batches)))
@@ -53,22 +50,16 @@ def test_a_training_with_faults_is_told_each_and_left_as_it_was() -> None:
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     moments = [state["momentum_buffer"].clone() for state in optimizer.state.values()]
     generator = torch.get_rng_state()
-    found = doctor(model, batches, optimizer, step=step, fix=True)
-    assert {"bias-before-batch-norm", "gradients-set-to-zero", "host-waits-for-device"} <= set(names(found.findings))
-    here = next(finding for finding in found.findings if finding.name == "host-waits-for-device")
-    assert f"{__file__}:" in here.what
-    assert "(1 a step)" in here.what
+    found = doctor(model, batches, optimizer, step=step)
+    assert {"bias-before-batch-norm", "gradients-set-to-zero"} <= set(names(found.findings))
+    zeroing = next(finding for finding in found.findings if finding.name == "gradients-set-to-zero")
+    assert f"{__file__}:" in zeroing.what
     assert not model.training
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     kept = [state["momentum_buffer"] for state in optimizer.state.values()]
     assert all(torch.equal(a, b) for a, b in zip(moments, kept, strict=True))
-    assert found.model is not None
-    assert found.model[0].bias is None  # type: ignore[index,union-attr]
-    assert found.parameter_numbers == {0: 0, 2: 1, 3: 2, 4: 3, 5: 4}
-    text = str(found)
-    assert 'model[0].register_parameter("bias", None)  # or built with bias=False' in text
-    assert "CAC_STOP_LAYER_NUM: later parameters get smaller numbers, such as 2 becomes 1 and 5 becomes 4" in text
+    assert 'model.get_submodule("0").register_parameter("bias", None)  # or built with bias=False' in str(found)
 
 
 @pytest.mark.slow
@@ -83,9 +74,8 @@ def test_a_good_training_is_said_to_be_one() -> None:
         optimizer.step()
 
     data = next(iter(loader()))
-    found = doctor(model, [data] * 5, optimizer, step=step, fix=True)
+    found = doctor(model, [data] * 5, optimizer, step=step)
     assert found.findings == ()
-    assert found.model is model
     assert str(found).startswith("recipe: nothing found")
 
 
@@ -121,7 +111,7 @@ class TwoInputs(nn.Module):
 )
 def test_a_model_is_called_with_what_fits_its_arguments_and_its_mend_is_python(batch: Any) -> None:
     model = TwoInputs()
-    (found,) = doctor(model, [batch], fix=True).findings
+    (found,) = doctor(model, [batch]).findings
     assert found.name == "bias-before-batch-norm"
     exec(found.mend[0], {"model": model})
     assert model.body["a-b"][0].bias is None  # type: ignore[index]
@@ -141,27 +131,13 @@ def test_with_a_step_every_network_is_called_as_the_step_calls_it() -> None:
             (sign * judge(maker(batch["meta"]["noise"])).mean()).backward()
             optimizer.step()
 
-    found = doctor(both, [{"meta": {"noise": torch.randn(8, 2)}}], optimizers, step=step, fix=True)
+    found = doctor(both, [{"meta": {"noise": torch.randn(8, 2)}}], optimizers, step=step)
     lines = [line for finding in found.findings for line in finding.mend]
-    assert any(line.startswith("model[0].register") for line in lines)
+    assert any(line.startswith('model.get_submodule("0").register') for line in lines)
     assert all(finding.what.startswith("in Sequential, ") for finding in found.findings if finding.name[:4] == "bias")
     assert names(found.findings).count("bias-before-batch-norm") == 2
-    assert found.model[0][0].bias is found.model[1][0].bias is None  # type: ignore[index,union-attr]
     assert all(torch.equal(value, before[name]) for name, value in both.state_dict().items())
     assert not any(optimizer.state for optimizer in optimizers)
-
-
-def test_a_line_that_reads_in_some_steps_alone_is_no_wait_of_every_step() -> None:
-    model = make()
-    seen = []
-
-    def step(batch: tuple[Tensor, Tensor]) -> None:
-        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
-        seen.append(len(seen))
-        if len(seen) % 2 == 1:
-            print(loss.item(), loss.exp().item())
-
-    assert "host-waits-for-device" not in names(doctor(model, loader(), step=step).findings)
 
 
 @pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
@@ -221,27 +197,14 @@ def test_a_loader_that_holds_the_step_back_is_measured() -> None:
     assert "of a step waits for its batch here" in waiting.cost
 
 
-@pytest.mark.parametrize(
-    ("capability", "precision", "expected"),
-    [((8, 0), "highest", ["float32-without-tensor-cores"]), ((9, 0), "high", []), ((7, 5), "highest", [])],
-)
-def test_float32_without_tensor_cores(
-    capability: tuple[int, int], precision: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
-    assert names(checks.matmul_precision(make(), None, torch.device("cuda"))) == expected
-    assert names(checks.matmul_precision(make(), None, CPU)) == []
-
-
 def test_an_optimizer_of_several_kernels_is_measured_on_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
 
-    def measured(mended: Callable[[], object], plain: Callable[[], object], _: torch.device) -> Ratios:
+    def measured(mended: Callable[[], object], plain: Callable[[], object], _: torch.device) -> tuple[float, ...]:
         steps.append((mended(), plain()))
-        return Ratios(speeds)
+        return speeds
 
-    monkeypatch.setattr(checks, "ratios", measured)  # no test is decided by a clock
+    monkeypatch.setattr(checks, "time_ratios", measured)  # no test is decided by a clock
     speeds: tuple[float, ...] = (0.4, 0.5, 0.6)
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(30)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
@@ -258,23 +221,6 @@ def test_an_optimizer_of_several_kernels_is_measured_on_copies(monkeypatch: pyte
     assert names(checks.slow_optimizer(optimizer, CPU)) == []
 
 
-def test_reads_of_values_are_found_with_their_line_except_those_of_optimizers() -> None:
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
-    with StepWatch(CPU) as watch:
-        loss = model(torch.ones(1, 2)).sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.step()
-        assert watch.waits == {}
-        if loss > 0:
-            pass
-        float(loss)  # nothing was computed since the host waited
-        float(loss + 1)
-    assert sum(map(len, watch.waits.values())) == 2
-    assert all(place.startswith(f"{__file__}:") for place in watch.waits)
-
-
 def test_gradients_set_to_zero_are_found_only_where_there_are_any() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -283,8 +229,8 @@ def test_gradients_set_to_zero_are_found_only_where_there_are_any() -> None:
         optimizer.zero_grad(set_to_none=False)  # there are none yet
         model(torch.ones(1, 2)).sum().backward()
         optimizer.zero_grad()
-        assert places == {}
+        assert places == set()
         model(torch.ones(1, 2)).sum().backward()
         model.zero_grad(set_to_none=False)
-    assert sum(places.values()) == 1
+    assert len(places) == 1
     assert torch.optim.Optimizer.zero_grad is original
