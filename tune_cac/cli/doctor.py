@@ -42,9 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _look_at_script(arguments.script)
     config = config_from_arguments(arguments, method="none")
     from trainables.stage_tree.root import device_kind
-    from trainables.training.doctor.checkup import run_findings
     from trainables.training.doctor.determinism import why_not_repeatable
-    from trainables.training.doctor.dry_run import MOST_UNITS, dry_run
+    from trainables.training.doctor.dry_run import MOST_UNITS, dry_run, run_findings
     from trainables.workloads import build_for
     from tune_cac.study.folder import package_versions
 

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.layers import make_plan
-from trainables.training.doctor.checks import now_s
+from trainables.runtime.isolation import kept_generators
+from trainables.training.doctor.checks import Diagnosis, examine, now_s
+from trainables.training.doctor.observation import NetworkCalls
 from trainables.training.flops import CostTable, StepCost, saved_shares
 from trainables.training.run import TrainingRun
 from trainables.workloads.base import Batch
@@ -220,3 +222,18 @@ def _parameters(model: nn.Module, saved: Mapping[int, float | None]) -> tuple[Pa
         )
         for number, (name, parameter) in enumerate(named)
     )
+
+
+def run_findings(config: TrialConfig, loader_share: float | None = None) -> Diagnosis:
+    """Return what makes a run in our own loop slower than it has to be.
+
+    Args:
+        config: of the run.
+        loader_share: share of its steps that waits for batches, as `dry_run` measured it.
+    """
+    with TrainingRun(config) as run, kept_generators([run.device]):
+        run.model.train()
+        with NetworkCalls().recorded() as calls:
+            run._example_forward(run.model)
+        networks = {run.model: calls.by_network.get(run.model)}  # None if the loss calls it in parts
+        return examine(run.device, networks, [run.optimizer], loader_share=loader_share)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
@@ -18,8 +17,6 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import clip_grad
 from torch.utils._pytree import tree_map
-
-from trainables.errors import UserError
 
 _TORCH = str(Path(torch.__file__).parent)
 #: Places of code that is not the user's.
@@ -37,41 +34,12 @@ class ModelCall:
         """Return what a model gives for these arguments."""
         return model(*self.positional, **self.keywords)
 
-    def detached(self, device: torch.device | None = None) -> ModelCall:
-        """Return the same arguments outside the graph that they came from, on a device if one is given."""
-
-        def moved(value: Any) -> Any:
-            return value.detach().to(device) if isinstance(value, Tensor) else value
-
-        return ModelCall(*tree_map(moved, (self.positional, dict(self.keywords))))
-
-
-def call_from_batch(model: nn.Module, batch: Any) -> ModelCall:
-    """Return the call that a batch suggests.
-
-    The values of a mapping go to the arguments of the same names, as models of Hugging Face take them; of a sequence,
-    the first ones go to the arguments without defaults. Otherwise the first tensor is the model's input.
-
-    Raises:
-        UserError: the batch has no tensor.
-    """
-    if isinstance(batch, Tensor):
-        return ModelCall((batch,))
-    taken = inspect.signature(model.forward).parameters
-    needed = [name for name, one in taken.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
-    if isinstance(batch, Mapping):
-        named = {name: value for name, value in batch.items() if name in taken}
-        if named and named.keys() >= set(needed):
-            return ModelCall(keywords=named)
-        values = list(batch.values())
-    else:
-        values = list(batch) if isinstance(batch, (tuple, list)) else []
-        first = values[: len(needed)]
-        if len(needed) > 1 and len(first) == len(needed) and all(isinstance(value, Tensor) for value in first):
-            return ModelCall(tuple(first))
-    if not values:
-        raise UserError("the doctor needs batches with a tensor, got one without")
-    return call_from_batch(model, values[0])
+    def detached(self) -> ModelCall:
+        """Return the same arguments outside the graph that they came from."""
+        detached = tree_map(
+            lambda v: v.detach() if isinstance(v, Tensor) else v, (self.positional, dict(self.keywords))
+        )
+        return ModelCall(*detached)
 
 
 class NetworkCalls:
