@@ -41,12 +41,8 @@ def checkpoint_name(epoch: int) -> str:
 
 
 def has_room(model: nn.Module, folder: str | Path) -> bool:
-    """Return whether a disk has room for a checkpoint beside what the search's results need; warn if it has not.
-
-    Args:
-        model: its parameters tell the size: a momentum and a second moment may stand beside each.
-        folder: of the trial.
-    """
+    """Return whether a disk has room for a checkpoint beside what the search's results need; warn if it has not."""
+    # A momentum and a second moment may stand beside each parameter.
     size_bytes = 3 * sum(parameter.nbytes for parameter in model.parameters())
     if not lacking_bytes(Path(folder), size_bytes):
         return True

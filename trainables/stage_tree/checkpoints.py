@@ -49,9 +49,8 @@ class StageWeight:
 def expected_cost(step: int, *, previous: int, following: int, weight: StageWeight) -> float:
     """Return the steps that are trained again without a checkpoint: visits / (end - start) (n - s) (s - p).
 
-    Forks are equally likely at every step of a stage. Without the checkpoint at s, forks at the n - s steps from s to
-    the next checkpoint retrain s - p more steps, from the one before. The first checkpoint's p is the stage's start,
-    the last one's n its end. (Entering a stage anew means retraining from its parent, which is slightly further still.)
+    Forks are equally likely at every step of a stage, and those from s to the next checkpoint retrain s - p more steps.
+    The first checkpoint's p is the stage's start, the last one's n its end.
 
     >>> expected_cost(40, previous=30, following=60, weight=StageWeight(start=0, end=100, visits=2))
     4.0
@@ -207,7 +206,6 @@ class Checkpoints:
             return []
 
     def _named(self, stage: str) -> list[Entry]:
-        """Return `entries`; raise OSError where they cannot be read, as distinct from none."""
         found = [entry for name in self._files.names(f"{_INDEX}/{stage}") if (entry := _parse(name))]
         return sorted(found, key=lambda entry: (entry.step, entry.kind, entry.sha256))
 
@@ -231,7 +229,6 @@ class Checkpoints:
         return None
 
     def _is_whole(self, entry: Entry) -> bool:
-        """Return whether the content exists in its full length."""
         return self._files.size(_object(entry.sha256)) == entry.bytes
 
     def _store(self, entry: Entry, data: bytes) -> None:

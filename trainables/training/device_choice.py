@@ -74,12 +74,7 @@ def choose_device(config: TrialConfig, *, at_a_time: int = 1) -> DeviceChoice:
 
 
 def step_time_s(config: TrialConfig, *, most_s: float = float("inf")) -> tuple[float, int]:
-    """Return the mean seconds of an optimizer step, and the peak of memory in bytes.
-
-    Args:
-        config: what to train, and on which device.
-        most_s: seconds after which no further step is timed.
-    """
+    """Return the mean seconds of an optimizer step, none begun after ``most_s``, and the peak of memory in bytes."""
     import torch
 
     from trainables.training.run import TrainingRun

@@ -37,14 +37,10 @@ from trainables.workloads.batch_shapes import on_meta, shapes_of, structure_of, 
 class StepCost:
     """Cost of one training step."""
 
-    forward_flops: int
-    """FLOPs of the loss."""
-    backward_flops: int
-    """FLOPs of its backward pass; 0 when nothing needs a gradient."""
-    gradient_bytes: int
-    """Bytes of all gradients produced."""
-    optimizer_bytes: int
-    """Bytes of parameters, gradients and optimizer state visited by the step."""
+    forward_flops: int  # FLOPs of the loss
+    backward_flops: int  # FLOPs of its backward pass; 0 when nothing needs a gradient
+    gradient_bytes: int  # bytes of all gradients produced
+    optimizer_bytes: int  # bytes of parameters, gradients and optimizer state visited by the step
 
     @property
     def flops(self) -> int:
@@ -69,8 +65,7 @@ class CostTable:
         self._copy: nn.Module | None = None
         self._on_meta = True
         self._visited_bytes: list[int] = []
-        self.counting_time_s = 0.0
-        """Time spent counting, which is no part of the training time."""
+        self.counting_time_s = 0.0  # time spent counting, which is no part of the training time
 
     def freeze(self) -> None:
         """Copy the model now, so that later changes do not affect the counts."""
@@ -192,9 +187,7 @@ class CostTable:
 class RunCost:
     """Count what each step costs, once for each set of stopped layers, batch shape and structure of the model.
 
-    Args:
-        workload: whose loss is counted.
-        model: as it was built; savings are relative to it, even if it changes later.
+    Savings are relative to the model as it was built, even if it changes later.
     """
 
     def __init__(self, workload: Workload, model: nn.Module) -> None:
@@ -206,8 +199,7 @@ class RunCost:
             ("step", "forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes",
              "dense_flops", "dense_backward_flops"), 0
         )  # fmt: skip
-        self.flops_before = 0
-        """FLOPs executed before the loaded checkpoint, or before `begin_spending`."""
+        self.flops_before = 0  # FLOPs executed before the loaded checkpoint, or before `begin_spending`
         self.step, self.dense_step = self._now.step, self._dense.dense_step
         """Costs of a step of the model as it is now, and as it was built with nothing stopped; see `CostTable`."""
 
@@ -244,14 +236,10 @@ class RunCost:
         self, dense: StepCost, cost: StepCost, batch: Batch, beside: Iterable[nn.Module],
         estimated: EstimateFlops | None = None,
     ) -> None:  # fmt: skip
-        """Add an executed step.
+        """Add an executed step, of which `dense_step` and `step` tell the costs.
 
-        Args:
-            dense: of `dense_step`.
-            cost: of `step`.
-            batch: of the step.
-            beside: other models that ran forward on it, such as a teacher.
-            estimated: what an estimate of the gradients executed beside it.
+        ``beside`` are other models that ran forward on its batch, such as a teacher; ``estimated`` is what an estimate
+        of the gradients executed beside it.
         """
         counts = self.counts
         counts["step"] += 1
@@ -307,11 +295,7 @@ def saved_shares(
     The N are the ends of whole units (`trainables.gradskip.layers.unit_ends`). Each is counted separately, which takes
     half a second for a network of 60 layers.
 
-    Args:
-        workload: whose loss is computed.
-        model: as it will be trained.
-        batch: on any device.
-        most: most units to count (>= 1), evenly spread, None for all; units that are not counted have the share None.
+    At most ``most`` units (>= 1) are counted, evenly spread, all with None; the others have the share None.
     """
     ends = unit_ends(model)
     table = CostTable(workload, model)

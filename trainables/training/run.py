@@ -69,11 +69,7 @@ DIGITS = 6
 class RunStatistics:
     """Measure SGD's gradients, and those of the trial's own estimator beside them, at equal distances of a run.
 
-    Args:
-        config: with ``statistics_measurements``.
-        workload: whose training samples are drawn from; of samples without numbers the first epoch's are kept.
-        model: of the run.
-        total_steps: of the run.
+    Of training samples without numbers the first epoch's are kept.
     """
 
     def __init__(self, config: TrialConfig, workload: Workload, model: nn.Module, total_steps: int) -> None:
@@ -261,14 +257,12 @@ class TrainingRun:
         self._training_since_s: float | None = None
         self._wall_time_before_s, self._peak_before = 0.0, 0  # in the processes that saved the loaded checkpoint
         reset_peak(self.device)
-        self.epoch = 0
-        """Epochs trained and evaluated."""
+        self.epoch = 0  # epochs trained and evaluated
         self._in_epoch = 0  # steps into the epoch
         self._samples = 0
         self._loss_sum = torch.zeros((), device=self.device)
         self._epoch_batches: Iterator[tuple[Batch, Tensor | None]] = iter(())
-        self.row: dict[str, Any] | None = None
-        """The last epoch's row; None before the first."""
+        self.row: dict[str, Any] | None = None  # the last epoch's row; None before the first
 
     def _example_batch(self) -> Batch:
         return next(iter(self.workload.train_batches(0, self.config.seed)))

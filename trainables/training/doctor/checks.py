@@ -33,7 +33,6 @@ WAITING = 0.1
 FASTER = 0.1
 #: Largest difference of outputs with and without a bias, relative to the largest output: float32's rounding.
 CLOSE = 1e-3
-_PASSES = "forward and backward"
 #: Every fault by its name: what it is and why it costs time or memory, and lines of code or words that mend it.
 FAULTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "data-parallel": (
@@ -78,13 +77,10 @@ FAULTS: dict[str, tuple[str, tuple[str, ...]]] = {
 class Finding:
     """One thing that makes a training slower than it has to be."""
 
-    name: str
-    """Short name, in words joined by hyphens."""
-    what: str
-    """The fault in words, and why it costs time or memory."""
+    name: str  # short name, in words joined by hyphens
+    what: str  # the fault in words, and why it costs time or memory
     cost: str
-    mend: tuple[str, ...]
-    """Lines of code or words that mend it."""
+    mend: tuple[str, ...]  # lines of code or words that mend it
 
     def __str__(self) -> str:
         return "\n    ".join((f"{self.name}: {self.what}", f"cost: {self.cost}", *self.mend))
@@ -150,11 +146,11 @@ def now_s(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def forward_and_backward(model: nn.Module, call: ModelCall, *, set_to_none: bool = True) -> None:
+def forward_and_backward(model: nn.Module, call: ModelCall) -> None:
     """Run a model forward and backward from the mean of its outputs."""
     total = sum((tensor.mean() for tensor in _tensors(call(model))), start=torch.zeros(()))
     if total.requires_grad:
-        model.zero_grad(set_to_none=set_to_none)
+        model.zero_grad()
         total.backward()
 
 
@@ -277,7 +273,9 @@ def examine(
         zeroed: lines that set gradients to zero.
         clipped: lines that clip scaled gradients.
     """
-    findings = [*zeroed_to_none(networks, zeroed, device)]
+    findings = []
+    if zeroed:
+        findings.append(found("gradients-set-to-zero", "a write and a read of each gradient", places=listed(zeroed)))
     if clipped:
         findings.append(found("clipping-before-unscale", "no time: it changes the training", places=listed(clipped)))
     for optimizer in optimizers:
@@ -314,7 +312,7 @@ def superfluous_biases(model: nn.Module, call: ModelCall, device: torch.device) 
     ratios = time_ratios(lambda: forward_and_backward(mended, call), lambda: forward_and_backward(plain, call), device)
     finding = found(
         "bias-before-batch-norm",
-        saving_text(ratios, _PASSES),
+        saving_text(ratios, "forward and backward"),
         layers=f"{len(layers)} {'layers have' if len(layers) > 1 else 'layer has'}",
         elements=sum(model.get_parameter(f"{name}.bias").numel() for name in layers),
     )
@@ -354,22 +352,3 @@ def loading(loader: Iterable[Any] | None, share: float | None, *, on_gpu_machine
     if share is not None and share > WAITING:
         workers = f", with num_workers={loader.num_workers}" if isinstance(loader, DataLoader) else ""
         yield found("data-loading", cost, workers=workers)
-
-
-def zeroed_to_none(
-    networks: Mapping[nn.Module, ModelCall | None], zeroed: Collection[str], device: torch.device
-) -> Iterator[Finding]:
-    """Report lines that set gradients to zero, and what it costs in all networks together."""
-    if not zeroed:
-        return
-    trained = [(copy.deepcopy(network).train(), call) for network, call in networks.items() if call is not None]
-
-    def passes(*, set_to_none: bool) -> None:
-        for network, call in trained:
-            forward_and_backward(network, call, set_to_none=set_to_none)
-
-    cost = "not measured: no batch was given"
-    if trained:
-        ratios = time_ratios(lambda: passes(set_to_none=True), lambda: passes(set_to_none=False), device)
-        cost = saving_text(ratios, _PASSES)
-    yield found("gradients-set-to-zero", cost, places=listed(zeroed))

@@ -36,14 +36,11 @@ MOST_UNITS = 16
 class ParameterFacts:
     """One parameter: a row of the list of layers."""
 
-    number: int
-    """Its layer number, as used in ``CAC_STOP_LAYER_NUM``."""
+    number: int  # its layer number, as used in ``CAC_STOP_LAYER_NUM``
     name: str
     shape: tuple[int, ...]
-    watched: bool
-    """True if the rule watches it by default (``CAC_WATCH=conv``)."""
-    unit_end: bool
-    """True if it is the last parameter of a unit: a layer with its bias and norm (``CAC_WHOLE_UNITS=1``)."""
+    watched: bool  # true if the rule watches it by default (``CAC_WATCH=conv``)
+    unit_end: bool  # true if it is the last parameter of a unit: a layer with its bias and norm (``CAC_WHOLE_UNITS=1``)
     saved: float | None
     """Share of a step's FLOPs, in [0, 1], saved when layers 0..number are stopped; None where it was not counted."""
 
@@ -58,23 +55,16 @@ class DryRun:
 
     epochs: int
     steps_per_epoch: int
-    train_samples: int | None
-    """Samples of the training set, if the workload reports them."""
-    batch_shapes: tuple[tuple[tuple[int, ...], str], ...]
-    """(shape, dtype) of each tensor of the first batch."""
+    train_samples: int | None  # samples of the training set, if the workload reports them
+    batch_shapes: tuple[tuple[tuple[int, ...], str], ...]  # (shape, dtype) of each tensor of the first batch
     parameters: tuple[ParameterFacts, ...]
-    step_cost: StepCost
-    """Cost of a step on the first batch with nothing stopped."""
+    step_cost: StepCost  # cost of a step on the first batch with nothing stopped
     parameter_bytes: int
     gradient_bytes: int
-    optimizer_bytes: int
-    """Bytes of all tensors of the optimizer's state after a few steps."""
-    peak_bytes: int
-    """Peak of the process on the CPU, of allocated memory on a GPU (`trainables.runtime.memory`)."""
-    step_times_s: tuple[float, ...]
-    """Each timed step after a warm-up, including the loading of its batch; at least one."""
-    loader_times_s: tuple[float, ...]
-    """Part of each step spent waiting for the batch."""
+    optimizer_bytes: int  # bytes of all tensors of the optimizer's state after a few steps
+    peak_bytes: int  # peak of the process on the CPU, of allocated memory on a GPU (`trainables.runtime.memory`)
+    step_times_s: tuple[float, ...]  # each timed step after a warm-up, including the loading of its batch; at least one
+    loader_times_s: tuple[float, ...]  # part of each step spent waiting for the batch
     evaluation_time_s: float
 
     @property
@@ -164,8 +154,7 @@ def timed_steps(first_s: float, wanted: int) -> int:
 class _TimedRun(TrainingRun):
     """A run that records the shapes of its first batch and the loading time of each batch."""
 
-    first_batch: Batch
-    """The first batch, on the meta device."""
+    first_batch: Batch  # the first batch, on the meta device
 
     def __init__(self, config: TrialConfig) -> None:
         self.loader_times_s: list[float] = []

@@ -51,8 +51,7 @@ class NetworkCalls:
     def __init__(self) -> None:
         self._calls: dict[nn.Module, ModelCall] = {}
         self._depth = 0
-        self.trains = True
-        """Training mode of the latest network that was called; True before the first call."""
+        self.trains = True  # training mode of the latest network that was called; True before the first call
 
     @contextmanager
     def recorded(self) -> Iterator[NetworkCalls]:

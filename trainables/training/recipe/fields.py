@@ -27,18 +27,15 @@ class RecipeFields:
 
     precision: str | None = None
     """`PRECISIONS`: number format of the forward and backward pass (torch.amp). None: float32."""
-    batch_size: int | None = None
-    """Samples of a step, >= 1; the learning rate follows it. None: the workload's own."""
-    clip_grad_norm: float | None = None
-    """Largest norm of all gradients together, above 0. None: no clipping."""
+    batch_size: int | None = None  # samples of a step, >= 1; the learning rate follows it. None: the workload's own.
+    clip_grad_norm: float | None = None  # largest norm of all gradients together, above 0. None: no clipping.
     activation_checkpointing: str | None = None
     """`CHECKPOINTING`: what is computed again in the backward pass instead of being kept. None: nothing."""
     channels_last: bool | None = None
     """True for weights and images with the channels as the innermost dimension. None: False."""
     fused_optimizer: bool | None = None
     """True for one kernel a step, False for one an operation (foreach). None: torch's choice."""
-    compile_mode: str | None = None
-    """`COMPILE_MODES` of torch.compile. None: not compiled."""
+    compile_mode: str | None = None  # `COMPILE_MODES` of torch.compile. None: not compiled.
     loader_workers: int | None = None
     """Processes that prepare batches, >= 0. None: the workload's choice, 0 where its data lies in memory."""
     pin_memory: bool | None = None
