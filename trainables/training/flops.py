@@ -292,10 +292,8 @@ def saved_shares(
 ) -> dict[int, float | None]:
     """Return the share of a step's FLOPs, in [0, 1], that is saved when the parameters 0..N are stopped, by N.
 
-    The N are the ends of whole units (`trainables.gradskip.layers.unit_ends`). Each is counted separately, which takes
-    half a second for a network of 60 layers.
-
-    At most ``most`` units (>= 1) are counted, evenly spread, all with None; the others have the share None.
+    The N are the ends of whole units (`unit_ends`). Each takes half a second for a network of 60 layers, so at most
+    ``most`` are counted, evenly spread, None for all; the others have the share None.
     """
     ends = unit_ends(model)
     table = CostTable(workload, model)

@@ -155,7 +155,6 @@ def forward_and_backward(model: nn.Module, call: ModelCall) -> None:
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    """Return the floating-point tensors of a model's output in float32."""
     if isinstance(output, Tensor):
         return [output.float()] if output.is_floating_point() else []
     values = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
@@ -172,14 +171,10 @@ _LAYERS = (
 
 
 def biases_before_norms(model: nn.Module, call: ModelCall) -> dict[str, str]:
-    """Return the layers whose bias is without effect, each with the norm behind it, by name.
+    """Return the layers whose bias is without effect, each with the norm behind it, by name; the model is not changed.
 
     A norm takes their output in a forward pass, and no output of the model changes, in training and evaluation, when
     the bias is moved at random and the norm's running mean with it.
-
-    Args:
-        model: not changed.
-        call: arguments of one forward pass.
     """
     candidates = _outputs_into_norms(model, call)
 
@@ -262,11 +257,11 @@ def examine(
     zeroed: Collection[str] = (),
     clipped: Collection[str] = (),
 ) -> Diagnosis:
-    """Return the findings on a training.
+    """Return the findings on networks that are trained together, each with a call of it where that is known.
 
     Args:
         device: of the training.
-        networks: that are trained together, each with the arguments of a forward pass where they are known.
+        networks: each with the arguments of a forward pass.
         optimizers: of the networks.
         loader: of the batches.
         loader_share: share of a step that waits for its batch, in [0, 1]; None where it was not measured.

@@ -14,7 +14,6 @@ from statistics import median
 from torch import Tensor, nn
 
 from trainables.config import TrialConfig
-from trainables.errors import UserError
 from trainables.gradskip.layers import make_plan
 from trainables.runtime.isolation import kept_generators
 from trainables.training.doctor.checks import Diagnosis, examine, now_s
@@ -110,12 +109,7 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
         config: what is trained, where, with how many threads; its method is ignored.
         steps: steps to time after one warm-up step, >= 1. Fewer (two) where a step takes long.
         most_units: count the savings of stops for at most this many units, evenly spread; None counts all.
-
-    Raises:
-        UserError: ``steps`` below 1, or a configuration that `TrainingRun` rejects.
     """
-    if steps < 1:
-        raise UserError(f"steps must be an integer >= 1, got {steps}")
     with _TimedRun(replace(config, method="none", forward_cache_mb=0)) as run:
         step_times_s = run.train_timed(steps)
         batch, workload = run.first_batch, run.workload
@@ -214,12 +208,7 @@ def _parameters(model: nn.Module, saved: Mapping[int, float | None]) -> tuple[Pa
 
 
 def run_findings(config: TrialConfig, loader_share: float | None = None) -> Diagnosis:
-    """Return what makes a run in our own loop slower than it has to be.
-
-    Args:
-        config: of the run.
-        loader_share: share of its steps that waits for batches, as `dry_run` measured it.
-    """
+    """Return what makes a run in our own loop slower than it has to be; `dry_run` has measured the loader's share."""
     with TrainingRun(config) as run, kept_generators([run.device]):
         run.model.train()
         with NetworkCalls().recorded() as calls:

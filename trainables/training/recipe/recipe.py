@@ -479,10 +479,7 @@ def with_kernels(
 ) -> Optimizer:
     """Return an optimizer like this one, without its state, whose step is one kernel or one kernel an operation.
 
-    Args:
-        optimizer: not changed.
-        fused: True for one kernel a step, False for one an operation, None for this one's kernels.
-        parameters: what stands for each of its parameters; None for themselves.
+    ``fused=None`` keeps its kernels; ``parameters`` has what stands for each of its parameters, None for themselves.
 
     Raises:
         UserError: its class has no fused step.
