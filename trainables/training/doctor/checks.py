@@ -269,31 +269,24 @@ def examine(
         clipped: lines that clip scaled gradients.
     """
     findings = []
-    if zeroed:
-        findings.append(found("gradients-set-to-zero", "a write and a read of each gradient", places=listed(zeroed)))
-    if clipped:
-        findings.append(found("clipping-before-unscale", "no time: it changes the training", places=listed(clipped)))
+    for name, cost, places in (
+        ("gradients-set-to-zero", "a write and a read of each gradient", zeroed),
+        ("clipping-before-unscale", "no time: it changes the training", clipped),
+    ):
+        if places:
+            findings.append(found(name, cost, places=", ".join(sorted(places))))
     for optimizer in optimizers:
         findings += slow_optimizer(optimizer, device)
     findings += loading(loader, loader_share, on_gpu_machine=torch.cuda.is_available())
     for network, call in networks.items():
-        of_network = [*data_parallel(network)]
+        of_network = []
+        if any(isinstance(module, nn.DataParallel) for module in network.modules()):
+            of_network.append(found("data-parallel", "not measured: it needs several GPUs"))
         if call is not None:
             of_network += superfluous_biases(network, call, device)
         which = f"in {type(network).__name__}, " if len(networks) > 1 else ""
         findings += [replace(finding, what=f"{which}{finding.what}") for finding in of_network]
     return Diagnosis(tuple(findings))
-
-
-def listed(places: Collection[str]) -> str:
-    """Return lines of code as text."""
-    return ", ".join(sorted(places))
-
-
-def data_parallel(model: nn.Module) -> Iterator[Finding]:
-    """Find nn.DataParallel."""
-    if any(isinstance(module, nn.DataParallel) for module in model.modules()):
-        yield found("data-parallel", "not measured: it needs several GPUs")
 
 
 def superfluous_biases(model: nn.Module, call: ModelCall, device: torch.device) -> Iterator[Finding]:

@@ -135,16 +135,6 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
         )
 
 
-def timed_steps(first_s: float, wanted: int) -> int:
-    """Return how many of the ``wanted`` steps to time within `STEPS_BUDGET_S` if one takes ``first_s``; at least two.
-
-    >>> timed_steps(0.1, 5), timed_steps(6.0, 5), timed_steps(60.0, 5), timed_steps(60.0, 1)
-    (5, 3, 2, 1)
-    """
-    affordable = wanted if first_s * wanted <= STEPS_BUDGET_S else int(STEPS_BUDGET_S / first_s)
-    return min(wanted, max(2, affordable))
-
-
 class _TimedRun(TrainingRun):
     """A run that records the shapes of its first batch and the loading time of each batch."""
 
@@ -165,16 +155,13 @@ class _TimedRun(TrainingRun):
             begun = time.perf_counter()
 
     def train_timed(self, wanted: int) -> tuple[float, ...]:
-        """Train a warm-up step and the wanted ones; return their times, or the first's if the run has no other.
-
-        FLOP counting is no part of them.
-        """
+        """Train a warm-up step and the wanted ones; return their times, or the first's, without those of counting."""
         times: list[float] = []
         for _ in self.each_step():
             counted, begun = self.cost.counting_time_s, now_s(self.device)
             self.train_step()
             times.append(now_s(self.device) - begun - (self.cost.counting_time_s - counted))
-            if len(times) > timed_steps(times[0], wanted):
+            if len(times) > min(wanted, max(2, int(STEPS_BUDGET_S / times[0]))):
                 break
         self.pause()
         return tuple(times[1:] or times)

@@ -399,16 +399,7 @@ class Recipe:
         config = self._config
         if config.deterministic:
             torch.use_deterministic_algorithms(True)
-        wanted = bool(config.cudnn_benchmark)
-        if wanted and torch.are_deterministic_algorithms_enabled():
-            warnings.warn(
-                "cudnn_benchmark=True has no effect: deterministic algorithms are asked for, and the fastest one is "
-                "measured anew in each run",
-                stacklevel=2,
-            )
-            wanted = False
-        if self._device.type == "cuda" or wanted:
-            torch.backends.cudnn.benchmark = wanted
+        torch.backends.cudnn.benchmark = bool(config.cudnn_benchmark)
 
     def prepare_model(self, model: nn.Module, before_change: Callable[[], None], changed: Callable[[], None]) -> None:
         """Set the memory format, and what is computed again in the backward pass."""

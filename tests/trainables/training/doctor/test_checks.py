@@ -84,8 +84,7 @@ SLOW = ["loader-without-workers", "loader-without-pinned-memory"]
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (checks.data_parallel(nn.DataParallel(make())), ["data-parallel"]),
-        (checks.data_parallel(make()), []),
+        (checks.examine(CPU, {nn.DataParallel(make()): None}, []).findings, ["data-parallel"]),
         (checks.loading(loader(), 0.02, on_gpu_machine=True), SLOW),
         (checks.loading(GOOD, 0.02, on_gpu_machine=True), []),
         (checks.loading(loader(), 0.02, on_gpu_machine=False), []),
