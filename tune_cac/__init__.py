@@ -7,7 +7,6 @@
 
     found = cac.search(space="auto_thresholds", workload="digits", trials=24)
     found.ranking       # pandas
-    print(cac.doctor(model, loader, optimizer))     # what makes this training slower than it has to be
     cac.analysis.load("results/mine"), cac.compression, cac.search_spaces     # one import for everything
 
 Importing this package loads neither torch nor ray; functions that need them import them when called.
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     import search_spaces
     from trainables import compression, gradients, gradskip
     from trainables.script.report_lines import report
-    from trainables.training.doctor.checkup import doctor
     from tune_cac.study.study_result import SearchResult
     from tune_cac.tuning.confirmation import confirm
     from tune_cac.tuning.run import search
@@ -42,13 +40,11 @@ __all__ = [
     "report",
     "search",
     "confirm",
-    "doctor",
     "SearchResult",
     "__version__",
 ]
 
 _HOMES = {
-    "doctor": "trainables.training.doctor.checkup",
     "confirm": "tune_cac.tuning.confirmation",
     "report": "trainables.script.report_lines",
     "search": "tune_cac.tuning.run",

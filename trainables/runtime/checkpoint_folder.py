@@ -41,12 +41,8 @@ def checkpoint_name(epoch: int) -> str:
 
 
 def has_room(model: nn.Module, folder: str | Path) -> bool:
-    """Return whether a disk has room for a checkpoint beside what the search's results need; warn if it has not.
-
-    Args:
-        model: its parameters tell the size: a momentum and a second moment may stand beside each.
-        folder: of the trial.
-    """
+    """Return whether a disk has room for a checkpoint beside what the search's results need; warn if it has not."""
+    # A momentum and a second moment may stand beside each parameter.
     size_bytes = 3 * sum(parameter.nbytes for parameter in model.parameters())
     if not lacking_bytes(Path(folder), size_bytes):
         return True
@@ -56,10 +52,6 @@ def has_room(model: nn.Module, folder: str | Path) -> bool:
 
 def write_checkpoint(run: Any, trial_folder: str) -> None:
     """Write a run's checkpoint into a trial's folder in object storage, then remove earlier ones.
-
-    Args:
-        run: a `TrainingRun` or `SharedRun`.
-        trial_folder: a URI.
 
     Raises:
         OSError: it cannot be written; an earlier one stays.
@@ -76,11 +68,7 @@ def write_checkpoint(run: Any, trial_folder: str) -> None:
 
 @contextmanager
 def on_disk(folder: str) -> Iterator[str]:
-    """Yield a checkpoint folder on this machine: the folder itself, or a copy of one in object storage.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Yield a checkpoint folder on this machine, a copy of one in object storage; OSError if it cannot be read."""
     if not is_uri(folder):
         yield folder
         return

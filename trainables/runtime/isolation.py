@@ -62,11 +62,7 @@ def captured_generators(device: torch.device) -> Callable[[], None]:
 
 @contextmanager
 def kept_generators(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Restore the generators of Python, numpy, torch and the GPUs after the block, whatever was drawn inside.
-
-    Args:
-        devices: the GPUs among them are restored.
-    """
+    """Restore the generators of Python, numpy, torch and the GPUs among the devices after the block."""
     restores = [captured_generators(device) for device in {*devices, torch.device("cpu")}]
     try:
         yield
@@ -76,10 +72,7 @@ def kept_generators(devices: Iterable[torch.device]) -> Iterator[None]:
 
 
 def generators_state(device: torch.device) -> dict[str, Any]:
-    """Return the states of Python's, numpy's and torch's generators, and of the device's if it is a GPU.
-
-    They are plain types and tensors, for ``torch.load(weights_only=True)``.
-    """
+    """Return the states of all generators as plain types and tensors, for ``torch.load(weights_only=True)``."""
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -160,5 +153,4 @@ class ProcessState:
 
 
 def _determinism() -> tuple[bool, bool]:
-    """Return whether deterministic algorithms are required, and whether a warning is enough where there are none."""
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

@@ -26,18 +26,7 @@ _aten = torch.ops.aten
 
 
 def convolution_backward_flops(
-    grad_out_shape: Sequence[int],
-    x_shape: Sequence[int],
-    w_shape: Sequence[int],
-    _bias: Any,
-    _stride: Any,
-    _padding: Any,
-    _dilation: Any,
-    transposed: bool,
-    _output_padding: Any,
-    _groups: int,
-    output_mask: Sequence[bool],
-    **_: Any,
+    grad_out_shape: Sequence[int], x_shape: Sequence[int], w_shape: Sequence[int], *options: Any, **_: Any
 ) -> int:
     """Return a convolution's backward FLOPs: gradients of input and weights each cost as much as the forward pass.
 
@@ -45,13 +34,14 @@ def convolution_backward_flops(
         grad_out_shape: (B, C_out, *outputs).
         x_shape: (B, C_in, *inputs).
         w_shape: (C_out, C_in / groups, *kernel), of a transposed one (C_in, C_out / groups, *kernel).
-        transposed: whether the convolution is transposed.
-        output_mask: whether gradients of input, weight, bias are computed.
+        options: of the operation; the fifth is whether it is transposed, the eighth, which of the gradients of input,
+            weight and bias are computed.
 
     >>> shapes = (2, 8, 6, 6), (2, 8, 6, 6), (8, 1, 3, 3)  # depthwise
     >>> convolution_backward_flops(*shapes, None, 1, 1, 1, False, 0, 8, (True, True, False))
     20736
     """
+    transposed, output_mask = options[4], options[7]
     places = (x_shape if transposed else grad_out_shape)[2:]
     forward = 2 * x_shape[0] * prod(places) * prod(w_shape)
     return forward * (bool(output_mask[0]) + bool(output_mask[1]))
@@ -61,9 +51,7 @@ class FlopCounter(FlopCounterMode):
     """Counter by these formulas that runs compiled models uncompiled, because it sees no compiled operations."""
 
     def __init__(self) -> None:
-        super().__init__(
-            display=False, custom_mapping={_aten.convolution_backward: convolution_backward_flops}
-        )  # fmt: skip
+        super().__init__(display=False, custom_mapping={_aten.convolution_backward: convolution_backward_flops})
 
     def __enter__(self) -> Self:
         self._uncompiled = uncompiled()

@@ -8,9 +8,7 @@ from trainables.errors import UserError
 
 
 def processors() -> int:
-    """Return how many processors this process may use (>= 1), which may be fewer than the machine has.
-
-    What a batch system assigns (affinity) and the CPU limit of a container count; ``LOKY_MAX_CPU_COUNT`` lowers it.
+    """Return how many processors this process may use (>= 1), by affinity, the container's limit, LOKY_MAX_CPU_COUNT.
 
     Raises:
         UserError: that variable is no integer.

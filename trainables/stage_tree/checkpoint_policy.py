@@ -1,4 +1,4 @@
-"""The steps at which a trial writes a checkpoint on its path, and the checkpoint's content."""
+"""The steps at which a trial writes a checkpoint on its path, and how it goes on from one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import io
 import json
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from trainables.config import TrialConfig
 from trainables.interventions import MethodReplay
@@ -44,83 +41,6 @@ def checkpoint_interval(*, write_s: float, step_s: float, total_steps: int, tria
     cost = write_s / step_s
     cheapest = math.sqrt(2 * cost * total_steps / forks)
     return max(1, math.ceil(min(cheapest, total_steps)), math.ceil(cost / MOST_WRITING))
-
-
-# --- A checkpoint's content: a run's state, its many small tensors joined into one ------------------------------------
-# `torch.save` needs more time for each tensor than for its content. The result has only plain types and tensors, which
-# ``torch.load(weights_only=True)`` reads.
-
-#: Larger tensors are written unchanged: their bytes take most of the time, and a copy would take memory.
-_SMALL_BYTES = 1 << 16
-#: First element of a tuple that replaces a tensor; the others are its group and its index in the group.
-_MARK = "packed tensor"
-
-
-def pack(state: Any) -> dict[str, Any]:
-    """Return a state of dictionaries, lists, tuples and tensors with its small tensors joined into one per dtype.
-
-    The state is not changed. The result shares memory with it only in tensors that were not joined.
-    """
-    groups: dict[torch.dtype, tuple[int, list[Tensor]]] = {}
-
-    def replaced(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return _through(value, replaced)
-        if not _can_join(value):
-            return value
-        number, tensors = groups.setdefault(value.dtype, (len(groups), []))
-        tensors.append(value)
-        return (_MARK, number, len(tensors) - 1)
-
-    with torch.no_grad():
-        rest = replaced(state)
-        joined = [torch.cat([tensor.view(-1) for tensor in tensors]) for _, tensors in groups.values()]
-    shapes = [[n for tensor in tensors for n in (tensor.dim(), *tensor.shape)] for _, tensors in groups.values()]
-    return {"rest": rest, "joined": joined, "shapes": [torch.tensor(each, dtype=torch.int64) for each in shapes]}
-
-
-def unpack(packed: dict[str, Any]) -> Any:
-    """Return the state that was given to `pack`; each joined tensor gets memory of its own."""
-    groups = []
-    for joined, numbers in zip(packed["joined"], packed["shapes"], strict=True):
-        left, shapes = numbers.tolist(), []
-        while left:  # each shape is stored after its number of dimensions
-            shapes.append(left[1 : 1 + left[0]])
-            left = left[1 + left[0] :]
-        parts = joined.split([prod(shape) for shape in shapes])
-        groups.append([part.clone().view(shape) for part, shape in zip(parts, shapes, strict=True)])
-
-    def restored(value: Any) -> Any:
-        if type(value) is tuple and len(value) == 3 and value[0] == _MARK:
-            return groups[value[1]][value[2]]
-        return _through(value, restored)
-
-    return restored(packed["rest"])
-
-
-def _through(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a container of the same kind with every element changed, or any other value itself."""
-    kind = type(value)
-    if kind is dict:
-        return {name: change(inner) for name, inner in value.items()}
-    if kind is list or kind is tuple:
-        return kind(change(inner) for inner in value)
-    if kind is OrderedDict:
-        found = OrderedDict((name, change(inner)) for name, inner in value.items())
-        found.__dict__.update(value.__dict__)  # a module's state keeps version numbers there
-        return found
-    return value
-
-
-def _can_join(tensor: Tensor) -> bool:
-    return (
-        type(tensor) in (Tensor, torch.nn.Parameter)
-        and tensor.layout == torch.strided
-        and tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-        and tensor.numel() * tensor.element_size() <= _SMALL_BYTES
-    )
 
 
 # --- A run that trains in this process --------------------------------------------------------------------------------
@@ -179,7 +99,7 @@ def resume_live(
                 f"settings: {found}, not {metadata}; --no-sharing trains without the tree"
             )
         if data is not None:
-            state = unpack(read_state(io.BytesIO(data)))
+            state = read_state(io.BytesIO(data))
             training_state = state.pop("training_state")
             run.method.prepare_structure(training_state)
             run.load_state_dict({**state, "row": None, "wall_time_s": 0.0, "search_flops": 0, "method": {}})
@@ -268,7 +188,7 @@ class CheckpointPolicy:
             state.pop(name)
         state["training_state"] = run.method.training_state()
         file = io.BytesIO()
-        torch.save(pack(state), file)
+        torch.save(state, file)
         self._weights = None
         self.checkpoints.put(stage.id, run.step, file.getvalue(), kind=self._replay.kind)
         self._kept.setdefault(stage.id, []).append(run.step)

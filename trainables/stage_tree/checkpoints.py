@@ -49,9 +49,8 @@ class StageWeight:
 def expected_cost(step: int, *, previous: int, following: int, weight: StageWeight) -> float:
     """Return the steps that are trained again without a checkpoint: visits / (end - start) (n - s) (s - p).
 
-    Forks are equally likely at every step of a stage. Without the checkpoint at s, forks at the n - s steps from s to
-    the next checkpoint retrain s - p more steps, from the one before. The first checkpoint's p is the stage's start,
-    the last one's n its end. (Entering a stage anew means retraining from its parent, which is slightly further still.)
+    Forks are equally likely at every step of a stage, and those from s to the next checkpoint retrain s - p more steps.
+    The first checkpoint's p is the stage's start, the last one's n its end.
 
     >>> expected_cost(40, previous=30, following=60, weight=StageWeight(start=0, end=100, visits=2))
     4.0
@@ -63,14 +62,11 @@ def expected_cost(step: int, *, previous: int, following: int, weight: StageWeig
 def to_drop(
     entries_by_stage: Mapping[str, Sequence[Entry]], weights: Callable[[str], StageWeight], bytes_to_free: int
 ) -> list[tuple[str, Entry]]:
-    """Return the checkpoints to drop so that at least ``bytes_to_free`` become free, or all if they hold less.
+    """Return the checkpoints, with stages, to drop so that ``bytes_to_free`` become free, or all if they hold less.
 
     Greedy: drops the one of least cost per byte first, which raises the cost of its neighbours. Checkpoints of
     different kinds do not replace each other. Content that several entries name becomes free with the last of them, and
     an entry whose content stays anyway is kept.
-
-    Returns:
-        (stage, entry), in the order in which they are dropped.
     """
     # All in a fixed order: ties are broken by place, so that processes that thin at the same time choose the same.
     all_of = [
@@ -145,9 +141,8 @@ class Checkpoints:
 
     Args:
         root: folder of the store, created by the first put, or its URI.
-        budget_bytes: most bytes of contents. `checkpoints.to_drop` chooses what is removed beyond it.
-        weights: returns how likely and how expensive a fork from a stage is. Called for every stage in the folder,
-            including those of other searches. None: all stages equal, from step 0 to the last checkpoint of any.
+        budget_bytes: most bytes of contents.
+        weights: of every stage in the folder; None: all stages equal, from step 0 to the last checkpoint of any.
     """
 
     def __init__(
@@ -162,9 +157,7 @@ class Checkpoints:
         self._put_since_measured_bytes = budget_bytes
 
     def put(self, stage: str, step: int, data: bytes, *, kind: str = "any") -> bool:
-        """Store a checkpoint, and thin if all of them together now exceed the budget.
-
-        The state is that of the iteration's start; ``kind`` is that of the rule's own state inside.
+        """Store a checkpoint of an iteration's start, and thin if all of them together now exceed the budget.
 
         Returns:
             Whether it was stored (or was there already). Thinning may have removed it since. False, with one warning
@@ -207,7 +200,6 @@ class Checkpoints:
             return []
 
     def _named(self, stage: str) -> list[Entry]:
-        """Return `entries`; raise OSError where they cannot be read, as distinct from none."""
         found = [entry for name in self._files.names(f"{_INDEX}/{stage}") if (entry := _parse(name))]
         return sorted(found, key=lambda entry: (entry.step, entry.kind, entry.sha256))
 
@@ -231,7 +223,6 @@ class Checkpoints:
         return None
 
     def _is_whole(self, entry: Entry) -> bool:
-        """Return whether the content exists in its full length."""
         return self._files.size(_object(entry.sha256)) == entry.bytes
 
     def _store(self, entry: Entry, data: bytes) -> None:
@@ -254,11 +245,7 @@ class Checkpoints:
         return True
 
     def _thin(self, lacking: int = 0) -> None:
-        """Remove leftovers, then the checkpoints whose loss costs least.
-
-        Args:
-            lacking: bytes that have to become free on the disk, also where the budget is not exceeded.
-        """
+        """Remove leftovers, then the checkpoints whose loss costs least; ``lacking`` bytes must become free."""
         index, sizes = self._without_leftovers()
         total = sum(sizes.values())
         most = min(self._budget_bytes, total - lacking)
@@ -279,7 +266,7 @@ class Checkpoints:
         self._total_bytes, self._put_since_measured_bytes = total, 0
 
     def _without_leftovers(self) -> tuple[dict[str, list[Entry]], dict[str, int]]:
-        """Return entries by stage and sizes of contents in bytes, after removing leftovers of crashes."""
+        """Remove leftovers of crashes; return the entries by stage, and the sizes of contents in bytes."""
         # The index first: a content is written before its entry, so an entry without content is broken.
         stages = [name for name in self._files.names(_INDEX) if _STAGE.fullmatch(name)]
         index = {stage: self._named(stage) for stage in stages}
@@ -316,7 +303,6 @@ def _indexed(stage: str, entry: Entry) -> str:
 
 
 def _parse(name: str) -> Entry | None:
-    """Return the entry that a file name of the index describes, or None for a foreign file."""
     match = _ENTRY.fullmatch(name)
     if match is None:
         return None

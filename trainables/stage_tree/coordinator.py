@@ -29,10 +29,8 @@ _warned = False
 def start_coordinator(name: str, kind: type[Leases] = Leases) -> Any:
     """Return the actor of this name in the current Ray namespace; start it if there is none.
 
-    An actor that was started ends when the process that started it ends or drops the returned handle: keep the handle
-    during the search. When the actor's process dies, Ray restarts it without claims.
-
-    A worker imports the class by its name.
+    It ends when the process that started it ends or drops the returned handle: keep the handle during the search. When
+    the actor's process dies, Ray restarts it without claims. A worker imports the class by its name.
     """
     # Calls may be repeated after a restart: Leases allows it.
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=1)(kind)
@@ -76,7 +74,6 @@ class RayLeases(Leases):
         self._ask("release_all", holder)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Return the coordinator's answer; True without one."""
         if time.monotonic() < self._left_alone_until_s:
             return True
         if self._actor is None or not ray.is_initialized():

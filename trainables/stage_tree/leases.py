@@ -10,9 +10,6 @@ class Leases:
     """Leases of stages in this process's memory: a stage has at most one holder with a live lease.
 
     Every call can be repeated without harm, so that a caller that got no answer can repeat it.
-
-    Args:
-        clock: returns monotonic time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -20,11 +17,7 @@ class Leases:
         self._leases: dict[str, tuple[str, float]] = {}  # holder, and clock time from which others may train, by stage
 
     def claim(self, stage: str, holder: str, lease_s: float) -> bool:
-        """Lease a stage for ``lease_s`` seconds from now, if it is free, its lease lapsed, or this holder has it.
-
-        Returns:
-            Whether this holder has it. If not, nothing has changed.
-        """
+        """Lease a stage for ``lease_s`` seconds if it is free, lapsed or this holder's; return whether it is."""
         owner, until_s = self._leases.get(stage, (holder, 0.0))
         if owner != holder and self._clock() < until_s:
             return False
@@ -56,11 +49,7 @@ BEGINNING_S = 60.0
 
 
 class StageLease:
-    """Hold a trial's lease of at most one stage.
-
-    Args:
-        slowest_step_s: returns the seconds of the trial's slowest step so far; 0 before the first.
-    """
+    """A trial's lease of at most one stage; its length follows the trial's slowest step, 0 s before the first."""
 
     def __init__(self, claims: Leases, holder: str, slowest_step_s: Callable[[], float]) -> None:
         self._claims, self._holder, self._slowest_step_s = claims, holder, slowest_step_s

@@ -24,11 +24,9 @@ from trainables.training.run import TrainingRun
 
 
 class SignalRecorder:
-    """Record the signals of one run, in ascending order of its steps.
+    """Record the signals of one run that has not started or was just loaded, in ascending order of its steps.
 
-    Args:
-        run: a run that has not started or was just loaded.
-        watches: values of ``CAC_WATCH`` whose layers are recorded besides all convolutions and linear weights.
+    Besides all convolutions and linear weights, the layers of ``watches``, values of ``CAC_WATCH``, are recorded.
     """
 
     def __init__(self, run: TrainingRun, watches: Iterable[Sequence[str]] = ()) -> None:

@@ -110,11 +110,9 @@ def facts_file(key: Hashable) -> str:
 def method_facts(
     store: StageStore, config: TrialConfig, write: Callable[[str, Any], None] | None = None
 ) -> Mapping[str, Any]:
-    """Return the facts about the model that a configuration's method needs.
+    """Return the facts about the model that a method needs, from the store or from a run built for this.
 
-    They are read from the store, or taken from a run built for this and then written.
-
-    Without ``write`` the store's own is used, which raises OSError.
+    The latter are written, without ``write`` by the store's own, which raises OSError.
     """
     key = metadata_key(config)
     name = facts_file(key)
@@ -186,11 +184,7 @@ _WARNED: set[tuple[str, str]] = set()
 
 
 class TreeWriter:
-    """Write stages and the root's description for one trial.
-
-    Args:
-        root: the root's facts (`root.root_facts`).
-    """
+    """Write stages and the root's description (`root_facts`) for one trial."""
 
     def __init__(self, store: StageStore, root: Mapping[str, Any], config: TrialConfig) -> None:
         self._store, self._root, self._config, self._tree = store, root, config, str(store.tree)
@@ -206,10 +200,7 @@ class TreeWriter:
         return _METADATA[key]
 
     def publish(self, stage: Stage, link: tuple[Stage, Intervention] | None, chunk: Chunk) -> None:
-        """Write recorded steps of a stage, unless all of it is known.
-
-        ``link`` are its parent and the intervention between them, None for the root stage.
-        """
+        """Write recorded steps of a stage, unless all of it is known; ``link`` as in `StageStore.publish`."""
         if stage.knows(chunk) and not any(DIVERGED in stage.rows[step] for step in chunk.rows):
             return
         with self._unless_unwritable():

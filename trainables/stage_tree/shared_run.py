@@ -46,11 +46,7 @@ class Visit:
 
 
 class TrialPath:
-    """The stages of one trial's run through the tree, and the replay of its method along them.
-
-    Args:
-        replay: replay of the trial's method, at iteration 0.
-    """
+    """The stages of one trial's run through the tree, and the replay of its method along them."""
 
     def __init__(self, store: StageStore, replay: MethodReplay) -> None:
         self._store, self.replay = store, replay
@@ -118,11 +114,8 @@ class TrialPath:
 class SharedRun:
     """A run of one configuration, epoch by epoch as `TrainingRun`, that reuses what its study has trained already.
 
-    Args:
-        claims: leases of stages; None if no other trial runs.
-
-    Raises (in `train_epoch`):
-        TrainingDiverged: as alone, also where another trial diverged on the same path.
+    ``claims`` are the leases of stages; None if no other trial runs. `train_epoch` raises TrainingDiverged as alone,
+    also where another trial diverged on the same path.
     """
 
     def __init__(
@@ -214,7 +207,6 @@ class SharedRun:
             yield from self._train()
 
     def _row(self, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a stage's row as this trial's own."""
         if DIVERGED in stored:
             raise TrainingDiverged(stored[DIVERGED])
         return {

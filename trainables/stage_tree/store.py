@@ -39,11 +39,7 @@ _HEADER_BYTES = 65
 
 
 def write_checked(files: Files, name: str, payload: bytes) -> None:
-    """Write a payload with its checksum, and missing folders; the file keeps its previous content after an error.
-
-    Raises:
-        OSError: it cannot be written (disk full, file too large, read-only); no part of it is left.
-    """
+    """Write a payload with its checksum, and missing folders; after an OSError the file has its previous content."""
     files.write(name, (_header(payload), payload))
 
 
@@ -111,13 +107,7 @@ class Chunk:
 
 
 class Stage:
-    """The known chunks of one stage. `refresh` reads those that other processes have published.
-
-    Args:
-        files: of the study's tree; None for a stage of which nothing is published.
-        folder: of the stage, there.
-        start: its first iteration.
-    """
+    """The known chunks of one stage. `refresh` reads those that others have published; without ``files``, none."""
 
     def __init__(self, files: Files | None, folder: str, stage: str, start: int) -> None:
         self.id = stage
@@ -203,7 +193,6 @@ class Stage:
 
 
 def _names(files: Files, folder: str) -> list[str]:
-    """Return the names in a folder; none where that fails."""
     try:
         return files.names(folder)
     except OSError:
@@ -220,11 +209,7 @@ def _covered(start: int, spans: Iterable[tuple[int, int]]) -> int:
 
 
 class StageStore:
-    """The stages of one root.
-
-    Args:
-        root: the root's id, which is also the id of its first stage.
-    """
+    """The stages of one root, whose id is also that of its first stage."""
 
     def __init__(self, tree: Path | str, root: str) -> None:
         self.root = root

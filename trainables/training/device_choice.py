@@ -40,14 +40,10 @@ def sees_gpu() -> bool:
 
 
 def choose_device(config: TrialConfig, *, at_a_time: int = 1) -> DeviceChoice:
-    """Return the device on which trials like this one train faster.
+    """Return the device on which trials like this one, trained without a method, are faster.
 
     `STEPS` steps are timed on the GPU and on the CPU. Trials share a GPU as if one alone used all of it, and each has a
-    processor of its own, so the GPU has to be faster than as many processors as train at a time.
-
-    Args:
-        config: of the run without a method; its device does not count.
-        at_a_time: trials that the processors allow at a time.
+    processor of its own, so the GPU has to be faster than the ``at_a_time`` processors together.
     """
     if not sees_gpu():
         return DeviceChoice("cpu", "torch sees no GPU")
@@ -74,12 +70,7 @@ def choose_device(config: TrialConfig, *, at_a_time: int = 1) -> DeviceChoice:
 
 
 def step_time_s(config: TrialConfig, *, most_s: float = float("inf")) -> tuple[float, int]:
-    """Return the mean seconds of an optimizer step, and the peak of memory in bytes.
-
-    Args:
-        config: what to train, and on which device.
-        most_s: seconds after which no further step is timed.
-    """
+    """Return the mean seconds of an optimizer step, none begun after ``most_s``, and the peak of memory in bytes."""
     import torch
 
     from trainables.training.run import TrainingRun

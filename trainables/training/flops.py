@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import copy
 import time
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +24,7 @@ from trainables.attachment import EstimateFlops
 from trainables.gradskip.forward_cache import PassReport
 from trainables.gradskip.layers import unit_ends
 from trainables.runtime.isolation import kept_generators
-from trainables.runtime.operator_flops import FlopCounter, flop_counter
+from trainables.runtime.operator_flops import flop_counter
 from trainables.savings import share_of_budget, share_saved
 from trainables.training.recipe.recipe import computed_again
 from trainables.workloads.base import Batch, Workload
@@ -39,14 +37,10 @@ from trainables.workloads.batch_shapes import on_meta, shapes_of, structure_of, 
 class StepCost:
     """Cost of one training step."""
 
-    forward_flops: int
-    """FLOPs of the loss."""
-    backward_flops: int
-    """FLOPs of its backward pass; 0 when nothing needs a gradient."""
-    gradient_bytes: int
-    """Bytes of all gradients produced."""
-    optimizer_bytes: int
-    """Bytes of parameters, gradients and optimizer state visited by the step."""
+    forward_flops: int  # FLOPs of the loss
+    backward_flops: int  # FLOPs of its backward pass; 0 when nothing needs a gradient
+    gradient_bytes: int  # bytes of all gradients produced
+    optimizer_bytes: int  # bytes of parameters, gradients and optimizer state visited by the step
 
     @property
     def flops(self) -> int:
@@ -71,8 +65,7 @@ class CostTable:
         self._copy: nn.Module | None = None
         self._on_meta = True
         self._visited_bytes: list[int] = []
-        self.counting_time_s = 0.0
-        """Time spent counting, which is no part of the training time."""
+        self.counting_time_s = 0.0  # time spent counting, which is no part of the training time
 
     def freeze(self) -> None:
         """Copy the model now, so that later changes do not affect the counts."""
@@ -194,9 +187,7 @@ class CostTable:
 class RunCost:
     """Count what each step costs, once for each set of stopped layers, batch shape and structure of the model.
 
-    Args:
-        workload: whose loss is counted.
-        model: as it was built; savings are relative to it, even if it changes later.
+    Savings are relative to the model as it was built, even if it changes later.
     """
 
     def __init__(self, workload: Workload, model: nn.Module) -> None:
@@ -208,8 +199,7 @@ class RunCost:
             ("step", "forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes",
              "dense_flops", "dense_backward_flops"), 0
         )  # fmt: skip
-        self.flops_before = 0
-        """FLOPs executed before the loaded checkpoint, or before `begin_spending`."""
+        self.flops_before = 0  # FLOPs executed before the loaded checkpoint, or before `begin_spending`
         self.step, self.dense_step = self._now.step, self._dense.dense_step
         """Costs of a step of the model as it is now, and as it was built with nothing stopped; see `CostTable`."""
 
@@ -246,14 +236,10 @@ class RunCost:
         self, dense: StepCost, cost: StepCost, batch: Batch, beside: Iterable[nn.Module],
         estimated: EstimateFlops | None = None,
     ) -> None:  # fmt: skip
-        """Add an executed step.
+        """Add an executed step, of which `dense_step` and `step` tell the costs.
 
-        Args:
-            dense: of `dense_step`.
-            cost: of `step`.
-            batch: of the step.
-            beside: other models that ran forward on it, such as a teacher.
-            estimated: what an estimate of the gradients executed beside it.
+        ``beside`` are other models that ran forward on its batch, such as a teacher; ``estimated`` is what an estimate
+        of the gradients executed beside it.
         """
         counts = self.counts
         counts["step"] += 1
@@ -301,135 +287,13 @@ class RunCost:
         }
 
 
-# --- FLOPs by layer: the forward and backward cost of each module's own operations ------------------------------------
-# In the forward pass an operation belongs to the innermost running module; in the backward pass, to the module that
-# made the executing autograd node, which the node's sequence number tells. (The module tracker inside torch's counter
-# uses the tensors that enter and leave modules instead. It never leaves a module whose input needs no gradient, has no
-# place for what a caller computes between two modules, and is wrong by a factor of 10 for a residual shortcut.)
-
-#: Name for operations of no module that owns parameters: attention scores, a loss, matrix products of a caller.
-OUTSIDE = "outside layers"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerCost:
-    """Cost of one module's own operations in a training step on one batch."""
-
-    name: str
-    """The module's name in the model, empty for the model itself; `OUTSIDE` for what belongs to no such module."""
-    numbers: tuple[int, ...]
-    """Numbers of the parameters that it owns itself, ascending; a shared one has one number. Empty for `OUTSIDE`."""
-    forward_flops: int
-    """FLOPs in the forward pass, >= 0, all its calls together."""
-    backward_flops: int
-    """FLOPs of the gradients of these operations, of weights and inputs, >= 0."""
-
-
-def layer_costs(workload: Workload, model: nn.Module, batch: Batch) -> list[LayerCost]:
-    """Return the costs of a training step on this batch by layer; model and batch are not changed.
-
-    A layer is a module that owns parameters. Operations of the module around it, or of modules without parameters
-    inside it, are not its own. A parametrised weight (`torch.nn.utils.parametrizations`) belongs to its layer.
-
-    Args:
-        workload: whose loss is computed.
-        model: with ``requires_grad`` as it will be trained.
-        batch: on any device; shapes and dtypes count.
-
-    Returns:
-        Layers by their first parameter's number, and `OUTSIDE` last. Their sums are the step's
-        `StepCost.forward_flops` and ``backward_flops``.
-    """
-    rehearsal = on_meta(model).train()
-    owned = _owned_numbers(rehearsal)
-    counter = _LayerCounter()
-    for name, module in rehearsal.named_modules():
-        layer = _layer_of(name)
-        counter.watch(module, layer if layer in owned else OUTSIDE)
-    with counter:
-        loss = workload.loss(rehearsal, to_meta(batch))
-        forward, counter.by_layer = counter.by_layer, Counter()
-        if loss.requires_grad:
-            loss.backward()
-    return [
-        LayerCost(name=layer, numbers=numbers, forward_flops=forward[layer], backward_flops=counter.by_layer[layer])
-        for layer, numbers in (*owned.items(), (OUTSIDE, ()))
-    ]
-
-
-class _LayerCounter(FlopCounter):
-    def __init__(self) -> None:
-        super().__init__()
-        self.by_layer: Counter[str] = Counter()
-        self._running: list[str] = []
-        #: Sequence numbers of autograd nodes from which on a layer makes them, and these layers.
-        self._firsts, self._makers = [0], [OUTSIDE]
-
-    def watch(self, module: nn.Module, layer: str) -> None:
-        """Count what runs inside this module, but in none inside it, for the layer."""
-
-        def begin(*_: Any) -> None:
-            self._running.append(layer)
-            self._note_maker()
-
-        def end(*_: Any) -> None:
-            self._running.pop()
-            self._note_maker()
-
-        module.register_forward_pre_hook(begin)
-        # Activation checkpointing ends a module's recomputation by an exception as soon as it has what it needs.
-        module.register_forward_hook(end, always_call=True)
-
-    def _note_maker(self) -> None:
-        self._firsts.append(torch.autograd._get_sequence_nr())
-        self._makers.append(self._active())
-
-    def _active(self) -> str:
-        node = torch._C._current_autograd_node()
-        if self._running or node is None:
-            return self._running[-1] if self._running else OUTSIDE
-        return self._makers[bisect_right(self._firsts, node._sequence_nr()) - 1]
-
-    def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
-        before = self.get_total_flops()
-        found = super()._count_flops(func_packet, out, args, kwargs)
-        self.by_layer[self._active()] += int(self.get_total_flops() - before)
-        return found
-
-
-def _owned_numbers(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the parameter numbers of the modules that own parameters, by name, in order of the first number."""
-    number_of = {id(parameter): number for number, parameter in enumerate(model.parameters())}
-    found: dict[str, set[int]] = {}
-    for name, module in model.named_modules():
-        for parameter in module.parameters(recurse=False):
-            found.setdefault(_layer_of(name), set()).add(number_of[id(parameter)])
-    by_first = sorted((sorted(numbers), name) for name, numbers in found.items())
-    return {name: tuple(numbers) for numbers, name in by_first}
-
-
-def _layer_of(module_name: str) -> str:
-    """Return the layer of a module; torch keeps a parametrised weight in modules below its layer.
-
-    >>> _layer_of("features.0.parametrizations.weight.1")
-    'features.0'
-    """
-    return module_name.partition(".parametrizations")[0]
-
-
 def saved_shares(
     workload: Workload, model: nn.Module, batch: Batch, most: int | None = None
 ) -> dict[int, float | None]:
     """Return the share of a step's FLOPs, in [0, 1], that is saved when the parameters 0..N are stopped, by N.
 
-    The N are the ends of whole units (`trainables.gradskip.layers.unit_ends`). Each is counted separately, which takes
-    half a second for a network of 60 layers.
-
-    Args:
-        workload: whose loss is computed.
-        model: as it will be trained.
-        batch: on any device.
-        most: most units to count (>= 1), evenly spread, None for all; units that are not counted have the share None.
+    The N are the ends of whole units (`unit_ends`). Each takes half a second for a network of 60 layers, so at most
+    ``most`` are counted, evenly spread, None for all; the others have the share None.
     """
     ends = unit_ends(model)
     table = CostTable(workload, model)

@@ -46,13 +46,10 @@ def worker_file(rank: int) -> str:
 
 
 class ParallelRun(TrainingRun):
-    """`TrainingRun` in each of the processes of torch.distributed's default group.
+    """`TrainingRun` in each of the processes of torch.distributed's default group, `config.workers` of them.
 
     Every process calls the same methods. Result rows describe the whole run: FLOPs and bytes are sums over the
     processes, peak memory is the maximum. The first process evaluates.
-
-    Args:
-        config: with `workers` equal to the group's size.
     """
 
     def _build(self) -> None:

@@ -69,11 +69,7 @@ DIGITS = 6
 class RunStatistics:
     """Measure SGD's gradients, and those of the trial's own estimator beside them, at equal distances of a run.
 
-    Args:
-        config: with ``statistics_measurements``.
-        workload: whose training samples are drawn from; of samples without numbers the first epoch's are kept.
-        model: of the run.
-        total_steps: of the run.
+    Of training samples without numbers the first epoch's are kept.
     """
 
     def __init__(self, config: TrialConfig, workload: Workload, model: nn.Module, total_steps: int) -> None:
@@ -261,14 +257,12 @@ class TrainingRun:
         self._training_since_s: float | None = None
         self._wall_time_before_s, self._peak_before = 0.0, 0  # in the processes that saved the loaded checkpoint
         reset_peak(self.device)
-        self.epoch = 0
-        """Epochs trained and evaluated."""
+        self.epoch = 0  # epochs trained and evaluated
         self._in_epoch = 0  # steps into the epoch
         self._samples = 0
         self._loss_sum = torch.zeros((), device=self.device)
         self._epoch_batches: Iterator[tuple[Batch, Tensor | None]] = iter(())
-        self.row: dict[str, Any] | None = None
-        """The last epoch's row; None before the first."""
+        self.row: dict[str, Any] | None = None  # the last epoch's row; None before the first
 
     def _example_batch(self) -> Batch:
         return next(iter(self.workload.train_batches(0, self.config.seed)))
@@ -405,11 +399,7 @@ class TrainingRun:
         self._loss_sum = torch.zeros((), device=self.device)
 
     def end_epoch(self) -> dict[str, Any]:
-        """Evaluate and return the epoch's row.
-
-        Raises:
-            TrainingDiverged: the loss or the accuracy is not finite.
-        """
+        """Evaluate and return the epoch's row; raise TrainingDiverged as `train_epoch`."""
         train_loss = float(self._loss_sum) / self._samples  # the epoch's only host-device synchronization
         self.pause()
         self._close_epoch()
@@ -425,7 +415,6 @@ class TrainingRun:
         return self.row
 
     def _batches(self) -> Iterator[tuple[Batch, Tensor | None]]:
-        """Return the rest of the epoch's batches, with sample numbers if the forward cache needs them."""
         batches = self._loader.batches(self.epoch, self._in_epoch)
         indices = self.workload.train_sample_indices(self.epoch, self.config.seed) if self.forward_cache else None
         if indices is None:
@@ -459,7 +448,6 @@ class TrainingRun:
         return self.workload.loss(self.model, batch)
 
     def _weighted(self, loss: Tensor) -> Tensor:
-        """Return the loss that the backward pass begins from."""
         return loss
 
     def _row(self, train_loss: float) -> dict[str, Any]:
@@ -504,7 +492,6 @@ class TrainingRun:
             yield
 
     def _metrics(self, split: str) -> dict[str, float]:
-        """Return the metrics on a split by name, the one by which the trial is compared among them."""
         with self._evaluating():
             return self.workload.metrics_on(self.model, split, self.device, self.quality.name)
 
@@ -569,11 +556,7 @@ class TrainingRun:
         torch.save(self.state_dict(), Path(folder) / CHECKPOINT_FILE)
 
     def load(self, folder: str | Path) -> None:
-        """Continue from a checkpoint of the same config.
-
-        Raises:
-            UserError: the checkpoint is of another config.
-        """
+        """Continue from a checkpoint of the same config; UserError if it is of another."""
         state = read_state(Path(folder) / CHECKPOINT_FILE)
         if state["config"] != self.config.to_dict():
             raise UserError(f"the checkpoint in {folder} is of another configuration: {state['config']}")

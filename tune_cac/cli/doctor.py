@@ -35,10 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _look_at_script(arguments.script)
     config = config_from_arguments(arguments, method="none")
     from trainables.stage_tree.root import device_kind
-    from trainables.training.doctor.checks import report_text
-    from trainables.training.doctor.checkup import run_findings
     from trainables.training.doctor.determinism import why_not_repeatable
-    from trainables.training.doctor.dry_run import dry_run
+    from trainables.training.doctor.dry_run import dry_run, run_findings
     from trainables.workloads import build_for
     from tune_cac.study.folder import package_versions
 
@@ -62,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     else:
         print(f"training {config.workload} repeats bit for bit: a trial forked from another equals the trial alone")
-    print(report_text(run_findings(config, found.loader_share)))
+    print(run_findings(config, found.loader_share))
     return 0
 
 
@@ -93,25 +91,19 @@ def _print_layers(found: DryRun) -> None:
         if row.unit_end:
             units.append([])
     print(f"layers: {len(rows)} parameters in the model's order, {sum(row.elements for row in rows):,} elements")
-    table = [["number", "unit", "parameters", "elements", "watched", "forward", "backward", "saved"]]
+    table = [["number", "unit", "parameters", "elements", "watched", "saved"]]
     for unit in filter(None, units):
         last = unit[-1]
         cells = [
             str(last.number),
-            max(unit, key=lambda row: row.forward_flops or 0).name,
+            max(unit, key=lambda row: row.elements).name,
             str(len(unit)),
             f"{sum(row.elements for row in unit):,}",
             "yes" if any(row.watched for row in unit) else "",
-            quantity_text(sum(row.forward_flops or 0 for row in unit), "FLOP"),
-            quantity_text(sum(row.backward_flops or 0 for row in unit), "FLOP"),
             "" if last.saved is None else percent(last.saved),
         ]
         table.append(cells)
     print_table(table)
-    outside = found.outside
-    if outside.forward_flops or outside.backward_flops:
-        forward, backward = (quantity_text(n, "FLOP") for n in (outside.forward_flops, outside.backward_flops))
-        print(f"outside layers: {forward} forward, {backward} backward")
     print(
         "unit: a layer with its bias and norm. number: what CAC_STOP_LAYER_NUM takes; a stop at N stops the parameters "
         "0..N. saved: share of a step's FLOPs that is gone then, counted for some of many units"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import ray
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from lease_holders import HOLDERS, holder_of
@@ -97,6 +98,7 @@ class ManyHolders(RuleBasedStateMachine):
 
 
 TestManyHolders = ManyHolders.TestCase
+TestManyHolders.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
 # --- the coordinator --------------------------------------------------------------------------------------------------

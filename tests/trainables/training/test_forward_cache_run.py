@@ -170,18 +170,3 @@ def test_inputs_that_nobody_says_repeat_are_refused() -> None:
     message = "forward_cache_mb must be 0 for workload text, whose inputs do not repeat, got 10"
     with pytest.raises(UserError, match=message):
         TrainingRun(config_of(workload="text"))
-
-
-def test_digits_numbers_its_samples() -> None:
-    digits = Digits()
-    assert digits.train_samples == SAMPLES
-    images: dict[int, Tensor] = {}
-    for epoch in (0, 5):
-        numbers = []
-        for (batch, _), indices in zip(
-            digits.train_batches(epoch, 1), digits.train_sample_indices(epoch, 1), strict=True
-        ):  # fmt: skip
-            for number, image in zip(indices.tolist(), batch, strict=True):
-                assert torch.equal(images.setdefault(number, image), image)
-                numbers.append(number)
-        assert sorted(numbers) == list(range(SAMPLES))

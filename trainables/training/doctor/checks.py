@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from trainables.errors import UserError
 from trainables.runtime.isolation import kept_generators
-from trainables.training.doctor.observation import ModelCall, StepWatch
+from trainables.training.doctor.observation import ModelCall
 from trainables.training.recipe.recipe import with_kernels
 
 #: Pairs of runs that a cost is measured from, after one pair that is not counted.
@@ -33,22 +33,16 @@ WAITING = 0.1
 FASTER = 0.1
 #: Largest difference of outputs with and without a bias, relative to the largest output: float32's rounding.
 CLOSE = 1e-3
-_UNKNOWN = "not measured: no batch was given"
-_PASSES = "forward and backward"
 #: Every fault by its name: what it is and why it costs time or memory, and lines of code or words that mend it.
 FAULTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "data-parallel": (
         "nn.DataParallel copies the model to every GPU in each step and runs all of them from one process",
         ("torch.nn.parallel.DistributedDataParallel(model), one process a GPU, started by torchrun",),
     ),
-    "float32-without-tensor-cores": (
-        "matrix products run in full float32, though this GPU's tensor cores multiply TF32",
-        ('torch.set_float32_matmul_precision("high")', "or torch.autocast with bfloat16"),
-    ),
     "bias-before-batch-norm": (
         "{layers} a bias that the batch norm behind subtracts again: {elements:,} parameters with gradients and "
-        "optimizer state without effect (outputs without them differ by {difference:.1e} of the largest)",
-        ("a state that is trained already: tune_cac.doctor(..., fix=True) converts it (running mean minus bias)",),
+        "optimizer state without effect",
+        (),
     ),
     "optimizer-on-the-slow-path": (
         "{kind} updates {count} parameters by several kernels each",
@@ -71,10 +65,6 @@ FAULTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "could be kept as it is",
         ("optimizer.zero_grad()",),
     ),
-    "host-waits-for-device": (
-        "values are read in every step: {places}; the host cannot prepare the next operations meanwhile",
-        ("keep sums on the device (total += loss.detach()) and read them once in many steps",),
-    ),
     "clipping-before-unscale": (
         "gradients are clipped before GradScaler.unscale_ in {places}: the limit applies to gradients times the loss "
         "scale, so that nearly every step is cut short by another factor",
@@ -87,16 +77,25 @@ FAULTS: dict[str, tuple[str, tuple[str, ...]]] = {
 class Finding:
     """One thing that makes a training slower than it has to be."""
 
-    name: str
-    """Short name, in words joined by hyphens."""
-    what: str
-    """The fault in words, and why it costs time or memory."""
+    name: str  # short name, in words joined by hyphens
+    what: str  # the fault in words, and why it costs time or memory
     cost: str
-    mend: tuple[str, ...]
-    """Lines of code or words that mend it."""
+    mend: tuple[str, ...]  # lines of code or words that mend it
 
     def __str__(self) -> str:
         return "\n    ".join((f"{self.name}: {self.what}", f"cost: {self.cost}", *self.mend))
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Each thing to mend; printed, the whole report."""
+
+    findings: tuple[Finding, ...]
+
+    def __str__(self) -> str:
+        if not self.findings:
+            return "recipe: nothing found that makes this training slower than it has to be (docs/recipe.md)"
+        return "\n".join([f"recipe: {len(self.findings)} to mend (docs/recipe.md)", *map(str, self.findings)])
 
 
 def found(name: str, cost: str, **values: Any) -> Finding:
@@ -105,31 +104,17 @@ def found(name: str, cost: str, **values: Any) -> Finding:
     return Finding(name=name, what=what.format(**values), cost=cost, mend=tuple(line.format(**values) for line in mend))
 
 
-def report_text(findings: Sequence[Finding]) -> str:
-    """Return all findings as text; one line where there are none."""
-    if not findings:
-        return "recipe: nothing found that makes this training slower than it has to be (docs/recipe.md)"
-    return "\n".join([f"recipe: {len(findings)} to mend (docs/recipe.md)", *map(str, findings)])
-
-
 # --- Costs: two variants in turns, as ratios --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Ratios:
-    """Times of one variant over another, pair by pair."""
-
-    values: tuple[float, ...]
-
-    def text(self, of: str) -> str:
-        """Return the saving in words: the median pair's, with its spread."""
-        low, high = 1 - max(self.values), 1 - min(self.values)
-        if low <= 0 <= high and high - low > WIDEST:
-            return f"cannot be told here: times of {of} vary too much ({len(self.values)} pairs)"
-        if low <= 0 <= high:
-            return f"none measurable here: {percent(low)} to {percent(high)} of {of} ({len(self.values)} pairs)"
-        saved = 1 - median(self.values)
-        return f"{percent(saved)} of {of} ({percent(low)} to {percent(high)}, {len(self.values)} pairs)"
+def saving_text(ratios: Sequence[float], of: str) -> str:
+    """Return the saving in words, the median pair's with its spread, from the times of one variant over another's."""
+    low, high = 1 - max(ratios), 1 - min(ratios)
+    if low <= 0 <= high and high - low > WIDEST:
+        return f"cannot be told here: times of {of} vary too much ({len(ratios)} pairs)"
+    if low <= 0 <= high:
+        return f"none measurable here: {percent(low)} to {percent(high)} of {of} ({len(ratios)} pairs)"
+    return f"{percent(1 - median(ratios))} of {of} ({percent(low)} to {percent(high)}, {len(ratios)} pairs)"
 
 
 def percent(share: float) -> str:
@@ -141,36 +126,35 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def ratios(mended: Callable[[], object], plain: Callable[[], object], device: torch.device) -> Ratios:
-    """Run two variants in turns and return the ratios of their times."""
+def time_ratios(mended: Callable[[], object], plain: Callable[[], object], device: torch.device) -> list[float]:
+    """Run two variants in turns and return the ratios of their times, pair by pair."""
 
     def seconds(run: Callable[[], object]) -> float:
-        _wait(device)
-        begun = time.perf_counter()
+        begun = now_s(device)
         run()
-        _wait(device)
-        return time.perf_counter() - begun
+        return now_s(device) - begun
 
     first = seconds(mended) + seconds(plain)
     pairs = max(3, min(PAIRS, int(BUDGET_S / max(first, 1e-9))))
-    return Ratios(tuple(seconds(mended) / seconds(plain) for _ in range(pairs)))
+    return [seconds(mended) / seconds(plain) for _ in range(pairs)]
 
 
-def _wait(device: torch.device) -> None:
+def now_s(device: torch.device) -> float:
+    """Return the clock when the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
-def forward_and_backward(model: nn.Module, call: ModelCall, *, set_to_none: bool = True) -> None:
+def forward_and_backward(model: nn.Module, call: ModelCall) -> None:
     """Run a model forward and backward from the mean of its outputs."""
     total = sum((tensor.mean() for tensor in _tensors(call(model))), start=torch.zeros(()))
     if total.requires_grad:
-        model.zero_grad(set_to_none=set_to_none)
+        model.zero_grad()
         total.backward()
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    """Return the floating-point tensors of a model's output in float32."""
     if isinstance(output, Tensor):
         return [output.float()] if output.is_floating_point() else []
     values = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
@@ -181,22 +165,16 @@ def _tensors(output: Any) -> list[Tensor]:
 # Shapes: x (B, C, ...) a layer's output without its bias b (C,); a batch norm in training mode gives the same for x and
 # x + b, and in evaluation mode with a running mean m the same for (x + b, m) and (x, m - b).
 
-
 _LAYERS = (
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
 )  # fmt: skip
-StateConverter = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 def biases_before_norms(model: nn.Module, call: ModelCall) -> dict[str, str]:
-    """Return the layers whose bias is without effect, each with the norm behind it, by name.
+    """Return the layers whose bias is without effect, each with the norm behind it, by name; the model is not changed.
 
     A norm takes their output in a forward pass, and no output of the model changes, in training and evaluation, when
     the bias is moved at random and the norm's running mean with it.
-
-    Args:
-        model: not changed.
-        call: arguments of one forward pass.
     """
     candidates = _outputs_into_norms(model, call)
 
@@ -266,133 +244,70 @@ def output_difference(model: nn.Module, other: nn.Module, call: ModelCall) -> fl
     return worst
 
 
-def without_biases(model: nn.Module, pairs: Mapping[str, str]) -> tuple[nn.Module, StateConverter]:
-    """Return a copy of a model without these biases, and a function that converts states of the model to its own.
-
-    Args:
-        model: not changed.
-        pairs: of `biases_before_norms`.
-    """
-    mended = copy.deepcopy(model)
-
-    def converted(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        kept = dict(state)
-        for layer, norm in pairs.items():
-            bias = kept.pop(f"{layer}.bias")
-            mean = f"{norm}.running_mean"
-            if kept.get(mean) is not None:
-                kept[mean] = kept[mean] - bias
-        return kept
-
-    state = converted(mended.state_dict())
-    for layer in pairs:
-        mended.get_submodule(layer).register_parameter("bias", None)
-    mended.load_state_dict(state)
-    return mended, converted
-
-
-def renumbered(model: nn.Module, pairs: Mapping[str, str]) -> dict[int, int]:
-    """Return the new number of each parameter that stays, by its old one; `CAC_STOP_LAYER_NUM` takes these numbers."""
-    gone = {f"{layer}.bias" for layer in pairs}
-    kept = [number for number, (name, _) in enumerate(model.named_parameters()) if name not in gone]
-    return {old: new for new, old in enumerate(kept)}
-
-
-def expression(model: nn.Module, name: str) -> str:
-    """Return the Python expression of a module within ``model``, such as ``model.features[0]``."""
-    text = "model"
-    for part in name.split("."):
-        indexed = isinstance(model, (nn.Sequential, nn.ModuleList)) and part.isdigit()
-        text += f"[{part}]" if indexed else f".{part}" if part.isidentifier() else f'.get_submodule("{part}")'
-        model = model.get_submodule(part)
-    return text
-
-
 # --- The single findings ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Observation:
-    """Facts of a training: its networks, optimizers, loader, and lines that zero gradients."""
+def examine(
+    device: torch.device,
+    networks: Mapping[nn.Module, ModelCall | None],
+    optimizers: Iterable[Optimizer],
+    *,
+    loader: Iterable[Any] | None = None,
+    loader_share: float | None = None,
+    zeroed: Collection[str] = (),
+    clipped: Collection[str] = (),
+) -> Diagnosis:
+    """Return the findings on networks that are trained together, each with a call of it where that is known.
 
-    device: torch.device
-    networks: Mapping[nn.Module, ModelCall | None]
-    """Networks that are trained together, each with the arguments of a forward pass where they are known."""
-    optimizers: Iterable[Optimizer] = ()
-    loader: Iterable[Any] | None = None
-    loader_share: float | None = None
-    """Share of a step that waits for its batch, in [0, 1]; None where it was not measured."""
-    watch: StepWatch | None = None
-    zeroed: Mapping[str, int] = field(default_factory=dict)
-    """Lines that set gradients to zero."""
-
-
-def examine(seen: Observation) -> tuple[list[Finding], dict[nn.Module, dict[str, str]]]:
-    """Return the findings on a training, and the superfluous biases of its networks (`biases_before_norms`)."""
-    findings = [*zeroed_to_none(seen), *waits_and_clipping(seen.watch)]
-    for optimizer in seen.optimizers:
-        findings += slow_optimizer(optimizer, seen.device)
-    findings += loading(seen.loader, seen.loader_share)
-    biases: dict[nn.Module, dict[str, str]] = {}
-    for network, call in seen.networks.items():
-        of_network = [*data_parallel(network), *matmul_precision(network, call, seen.device)]
-        biases[network] = {} if call is None else biases_before_norms(network, call)
-        if call is not None and biases[network]:
-            of_network.append(superfluous_biases(network, biases[network], call, seen.device))
-        which = f"in {type(network).__name__}, " if len(seen.networks) > 1 else ""
+    Args:
+        device: of the training.
+        networks: each with the arguments of a forward pass.
+        optimizers: of the networks.
+        loader: of the batches.
+        loader_share: share of a step that waits for its batch, in [0, 1]; None where it was not measured.
+        zeroed: lines that set gradients to zero.
+        clipped: lines that clip scaled gradients.
+    """
+    findings = []
+    for name, cost, places in (
+        ("gradients-set-to-zero", "a write and a read of each gradient", zeroed),
+        ("clipping-before-unscale", "no time: it changes the training", clipped),
+    ):
+        if places:
+            findings.append(found(name, cost, places=", ".join(sorted(places))))
+    for optimizer in optimizers:
+        findings += slow_optimizer(optimizer, device)
+    findings += loading(loader, loader_share, on_gpu_machine=torch.cuda.is_available())
+    for network, call in networks.items():
+        of_network = []
+        if any(isinstance(module, nn.DataParallel) for module in network.modules()):
+            of_network.append(found("data-parallel", "not measured: it needs several GPUs"))
+        if call is not None:
+            of_network += superfluous_biases(network, call, device)
+        which = f"in {type(network).__name__}, " if len(networks) > 1 else ""
         findings += [replace(finding, what=f"{which}{finding.what}") for finding in of_network]
-    return findings, biases
+    return Diagnosis(tuple(findings))
 
 
-def data_parallel(model: nn.Module) -> Iterator[Finding]:
-    """Find nn.DataParallel."""
-    if any(isinstance(module, nn.DataParallel) for module in model.modules()):
-        yield found("data-parallel", "not measured: it needs several GPUs")
-
-
-def matmul_precision(model: nn.Module, call: ModelCall | None, device: torch.device) -> Iterator[Finding]:
-    """Find float32 products without tensor cores on a GPU that has them for float32 (Ampere and newer)."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+def superfluous_biases(model: nn.Module, call: ModelCall, device: torch.device) -> Iterator[Finding]:
+    """Find biases before batch norms."""
+    layers = list(biases_before_norms(model, call))
+    if not layers:
         return
-    if torch.get_float32_matmul_precision() != "highest" or torch.is_autocast_enabled("cuda"):
-        return
-    cost = _UNKNOWN
-    if call is not None:
-        trained = copy.deepcopy(model).train()
-
-        def with_tensor_cores() -> None:
-            torch.set_float32_matmul_precision("high")
-            try:
-                forward_and_backward(trained, call)
-            finally:
-                torch.set_float32_matmul_precision("highest")
-
-        cost = ratios(with_tensor_cores, lambda: forward_and_backward(trained, call), device).text(_PASSES)
-    yield found("float32-without-tensor-cores", cost)
-
-
-def superfluous_biases(model: nn.Module, pairs: Mapping[str, str], call: ModelCall, device: torch.device) -> Finding:
-    """Report biases before batch norms."""
-    mended, _ = without_biases(model, pairs)
-    difference = output_difference(model, mended, call)
-    plain, fixed = copy.deepcopy(model).train(), mended.train()
-    cost = ratios(lambda: forward_and_backward(fixed, call), lambda: forward_and_backward(plain, call), device)
+    plain, mended = copy.deepcopy(model).train(), copy.deepcopy(model).train()
+    for name in layers:
+        mended.get_submodule(name).register_parameter("bias", None)
+    ratios = time_ratios(lambda: forward_and_backward(mended, call), lambda: forward_and_backward(plain, call), device)
     finding = found(
         "bias-before-batch-norm",
-        cost.text(_PASSES),
-        layers=f"{len(pairs)} {'layers have' if len(pairs) > 1 else 'layer has'}",
-        elements=sum(model.get_parameter(f"{name}.bias").numel() for name in pairs),
-        difference=difference,
+        saving_text(ratios, "forward and backward"),
+        layers=f"{len(layers)} {'layers have' if len(layers) > 1 else 'layer has'}",
+        elements=sum(model.get_parameter(f"{name}.bias").numel() for name in layers),
     )
-    lines = [
-        f'{expression(model, name)}.register_parameter("bias", None)  # or built with bias=False' for name in pairs
-    ]
-    lines += finding.mend
-    moved = [(old, new) for old, new in renumbered(model, pairs).items() if old != new]
-    if moved:
-        first, last = (f"{old} becomes {new}" for old, new in (moved[0], moved[-1]))
-        lines.append(f"CAC_STOP_LAYER_NUM: later parameters get smaller numbers, such as {first} and {last}")
-    return replace(finding, mend=tuple(lines))
+    lines = (
+        f'model.get_submodule("{name}").register_parameter("bias", None)  # or built with bias=False' for name in layers
+    )
+    yield replace(finding, mend=(*lines, "CAC_STOP_LAYER_NUM: parameters behind a bias that goes get smaller numbers"))
 
 
 def slow_optimizer(optimizer: Optimizer, device: torch.device) -> Iterator[Finding]:
@@ -406,19 +321,17 @@ def slow_optimizer(optimizer: Optimizer, device: torch.device) -> Iterator[Findi
     try:
         plain = with_kernels(optimizer, parameters=copies)
         fused = with_kernels(optimizer, fused=True, parameters=copies)
-        measured = ratios(fused.step, plain.step, device)
+        ratios = time_ratios(fused.step, plain.step, device)
     except (UserError, RuntimeError, TypeError, ValueError):  # no fused step for this class, device or dtype
         return
-    if max(measured.values) <= 1 - FASTER:
-        cost = measured.text("an optimizer step")
+    if max(ratios) <= 1 - FASTER:
+        cost = saving_text(ratios, "an optimizer step")
         yield found("optimizer-on-the-slow-path", cost, kind=type(optimizer).__name__, count=len(copies))
 
 
-def loading(loader: Iterable[Any] | None, share: float | None, on_gpu_machine: bool | None = None) -> Iterator[Finding]:
-    """Find loaders that hold the step back; arguments as in `Observation`, ``on_gpu_machine=None`` looks for a GPU."""
+def loading(loader: Iterable[Any] | None, share: float | None, *, on_gpu_machine: bool) -> Iterator[Finding]:
+    """Find loaders that hold the step back; arguments as in `examine`."""
     cost = "not measured" if share is None else f"{percent(share)} of a step waits for its batch here"
-    if on_gpu_machine is None:
-        on_gpu_machine = torch.cuda.is_available()
     if on_gpu_machine and isinstance(loader, DataLoader):
         if loader.num_workers == 0:
             yield found("loader-without-workers", cost)
@@ -427,36 +340,3 @@ def loading(loader: Iterable[Any] | None, share: float | None, on_gpu_machine: b
     if share is not None and share > WAITING:
         workers = f", with num_workers={loader.num_workers}" if isinstance(loader, DataLoader) else ""
         yield found("data-loading", cost, workers=workers)
-
-
-def zeroed_to_none(seen: Observation) -> Iterator[Finding]:
-    """Report lines that set gradients to zero, and what it costs in all networks together."""
-    if not seen.zeroed:
-        return
-    trained = [(copy.deepcopy(network).train(), call) for network, call in seen.networks.items() if call is not None]
-
-    def passes(*, set_to_none: bool) -> None:
-        for network, call in trained:
-            forward_and_backward(network, call, set_to_none=set_to_none)
-
-    cost = _UNKNOWN
-    if trained:
-        measured = ratios(lambda: passes(set_to_none=True), lambda: passes(set_to_none=False), seen.device)
-        cost = measured.text(_PASSES)
-    yield found("gradients-set-to-zero", cost, places=", ".join(seen.zeroed))
-
-
-def waits_and_clipping(watch: StepWatch | None) -> Iterator[Finding]:
-    """Report lines at which the host waits for the device in every watched step, or scaled gradients are clipped."""
-    if watch is None:
-        return
-    regular = {place: len(steps) for place, steps in watch.waits.items() if len(set(steps)) == watch.steps}
-    if regular:
-        yield found(
-            "host-waits-for-device",
-            "not measured: what it costs depends on how far a GPU's queue is ahead; nothing on a CPU",
-            places=", ".join(f"{place} ({count / watch.steps:g} a step)" for place, count in regular.items()),
-        )
-    if watch.clipped_scaled:
-        places = ", ".join(sorted(watch.clipped_scaled))
-        yield found("clipping-before-unscale", "no time: it changes the training", places=places)

@@ -34,9 +34,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 def why_not_repeatable(config: TrialConfig, steps: int | None = None) -> str:
     """Train a few steps without a break and again with a checkpoint in the middle; evaluate one model twice.
 
-    Args:
-        config: what to train, and on which device.
-        steps: optimizer steps, >= 2, at most the run's; None for eight, fewer where that takes long.
+    ``steps`` (>= 2) are at most the run's; None: eight, fewer where that takes long.
 
     Returns:
         The first difference in words; empty where there is none.
@@ -89,7 +87,6 @@ def _state(run: TrainingRun) -> dict[str, Any]:
 
 
 def _equal(first: Any, second: Any) -> bool:
-    """Return whether two values of `_state` are equal; NaN equals NaN."""
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
         return bool(first == second)
     if (first.shape, first.dtype) != (second.shape, second.dtype):

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
-import torch
 from torch import Tensor, nn
 
 from trainables.config import TrialConfig
-from trainables.errors import UserError
 from trainables.gradskip.layers import make_plan
-from trainables.training.flops import OUTSIDE, CostTable, LayerCost, StepCost, layer_costs, saved_shares
+from trainables.runtime.isolation import kept_generators
+from trainables.training.doctor.checks import Diagnosis, examine, now_s
+from trainables.training.doctor.observation import NetworkCalls
+from trainables.training.flops import CostTable, StepCost, saved_shares
 from trainables.training.run import TrainingRun
 from trainables.workloads.base import Batch
 from trainables.workloads.batch_shapes import to_meta
@@ -35,18 +35,11 @@ MOST_UNITS = 16
 class ParameterFacts:
     """One parameter: a row of the list of layers."""
 
-    number: int
-    """Its layer number, as used in ``CAC_STOP_LAYER_NUM``."""
+    number: int  # its layer number, as used in ``CAC_STOP_LAYER_NUM``
     name: str
     shape: tuple[int, ...]
-    watched: bool
-    """True if the rule watches it by default (``CAC_WATCH=conv``)."""
-    forward_flops: int | None
-    """FLOPs of its module's forward pass; None where an earlier parameter of the module lists them."""
-    backward_flops: int | None
-    """FLOPs of its module's gradients; None as above."""
-    unit_end: bool
-    """True if it is the last parameter of a unit: a layer with its bias and norm (``CAC_WHOLE_UNITS=1``)."""
+    watched: bool  # true if the rule watches it by default (``CAC_WATCH=conv``)
+    unit_end: bool  # true if it is the last parameter of a unit: a layer with its bias and norm (``CAC_WHOLE_UNITS=1``)
     saved: float | None
     """Share of a step's FLOPs, in [0, 1], saved when layers 0..number are stopped; None where it was not counted."""
 
@@ -61,24 +54,16 @@ class DryRun:
 
     epochs: int
     steps_per_epoch: int
-    train_samples: int | None
-    """Samples of the training set, if the workload reports them."""
-    batch_shapes: tuple[tuple[tuple[int, ...], str], ...]
-    """(shape, dtype) of each tensor of the first batch."""
+    train_samples: int | None  # samples of the training set, if the workload reports them
+    batch_shapes: tuple[tuple[tuple[int, ...], str], ...]  # (shape, dtype) of each tensor of the first batch
     parameters: tuple[ParameterFacts, ...]
-    outside: LayerCost
-    step_cost: StepCost
-    """Cost of a step on the first batch with nothing stopped."""
+    step_cost: StepCost  # cost of a step on the first batch with nothing stopped
     parameter_bytes: int
     gradient_bytes: int
-    optimizer_bytes: int
-    """Bytes of all tensors of the optimizer's state after a few steps."""
-    peak_bytes: int
-    """Peak of the process on the CPU, of allocated memory on a GPU (`trainables.runtime.memory`)."""
-    step_times_s: tuple[float, ...]
-    """Each timed step after a warm-up, including the loading of its batch; at least one."""
-    loader_times_s: tuple[float, ...]
-    """Part of each step spent waiting for the batch."""
+    optimizer_bytes: int  # bytes of all tensors of the optimizer's state after a few steps
+    peak_bytes: int  # peak of the process on the CPU, of allocated memory on a GPU (`trainables.runtime.memory`)
+    step_times_s: tuple[float, ...]  # each timed step after a warm-up, including the loading of its batch; at least one
+    loader_times_s: tuple[float, ...]  # part of each step spent waiting for the batch
     evaluation_time_s: float
 
     @property
@@ -120,12 +105,7 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
         config: what is trained, where, with how many threads; its method is ignored.
         steps: steps to time after one warm-up step, >= 1. Fewer (two) where a step takes long.
         most_units: count the savings of stops for at most this many units, evenly spread; None counts all.
-
-    Raises:
-        UserError: ``steps`` below 1, or a configuration that `TrainingRun` rejects.
     """
-    if steps < 1:
-        raise UserError(f"steps must be an integer >= 1, got {steps}")
     with _TimedRun(replace(config, method="none", forward_cache_mb=0)) as run:
         step_times_s = run.train_timed(steps)
         batch, workload = run.first_batch, run.workload
@@ -134,18 +114,12 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
         peak = run.peak_bytes
         evaluation_time_s = run.evaluation_time_s()
         step_cost = CostTable(workload, run.model).dense_step(batch)
-        try:
-            *layers, outside = layer_costs(workload, run.model, batch)
-        except Exception:  # noqa: BLE001  # a model may be unable to run on the meta device: then the sum alone
-            forward, backward = step_cost.forward_flops, step_cost.backward_flops
-            layers, outside = [], LayerCost(name=OUTSIDE, numbers=(), forward_flops=forward, backward_flops=backward)
         return DryRun(
             epochs=config.epochs,
             steps_per_epoch=workload.steps_per_epoch,
             train_samples=workload.train_samples,
             batch_shapes=tuple((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in batch),
-            parameters=_parameters(run.model, layers, saved_shares(workload, run.model, batch, most_units)),
-            outside=outside,
+            parameters=_parameters(run.model, saved_shares(workload, run.model, batch, most_units)),
             step_cost=step_cost,
             parameter_bytes=sum(p.nbytes for p in parameters),
             gradient_bytes=sum(p.grad.nbytes for p in parameters if p.grad is not None),
@@ -157,21 +131,10 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
         )
 
 
-def timed_steps(first_s: float, wanted: int) -> int:
-    """Return how many of the ``wanted`` steps to time within `STEPS_BUDGET_S` if one takes ``first_s``; at least two.
-
-    >>> timed_steps(0.1, 5), timed_steps(6.0, 5), timed_steps(60.0, 5), timed_steps(60.0, 1)
-    (5, 3, 2, 1)
-    """
-    affordable = wanted if first_s * wanted <= STEPS_BUDGET_S else int(STEPS_BUDGET_S / first_s)
-    return min(wanted, max(2, affordable))
-
-
 class _TimedRun(TrainingRun):
     """A run that records the shapes of its first batch and the loading time of each batch."""
 
-    first_batch: Batch
-    """The first batch, on the meta device."""
+    first_batch: Batch  # the first batch, on the meta device
 
     def __init__(self, config: TrialConfig) -> None:
         self.loader_times_s: list[float] = []
@@ -188,16 +151,13 @@ class _TimedRun(TrainingRun):
             begun = time.perf_counter()
 
     def train_timed(self, wanted: int) -> tuple[float, ...]:
-        """Train a warm-up step and the wanted ones; return their times, or the first's if the run has no other.
-
-        FLOP counting is no part of them.
-        """
+        """Train a warm-up step and the wanted ones; return their times, or the first's, without those of counting."""
         times: list[float] = []
         for _ in self.each_step():
-            counted, begun = self.cost.counting_time_s, self._now()
+            counted, begun = self.cost.counting_time_s, now_s(self.device)
             self.train_step()
-            times.append(self._now() - begun - (self.cost.counting_time_s - counted))
-            if len(times) > timed_steps(times[0], wanted):
+            times.append(now_s(self.device) - begun - (self.cost.counting_time_s - counted))
+            if len(times) > min(wanted, max(2, int(STEPS_BUDGET_S / times[0]))):
                 break
         self.pause()
         return tuple(times[1:] or times)
@@ -205,39 +165,36 @@ class _TimedRun(TrainingRun):
     def evaluation_time_s(self) -> float:
         """Return the seconds of one evaluation of the validation split; of a second one where the first was short."""
         for _ in range(2):
-            begun = self._now()
+            begun = now_s(self.device)
             self._metrics("validation")
-            found = self._now() - begun
+            found = now_s(self.device) - begun
             if found >= SHORT_EVALUATION_S:
                 break
         return found
 
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
 
-
-def _parameters(
-    model: nn.Module, layers: Iterable[LayerCost], saved: Mapping[int, float | None]
-) -> tuple[ParameterFacts, ...]:
+def _parameters(model: nn.Module, saved: Mapping[int, float | None]) -> tuple[ParameterFacts, ...]:
     named = list(model.named_parameters())
     plan = make_plan([p for _, p in named], ("conv",), model=model)
     watched = {number for unit in plan.units for number in unit.watched}
-    forward, backward = Counter[int](), Counter[int]()
-    for layer in layers:  # two modules that share a weight have one row
-        forward[layer.numbers[0]] += layer.forward_flops
-        backward[layer.numbers[0]] += layer.backward_flops
     return tuple(
         ParameterFacts(
             number=number,
             name=name,
             shape=tuple(parameter.shape),
             watched=number in watched,
-            forward_flops=forward.get(number),
-            backward_flops=backward.get(number),
             unit_end=number in saved,
             saved=saved.get(number),
         )
         for number, (name, parameter) in enumerate(named)
     )
+
+
+def run_findings(config: TrialConfig, loader_share: float | None = None) -> Diagnosis:
+    """Return what makes a run in our own loop slower than it has to be; `dry_run` has measured the loader's share."""
+    with TrainingRun(config) as run, kept_generators([run.device]):
+        run.model.train()
+        with NetworkCalls().recorded() as calls:
+            run._example_forward(run.model)
+        networks = {run.model: calls.by_network.get(run.model)}  # None if the loss calls it in parts
+        return examine(run.device, networks, [run.optimizer], loader_share=loader_share)

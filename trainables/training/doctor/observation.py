@@ -1,38 +1,26 @@
-"""Observation of training steps: called networks, waits of the host, clipping of scaled and zeroing of gradients."""
+"""Observation of training steps: called networks, clipping of scaled gradients, gradients set to zero."""
 
 from __future__ import annotations
 
-import inspect
 import sys
 import sysconfig
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
-
-from trainables.errors import UserError
+from torch.nn.utils import clip_grad
+from torch.utils._pytree import tree_map
 
 _TORCH = str(Path(torch.__file__).parent)
-_CLIPPING = str(Path(_TORCH, "nn", "utils", "clip_grad.py"))
 #: Places of code that is not the user's.
 _LIBRARIES = (_TORCH, str(Path(__file__).parent), sysconfig.get_paths()["stdlib"], "<frozen")
-#: Operations whose result the host needs, so that it waits for the device.
-_READS = {
-    torch.ops.aten._local_scalar_dense.default,
-    torch.ops.aten.nonzero.default,
-    torch.ops.aten.masked_select.default,
-    torch.ops.aten.is_nonzero.default,
-}
 
 
 @dataclass(frozen=True)
@@ -46,41 +34,12 @@ class ModelCall:
         """Return what a model gives for these arguments."""
         return model(*self.positional, **self.keywords)
 
-    def detached(self, device: torch.device | None = None) -> ModelCall:
-        """Return the same arguments outside the graph that they came from, on a device if one is given."""
-
-        def moved(value: Any) -> Any:
-            return value.detach().to(device) if isinstance(value, Tensor) else value
-
-        return ModelCall(*tree_map(moved, (self.positional, dict(self.keywords))))
-
-
-def call_from_batch(model: nn.Module, batch: Any) -> ModelCall:
-    """Return the call that a batch suggests.
-
-    The values of a mapping go to the arguments of the same names, as models of Hugging Face take them; of a sequence,
-    the first ones go to the arguments without defaults. Otherwise the first tensor is the model's input.
-
-    Raises:
-        UserError: the batch has no tensor.
-    """
-    if isinstance(batch, Tensor):
-        return ModelCall((batch,))
-    taken = inspect.signature(model.forward).parameters
-    needed = [name for name, one in taken.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
-    if isinstance(batch, Mapping):
-        named = {name: value for name, value in batch.items() if name in taken}
-        if named and named.keys() >= set(needed):
-            return ModelCall(keywords=named)
-        values = list(batch.values())
-    else:
-        values = list(batch) if isinstance(batch, (tuple, list)) else []
-        first = values[: len(needed)]
-        if len(needed) > 1 and len(first) == len(needed) and all(isinstance(value, Tensor) for value in first):
-            return ModelCall(tuple(first))
-    if not values:
-        raise UserError("the doctor needs batches with a tensor, got one without")
-    return call_from_batch(model, values[0])
+    def detached(self) -> ModelCall:
+        """Return the same arguments outside the graph that they came from."""
+        detached = tree_map(
+            lambda v: v.detach() if isinstance(v, Tensor) else v, (self.positional, dict(self.keywords))
+        )
+        return ModelCall(*detached)
 
 
 class NetworkCalls:
@@ -92,8 +51,7 @@ class NetworkCalls:
     def __init__(self) -> None:
         self._calls: dict[nn.Module, ModelCall] = {}
         self._depth = 0
-        self.trains = True
-        """Training mode of the latest network that was called; True before the first call."""
+        self.trains = True  # training mode of the latest network that was called; True before the first call
 
     @contextmanager
     def recorded(self) -> Iterator[NetworkCalls]:
@@ -121,94 +79,55 @@ class NetworkCalls:
             self._calls[module] = ModelCall(positional, keywords).detached()
 
 
-class StepWatch(TorchDispatchMode):
-    """Record in training steps where the host waits for a device, and where scaled gradients are clipped.
-
-    A read waits if operations of the device came after the read before it. Reads that torch makes by itself count for
-    the line that called it, except those of its optimizers, which read their own counters.
-
-    Args:
-        device: tensors of other devices are not waited for.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self._device = device
-        self._busy, self._scaled = True, False  # operations from before may still run
-        self._patches = ExitStack()
-        self.steps = 0
-        """Steps that have begun; the caller counts them."""
-        self.waits: defaultdict[str, list[int]] = defaultdict(list)
-        """The step of each wait, by ``file:line``."""
-        self.clipped_scaled: set[str] = set()
-        """Lines, ``file:line``, that clip gradients which a GradScaler has not unscaled."""
-
-    def __enter__(self) -> Self:
-        def noting(scaled: bool) -> Callable[[Any], Any]:
-            def around(original: Any) -> Any:
-                def method(scaler: torch.amp.GradScaler, *arguments: Any, **keywords: Any) -> Any:
-                    if scaler.is_enabled():
-                        self._scaled = scaled
-                    return original(scaler, *arguments, **keywords)
-
-                return method
-
-            return around
-
-        for name in ("scale", "unscale_", "step"):
-            self._patches.enter_context(replaced(torch.amp.GradScaler, name, noting(name == "scale")))
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._patches.close()
-
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: Mapping[str, Any] | None = None
-    ) -> Any:
-        if self._is_read(operation, arguments, keywords or {}):
-            place = calling_line(sys._getframe(1)) if self._busy else None
-            if place is not None:
-                self.waits[place].append(self.steps)
-            self._busy = False
-        elif any(isinstance(leaf, Tensor) and leaf.device.type == self._device.type for leaf in tree_leaves(arguments)):
-            self._busy = True
-            frame = sys._getframe(1)
-            if self._scaled and any(above.f_code.co_filename == _CLIPPING for above, _ in walk_stack(frame)):
-                self.clipped_scaled.add(calling_line(frame) or "?")
-        return operation(*arguments, **(keywords or {}))
-
-    def _is_read(self, operation: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-        """Return whether the host waits: for a value, or for a copy from the GPU, unless it is told not to."""
-        kind = self._device.type
-        if operation is torch.ops.aten._to_copy.default:
-            target = keywords.get("device")
-            from_gpu = arguments[0].device.type == kind == "cuda"
-            return from_gpu and target is not None and target.type == "cpu" and not keywords.get("non_blocking")
-        return operation in _READS and isinstance(arguments[0], Tensor) and arguments[0].device.type == kind
-
-
-def calling_line(frame: FrameType | None) -> str | None:
-    """Return ``file:line`` of the innermost frame outside torch; None for torch's optimizers and for no such frame."""
+def calling_line(frame: FrameType | None) -> str:
+    """Return ``file:line`` of the innermost frame outside torch and other libraries, "?" where there is none."""
     for here, line in walk_stack(frame):
         file = here.f_code.co_filename
-        if file.startswith((f"{_TORCH}/optim/", f"{_TORCH}/amp/")):
-            return None
         if not file.startswith(_LIBRARIES) or ("site-packages" in file and not file.startswith(_TORCH)):
             return f"{file}:{line}"
-    return None
+    return "?"
 
 
 @contextmanager
-def zeroed_gradients() -> Iterator[Counter[str]]:
+def scaled_clipping() -> Iterator[set[str]]:
+    """Record the lines that clip gradients which a GradScaler has scaled and not unscaled, inside the context."""
+    places: set[str] = set()
+    scaled = False
+
+    def noting(original: Any) -> Any:
+        def method(scaler: torch.amp.GradScaler, *arguments: Any, **keywords: Any) -> Any:
+            nonlocal scaled
+            if scaler.is_enabled():
+                scaled = original.__name__ == "scale"
+            return original(scaler, *arguments, **keywords)
+
+        return method
+
+    def watched(original: Any) -> Any:
+        def grouped(*arguments: Any, **keywords: Any) -> Any:
+            if scaled:
+                places.add(calling_line(sys._getframe(1)))
+            return original(*arguments, **keywords)
+
+        return grouped
+
+    with ExitStack() as stack:
+        for name in ("scale", "unscale_", "step"):
+            stack.enter_context(replaced(torch.amp.GradScaler, name, noting))
+        # Both kinds of clipping call it, under whatever name a script has imported them.
+        stack.enter_context(replaced(clip_grad, "_group_tensors_by_device_and_dtype", watched))
+        yield places
+
+
+@contextmanager
+def zeroed_gradients() -> Iterator[set[str]]:
     """Record the lines that set gradients to zero instead of None inside the context."""
-    places: Counter[str] = Counter()
+    places: set[str] = set()
 
     def watched(original: Any) -> Any:
         def zero_grad(self: Any, set_to_none: bool = True) -> Any:
             if not set_to_none and any(p.grad is not None for p in parameters_of(self)):
-                places[calling_line(sys._getframe(1)) or "?"] += 1
+                places.add(calling_line(sys._getframe(1)))
             return original(self, set_to_none)
 
         return zero_grad
@@ -218,8 +137,8 @@ def zeroed_gradients() -> Iterator[Counter[str]]:
 
 
 @contextmanager
-def replaced(owner: type, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace a class's method inside the context by what ``make`` makes of it."""
+def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace a method or function inside the context by what ``make`` makes of it."""
     original = getattr(owner, name)
     setattr(owner, name, make(original))
     try:

@@ -21,12 +21,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from trainables.runtime.isolation import kept_generators
-from trainables.training.doctor.checks import Observation, examine, report_text
-from trainables.training.doctor.observation import NetworkCalls, StepWatch, parameters_of, replaced, zeroed_gradients
+from trainables.training.doctor.checks import examine, now_s
+from trainables.training.doctor.observation import (
+    NetworkCalls,
+    parameters_of,
+    replaced,
+    scaled_clipping,
+    zeroed_gradients,
+)
 
-#: Steps that are run before the timed ones, the timed ones, and those whose operations are looked at.
-FIRST, TIMED, WATCHED = 3, 8, 2
-STEPS = FIRST + TIMED + WATCHED
+#: Steps that are run before the timed ones, and the timed ones.
+FIRST, TIMED = 3, 8
+STEPS = FIRST + TIMED
 
 
 class Probe:
@@ -38,12 +44,12 @@ class Probe:
         self._optimizers: dict[Optimizer, None] = {}  # the first one's steps are the training's
         self._calls = self._stack.enter_context(NetworkCalls().recorded())
         self._zeroed = self._stack.enter_context(zeroed_gradients())
+        self._clipped = self._stack.enter_context(scaled_clipping())
         self._stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
         self._stack.enter_context(replaced(DataLoader, "__iter__", self._timed))
         self._loader: DataLoader[Any] | None = None
         self._waited = self._begun = 0.0
         self._share: float | None = None
-        self._watch: StepWatch | None = None
 
     def _timed(self, iterate: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
         """Return a loader's ``__iter__`` that adds up the time of its batches."""
@@ -69,22 +75,13 @@ class Probe:
             return
         self.steps += 1
         if self.steps == FIRST:
-            self._begun, self._waited = self._now(), 0.0
-        elif self.steps == FIRST + TIMED:
-            self._share = self._waited / (self._now() - self._begun)
-            self._watch = self._stack.enter_context(StepWatch(self._device()))
+            self._begun, self._waited = now_s(self._device()), 0.0
         elif self.steps == STEPS:
+            self._share = self._waited / (now_s(self._device()) - self._begun)
             self.finish()
-        if self._watch is not None:
-            self._watch.steps += 1
 
     def _device(self) -> torch.device:
         return next((p.device for p in parameters_of(next(iter(self._optimizers)))), torch.device("cpu"))
-
-    def _now(self) -> float:
-        if self._device().type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
     def finish(self) -> None:
         """Report what was seen and end the process."""
@@ -103,20 +100,19 @@ class Probe:
             return "recipe: no step of a torch optimizer was seen: the script must train in its own process"
         device = self._device()
         with torch.enable_grad(), kept_generators([device]):
-            seen = Observation(
-                device=device,
-                networks=self._calls.by_network,
-                optimizers=self._optimizers,
+            diagnosis = examine(
+                device,
+                self._calls.by_network,
+                self._optimizers,
                 loader=self._loader,
                 loader_share=self._share,
-                watch=self._watch,
                 zeroed=self._zeroed,
+                clipped=self._clipped,
             )
-            findings, _ = examine(seen)
         told = f"seen: {self.steps} optimizer steps"
         if self._share is None:
             told += f", of {STEPS} that the doctor wants: times were not measured"
-        return f"{told}\n{report_text(findings)}"
+        return f"{told}\n{diagnosis}"
 
 
 def main(arguments: list[str]) -> None:

@@ -23,30 +23,19 @@ COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeFields:
-    """Fields of the training recipe; None: the default that each names."""
+    """Fields of the training recipe (`RECIPE_MEANINGS`); None: the default that each names."""
 
-    precision: str | None = None
-    """`PRECISIONS`: number format of the forward and backward pass (torch.amp). None: float32."""
-    batch_size: int | None = None
-    """Samples of a step, >= 1; the learning rate follows it. None: the workload's own."""
-    clip_grad_norm: float | None = None
-    """Largest norm of all gradients together, above 0. None: no clipping."""
-    activation_checkpointing: str | None = None
-    """`CHECKPOINTING`: what is computed again in the backward pass instead of being kept. None: nothing."""
-    channels_last: bool | None = None
-    """True for weights and images with the channels as the innermost dimension. None: False."""
-    fused_optimizer: bool | None = None
-    """True for one kernel a step, False for one an operation (foreach). None: torch's choice."""
-    compile_mode: str | None = None
-    """`COMPILE_MODES` of torch.compile. None: not compiled."""
-    loader_workers: int | None = None
-    """Processes that prepare batches, >= 0. None: the workload's choice, 0 where its data lies in memory."""
-    pin_memory: bool | None = None
-    """True for batches in page-locked memory, whose transfer overlaps the computation. None: True on a GPU."""
-    cudnn_benchmark: bool | None = None
-    """True if cuDNN times its algorithms and takes the fastest, which need not repeat bit for bit. None: False."""
-    deterministic: bool | None = None
-    """True for deterministic algorithms alone, an error where there is none. None: False."""
+    precision: str | None = None  # `PRECISIONS` (torch.amp). None: float32
+    batch_size: int | None = None  # >= 1. None: the workload's own
+    clip_grad_norm: float | None = None  # above 0. None: no clipping
+    activation_checkpointing: str | None = None  # `CHECKPOINTING`. None: nothing
+    channels_last: bool | None = None  # of weights and images. None: False
+    fused_optimizer: bool | None = None  # False: a kernel an operation (foreach). None: torch's choice
+    compile_mode: str | None = None  # `COMPILE_MODES`. None: not compiled
+    loader_workers: int | None = None  # >= 0. None: the workload's choice, 0 where its data lies in memory
+    pin_memory: bool | None = None  # transfers from there overlap the computation. None: True on a GPU
+    cudnn_benchmark: bool | None = None  # the fastest need not repeat bit for bit. None: False
+    deterministic: bool | None = None  # an error where there is no such algorithm. None: False
 
 
 #: Names of the fields.
@@ -82,12 +71,7 @@ def changes_results(config: Any) -> dict[str, Any]:
 
 
 def check_recipe(config: Any, estimator: str | None) -> None:
-    """Raise UserError for a value out of range, or fields that exclude each other.
-
-    Args:
-        config: a `TrialConfig`.
-        estimator: the gradient estimator in its method, if any.
-    """
+    """Raise UserError for a value out of range, or fields that exclude each other or the gradient estimator."""
     given = recipe_of(config)
     if not given:
         return

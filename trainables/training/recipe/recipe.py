@@ -54,12 +54,8 @@ def check_precision(precision: str, device: torch.device) -> None:
 class MixedPrecision:
     """Autocast and gradient scaling of one run; does nothing in float32.
 
-    Args:
-        precision: one of `PRECISIONS`.
-        device: of the run.
-
     Raises:
-        UserError: the device cannot train in it.
+        UserError: the device cannot train in this precision.
     """
 
     def __init__(self, precision: str, device: torch.device) -> None:
@@ -125,10 +121,7 @@ MOST_VERSIONS = 64
 def compile_model(model: nn.Module, mode: str, device: torch.device) -> bool:
     """Compile a model in place, with a warning where that is not possible; return whether it is compiled.
 
-    Args:
-        model: its names, weights and buffers stay as they are; copies of it are not compiled.
-        mode: one of `COMPILE_MODES`.
-        device: of the run.
+    Its names, weights and buffers stay as they are; copies of it are not compiled.
     """
     reason = why_not(device.type)
     if reason:
@@ -180,12 +173,6 @@ AHEAD = 2
 class BatchLoader(Dataset[Batch]):
     """Batches of a run, which depend on seed, epoch and step alone, whoever prepares them.
 
-    Args:
-        workload: whose batches are loaded.
-        seed: of the run.
-        workers: processes that prepare batches; None for the workload's choice.
-        pin_memory: whether batches lie in page-locked memory.
-
     Raises:
         UserError: workers for a workload that prepares its batches itself.
     """
@@ -228,11 +215,7 @@ class BatchLoader(Dataset[Batch]):
 
 
 def usable_workers(workload: Workload, wanted: int | None) -> int:
-    """Return how many processes prepare a workload's batches.
-
-    Raises:
-        UserError: any are wanted for a workload that prepares its batches itself.
-    """
+    """Return how many processes prepare a workload's batches; raise UserError as `BatchLoader`."""
     if wanted is None:
         wanted = workload.loader_workers
     elif wanted and not workload.by_step:
@@ -277,15 +260,7 @@ _ATTENTION = {
 
 
 def apply_checkpointing(model: nn.Module, kind: str) -> None:
-    """Checkpoint the blocks of a model, in place.
-
-    Args:
-        model: whose blocks are found by `blocks_of`.
-        kind: one of `CHECKPOINTING`.
-
-    Raises:
-        UserError: the model has no block.
-    """
+    """Checkpoint the blocks of a model (`blocks_of`), in place; raise UserError if it has none."""
     blocks = blocks_of(model)
     if not blocks:
         raise UserError(
@@ -412,20 +387,11 @@ def computed_again(model: nn.Module) -> tuple[str, ...]:
 
 
 class Recipe:
-    """The recipe of one run.
-
-    Args:
-        config: whose `RECIPE_FIELDS` are read.
-        device: of the run.
-
-    Raises:
-        UserError: the device cannot train in this precision.
-    """
+    """The recipe of one run; UserError if the device cannot train in its precision."""
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         self._config, self._device = config, device
-        self.precision = MixedPrecision(config.precision or FLOAT32, device)
-        """Autocast and gradient scaling."""
+        self.precision = MixedPrecision(config.precision or FLOAT32, device)  # autocast and gradient scaling
         self.compiled = False
 
     def set_process(self) -> None:
@@ -433,16 +399,7 @@ class Recipe:
         config = self._config
         if config.deterministic:
             torch.use_deterministic_algorithms(True)
-        wanted = bool(config.cudnn_benchmark)
-        if wanted and torch.are_deterministic_algorithms_enabled():
-            warnings.warn(
-                "cudnn_benchmark=True has no effect: deterministic algorithms are asked for, and the fastest one is "
-                "measured anew in each run",
-                stacklevel=2,
-            )
-            wanted = False
-        if self._device.type == "cuda" or wanted:
-            torch.backends.cudnn.benchmark = wanted
+        torch.backends.cudnn.benchmark = bool(config.cudnn_benchmark)
 
     def prepare_model(self, model: nn.Module, before_change: Callable[[], None], changed: Callable[[], None]) -> None:
         """Set the memory format, and what is computed again in the backward pass."""
@@ -459,9 +416,7 @@ class Recipe:
         Learning rates follow the batch size linearly with SGD (Goyal et al. 2017, section 2.1), with its square root
         with other optimizers, whose steps do not grow with the gradient (Malladi et al. 2022, section 5).
 
-        Args:
-            optimizer: of the workload.
-            batch_factor: batch size over the workload's own.
+        ``batch_factor`` is the batch size over the workload's own.
 
         Raises:
             UserError: an optimizer without fused steps.
@@ -515,10 +470,7 @@ def with_kernels(
 ) -> Optimizer:
     """Return an optimizer like this one, without its state, whose step is one kernel or one kernel an operation.
 
-    Args:
-        optimizer: not changed.
-        fused: True for one kernel a step, False for one an operation, None for this one's kernels.
-        parameters: what stands for each of its parameters; None for themselves.
+    ``fused=None`` keeps its kernels; ``parameters`` has what stands for each of its parameters, None for themselves.
 
     Raises:
         UserError: its class has no fused step.

@@ -1,9 +1,7 @@
-"""Biases before batch norms: those without effect are found, used ones never; without them the model is equal."""
+"""Biases before batch norms: those without effect are found, used ones never."""
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainables.training.doctor.checks import biases_before_norms, renumbered, without_biases
+from trainables.training.doctor.checks import biases_before_norms
 from trainables.training.doctor.observation import ModelCall
 
 
@@ -112,49 +110,3 @@ def test_only_biases_without_effect_are_found(
     before = {name: value.clone() for name, value in model.state_dict().items()}
     assert biases_before_norms(model, ModelCall((inputs,))) == expected
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def trained(model: nn.Module, inputs: Tensor) -> nn.Module:
-    """The model after steps in which biases and running means get values."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter)
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        optimizer.step()
-    return model
-
-
-@pytest.mark.parametrize(("make", "shape", "expected"), [case for case in CASES if case[2]])
-def test_without_them_outputs_and_further_training_are_equal(
-    make: Callable[[], nn.Module], shape: tuple[int, ...], expected: dict[str, str]
-) -> None:
-    torch.manual_seed(0)
-    inputs = torch.randn(shape, dtype=torch.float64)
-    model = trained(make().double(), inputs)
-    mended, convert = without_biases(model, expected)
-    assert set(model.state_dict()) - set(mended.state_dict()) == {f"{layer}.bias" for layer in expected}
-    for mode in (True, False):
-        with torch.no_grad():
-            first, second = (copy.deepcopy(one).train(mode)(inputs) for one in (model, mended))
-        torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-9)
-    # A state that the old model gets later fits the new one, too.
-    mended.load_state_dict(convert(model.state_dict()))
-    models = (model.train(), mended.train())
-    for one in models:
-        optimizer = torch.optim.SGD(one.parameters(), lr=0.01, momentum=0.9)
-        for _ in range(3):
-            optimizer.zero_grad()
-            one(inputs).square().mean().backward()
-            optimizer.step()
-    with torch.no_grad():
-        torch.testing.assert_close(models[0].eval()(inputs), models[1].eval()(inputs), rtol=1e-7, atol=1e-7)
-
-
-def test_numbers_of_the_parameters_that_stay() -> None:
-    model = nn.Sequential(
-        OrderedDict(a=nn.Conv2d(1, 2, 1), a_norm=nn.BatchNorm2d(2), b=nn.Conv2d(2, 2, 1), b_norm=nn.BatchNorm2d(2))
-    )
-    numbers = renumbered(model, {"b": "b_norm"})
-    assert numbers == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 6: 5, 7: 6}

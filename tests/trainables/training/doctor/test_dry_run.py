@@ -12,8 +12,8 @@ from tiny_workload import tiny  # noqa: F401 - a fixture
 from torch import Tensor, nn
 
 from trainables.config import TrialConfig
-from trainables.errors import UserError
 from trainables.training import flops as cost
+from trainables.training.doctor import checks
 from trainables.training.doctor import dry_run as module
 from trainables.training.doctor.dry_run import DryRun, dry_run
 from trainables.training.run import TrainingRun
@@ -39,7 +39,7 @@ def test_flops_of_a_run_are_those_of_the_run(digits: DryRun) -> None:
     assert digits.run_flops == row["dense_flops"]
 
 
-def test_rows_are_the_models_parameters_and_their_modules_flops(digits: DryRun) -> None:
+def test_rows_are_the_models_parameters(digits: DryRun) -> None:
     rows = digits.parameters
     assert [row.name for row in rows[:4]] == ["conv1.weight", "norm1.weight", "norm1.bias", "conv2.weight"]
     assert [row.number for row in rows] == list(range(20))
@@ -47,10 +47,6 @@ def test_rows_are_the_models_parameters_and_their_modules_flops(digits: DryRun) 
     assert rows[3].elements == 8 * 8 * 9
     assert [row.number for row in rows if row.watched] == [0, 3, 6, 9, 12, 15]
     assert [row.number for row in rows if row.unit_end] == [2, 5, 8, 11, 14, 17]
-    assert (rows[1].forward_flops, rows[2].forward_flops) == (0, None)  # a norm: its first parameter has the row
-    assert sum(row.forward_flops or 0 for row in rows) == digits.step_cost.forward_flops
-    assert sum(row.backward_flops or 0 for row in rows) == digits.step_cost.backward_flops
-    assert digits.outside.forward_flops == digits.outside.backward_flops == 0
 
 
 def test_what_stopping_through_a_unit_saves_is_the_closed_form(digits: DryRun) -> None:
@@ -109,6 +105,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tiny: str) -> Clock:  # noqa: F811 - 
     for name, slow in (("train_batches", slow_batches), ("loss", slow_loss), ("evaluate", slow_evaluate)):
         monkeypatch.setattr(tiny_workload.Tiny, name, slow)
     monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(checks, "time", clock)
     monkeypatch.setattr(cost, "time", clock)  # what counting takes is taken off
     return clock
 
@@ -140,8 +137,3 @@ def test_no_method_acts() -> None:
     stopping = TrialConfig(workload="tiny", epochs=1, CAC_STOP_LAYER_NUM=(8,), CAC_STOP_LAYER_ITR=(0,))
     found = dry_run(stopping, steps=2)
     assert found.gradient_bytes == found.parameter_bytes
-
-
-def test_no_steps_are_refused() -> None:
-    with pytest.raises(UserError, match=r"^steps must be an integer >= 1, got 0$"):
-        dry_run(TrialConfig(), steps=0)
