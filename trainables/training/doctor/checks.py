@@ -48,7 +48,7 @@ FAULTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "bias-before-batch-norm": (
         "{layers} a bias that the batch norm behind subtracts again: {elements:,} parameters with gradients and "
         "optimizer state without effect (outputs without them differ by {difference:.1e} of the largest)",
-        ("a state that is trained already: tune_cac.doctor(..., fix=True) converts it (running mean minus bias)",),
+        ("in a state that is trained already, subtract each bias from the running mean of the norm behind it",),
     ),
     "optimizer-on-the-slow-path": (
         "{kind} updates {count} parameters by several kernels each",
@@ -185,7 +185,6 @@ def _tensors(output: Any) -> list[Tensor]:
 _LAYERS = (
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
 )  # fmt: skip
-StateConverter = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 def biases_before_norms(model: nn.Module, call: ModelCall) -> dict[str, str]:
@@ -266,36 +265,16 @@ def output_difference(model: nn.Module, other: nn.Module, call: ModelCall) -> fl
     return worst
 
 
-def without_biases(model: nn.Module, pairs: Mapping[str, str]) -> tuple[nn.Module, StateConverter]:
-    """Return a copy of a model without these biases, and a function that converts states of the model to its own.
-
-    Args:
-        model: not changed.
-        pairs: of `biases_before_norms`.
-    """
+def without_biases(model: nn.Module, pairs: Mapping[str, str]) -> nn.Module:
+    """Return a copy of a model without these biases (`biases_before_norms`), running means less by them."""
     mended = copy.deepcopy(model)
-
-    def converted(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        kept = dict(state)
+    with torch.no_grad():
         for layer, norm in pairs.items():
-            bias = kept.pop(f"{layer}.bias")
-            mean = f"{norm}.running_mean"
-            if kept.get(mean) is not None:
-                kept[mean] = kept[mean] - bias
-        return kept
-
-    state = converted(mended.state_dict())
-    for layer in pairs:
-        mended.get_submodule(layer).register_parameter("bias", None)
-    mended.load_state_dict(state)
-    return mended, converted
-
-
-def renumbered(model: nn.Module, pairs: Mapping[str, str]) -> dict[int, int]:
-    """Return the new number of each parameter that stays, by its old one; `CAC_STOP_LAYER_NUM` takes these numbers."""
-    gone = {f"{layer}.bias" for layer in pairs}
-    kept = [number for number, (name, _) in enumerate(model.named_parameters()) if name not in gone]
-    return {old: new for new, old in enumerate(kept)}
+            mean = mended.get_submodule(norm).running_mean
+            if isinstance(mean, Tensor):
+                mean.sub_(mended.get_parameter(f"{layer}.bias"))
+            mended.get_submodule(layer).register_parameter("bias", None)
+    return mended
 
 
 def expression(model: nn.Module, name: str) -> str:
@@ -327,21 +306,19 @@ class Observation:
     """Lines that set gradients to zero."""
 
 
-def examine(seen: Observation) -> tuple[list[Finding], dict[nn.Module, dict[str, str]]]:
-    """Return the findings on a training, and the superfluous biases of its networks (`biases_before_norms`)."""
+def examine(seen: Observation) -> list[Finding]:
+    """Return the findings on a training."""
     findings = [*zeroed_to_none(seen), *waits_and_clipping(seen.watch)]
     for optimizer in seen.optimizers:
         findings += slow_optimizer(optimizer, seen.device)
     findings += loading(seen.loader, seen.loader_share)
-    biases: dict[nn.Module, dict[str, str]] = {}
     for network, call in seen.networks.items():
         of_network = [*data_parallel(network), *matmul_precision(network, call, seen.device)]
-        biases[network] = {} if call is None else biases_before_norms(network, call)
-        if call is not None and biases[network]:
-            of_network.append(superfluous_biases(network, biases[network], call, seen.device))
+        if call is not None and (biases := biases_before_norms(network, call)):
+            of_network.append(superfluous_biases(network, biases, call, seen.device))
         which = f"in {type(network).__name__}, " if len(seen.networks) > 1 else ""
         findings += [replace(finding, what=f"{which}{finding.what}") for finding in of_network]
-    return findings, biases
+    return findings
 
 
 def data_parallel(model: nn.Module) -> Iterator[Finding]:
@@ -373,7 +350,7 @@ def matmul_precision(model: nn.Module, call: ModelCall | None, device: torch.dev
 
 def superfluous_biases(model: nn.Module, pairs: Mapping[str, str], call: ModelCall, device: torch.device) -> Finding:
     """Report biases before batch norms."""
-    mended, _ = without_biases(model, pairs)
+    mended = without_biases(model, pairs)
     difference = output_difference(model, mended, call)
     plain, fixed = copy.deepcopy(model).train(), mended.train()
     cost = ratios(lambda: forward_and_backward(fixed, call), lambda: forward_and_backward(plain, call), device)
@@ -388,10 +365,7 @@ def superfluous_biases(model: nn.Module, pairs: Mapping[str, str], call: ModelCa
         f'{expression(model, name)}.register_parameter("bias", None)  # or built with bias=False' for name in pairs
     ]
     lines += finding.mend
-    moved = [(old, new) for old, new in renumbered(model, pairs).items() if old != new]
-    if moved:
-        first, last = (f"{old} becomes {new}" for old, new in (moved[0], moved[-1]))
-        lines.append(f"CAC_STOP_LAYER_NUM: later parameters get smaller numbers, such as {first} and {last}")
+    lines.append("CAC_STOP_LAYER_NUM: parameters behind a bias that goes get smaller numbers")
     return replace(finding, mend=tuple(lines))
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -23,12 +23,9 @@ from trainables.runtime.isolation import kept_generators
 from trainables.training.doctor.checks import (
     Finding,
     Observation,
-    StateConverter,
     examine,
     forward_and_backward,
-    renumbered,
     report_text,
-    without_biases,
 )
 from trainables.training.doctor.observation import ModelCall, NetworkCalls, StepWatch, call_from_batch, zeroed_gradients
 
@@ -44,12 +41,6 @@ class Diagnosis:
 
     findings: tuple[Finding, ...]
     """Each thing to mend."""
-    model: nn.Module | None = None
-    """With ``fix=True`` the model without superfluous biases; the same object where there are none."""
-    convert: StateConverter | None = None
-    """With ``fix=True``: converts a state of the old model to one of the new."""
-    parameter_numbers: Mapping[int, int] = field(default_factory=dict)
-    """New numbers of the parameters that stay, by their old ones (`CAC_STOP_LAYER_NUM`); empty if none moves."""
 
     def __str__(self) -> str:
         return report_text(self.findings)
@@ -61,7 +52,6 @@ def doctor(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     *,
     step: Callable[[Any], Any] | None = None,
-    fix: bool = False,
 ) -> Diagnosis:
     """Find what makes a training slower than it has to be.
 
@@ -72,7 +62,6 @@ def doctor(
         optimizer: of the model, or all of them.
         step: your own training step, called with a batch; then it is observed, too, and the model is looked at with
             the arguments that the step gives it. Model and optimizers get their state back.
-        fix: also return the model without biases that a batch norm cancels.
 
     Raises:
         UserError: the loader is empty, or the model cannot run on its batches.
@@ -98,16 +87,7 @@ def doctor(
             with _state_kept(model, optimizers):
                 share = waiting_share(loader, step or passes, device)
             known |= {"loader": loader, "loader_share": share}
-        findings, by_network = examine(Observation(device=device, optimizers=optimizers, **known))
-        names = {module: f"{name}." if name else "" for name, module in model.named_modules()}
-        pairs = {
-            f"{names[network]}{layer}": f"{names[network]}{norm}"
-            for network, biases in by_network.items()
-            for layer, norm in biases.items()
-        }
-        mended, convert = (without_biases(model, pairs) if pairs else (model, dict)) if fix else (None, None)
-    numbers = renumbered(model, pairs) if pairs else {}
-    return Diagnosis(findings=tuple(findings), model=mended, convert=convert, parameter_numbers=numbers)
+        return Diagnosis(findings=tuple(examine(Observation(device=device, optimizers=optimizers, **known))))
 
 
 def _tried_call(model: nn.Module, batch: Any, device: torch.device) -> ModelCall:
@@ -203,4 +183,4 @@ def run_findings(config: TrialConfig, loader_share: float | None = None) -> list
                 loader_share=loader_share,
                 watch=watch,
             )
-            return examine(seen)[0]
+            return examine(seen)

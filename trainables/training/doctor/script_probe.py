@@ -112,7 +112,7 @@ class Probe:
                 watch=self._watch,
                 zeroed=self._zeroed,
             )
-            findings, _ = examine(seen)
+            findings = examine(seen)
         told = f"seen: {self.steps} optimizer steps"
         if self._share is None:
             told += f", of {STEPS} that the doctor wants: times were not measured"

@@ -53,7 +53,7 @@ def test_a_training_with_faults_is_told_each_and_left_as_it_was() -> None:
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     moments = [state["momentum_buffer"].clone() for state in optimizer.state.values()]
     generator = torch.get_rng_state()
-    found = doctor(model, batches, optimizer, step=step, fix=True)
+    found = doctor(model, batches, optimizer, step=step)
     assert {"bias-before-batch-norm", "gradients-set-to-zero", "host-waits-for-device"} <= set(names(found.findings))
     here = next(finding for finding in found.findings if finding.name == "host-waits-for-device")
     assert f"{__file__}:" in here.what
@@ -63,12 +63,9 @@ def test_a_training_with_faults_is_told_each_and_left_as_it_was() -> None:
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     kept = [state["momentum_buffer"] for state in optimizer.state.values()]
     assert all(torch.equal(a, b) for a, b in zip(moments, kept, strict=True))
-    assert found.model is not None
-    assert found.model[0].bias is None  # type: ignore[index,union-attr]
-    assert found.parameter_numbers == {0: 0, 2: 1, 3: 2, 4: 3, 5: 4}
     text = str(found)
     assert 'model[0].register_parameter("bias", None)  # or built with bias=False' in text
-    assert "CAC_STOP_LAYER_NUM: later parameters get smaller numbers, such as 2 becomes 1 and 5 becomes 4" in text
+    assert "CAC_STOP_LAYER_NUM: parameters behind a bias that goes get smaller numbers" in text
 
 
 @pytest.mark.slow
@@ -83,9 +80,8 @@ def test_a_good_training_is_said_to_be_one() -> None:
         optimizer.step()
 
     data = next(iter(loader()))
-    found = doctor(model, [data] * 5, optimizer, step=step, fix=True)
+    found = doctor(model, [data] * 5, optimizer, step=step)
     assert found.findings == ()
-    assert found.model is model
     assert str(found).startswith("recipe: nothing found")
 
 
@@ -121,7 +117,7 @@ class TwoInputs(nn.Module):
 )
 def test_a_model_is_called_with_what_fits_its_arguments_and_its_mend_is_python(batch: Any) -> None:
     model = TwoInputs()
-    (found,) = doctor(model, [batch], fix=True).findings
+    (found,) = doctor(model, [batch]).findings
     assert found.name == "bias-before-batch-norm"
     exec(found.mend[0], {"model": model})
     assert model.body["a-b"][0].bias is None  # type: ignore[index]
@@ -141,12 +137,11 @@ def test_with_a_step_every_network_is_called_as_the_step_calls_it() -> None:
             (sign * judge(maker(batch["meta"]["noise"])).mean()).backward()
             optimizer.step()
 
-    found = doctor(both, [{"meta": {"noise": torch.randn(8, 2)}}], optimizers, step=step, fix=True)
+    found = doctor(both, [{"meta": {"noise": torch.randn(8, 2)}}], optimizers, step=step)
     lines = [line for finding in found.findings for line in finding.mend]
     assert any(line.startswith("model[0].register") for line in lines)
     assert all(finding.what.startswith("in Sequential, ") for finding in found.findings if finding.name[:4] == "bias")
     assert names(found.findings).count("bias-before-batch-norm") == 2
-    assert found.model[0][0].bias is found.model[1][0].bias is None  # type: ignore[index,union-attr]
     assert all(torch.equal(value, before[name]) for name, value in both.state_dict().items())
     assert not any(optimizer.state for optimizer in optimizers)
 
