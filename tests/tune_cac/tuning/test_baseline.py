@@ -239,7 +239,7 @@ def test_a_layer_bears_what_pruning_it_alone_by_hand_says(
 def test_it_is_kept_and_the_same_for_a_search_that_goes_on(base: TrialConfig, tmp_path: Path) -> None:
     root = baseline(base, tmp_path)
     found = baseline_sensitivities(tmp_path, root, base, NAMES, 0.02)
-    shutil.rmtree(tmp_path / "objects")  # all checkpoints
+    shutil.rmtree(tmp_path / "checkpoints")
     assert baseline_sensitivities(tmp_path, root, base, NAMES, 0.02) == found
     assert StageStore(tmp_path, root).read("sensitivities-0.02.json") == found
     assert json.loads(json.dumps(found)) == found
