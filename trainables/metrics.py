@@ -82,8 +82,6 @@ ROW: tuple[Metric, ...] = (
        "JSON list of the clusters of equal gradients after the last epoch: size, spread, examples"),
     _m("gradient_statistics", "string", "", "",
        "JSON list of the epoch's measurements of gradient statistics: step, estimator, cost, total, layers"),
-    _m("sample_picture", "string", "", "",
-       "samples of a generator from the same noise every epoch, a PNG as base64; empty for other workloads"),
     _m("stopped_through", "int64", "", "", "index of the last stopped parameter, -1 for none"),
     _m("stop_events", "string", "", "", "JSON list of the stops: iteration, layer, name, ratio, rule"),
 )  # fmt: skip
@@ -190,7 +188,7 @@ def check_metric(quality: Quality, others: Iterable[str] = ()) -> None:
 MODEL_DEFAULTS: dict[str, object] = {
     "sparsity": 0.0, "structured_sparsity": 0.0, "inference_saved": 0.0, "dense_macs": None, "effective_macs": None,
     "parameters": None, "latency_s": None, "layer_sparsity": "{}", "effective_samples": None,
-    "gradient_clusters": "[]", "gradient_statistics": "[]", "sample_picture": "",
+    "gradient_clusters": "[]", "gradient_statistics": "[]",
 }  # fmt: skip
 
 #: Values of a method's own columns where the method is not attached.

@@ -123,20 +123,6 @@ class Files:
         with atomic_write(path) as file:
             file.writelines(parts)
 
-    def touch(self, name: str) -> None:
-        """Write an empty file, and missing folders; of an existing one set the time to now."""
-        self.write(name, ())
-
-    def renew(self, name: str) -> bool:
-        """Set a file's time to now; return False if it has to be written anew for that."""
-        try:
-            os.utime(self._root / name)
-        except FileNotFoundError:  # removed in between
-            return False
-        except PermissionError:  # another user's
-            pass
-        return True
-
     def remove(self, name: str) -> None:
         """Remove a file; ignore errors, such as a file that is gone."""
         with suppress(OSError):
@@ -206,9 +192,6 @@ class ObjectFiles(Files):
         with self._system.open_output_stream(self._path(name)) as file:
             for part in parts:
                 file.write(part)
-
-    def renew(self, name: str) -> bool:
-        return False  # objects have no time of their own
 
     def remove(self, name: str) -> None:
         with suppress(OSError):

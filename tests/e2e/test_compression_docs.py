@@ -103,9 +103,7 @@ def test_sections_policy_arguments_marks_and_columns_are_all_there() -> None:
     )  # "all off by default"
     assert {name for cells in rows("key") for name in quoted(cells[0])} == set(KEYS)
     assert {name for cells in rows("column") for name in quoted(cells[0])} == {
-        name
-        for name in MODEL_DEFAULTS
-        if name not in ("effective_samples", "gradient_clusters", "gradient_statistics", "sample_picture")
+        name for name in MODEL_DEFAULTS if name not in ("effective_samples", "gradient_clusters", "gradient_statistics")
     }
 
 

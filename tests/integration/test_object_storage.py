@@ -51,7 +51,7 @@ def test_trials_on_two_nodes_share_training_and_the_study_comes_back(
     there = {file.name: file.bytes for file in files_of(study).scan("")}
     for name in ("study.json", "optuna.journal", "best.env", "trials.parquet"):
         assert there[name] == (here / name).stat().st_size
-    assert any(name.startswith("tree/objects/") for name in there)
+    assert any(name.startswith("tree/checkpoints/") for name in there)
     assert any(name.startswith("ray/run-000/trial-00001/result.json") for name in there)
     assert not any(name.endswith(".lock") for name in there)
     # From another machine: everything comes back by the URI, and the search goes on where it was.

@@ -1,4 +1,4 @@
-"""Contents of checkpoints, and the files that a store keeps of them."""
+"""Contents of checkpoints, and the files in which a store keeps them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ def content(stage: str, step: int, size: int) -> bytes:
     return random.Random(f"{stage} {step}").randbytes(size)
 
 
-def object_files(root: Path) -> list[Path]:
-    return sorted(path for path in (root / "objects").rglob("*") if path.is_file())
+def stored(root: Path) -> list[Path]:
+    """Files of checkpoints, by name."""
+    return sorted(path for path in (root / "checkpoints").rglob("*") if path.is_file())
 
 
-def object_bytes(root: Path) -> int:
-    return sum(path.stat().st_size for path in object_files(root))
+def stored_bytes(root: Path) -> int:
+    return sum(path.stat().st_size for path in stored(root))
 
 
-def object_of(root: Path, data: bytes) -> Path:
-    digest = hashlib.sha256(data).hexdigest()
-    return root / "objects" / digest[:2] / digest
+def file_of(root: Path, data: bytes) -> Path:
+    """The file with this content."""
+    (found,) = (root / "checkpoints").rglob(f"*.{hashlib.sha256(data).hexdigest()}")
+    return found

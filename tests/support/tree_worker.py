@@ -3,9 +3,8 @@
     python tree_worker.py TREE ACCIDENT CONFIG...
 
 Prints one line of JSON a configuration: its rows. ACCIDENT is ``none``, ``full:BYTES`` (no file may grow past that),
-or ``kill-before:N`` / ``kill-between:N``: SIGKILL while the N-th checkpoint is written, before its content has its
-name, or when it has it and the index does not; or ``kill-step:N``: SIGKILL in the N-th step that is trained, with a
-checkpoint at the end of every epoch.
+or ``kill-before:N``: SIGKILL while the N-th checkpoint is written, before it has its name; or ``kill-step:N``: SIGKILL
+in the N-th step that is trained, with a checkpoint at the end of every epoch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from typing import Any
 
 import tiny_workload
 
-import trainables.stage_tree.checkpoints as checkpoints
 from trainables.config import TrialConfig
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
@@ -36,25 +34,12 @@ def kill_before(count: int) -> None:
     seen = [0]
 
     def replace(source: Any, target: Any) -> None:
-        seen[0] += "objects" in Path(target).parts
+        seen[0] += "checkpoints" in Path(target).parts
         if seen[0] == count:
             die()
         real(source, target)
 
     os.replace = replace  # type: ignore[assignment]
-
-
-def kill_between(count: int) -> None:
-    real = checkpoints.Checkpoints._store
-    seen = [0]
-
-    def store(self: Any, entry: Any, data: bytes) -> None:
-        real(self, entry, data)
-        seen[0] += 1
-        if seen[0] == count:
-            die()
-
-    checkpoints.Checkpoints._store = store  # type: ignore[method-assign]
 
 
 def kill_step(count: int) -> None:
@@ -76,8 +61,6 @@ def main() -> None:
     kind, _, number = accident.partition(":")
     if kind == "kill-before":
         kill_before(int(number))
-    elif kind == "kill-between":
-        kill_between(int(number))
     elif kind == "kill-step":
         kill_step(int(number))
     sharing = Sharing(tree=Path(tree), trials=10**6, checkpoint_every_s=0 if kind == "kill-step" else 60)

@@ -56,11 +56,9 @@ def test_a_file_that_is_not_right_is_removed(files: Files) -> None:
 
 
 def test_an_empty_file_and_its_time(files: Files) -> None:
-    files.touch("index/x")
+    files.write("index/x", ())
     assert files.size("index/x") == 0
-    files.touch("index/x")
     assert files.names("index") == ["x"]
-    assert files.renew("gone") is False
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
 """Checkpoints of stages within a budget of bytes, in storage that several processes and nodes read and write.
 
-    objects/<first two digits>/<sha256>                            contents, each stored once
-    checkpoints/<stage>/<step>.<kind>.<bytes>.<sha256>             empty files: the index
+    checkpoints/<stage>/<step>.<kind>.<bytes>.<sha256>             a content, named by what it is
 
-A content is written before the index names it and is checked against its name whenever it is read. So after a crash, a
-full disk or thinning by another process, a checkpoint is read whole or not at all, and a missing one costs only the
-training since the checkpoint before it.
+A file is written under another name first, and its content is checked against its name whenever it is read. So after
+a crash, a full disk or thinning by another process, a checkpoint is read whole or not at all, and a missing one costs
+only the training since the checkpoint before it.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ import heapq
 import re
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainables.storage import FileState, files_of, is_uri, lacking_bytes
+from trainables.storage import files_of, is_uri, lacking_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +47,9 @@ class StageWeight:
 def expected_cost(step: int, *, previous: int, following: int, weight: StageWeight) -> float:
     """Return the steps that are trained again without a checkpoint: visits / (end - start) (n - s) (s - p).
 
-    Forks are equally likely at every step of a stage, and those from s to the next checkpoint retrain s - p more steps.
-    The first checkpoint's p is the stage's start, the last one's n its end.
+    Forks are equally likely at every step of a stage. Without the checkpoint at s, forks at the n - s steps from s to
+    the next checkpoint retrain s - p more steps, from the one before. The first checkpoint's p is the stage's start,
+    the last one's n its end. (Entering a stage anew means retraining from its parent, which is slightly further still.)
 
     >>> expected_cost(40, previous=30, following=60, weight=StageWeight(start=0, end=100, visits=2))
     4.0
@@ -62,11 +61,13 @@ def expected_cost(step: int, *, previous: int, following: int, weight: StageWeig
 def to_drop(
     entries_by_stage: Mapping[str, Sequence[Entry]], weights: Callable[[str], StageWeight], bytes_to_free: int
 ) -> list[tuple[str, Entry]]:
-    """Return the checkpoints, with stages, to drop so that ``bytes_to_free`` become free, or all if they hold less.
+    """Return the checkpoints to drop so that at least ``bytes_to_free`` become free, or all if they hold less.
 
     Greedy: drops the one of least cost per byte first, which raises the cost of its neighbours. Checkpoints of
-    different kinds do not replace each other. Content that several entries name becomes free with the last of them, and
-    an entry whose content stays anyway is kept.
+    different kinds do not replace each other.
+
+    Returns:
+        (stage, entry), in the order in which they are dropped.
     """
     # All in a fixed order: ties are broken by place, so that processes that thin at the same time choose the same.
     all_of = [
@@ -90,26 +91,22 @@ def to_drop(
         previous, following = step_of(before[place], one, weight.start), step_of(after[place], one, weight.end)
         return expected_cost(entry.step, previous=previous, following=following, weight=weight) / max(1, entry.bytes)
 
-    holders = Counter(entry.sha256 for _, entry in all_of)
     heap = [(value_per_byte(place), place) for place in range(len(all_of))]
     heapq.heapify(heap)
-    given_up: list[tuple[str, Entry]] = []
+    dropped: list[tuple[str, Entry]] = []
     freed = 0
     while heap and freed < bytes_to_free:
         value, place = heapq.heappop(heap)
         if (now := value_per_byte(place)) > value:  # a neighbour has gone since, which only raises it
             heapq.heappush(heap, (now, place))
             continue
-        entry = all_of[place][1]
-        given_up.append(all_of[place])
-        holders[entry.sha256] -= 1
-        if holders[entry.sha256] == 0:
-            freed += entry.bytes
+        dropped.append(all_of[place])
+        freed += all_of[place][1].bytes
         if before[place] >= 0:
             after[before[place]] = after[place]
         if after[place] < len(all_of):
             before[after[place]] = before[place]
-    return [(stage, entry) for stage, entry in given_up if holders[entry.sha256] == 0]
+    return dropped
 
 
 # --- Checkpoints in storage -------------------------------------------------------------------------------------------
@@ -121,17 +118,13 @@ _SPARE_SHARE = 0.1
 #: budget by at most N of these shares, and one checkpoint each, before one of them measures it.
 _MEASURE_SHARE = 0.05
 
-#: A content without an index entry may be a put in progress until this age; after that a crash has left it.
-_UNNAMED_S = 60.0
-
-#: The same for a temporary file, counted from its last write, which a slow file system may delay.
+#: A temporary file may be written on until this age, counted from its last write, which a slow file system may delay.
 _TEMPORARY_S = 600.0
 
 _STAGE = re.compile(r"[0-9A-Za-z_-]+")
 _KIND = re.compile(r"[a-z0-9_-]+")
 _ENTRY = re.compile(r"(?P<step>[0-9]{9,})\.(?P<kind>[a-z0-9_-]+)\.(?P<bytes>[0-9]+)\.(?P<sha256>[0-9a-f]{64})")
-_OBJECTS, _INDEX = "objects", "checkpoints"
-_OBJECT = re.compile(rf"{_OBJECTS}/[0-9a-f]{{2}}/[0-9a-f]{{64}}")
+_FOLDER = "checkpoints"
 
 _warned: set[str] = set()
 
@@ -141,8 +134,9 @@ class Checkpoints:
 
     Args:
         root: folder of the store, created by the first put, or its URI.
-        budget_bytes: most bytes of contents.
-        weights: of every stage in the folder; None: all stages equal, from step 0 to the last checkpoint of any.
+        budget_bytes: most bytes of contents. `checkpoints.to_drop` chooses what is removed beyond it.
+        weights: returns how likely and how expensive a fork from a stage is. Called for every stage in the folder,
+            including those of other searches. None: all stages equal, from step 0 to the last checkpoint of any.
     """
 
     def __init__(
@@ -157,7 +151,9 @@ class Checkpoints:
         self._put_since_measured_bytes = budget_bytes
 
     def put(self, stage: str, step: int, data: bytes, *, kind: str = "any") -> bool:
-        """Store a checkpoint of an iteration's start, and thin if all of them together now exceed the budget.
+        """Store a checkpoint, and thin if all of them together now exceed the budget.
+
+        The state is that of the iteration's start; ``kind`` is that of the rule's own state inside.
 
         Returns:
             Whether it was stored (or was there already). Thinning may have removed it since. False, with one warning
@@ -171,68 +167,45 @@ class Checkpoints:
                 _warn_once("budget", f"it has {len(data)} bytes and the budget is {self._budget_bytes}")
             return False
         entry = Entry(step=step, kind=kind, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-        named = _indexed(stage, entry)
+        name = _name(stage, entry)
         try:
-            if self._is_whole(entry) and self._files.size(named) is not None:
+            if self._files.size(name) == entry.bytes:
                 return True
             if not self._leaves_reserve(entry.bytes):
                 _warn_once("reserve", f"the disk of {self._files.place} has only the room that results need")
                 return False
-            self._store(entry, data)
-            self._files.touch(named)
-            # Another process may have removed the content as unneeded just before it was named.
-            self._store(entry, data)
+            self._files.write(name, (data,))
+            self._total_bytes += entry.bytes
+            self._put_since_measured_bytes += entry.bytes
             if self._put_since_measured_bytes >= _MEASURE_SHARE * self._budget_bytes:
-                self._total_bytes = sum(file.bytes for file in _contents(self._files.scan(_OBJECTS)).values())
+                self._total_bytes = sum(file.bytes for file in self._files.scan(_FOLDER))
                 self._put_since_measured_bytes = 0
             if self._total_bytes > self._budget_bytes:
                 self._thin()
         except OSError as error:
-            _warn_once("write", f"{error.strerror or error} ({error.filename or named})")
+            _warn_once("write", f"{error.strerror or error} ({error.filename or name})")
             return False
         return True
 
     def entries(self, stage: str) -> list[Entry]:
         """Return the checkpoints of a stage, ascending by step; none if there is no such stage or reading fails."""
         try:
-            return self._named(stage)
+            found = [entry for name in self._files.names(f"{_FOLDER}/{stage}") if (entry := _parse(name))]
         except OSError:  # a failing network file system: training continues from an earlier one
             return []
-
-    def _named(self, stage: str) -> list[Entry]:
-        found = [entry for name in self._files.names(f"{_INDEX}/{stage}") if (entry := _parse(name))]
         return sorted(found, key=lambda entry: (entry.step, entry.kind, entry.sha256))
 
     def read(self, stage: str, entry: Entry) -> bytes | None:
-        """Return the state of a checkpoint, exactly as it was put, or None.
-
-        A content that is missing, truncated or corrupt is removed together with its entry.
-        """
+        """Return the state of a checkpoint, exactly as it was put, or None; one truncated or corrupt is removed."""
         try:
             data = self._files.read_if(
-                _object(entry.sha256), lambda data: hashlib.sha256(data).hexdigest() == entry.sha256
+                _name(stage, entry), lambda data: hashlib.sha256(data).hexdigest() == entry.sha256
             )
-            if data is not None:
-                return data
-        except FileNotFoundError:
-            pass
         except OSError:  # a failing file system does not mean that the checkpoint is bad
             return None
-        self._files.remove(_indexed(stage, entry))
-        self._put_since_measured_bytes = self._budget_bytes  # there is less now: measure at the next put
-        return None
-
-    def _is_whole(self, entry: Entry) -> bool:
-        return self._files.size(_object(entry.sha256)) == entry.bytes
-
-    def _store(self, entry: Entry, data: bytes) -> None:
-        """Write the content if it is missing, else renew its time so that no process removes it as unnamed."""
-        name = _object(entry.sha256)
-        if self._is_whole(entry) and self._files.renew(name):
-            return
-        self._files.write(name, (data,))
-        self._total_bytes += entry.bytes
-        self._put_since_measured_bytes += entry.bytes
+        if data is None:
+            self._put_since_measured_bytes = self._budget_bytes  # there is less now: measure at the next put
+        return data
 
     def _leaves_reserve(self, size: int) -> bool:
         """Return whether the disk has room for so many bytes beside its reserve, after thinning if it had not."""
@@ -245,69 +218,55 @@ class Checkpoints:
         return True
 
     def _thin(self, lacking: int = 0) -> None:
-        """Remove leftovers, then the checkpoints whose loss costs least; ``lacking`` bytes must become free."""
-        index, sizes = self._without_leftovers()
-        total = sum(sizes.values())
+        """Remove leftovers, then the checkpoints whose loss costs least.
+
+        Args:
+            lacking: bytes that have to become free on the disk, also where the budget is not exceeded.
+        """
+        index = self._without_leftovers()
+        total = sum(entry.bytes for entries in index.values() for entry in entries)
         most = min(self._budget_bytes, total - lacking)
         spare = int(_SPARE_SHARE * self._budget_bytes)
         last = max((entry.step for entries in index.values() for entry in entries), default=0)
         weights = self._weights or (lambda stage: StageWeight(start=0, end=1 + last, visits=1))
-        contents: dict[str, list[tuple[str, Entry]]] = {}  # in the order in which their last entries are dropped
         for stage, entry in to_drop(index, weights, total - min(self._budget_bytes - spare, most)):
-            contents[entry.sha256] = [*contents.pop(entry.sha256, []), (stage, entry)]
-        for sha256, names in contents.items():
             # The spare room is for many small checkpoints; do not drop a large one for it.
-            if total <= most and sizes[sha256] > spare:
+            if total <= most and entry.bytes > spare:
                 break
-            for stage, entry in names:  # before the content, so that no entry is left without it
-                self._files.remove(_indexed(stage, entry))
-            self._files.remove(_object(sha256))
-            total -= sizes[sha256]
+            self._files.remove(_name(stage, entry))
+            total -= entry.bytes
         self._total_bytes, self._put_since_measured_bytes = total, 0
 
-    def _without_leftovers(self) -> tuple[dict[str, list[Entry]], dict[str, int]]:
-        """Remove leftovers of crashes; return the entries by stage, and the sizes of contents in bytes."""
-        # The index first: a content is written before its entry, so an entry without content is broken.
-        stages = [name for name in self._files.names(_INDEX) if _STAGE.fullmatch(name)]
-        index = {stage: self._named(stage) for stage in stages}
-        files, now = list(self._files.scan(_OBJECTS)), time.time()
-        contents = _contents(files)
-        for file in files:
-            if file.is_temporary and now - file.changed_s > _TEMPORARY_S:
+    def _without_leftovers(self) -> dict[str, list[Entry]]:
+        """Return entries by stage, after removing what crashes have left."""
+        index: dict[str, list[Entry]] = {}
+        for file in list(self._files.scan(_FOLDER)):
+            if file.is_temporary:
+                if time.time() - file.changed_s > _TEMPORARY_S:
+                    self._files.remove(file.name)
+                continue
+            stage = file.name.split("/")[1]
+            entry = _parse(file.base_name)
+            if entry is None or file.name != _name(stage, entry):
+                continue
+            if file.bytes == entry.bytes:
+                index.setdefault(stage, []).append(entry)
+            else:
                 self._files.remove(file.name)
-        for stage, entries in index.items():
-            listed = [e for e in entries if e.sha256 in contents and contents[e.sha256].bytes == e.bytes]
-            for entry in entries:
-                # Checked again: a folder listing may lag a minute behind another node.
-                if entry not in listed and not self._is_whole(entry):
-                    self._files.remove(_indexed(stage, entry))
-            index[stage] = listed
-        named = {entry.sha256 for entries in index.values() for entry in entries}
-        old = {sha256 for sha256, file in contents.items() if now - file.changed_s > _UNNAMED_S}
-        for sha256 in old - named:
-            self._files.remove(_object(sha256))
-            del contents[sha256]
-        return index, {sha256: file.bytes for sha256, file in contents.items()}
+        return index
 
 
-def _contents(files: Iterable[FileState]) -> dict[str, FileState]:
-    return {file.base_name: file for file in files if _OBJECT.fullmatch(file.name)}
-
-
-def _object(sha256: str) -> str:
-    return f"{_OBJECTS}/{sha256[:2]}/{sha256}"
-
-
-def _indexed(stage: str, entry: Entry) -> str:
-    return f"{_INDEX}/{stage}/{entry.step:09d}.{entry.kind}.{entry.bytes}.{entry.sha256}"
+def _name(stage: str, entry: Entry) -> str:
+    return f"{_FOLDER}/{stage}/{entry.step:09d}.{entry.kind}.{entry.bytes}.{entry.sha256}"
 
 
 def _parse(name: str) -> Entry | None:
+    """Return the checkpoint that a file's name describes, or None for a foreign file."""
     match = _ENTRY.fullmatch(name)
     if match is None:
         return None
     entry = Entry(step=int(match["step"]), kind=match["kind"], bytes=int(match["bytes"]), sha256=match["sha256"])
-    return entry if _indexed("", entry).endswith(f"/{name}") else None
+    return entry if _name("", entry).endswith(f"/{name}") else None
 
 
 def _warn_once(key: str, reason: str) -> None:

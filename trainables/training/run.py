@@ -473,7 +473,6 @@ class TrainingRun:
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
             "stage": "",
             **MODEL_DEFAULTS,
-            "sample_picture": self._picture(),
             **self.method.measured(),
             **({} if statistics is None else {"gradient_statistics": statistics.text(self.epoch)}),
             **METHOD_DEFAULTS,
@@ -494,10 +493,6 @@ class TrainingRun:
     def _metrics(self, split: str) -> dict[str, float]:
         with self._evaluating():
             return self.workload.metrics_on(self.model, split, self.device, self.quality.name)
-
-    def _picture(self) -> str:
-        with self._evaluating():
-            return self.workload.picture(self.model, self.device)
 
     def _validation_loss(self) -> float | None:
         with self._evaluating():

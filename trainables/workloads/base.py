@@ -222,13 +222,6 @@ class Workload(ABC):
             raise UserError(f"workload {self.name} must define evaluate, or evaluation_batches of {split}: got none")
         return hits / targets
 
-    def picture(self, model: nn.Module, device: Any) -> str:
-        """Return a picture of what the model makes, a PNG as base64; empty where there is nothing to see.
-
-        The model is in eval mode, gradients are off.
-        """
-        return ""
-
     def trouble(self, metrics: Mapping[str, float]) -> str:
         """Return what is wrong with the training by an epoch's metrics, in words; empty if nothing is."""
         return ""

@@ -11,8 +11,6 @@ sum.
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -40,8 +38,8 @@ BETAS = (0.0, 0.9)
 WEIGHT_DECAY = 0.01
 #: Principal components of the training images in which samples are compared with images.
 COMPONENTS = 32
-#: Seed of the noise of evaluations, and number of samples that are drawn for a picture.
-NOISE_SEED, SHOWN = 0, 16
+#: Seed of the noise of evaluations.
+NOISE_SEED = 0
 #: The order in which the networks are called, and so in which their layers stop, by the option ``first``.
 NETWORKS = ("generator", "discriminator")
 #: A discriminator has collapsed if it rates everything the same (standard deviation of scores), or if nothing is left
@@ -239,18 +237,6 @@ class GanDigits(Workload):
         noise = torch.randn(count, NOISE, generator=torch.Generator().manual_seed(NOISE_SEED))
         found: Tensor = model.get_submodule("generator")(noise.to(device)).float().cpu()
         return found
-
-    def picture(self, model: nn.Module, device: Any) -> str:
-        """Return two rows of samples as a PNG, base64."""
-        from PIL import Image
-
-        rows = self.samples_of(model, SHOWN, device)[:, 0].chunk(2)
-        sheet = torch.cat([torch.cat(list(row), dim=1) for row in rows])
-        file = io.BytesIO()
-        # Sixteen greys: a picture is kept with every epoch's row.
-        levels = (sheet * 15).round().mul(17).byte().numpy()
-        Image.fromarray(levels).quantize(16).save(file, "PNG", optimize=True)
-        return base64.b64encode(file.getvalue()).decode()
 
     def trouble(self, metrics: Mapping[str, float]) -> str:
         if not metrics.get("discriminator_collapsed"):

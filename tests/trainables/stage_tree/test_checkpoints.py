@@ -14,7 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from checkpoint_files import LARGE, content, object_bytes, object_files, object_of
+from checkpoint_files import LARGE, content, file_of, stored, stored_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,12 +49,10 @@ def test_what_is_put_is_read_and_listed_by_step(tmp_path: Path) -> None:
     assert store.entries("unknown") == []
 
 
-def test_equal_content_is_stored_once_and_putting_again_changes_nothing(tmp_path: Path) -> None:
+def test_putting_again_changes_nothing(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, LARGE)
     assert store.put("a", 5, b"state")
-    assert store.put("b", 5, b"state")
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    assert len(object_files(tmp_path)) == 1
     assert store.put("a", 5, b"state")
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
 
@@ -69,8 +67,6 @@ def test_foreign_files_are_ignored(tmp_path: Path) -> None:
         (folder / name).touch()
     (tmp_path / "checkpoints" / ".DS_Store").touch()
     (tmp_path / "checkpoints" / "README").touch()
-    (tmp_path / "objects" / ".DS_Store").touch()
-    (tmp_path / "objects" / "ab").touch()
     assert store.entries("stage") == [entry]
     assert store.put("stage", 8, b"1" * 60)  # thins, and scans all of it
     assert len(store.entries("stage")) == 1
@@ -82,7 +78,8 @@ def test_a_bad_content_is_never_served_and_can_be_put_again(tmp_path: Path, faul
     bad, good = content("s", 1, 5000), content("s", 2, 5000)
     store.put("s", 1, bad)
     store.put("s", 2, good)
-    path = object_of(tmp_path, bad)
+    path = file_of(tmp_path, bad)
+    first, second = store.entries("s")
     match fault:
         case "truncated":
             os.truncate(path, 4999)
@@ -92,12 +89,11 @@ def test_a_bad_content_is_never_served_and_can_be_put_again(tmp_path: Path, faul
             path.write_bytes(bad[:2500] + bytes([bad[2500] ^ 1]) + bad[2501:])
         case "longer":
             path.write_bytes(bad + b"\0")
-        case "missing":
-            path.unlink()
-    first, second = store.entries("s")
+    if fault == "missing":
+        path.unlink()
     assert store.read("s", first) is None
     assert store.entries("s") == [second]
-    assert object_files(tmp_path) == [object_of(tmp_path, good)]
+    assert stored(tmp_path) == [file_of(tmp_path, good)]
     assert store.read("s", first) is None
     assert store.read("s", second) == good
     assert store.put("s", 1, bad)
@@ -123,14 +119,11 @@ def test_the_budget_holds_and_all_that_is_listed_is_served(
             data = bytes([variant]) * size
             known.setdefault((stage, step), set()).add(data)
             assert store.put(stage, step, data) is (size <= budget)
-            assert object_bytes(root) <= budget
-    named = set()
-    for stage in "abc":
-        for entry in store.entries(stage):
-            data = store.read(stage, entry)
-            assert data in known[stage, entry.step]
-            named.add(entry.sha256)
-    assert {path.name for path in object_files(root)} == named
+            assert stored_bytes(root) <= budget
+    listed = [(stage, entry) for stage in "abc" for entry in store.entries(stage)]
+    for stage, entry in listed:
+        assert store.read(stage, entry) in known[stage, entry.step]
+    assert len(stored(root)) == len(listed)
 
 
 def test_a_budget_smaller_than_a_checkpoint_keeps_none_and_says_so_once(
@@ -154,38 +147,20 @@ def test_thinning_frees_a_tenth_and_keeps_what_is_worth_most(tmp_path: Path) -> 
         for stage in weights:
             assert store.put(stage, step, content(stage, step, 100))
     before = {stage: store.entries(stage) for stage in weights}
-    assert object_bytes(tmp_path) == 2000  # full, and nothing thinned
+    assert stored_bytes(tmp_path) == 2000  # full, and nothing thinned
     store.put("often", 110, content("often", 110, 100))
     before["often"].append(
-        Entry(step=110, kind="any", bytes=100, sha256=object_of(tmp_path, content("often", 110, 100)).name)
+        Entry(step=110, kind="any", bytes=100, sha256=hashlib.sha256(content("often", 110, 100)).hexdigest())
     )
     dropped = to_drop(before, weights.__getitem__, 2100 - 1800)
     assert len(dropped) == 3
     assert {stage for stage, _ in dropped} == {"rare"}
-    assert object_bytes(tmp_path) == 1800
+    assert stored_bytes(tmp_path) == 1800
     for stage, entries in before.items():
         assert store.entries(stage) == [entry for entry in entries if (stage, entry) not in dropped]
 
 
-def test_the_last_name_of_a_shared_content_frees_it(tmp_path: Path) -> None:
-    weights = {stage: StageWeight(start=0, end=100, visits=1) for stage in "abcd"}
-    weights["d"] = StageWeight(start=0, end=100, visits=100)
-    store = Checkpoints(tmp_path, 300, weights.__getitem__)
-    shared = b"s" * 100
-    for stage in "abd":
-        store.put(stage, 50, shared)
-    store.put("c", 50, b"c" * 100)
-    store.put("c", 60, b"e" * 100)
-    store.put("c", 70, b"f" * 100)  # thins: the shared one is worth most, for d
-    assert [len(store.entries(stage)) for stage in "abd"] == [1, 1, 1]
-    assert all(store.read(stage, store.entries(stage)[0]) == shared for stage in "abd")
-
-
 # --- crashes, full disks and several processes ------------------------------------------------------------------------
-
-
-def index_files(root: Path) -> list[str]:
-    return sorted(path.name for path in (root / "checkpoints").rglob("*") if path.is_file())
 
 
 def make_old(path: Path, age_s: float = 1000.0) -> None:
@@ -195,25 +170,20 @@ def make_old(path: Path, age_s: float = 1000.0) -> None:
 def test_leftovers_of_crashes_are_collected_when_thinning_and_only_the_old_ones(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, 1000)
     store.put("s", 10, content("s", 10, 300))
-    left = {name: object_of(tmp_path, name.encode() * 100) for name in ("A", "B")}
-    for name, path in left.items():
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(name.encode() * 100)
-    temporaries = {name: left["A"].with_name(f".{name}.1-2.tmp") for name in ("old", "young")}
-    for path in temporaries.values():
+    folder = tmp_path / "checkpoints" / "s"
+    old, young = (folder / f".{name}.1-2.tmp" for name in ("old", "young"))
+    for path in (old, young):
         path.write_bytes(b"half")
-    make_old(left["A"])
-    make_old(temporaries["old"])
-    (tmp_path / "checkpoints" / "s" / f"000000020.any.5.{'0' * 64}").touch()  # named, with no content
+    make_old(old)
+    cut = folder / f"000000020.any.5.{'0' * 64}"  # of a machine that crashed
+    cut.touch()
     store.put("s", 30, content("s", 30, 300))
-    assert left["A"].exists()  # within the budget: nothing is looked for
+    assert old.exists()  # within the budget: nothing is looked for
     store.put("s", 40, content("s", 40, 400))
-    assert not left["A"].exists()
-    assert left["B"].exists()
-    assert not temporaries["old"].exists()
-    assert temporaries["young"].exists()
-    assert "000000020" not in " ".join(index_files(tmp_path))
-    assert object_bytes(tmp_path) <= 1000 + len(b"half")
+    assert not old.exists()
+    assert young.exists()
+    assert not cut.exists()
+    assert stored_bytes(tmp_path) <= 1000 + len(b"half")
 
 
 def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -239,7 +209,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_training(tmp_path: Path) -> N
     assert "training goes on" in done.stderr
     store = Checkpoints(tmp_path, LARGE)
     assert [store.read("s", entry) for entry in store.entries("s")] == [b"a" * 1000, b"d" * 1000]
-    assert object_bytes(tmp_path) == 2000
+    assert stored_bytes(tmp_path) == 2000
 
 
 def test_a_folder_that_cannot_be_written_costs_checkpoints_and_not_the_training(
@@ -273,13 +243,17 @@ def start_writer(root: Path, *, size: int, budget: int, seed: int) -> subprocess
     return writer
 
 
+def whole(root: Path) -> list[Path]:
+    return [path for path in stored(root) if not path.name.startswith(".")]
+
+
 @pytest.mark.slow
 def test_a_writer_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
     size = 2_000_000
     for attempt in range(6):
-        before = index_files(tmp_path)
+        before = whole(tmp_path)
         writer = start_writer(tmp_path, size=size, budget=LARGE, seed=attempt)
-        while index_files(tmp_path) == before:
+        while whole(tmp_path) == before:
             assert writer.poll() is None
         writer.send_signal(signal.SIGKILL)
         writer.communicate()
@@ -289,10 +263,10 @@ def test_a_writer_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path: P
         for entry in entries:
             assert store.read("stage", entry) == content("stage", entry.step, size)
     # A later thinning removes what the killed ones left.
-    for path in object_files(tmp_path):
+    for path in stored(tmp_path):
         make_old(path)
     assert Checkpoints(tmp_path, 2 * size).put("stage", 1000, bytes(size))
-    assert len(object_files(tmp_path)) == len(store.entries("stage")) <= 2
+    assert len(stored(tmp_path)) == len(store.entries("stage")) <= 2
 
 
 @pytest.mark.slow
@@ -317,7 +291,7 @@ def test_several_processes_put_thin_and_read_at_once(tmp_path: Path) -> None:
         for writer in writers:
             writer.kill()
             writer.communicate()
-    assert object_bytes(tmp_path) <= budget + 2 * (budget // 20 + size) + 2 * size
+    assert stored_bytes(tmp_path) <= budget + 2 * (budget // 20 + size) + 2 * size
     assert served > missed
 
 
@@ -353,7 +327,6 @@ def greedy(stages: Stages, weights: dict[str, StageWeight], bytes_to_free: int) 
         ((stage, one) for stage, entries in stages.items() for one in entries),
         key=lambda item: (item[0], item[1].kind, item[1].step, item[1].sha256),
     )
-    sizes = {one.sha256: one.bytes for _, one in kept}
     dropped: list[tuple[str, Entry]] = []
 
     def missed(stage: str, one: Entry) -> Fraction:
@@ -362,14 +335,11 @@ def greedy(stages: Stages, weights: dict[str, StageWeight], bytes_to_free: int) 
         without.remove(one.step)
         return (retraining(without, weights[stage]) - retraining(steps, weights[stage])) / one.bytes
 
-    def held() -> set[str]:
-        return {one.sha256 for _, one in kept}
-
-    while kept and sum(size for content, size in sizes.items() if content not in held()) < bytes_to_free:
+    while kept and sum(one.bytes for _, one in dropped) < bytes_to_free:
         least = min(kept, key=lambda item: missed(*item))
         kept.remove(least)
         dropped.append(least)
-    return [item for item in dropped if item[1].sha256 not in held()]
+    return dropped
 
 
 @st.composite

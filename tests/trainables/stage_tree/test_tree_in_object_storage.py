@@ -37,7 +37,7 @@ def test_trials_share_training_through_it_and_equal_the_trials_alone(s3: str) ->
     (root,) = roots(sharing.tree)
     assert len(StageStore(sharing.tree, root).links()) == 3
     # What is torn is left out, and trained again.
-    for file in list(files_of(sharing.tree).scan("objects")):
+    for file in list(files_of(sharing.tree).scan("checkpoints")):
         files_of(sharing.tree).write(file.name, [b"torn"])
     assert _assert_equals_alone(manual(2 * STEPS_PER_EPOCH + 2), sharing) == EPOCHS * STEPS_PER_EPOCH
 

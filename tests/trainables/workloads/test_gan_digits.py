@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import copy
-import io
 import json
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from scipy.linalg import sqrtm
 from torch import Tensor, nn
 
@@ -117,15 +114,11 @@ def test_one_network_alone_is_watched_by_the_class_of_its_layers() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_training_comes_nearer_to_the_images_and_the_pictures_show_it() -> None:
+def test_training_comes_nearer_to_the_images() -> None:
     with TrainingRun(config(epochs=20, options=("width=16",))) as run:
         rows = [run.train_epoch() for _ in range(20)]
     assert rows[-1]["quality"] < 0.6 * rows[0]["quality"]
     assert rows[-1]["test_quality"] == pytest.approx(rows[-1]["quality"], rel=0.3)
-    pictures = [base64.b64decode(row["sample_picture"]) for row in rows]
-    assert len(set(pictures)) == len(rows)
-    image = Image.open(io.BytesIO(pictures[-1]))
-    assert (image.format, image.size) == ("PNG", (128, 32))
     metrics = json.loads(rows[-1]["further_metrics"])
     assert metrics["discriminator_collapsed"] == 0
     assert 0.3 < metrics["diversity"] < 2
