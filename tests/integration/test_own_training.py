@@ -156,7 +156,7 @@ def test_images(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             write_folder(tmp_path / "data" / split, list(noise(count, 8)), [f"class{label}" for label in labels])
     code = main(
         ["search", "--workload", "images", "--data", "data", "--model", "resnet20", "--option", "batch_size=8",
-         "--trials", "2", "--epochs", "1", "--name", "s", "--no-controls", "--concurrency", "1"]
+         "--space", "agp", "--trials", "2", "--epochs", "3", "--name", "s", "--no-controls", "--concurrency", "1"]
     )  # fmt: skip
     assert code == 0
     trials = analysis.load(tmp_path / "results" / "s")
