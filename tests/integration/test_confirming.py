@@ -96,7 +96,7 @@ def test_confirm_trains_fresh_seeds_and_goes_on_after_a_crash(
     assert set(kept["trial"]) <= set(ended["trial"])  # what had ended is not trained again
     best = analysis.rank(analysis.load(study), allowed_drop=0.9).iloc[0]
     assert ended["candidate"].dropna().unique().tolist() == [best["trial"]]
-    for _, row in ended.iterrows():
+    for _, row in ended[ended["seed"] == 3].iterrows():
         assert_equals_alone(row)
     # The drop is between the runs of one seed.
     ended = ended.sort_values(["role", "seed"])

@@ -154,19 +154,9 @@ def ray_here(s3_environment: dict[str, str]) -> Iterator[None]:
 @pytest.mark.thorough
 def test_scripts_and_confirmations(ray_here: None, s3: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
+    script = f"{sys.executable} train.py {{CAC_VAR_START_THR}}"
     done = run_here(
-        tmp_path,
-        "search",
-        "--script",
-        f"{sys.executable} train.py {{CAC_VAR_START_THR}}",
-        "--trials",
-        "3",
-        "--name",
-        "s",
-        "--results",
-        s3,
-        "--concurrency",
-        "1",
+        tmp_path, "search", "--script", script, "--trials", "3", "--name", "s", "--results", s3, "--concurrency", "1"
     )
     assert done.returncode == 0, done.stderr
     files = files_of(joined(s3, "s"))
@@ -181,6 +171,7 @@ def test_scripts_and_confirmations(ray_here: None, s3: str, tmp_path: Path) -> N
     assert files.read("confirmation/ray/run-000/trial-00000/weights.txt") == b"-1.0"
 
 
+@pytest.mark.thorough
 def test_nodes_that_do_not_see_the_results_are_named_before_training(ray_here: None, s3: str, tmp_path: Path) -> None:
     layout = write_study(tmp_path / "s", [])
     check_seen_by_all(layout)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from commands_run import Run
 from image_files import noise, write_folder, write_parquet
+from thorough import rest_thorough
 
 import analysis
 import tune_cac
@@ -131,32 +132,34 @@ def test_two_workers_in_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_factory_in_the_working_directory(tune_cac_command: Run, tmp_path: Path) -> None:
     write_factory(tmp_path)
     done = tune_cac_command(
-        "search", "--workload", "own_project.training:make_workload", "--option", "batch=20", "--trials", "4", "--name",
+        "search", "--workload", "own_project.training:make_workload", "--option", "batch=20", "--trials", "2", "--name",
         "s", "--no-controls", "--concurrency", "1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     trials = analysis.load(tmp_path / "results" / "s")
-    assert trials["status"].tolist() == ["completed"] * 4
-    assert trials["step"].tolist() == [9] * 4
+    assert trials["status"].tolist() == ["completed"] * 2
+    assert trials["step"].tolist() == [9] * 2
     assert (tmp_path / "results" / "s" / "tree").is_dir()
     report = (tmp_path / "results" / "s" / "report.md").read_text()
     assert "own_project.training:make_workload" in report
 
 
 @pytest.mark.usefixtures("one_ray")
-def test_images_from_parquet_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", rest_thorough(["folders", "parquet"]))
+def test_images(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for split, count in (("train", 24), ("test", 9)):
         labels = [number % 3 for number in range(count)]
-        write_parquet(tmp_path / "parquet" / f"{split}-00000.parquet", list(noise(count, 8)), labels)
-        write_folder(tmp_path / "folders" / split, list(noise(count, 8)), [f"class{label}" for label in labels])
-    for name in ("parquet", "folders"):
-        code = main(
-            ["search", "--workload", "images", "--data", name, "--model", "resnet20", "--option", "batch_size=8",
-             "--trials", "2", "--epochs", "1", "--name", f"{name}-study", "--no-controls", "--concurrency", "1"]
-        )  # fmt: skip
-        assert code == 0
-        trials = analysis.load(tmp_path / "results" / f"{name}-study")
-        assert trials["status"].tolist() == ["completed"] * 2
-        assert trials["test_accuracy"].notna().all()
-    assert len(list((tmp_path / "results" / ".images").glob("*/meta.json"))) == 2  # decoded once each
+        if form == "parquet":
+            write_parquet(tmp_path / "data" / f"{split}-00000.parquet", list(noise(count, 8)), labels)
+        else:
+            write_folder(tmp_path / "data" / split, list(noise(count, 8)), [f"class{label}" for label in labels])
+    code = main(
+        ["search", "--workload", "images", "--data", "data", "--model", "resnet20", "--option", "batch_size=8",
+         "--space", "agp", "--trials", "2", "--epochs", "3", "--name", "s", "--no-controls", "--concurrency", "1"]
+    )  # fmt: skip
+    assert code == 0
+    trials = analysis.load(tmp_path / "results" / "s")
+    assert trials["status"].tolist() == ["completed"] * 2
+    assert trials["test_accuracy"].notna().all()
+    assert len(list((tmp_path / "results" / ".images").glob("*/meta.json"))) == 1  # decoded once

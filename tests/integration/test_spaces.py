@@ -30,20 +30,9 @@ def searched(done: subprocess.CompletedProcess[str], folder: Path) -> list[Trial
 @pytest.mark.thorough
 def test_every_rule_trains_and_its_answer_can_be_written(tmp_path: Path) -> None:
     done = run_here(
-        tmp_path,
-        "search",
-        "--space",
-        "stop_rules",
-        "--trials",
-        "16",
-        "--epochs",
-        "4",
-        "--name",
-        "s",
-        "--concurrency",
-        "2",
-        "--no-controls",
-    )
+        tmp_path, "search", "--space", "stop_rules", "--trials", "16", "--epochs", "4", "--name", "s",
+        "--concurrency", "2", "--no-controls",
+    )  # fmt: skip
     study = tmp_path / "results" / "s"
     baseline, first, *others = searched(done, study)
     assert baseline.method == "none"
@@ -79,17 +68,8 @@ def test_manual_layers_stop_where_they_say(tmp_path: Path) -> None:
 def test_held_values_are_part_of_the_study(tmp_path: Path) -> None:
     study = tmp_path / "results" / "s"
     arguments = (
-        "search",
-        "--space",
-        "braking_distance",
-        "--epochs",
-        "2",
-        "--name",
-        "s",
-        "--concurrency",
-        "1",
-        "--no-controls",
-    )
+        "search", "--space", "braking_distance", "--epochs", "2", "--name", "s", "--concurrency", "1", "--no-controls",
+    )  # fmt: skip
     held = ("--set", "CAC_VAR_START_THR=0.99", "--set", "CAC_WATCH=conv,linear")
     done = run_here(tmp_path, *arguments, "--trials", "3", *held)
     first_line = done.stderr.splitlines()[0]
