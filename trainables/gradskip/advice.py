@@ -44,6 +44,8 @@ MESSAGES = {
     "reason to worry.)",
     "woken": "requires_grad of {name}, which has stopped, was switched on again: it is stopped in every step anew, but "
     "its gradient is computed in between. Switch only what trains (optimizer.gradskip.stopped)",
+    "still": "{name} does not move (no gradient, or a learning rate of 0), and the rule waits for it: switch its "
+    "requires_grad off until it is to train",
     "earlier": "{names}: stopped by an earlier gradient-skip optimizer of this model, and trained again by this one. "
     "To keep them still, load the earlier one's state, or switch requires_grad off after building this one",
 }

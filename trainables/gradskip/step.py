@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import types
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -83,6 +84,8 @@ def has_closure(args: Any, kwargs: Any) -> bool:
 
 # --- Gradient-Skip around an optimizer's step -------------------------------------------------------------------------
 
+#: Iterations without any change that make a warning: a warm-up may begin with a learning rate of 0.
+STILL_FOR = 4
 #: Called at every step with its arguments.
 StepListener = Callable[[tuple[Any, ...], dict[str, Any]], None]
 #: An optimizer's groups, and the parameters of each.
@@ -146,6 +149,8 @@ class SkippingStep:
         self._expected: set[int] = set()  # numbers of those that had a gradient when something stopped
         self._measured: dict[int, float] = {}  # this step's signals, by position
         self._ahead: dict[int, float] = {}  # those of the coming step, measured before it
+        #: Signals, the iteration since which they are unchanged, and the looks since then, by position.
+        self._unchanged: dict[int, tuple[float, int, int]] = {}
         self._number()
 
     @property
@@ -296,11 +301,22 @@ class SkippingStep:
         plan = self._plan = machine.step(self._signal_of)
         if looks:
             self.signal.measured()
+            self._look_for_still_ones(iteration)
         if plan.decision is not None:
             self.events.append(self.blueprint.event(iteration, plan.decision, self.settings))
             rates = [group["lr"] for group in self.optimizer.param_groups if "lr" in group]
             self.learning_rates = [lr.detach().clone() if isinstance(lr, Tensor) else lr for lr in rates]
         return plan.scaled
+
+    def _look_for_still_ones(self, iteration: int) -> None:
+        """Warn of a layer whose signal never changes, for which a rule waits in vain."""
+        for position, signal in self._measured.items():
+            before, since, looks = self._unchanged.get(position, (math.nan, 0, 0))
+            since, looks = (since, looks + 1) if signal == before else (iteration, 1)
+            self._unchanged[position] = signal, since, looks
+            if looks >= 3 and iteration - since >= STILL_FOR:
+                name = self.numbering.name(self._unit_at[position].number)
+                self.advice.say("still", about=name, name=name)
 
     def _arrange(self, scaled: Sequence[tuple[range, float]]) -> None:
         """Exclude stopped parameters from this step, and multiply the updates of some positions."""
