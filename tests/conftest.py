@@ -24,7 +24,7 @@ hypothesis.settings.load_profile("tune_cac")
 
 _TESTS = Path(__file__).parent
 #: What takes longest, and so begins first; all cases of a file, as the contract, run one after the other.
-_FIRST = ("trainables/test_contract.py", "integration/", "e2e/", "trainables/stage_tree/test_coordinator.py")
+_FIRST = ("trainables/test_contract.py", "integration/", "e2e/", "trainables/stage_tree/test_leases.py")
 #: Files whose searches use one Ray. Every second one shares it.
 _WITH_RAY = sorted(
     file.relative_to(_TESTS).as_posix()

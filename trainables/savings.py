@@ -63,11 +63,6 @@ def ranked_saving(saving: str | None, training: Any, inference: Any, time: Any =
     return _SAVINGS[saving or TRAINING][0](training, inference, time)
 
 
-def objectives_of(saving: str, quality: str = "accuracy") -> tuple[str, str]:
-    """Return the columns of a study's objectives: its metric and its saving."""
-    return (quality, "compute_saved" if saving == TRAINING else SAVED)
-
-
 def share_words(saving: str) -> str:
     """Return the words for the ranked compute in a sentence: ``the inference compute``."""
     return _SAVINGS[saving][1]

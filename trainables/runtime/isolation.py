@@ -40,14 +40,6 @@ def _gpu_generator(device: torch.device) -> torch.Tensor | None:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
-def generators_digest(device: torch.device) -> tuple[Any, ...]:
-    """Return the states of all generators as values that compare equal if nothing was drawn in between."""
-    python, numpy, torch_state = cpu_generators()
-    gpu = _gpu_generator(device)
-    drawn = b"" if gpu is None else gpu.numpy().tobytes()
-    return (python, numpy[1].tobytes(), numpy[2:], torch_state.numpy().tobytes(), drawn)
-
-
 def captured_generators(device: torch.device) -> Callable[[], None]:
     """Return a function that sets the generators to what they are now; quicker than `generators_state`."""
     states, gpu = cpu_generators(), _gpu_generator(device)
