@@ -104,7 +104,7 @@ def _sorted_out(
         return found
     braking = np.nan_to_num(auto["CAC_BRAKING_DISTANCE"][rows], nan=0.0).astype(np.int64)
     for distance in np.unique(braking):
-        config = TrialConfig(**{**fixed, **({"CAC_BRAKING_DISTANCE": int(distance)} if distance else {})})
+        config = TrialConfig(**{**fixed, "CAC_BRAKING_DISTANCE": int(distance)}) if distance else probe
         found.append(Batch(rows=rows[braking == distance], config=config, never_acts=config.method == "none"))
     return found
 
