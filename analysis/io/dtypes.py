@@ -45,9 +45,13 @@ def row_dtypes(quality: Quality = ACCURACY, further: Iterable[str] = ()) -> dict
 
 
 def further_names(rows: Iterable[Mapping[str, object]], quality: Quality) -> list[str]:
-    """Return the further metrics of named rows (`trainables.metrics.named_row`), in the order of their appearance."""
+    """Return the further metrics of named rows (`trainables.metrics.named_row`), in the order of their appearance.
+
+    Texts are none, but columns of an earlier version.
+    """
     known = {*metrics_of(quality), *IDENTITY, *field_kinds(), "run_facts"}
-    return [name for name in dict.fromkeys(name for row in rows for name in row) if name not in known]
+    named = dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, str))
+    return [name for name in named if name not in known]
 
 
 def trial_dtypes(quality: Quality = ACCURACY, further: Iterable[str] = ()) -> dict[str, str]:

@@ -126,7 +126,7 @@ def test_the_check_prints_what_is_shown(
     monkeypatch.chdir(tmp_path)
     Path("first.yaml").write_text(next(text for text in blocks("yaml") if text.startswith("# first.yaml")))
     (line,) = [line for line in commands() if " check first.yaml" in line]
-    assert schedule_check(parsed(line)) == 0
+    assert schedule_check.function(parsed(line)) == 0
     assert capsys.readouterr().out == next(text for text in blocks("text") if text.startswith("first.yaml:"))
 
 

@@ -234,7 +234,7 @@ policies: [{pruner: {instance_name: p}, epochs: [1]}]
 """
 #: What each part of a wrong search says, in one line.
 REFUSED: list[tuple[list[str], str]] = [
-    (["--space", "schedule"], "searches a schedule of yours: give its file by --schedule FILE, got none"),
+    (["--space", "schedule"], "searches a schedule of yours: give its file by --schedule, got none"),
     (["--space", "schedule", "--schedule", "missing.yaml"], "missing.yaml"),
     (["--schedule", "mine.yaml"], "--schedule needs a space of compression, such as schedule, got --space"),
     (["--space", "distillation"], "space distillation needs a teacher: --set distill_teacher=NAME"),

@@ -60,7 +60,7 @@ def test_a_space_is_searched_and_costs_what_it_executes(space: str, one_ray: Non
 def test_what_cannot_be_searched_is_one_line_before_anything_begins(tmp_path: Path) -> None:
     for arguments, message in (
         (["--space", "straight_through"], "a straight-through estimator needs a model with BinaryActivation modules"),
-        (["--space", "kfac", "--workload", "rosenbrock"], "K-FAC needs linear or ungrouped convolution layers"),
+        (["--space", "kfac", "--workload", "rosenbrock"], "kfac needs linear or ungrouped convolution layers"),
         (["--space", "svrg", "--workers-per-trial", "2"], "space svrg trains in one process"),
         (["--space", "svrg", "--script", "python train.py"], "a script estimates its gradients by itself: space svrg"),
         (["--space", "zero_gradients+agp"], "space zero_gradients can be searched together with spaces of Gradient"),

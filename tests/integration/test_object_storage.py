@@ -244,7 +244,7 @@ def test_storage_that_fails_for_a_while_only_delays_the_copy(
     with copied_to_storage(layout):
         fails.set()
         layout.report.write_text("a report")
-        assert "cannot be written (AWS Error SLOW_DOWN): the search goes on" in said.get(timeout=60)
+        assert "cannot be written (AWS Error SLOW_DOWN): the search tries again" in said.get(timeout=60)
         fails.clear()
         assert "can be written again" in said.get(timeout=60)
     assert files_of(s3).read("report.md") == b"a report"

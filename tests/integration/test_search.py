@@ -307,5 +307,5 @@ def test_more_gpus_than_there_are(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["search", "--trials", "2", "--epochs", "1", "--gpus-per-trial", "64", "--name", "s"]) == 2
-    assert "--gpus-per-trial must be at most" in capsys.readouterr().err
+    assert "--gpus-per-trial times --workers-per-trial must be at most" in capsys.readouterr().err
     assert not (tmp_path / "results" / "s").exists()

@@ -13,9 +13,12 @@ from recorded_runs import new_study, train_and_record
 
 import analysis
 from analysis import load_trace
+from analysis.io.dtypes import trial_dtypes, typed
 from analysis.io.layout import Layout
+from analysis.metrics.ranking import relative_names
 from trainables.config import TrialConfig
 from trainables.gradskip.settings import Settings
+from trainables.quality import ACCURACY
 from trainables.stage_tree.root import plain_shapes
 from trainables.training.run import TrainingRun
 from tune_cac.cli.main import main
@@ -37,7 +40,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     store.write("shapes.json", plain_shapes(batches))
     trials = pd.DataFrame({"trial": [0, 1], "status": "completed", "stage": ["r" * 24, last_stage(folder)]})
     Layout(folder).journal.touch()
-    trials.to_parquet(Layout(folder).trials)
+    dtypes = {**trial_dtypes(), **dict.fromkeys(relative_names(ACCURACY), "float64")}
+    typed(trials, dtypes).to_parquet(Layout(folder).trials)
     return folder, dense, row
 
 
