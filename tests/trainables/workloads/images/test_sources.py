@@ -13,9 +13,9 @@ from image_files import encoded, noise, write_folder, write_parquet
 
 from trainables.errors import UserError
 from trainables.workload_options import CACHE_VARIABLE
+from trainables.workloads.images.source import find_source
 from trainables.workloads.images.store import ImageData, default_cache, open_images
 from trainables.workloads.images.workload import count_classes, hold_out
-from trainables.workloads.images.source import find_source
 
 LABELS = [0, 1, 2, 0, 1, 2, 0]
 
