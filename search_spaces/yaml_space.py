@@ -314,7 +314,7 @@ class _Reader:
         return tuple(found)
 
     def _checked(self, name: str, value: Any) -> Any:
-        """Return a value as Optuna stores it, a list as text; `own_space.checked` compares it with its field's range."""
+        """Return a value as Optuna stores it, a list as text; `own_space.checked` tries it as its field."""
         if isinstance(value, list):
             if any(isinstance(part, (list, dict)) for part in value):
                 self._refuse(name, f"must be one value, got {value!r}: give several as {{choices: [...]}}")

@@ -181,18 +181,6 @@ def test_what_is_half_written_is_written_anew(small: Path, tmp_path: Path) -> No
         assert not partial.exists()
 
 
-@pytest.mark.slow
-def test_several_processes_that_begin_at_once_share_one_store(small: Path, tmp_path: Path) -> None:
-    processes = [process(small, tmp_path / "cache") for _ in range(2)]
-    said = []
-    for one in processes:
-        out, error = one.communicate(timeout=120)
-        assert one.returncode == 0, error
-        said.append(out)
-    assert len(set(said)) == 1  # the same file, with the same pixels
-    assert sorted(p.suffix for p in (tmp_path / "cache").iterdir()) == ["", ".lock"]
-
-
 def test_the_second_process_waits_and_uses_what_the_first_wrote(small: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     opened(small, cache)
