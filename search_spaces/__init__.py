@@ -135,9 +135,9 @@ def _load(name: str, files: Mapping[str, str]) -> Space:
         raise unknown_name("space", name, SPACES)
     file = Path(__file__).with_name(f"{name}.yaml")
     if file.is_file():
-        from search_spaces.yaml_space import our_space
+        from search_spaces.yaml_space import file_space
 
-        published = name in PUBLISHED_STARTS
-        return replace(our_space(name, file), description=SPACES[name], start_is_published=published)
-    space: Space = importlib.import_module(f"search_spaces.{name}").SPACE
+        space = file_space(name, file.read_text(encoding="utf-8"))
+        return replace(space, description=SPACES[name], start_is_published=name in PUBLISHED_STARTS)
+    space = importlib.import_module(f"search_spaces.{name}").SPACE
     return replace(space, description=SPACES[name])

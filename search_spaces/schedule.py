@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from search_spaces.space import Space, SpaceContext, Suggests
+from search_spaces.space import Range, Space, SpaceContext, Suggests
 from trainables.compression.schedule.reading import Mark, read_marks
 
 #: Prefix of a parameter's name. Dots of a mark's path become slashes, because dots separate branch and variable.
@@ -15,7 +15,7 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     """Ask for the value of each mark."""
     values = []
     for name, mark in _marks(context).items():
-        value = _ask(trial, parameter_of(name), mark)
+        value = Range(name=parameter_of(name), integer=mark.integer, **vars(mark)).ask(trial)
         # A choice is matched by its text; a number from a range may be rounded.
         is_number = mark.choices is None and isinstance(value, float)
         values.append(f"{name}={value:.6g}" if is_number else f"{name}={value}")
@@ -29,16 +29,6 @@ def parameter_of(name: str) -> str:
 
 def _marks(context: SpaceContext) -> dict[str, Mark]:
     return {} if context.schedule is None else dict(read_marks(context.schedule).marks)
-
-
-def _ask(trial: Suggests, name: str, mark: Mark) -> Any:
-    if mark.choices is not None:
-        return trial.suggest_categorical(name, mark.choices)
-    assert mark.low is not None
-    assert mark.high is not None
-    if mark.integer:
-        return trial.suggest_int(name, int(mark.low), int(mark.high), step=int(mark.step or 1), log=mark.log)
-    return trial.suggest_float(name, float(mark.low), float(mark.high), step=mark.step, log=mark.log)
 
 
 def start(context: SpaceContext) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
@@ -29,10 +29,9 @@ from search_spaces.own_space import (
     checked,
     is_option,
     middle,
-    settable_fields,
 )
 from search_spaces.space import ANY_RUN, Range, Space, SpaceContext, Suggests
-from trainables.config import TrialConfig, field_kinds
+from trainables.config import field_kinds
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import BY_NAME, is_number
 
@@ -132,38 +131,29 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class _Suggest:
+class _Entries:
+    """The functions of a file's space; methods of an object, not closures, so that it can be sent between processes."""
+
     entries: tuple[Entry, ...]
-
-    def __call__(self, trial: Suggests, context: SpaceContext) -> dict[str, Any]:
-        chosen: dict[str, Any] = {}
-        found = {}
-        for entry in self.entries:
-            if entry.holds(chosen):
-                chosen[entry.name] = entry.ask(trial, context)
-                found[entry.field] = _value_of_field(entry.field, chosen[entry.name])
-        return found
-
-
-@dataclass(frozen=True)
-class _Start:
-    entries: tuple[Entry, ...]
-
-    def __call__(self, context: SpaceContext) -> Mapping[str, Any]:
-        chosen: dict[str, Any] = {}
-        for entry in self.entries:
-            if entry.holds(chosen):
-                chosen[entry.name] = entry.begin(context)
-        return {
-            entry.name: chosen[entry.name] for entry in self.entries if entry.value is None and entry.name in chosen
-        }
-
-
-@dataclass(frozen=True)
-class _Notes:
     lines: tuple[str, ...]
 
-    def __call__(self, context: SpaceContext) -> Sequence[str]:
+    def _values(self, value_of: Callable[[Entry], Any]) -> list[tuple[Entry, Any]]:
+        """Return the entries whose conditions hold, and their values."""
+        chosen: dict[str, Any] = {}
+        for entry in self.entries:
+            if entry.holds(chosen):
+                chosen[entry.name] = value_of(entry)
+        return [(entry, chosen[entry.name]) for entry in self.entries if entry.name in chosen]
+
+    def suggest(self, trial: Suggests, context: SpaceContext) -> dict[str, Any]:
+        values = self._values(lambda entry: entry.ask(trial, context))
+        return {entry.field: _value_of_field(entry.field, value) for entry, value in values}
+
+    def start(self, context: SpaceContext) -> dict[str, Any]:
+        values = self._values(lambda entry: entry.begin(context))
+        return {entry.name: value for entry, value in values if entry.asked is not None}
+
+    def notes(self, context: SpaceContext) -> Sequence[str]:
         return self.lines
 
 
@@ -180,35 +170,25 @@ def text_of(file: str) -> str:
 
 
 @cache
-def our_space(name: str, file: Path) -> Space:
-    """Return the space of a file of ours."""
-    return _space(name, file.read_text(encoding="utf-8"))
-
-
-@cache
-def file_space(file: str, text: str) -> Space:
-    """Return the space of a user's YAML file, given its name and its contents.
+def file_space(name: str, text: str) -> Space:
+    """Return the space of a YAML file, given its name and its contents.
 
     Raises:
         UserError: it is not YAML, or a key or value is not valid.
     """
-    return _space(file, text)
-
-
-def _space(name: str, text: str) -> Space:
-    reader = _Reader(name)
-    entries = reader.entries(text)
+    entries = _Reader(name).entries(text)
     lines = takewhile(lambda line: line.startswith("#"), text.strip().splitlines())
     description, *notes = [line.lstrip("# ") for line in lines] or ["a file of yours"]
+    functions = _Entries(entries, tuple(notes))
     return checked(
         Space(
             name=name,
             method="none",
-            suggest=_Suggest(entries),
-            start=_Start(entries),
+            suggest=functions.suggest,
+            start=functions.start,
             start_is_published=False,
             meanings={entry.field: entry.meaning for entry in entries if entry.meaning},
-            notes=_Notes(tuple(notes)),
+            notes=functions.notes,
             description=description,
         )
     )
@@ -306,10 +286,6 @@ class _Reader:
         entry = Entry(**common, asked=Range(name=name, log=log, **numbers), at_most=at_most, start=start)
         ends = {key: _on(number, ANY_RUN) for key, number in numbers.items()}
         check_range(self._file, name, ends["low"], ends["high"], ends.get("step"), log)
-        for end in ("low", "high"):
-            self._checked(name, ends[end])
-        if kind is int and isinstance(numbers.get("step"), float):
-            self._refuse(name, f"needs an integer for step, got {numbers['step']}")
         asked = entry.range(ANY_RUN)
         start = entry.begin(ANY_RUN) if entry.start is None else _on(entry.start, ANY_RUN)
         if asked.integer and isinstance(start, float):
@@ -338,12 +314,12 @@ class _Reader:
         return tuple(found)
 
     def _checked(self, name: str, value: Any) -> Any:
-        """Return a value as Optuna stores it, a list as text, after a check against what the name stands for."""
+        """Return a value as Optuna stores it, a list as text; `own_space.checked` tries it as its field."""
         if isinstance(value, list):
             if any(isinstance(part, (list, dict)) for part in value):
                 self._refuse(name, f"must be one value, got {value!r}: give several as {{choices: [...]}}")
             value = ",".join(map(str, value))
-        field, kind = name.rpartition(".")[2], _kind(name)
+        kind = _kind(name)
         if kind is float or (kind is None and isinstance(value, str)):
             value = _number(value)
         if kind is bool and value in (0, 1):
@@ -352,13 +328,6 @@ class _Reader:
             value = str(value)
         if not isinstance(value, (bool, int, float, str)):
             self._refuse(name, f"must be a number or a text, got {value!r}")
-        try:
-            if (variable := BY_NAME.get(field)) is not None:
-                variable.check(_value_of_field(field, value))
-            elif field in settable_fields():
-                TrialConfig(**{field: _value_of_field(field, value)})
-        except UserError as error:
-            raise UserError(f"space {self._file}: {error}") from None
         return value
 
 

@@ -54,11 +54,6 @@ def what_is_trained(workload: str, options: Iterable[str]) -> tuple[str, ...]:
     return tuple(text for text in options if text.partition("=")[0] not in PLACES.get(workload, ()))
 
 
-def call_with_options(function: Callable[..., Any], options: Mapping[str, str], what: str) -> Any:
-    """Call a function with options as keyword arguments (`keywords_of`)."""
-    return function(**keywords_of(function, options, what))
-
-
 def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
     """Return the parameters of a function or class that may be options, and whether it takes any others."""
     there = inspect.signature(function).parameters

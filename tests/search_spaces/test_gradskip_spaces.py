@@ -19,19 +19,6 @@ from trainables.config import TrialConfig
 from trainables.gradskip.variables import RULES, VARIABLES
 
 
-def test_covers_the_seven_auto_variables() -> None:
-    names = {found.name for found in describe(load("auto_thresholds"), SpaceContext(total_steps=300))}
-    assert names == {
-        "CAC_VAR_START_ITR",
-        "CAC_VAR_START_THR",
-        "CAC_VAR_MT_COUNT_THR",
-        "CAC_VAR_MT_THR",
-        "CAC_VAR_SLOPE_THR",
-        "CAC_VAR_SAMPLES",
-        "CAC_BRAKING_DISTANCE",
-    }
-
-
 def test_iterations_scale_with_the_run_and_thresholds_do_not() -> None:
     space = load("auto_thresholds")
     short = {f.name: f for f in describe(space, SpaceContext(total_steps=300))}

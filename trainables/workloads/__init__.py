@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainables.errors import UserError
 from trainables.registry import SCRIPT, WORKLOADS, check_workload, is_factory
-from trainables.workload_options import call_with_options, keywords_of, parameters_of, read_options
+from trainables.workload_options import keywords_of, parameters_of, read_options
 
 if TYPE_CHECKING:
     from trainables.config import TrialConfig
@@ -35,7 +35,8 @@ def build(name: str, options: Iterable[str] = ()) -> Workload:
 
         workload: Workload = load(name, options)
     else:
-        workload = call_with_options(_home(name), read_options(options), f"workload {name}")
+        home = _home(name)
+        workload = home(**keywords_of(home, read_options(options), f"workload {name}"))
     workload.options = options
     return workload
 

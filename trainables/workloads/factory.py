@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from trainables.errors import UserError, unknown_name
 from trainables.quality import ACCURACY, quality_named
 from trainables.runtime.isolation import isolated
-from trainables.workload_options import call_with_options, read_options
+from trainables.workload_options import keywords_of, read_options
 from trainables.workloads.base import Batch, Samples, Workload
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
 from trainables.workloads.sample_access import samples_of
@@ -151,7 +151,7 @@ def load(name: str, options: tuple[str, ...] = ()) -> Workload:
     function = import_function(name, "workload")
     with isolated(seed=0, threads=torch.get_num_threads()):
         try:
-            returned = call_with_options(function, read_options(options), f"workload {name}")
+            returned = function(**keywords_of(function, read_options(options), f"workload {name}"))
         except UserError:
             raise
         except (Exception, SystemExit) as error:  # the user's function may raise anything

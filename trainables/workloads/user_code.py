@@ -35,7 +35,7 @@ def import_attribute(reference: str, what: str) -> Any:
         UserError: no such module or name, or the module raised when it was imported.
     """
     module_name, _, name = reference.partition(":")
-    module = import_module(module_name, what, reference)
+    module = _module(module_name, what, reference)
     if not hasattr(module, name):
         error = unknown_name(f"name in {module_name}", name, [n for n in vars(module) if not n.startswith("_")])
         raise UserError(f"{what} {reference}: {error}")
@@ -50,8 +50,7 @@ def import_function(reference: str, what: str) -> Callable[..., Any]:
     return found
 
 
-def import_module(module_name: str, what: str, reference: str) -> Any:
-    """Import a user's module; arguments and errors as in `import_attribute`."""
+def _module(module_name: str, what: str, reference: str) -> Any:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())  # pip's console script has its own folder there instead
         importlib.invalidate_caches()

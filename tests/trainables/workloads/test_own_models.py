@@ -53,19 +53,6 @@ def test_a_function_gets_what_its_signature_takes(
     assert {key: given[key] for key in ("num_classes", "image_size", "channels") if key in given} == called_with
 
 
-@pytest.mark.parametrize(
-    "signature", ["n", "n, /", "num_classes, /", "classes, width=8, channels=3", "outputs, **more"]
-)
-def test_a_first_parameter_of_another_name_gets_the_number_of_classes(
-    signature: str, write: Callable[[str], str]
-) -> None:
-    first = signature.partition(",")[0]
-    channels = "channels" if "channels" in signature else "2"
-    body = f"nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear({channels}, {first}))"
-    name = write(f"def make({signature}):\n    return {body}\n")
-    assert build_model(name, 5, 8, channels=2)(torch.zeros(3, 2, 8, 8)).shape == (3, 5)
-
-
 def test_trying_a_model_leaves_it_and_the_generators_alone(write: Callable[[str], str]) -> None:
     """Also one that looks at numbers, so that it has to run for real."""
     name = write(
@@ -119,7 +106,7 @@ def test_trying_a_model_leaves_it_and_the_generators_alone(write: Callable[[str]
         ("def make():\n    pass\n", "must return an nn.Module, got NoneType$"),
         ("def make():\n    return [1]\n", "must return an nn.Module, got list$"),
         (
-            "def make(_, depth):\n    pass\n",
+            "def make(num_classes, depth):\n    pass\n",
             r"built by calling it, which raised TypeError: make\(\) missing .* 'depth'$",
         ),
         ("def make():\n    raise OSError('no weights\\nhere')\n", "which raised OSError: no weights here$"),

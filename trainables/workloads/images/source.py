@@ -1,9 +1,9 @@
 """Image files at a path, with labels by split: Parquet files in the layout of Hugging Face, or folders by class.
 
-In Parquet a row is an image (``img`` or ``image``: a struct with ``bytes`` and optionally ``path``) and a class number;
+In Parquet a row is an image (``img`` or ``image``: the encoded bytes, or a struct with ``bytes``) and a class number;
 names of the classes are in the schema's metadata under ``huggingface`` (the feature type ClassLabel). Folders are
 ROOT/train/CLASS/*.jpg, ROOT/validation/CLASS/*.jpg, ... or ROOT/CLASS/*.jpg; class numbers follow the sorted folder
-names of the training split, hidden files and folders are ignored. Rows and row groups are counted from 0.
+names of the training split, hidden files and folders are ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trainables.errors import UserError
-from trainables.storage import atomic_write
 
 #: The names of splits, and their names on disk in data sets. The first found is used.
 SPLIT_NAMES: dict[str, tuple[str, ...]] = {
@@ -41,10 +40,6 @@ LABEL_COLUMNS = ("label", "labels", "fine_label")
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 )  # fmt: skip
-#: Up to this many bytes in all, files are read as a whole for the digest.
-WHOLE_BYTES = 10**9
-#: Above that, this many bytes of a file's beginning and of its end are read, and its modification time counts.
-END_BYTES = 10**6
 
 #: An image file's bytes, or its path.
 Encoded = bytes | Path
@@ -91,6 +86,27 @@ class Source:
     class_names: Callable[[], list[str] | None]
     """Returns the names of the classes, by class number; None where the files have none."""
 
+    def digest(self, *, contents: bool) -> str:
+        """Return a SHA-256, in hexadecimal, of splits, file names and sizes.
+
+        Args:
+            contents: True to read all files, too; else the place and the times of writing count instead.
+        """
+        found = hashlib.sha256(b"" if contents else str(self.root.resolve()).encode(errors="surrogateescape"))
+        try:
+            for split in sorted(self.files):
+                for path in self.files[split]:
+                    facts = path.stat()
+                    found.update(repr((split, str(path.relative_to(self.root)), facts.st_size)).encode())
+                    if contents:
+                        with path.open("rb") as file:
+                            found.update(hashlib.file_digest(file, "sha256").digest())
+                    else:
+                        found.update(repr((facts.st_mtime_ns, facts.st_ino)).encode())
+        except OSError as error:
+            raise UserError(f"the image data in {self.root} cannot be read: {error}") from error
+        return found.hexdigest()
+
 
 def find_source(data: str) -> Source:
     """Find the image source at a path: a Parquet file, a folder of Parquet files, or folders of images by class.
@@ -135,7 +151,8 @@ def _find_parquet(root: Path) -> Source | None:
 
 def _open_parquet(files: dict[str, list[Path]]) -> dict[str, ImageSplit]:
     # Columns may differ in order from file to file, but their names are those of the first.
-    names = _columns(files["train"][0], IMAGE_COLUMNS, LABEL_COLUMNS)
+    with _opened(files["train"][0]) as file:
+        names = _columns(files["train"][0], file, IMAGE_COLUMNS, LABEL_COLUMNS)
     splits: dict[str, ImageSplit] = {split: ParquetSplit(paths, *names) for split, paths in files.items()}
     test = splits.get("test")
     if test is not None and len(test) and bool(np.all(test.labels == -1)):
@@ -144,8 +161,8 @@ def _open_parquet(files: dict[str, list[Path]]) -> dict[str, ImageSplit]:
 
 
 def _class_names(path: Path) -> list[str] | None:
-    _, label = _columns(path, IMAGE_COLUMNS, LABEL_COLUMNS)
     with _opened(path) as file:
+        [label] = _columns(path, file, LABEL_COLUMNS)
         metadata = file.schema_arrow.metadata or {}
     try:
         names = json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]
@@ -162,18 +179,19 @@ class ParquetSplit(ImageSplit):
     """
 
     def __init__(self, paths: Sequence[Path], image_column: str, label_column: str) -> None:
-        self._image_column = image_column
+        self._column = image_column
         self._starts: list[tuple[int, Path]] = []  # number of its first row, file
         labels, first = [np.empty(0, dtype=np.int64)], 0
         for path in paths:
-            _columns(path, (image_column,), (label_column,))
             self._starts.append((first, path))
             with _opened(path) as file:
+                _columns(path, file, (image_column,), (label_column,))
                 kind = file.schema_arrow.field(image_column).type
-                fields = {kind.field(i).name for i in range(kind.num_fields)} if pa.types.is_struct(kind) else set()
-                if not fields & {"bytes", "path"} and not _is_binary(kind):
+                if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+                    kind = kind.field("bytes").type
+                if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
                     raise UserError(
-                        f"column {image_column} of {path} must be a struct with bytes or a path, or binary, got {kind}"
+                        f"column {image_column} of {path} must be binary or a struct with bytes, got {kind}"
                     )
                 labels.append(_read_labels(path, file, label_column))
             first += len(labels[-1])
@@ -186,19 +204,16 @@ class ParquetSplit(ImageSplit):
     def chunks(self, size: int) -> Iterator[tuple[int, list[Encoded]]]:
         for first, path in self._starts:
             with _opened(path) as file:
-                for batch in file.iter_batches(batch_size=size, columns=[self._image_column]):
-                    images = _encoded_images(path, batch.column(0))
-                    yield first, [self._present(number, image) for number, image in enumerate(images, start=first)]
+                for batch in file.iter_batches(batch_size=size, columns=[self._column]):
+                    column = batch.column(0)
+                    images = (
+                        pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
+                    ).to_pylist()
+                    if None in images:
+                        place = self.place(first + images.index(None))
+                        raise UserError(f"{place}: an image must have bytes, and {self._column} has none")
+                    yield first, images
                     first += len(images)
-
-    def _present(self, index: int, image: Encoded | None) -> Encoded:
-        if image is None:
-            raise UserError(
-                f"{self.place(index)}: an image must have bytes or a path, and {self._image_column} has neither"
-            )
-        if isinstance(image, Path) and not image.exists():
-            raise UserError(f"{self.place(index)}: the image has no bytes, and its path {str(image)!r} does not exist")
-        return image
 
 
 @contextmanager
@@ -211,36 +226,15 @@ def _opened(path: Path) -> Iterator[Any]:
         raise UserError(f"{path} is not a Parquet file that can be read: {said}") from error
 
 
-def _columns(path: Path, *choices: tuple[str, ...]) -> tuple[str, ...]:
+def _columns(path: Path, file: Any, *choices: tuple[str, ...]) -> list[str]:
     """Return, for each choice of names, the first that is a column of the file."""
-    with _opened(path) as file:
-        there = list(file.schema_arrow.names)
-    found = []
+    there, found = file.schema_arrow.names, []
     for names in choices:
         name = next((name for name in names if name in there), None)
         if name is None:
             raise UserError(f"{path} needs a column {' or '.join(names)}; its columns are {', '.join(there) or 'none'}")
         found.append(name)
-    return tuple(found)
-
-
-def _is_binary(kind: Any) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _encoded_images(path: Path, column: Any) -> list[Encoded | None]:
-    """Return the bytes of each row, or else its path (relative to the Parquet file's folder), or else None."""
-    if _is_binary(column.type):
-        return list(column.to_pylist())
-    fields = {column.type.field(i).name for i in range(column.type.num_fields)}
-    contents, paths = (
-        pc.struct_field(column, name).to_pylist() if name in fields else [None] * len(column)
-        for name in ("bytes", "path")
-    )
-    return [
-        content if content is not None else path.parent / name if name else None
-        for content, name in zip(contents, paths, strict=True)
-    ]
+    return found
 
 
 def _read_labels(path: Path, file: Any, column: str) -> NDArray[np.int64]:
@@ -296,64 +290,3 @@ def _images(folder: Path) -> Iterator[Path]:
         for name in sorted(names):
             if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
                 yield Path(here, name)
-
-
-# --- Digest that distinguishes sets of image files --------------------------------------------------------------------
-
-
-def content_digest(source: Source, cache: Path) -> str:
-    """Return the SHA-256 of the splits, file names, sizes and contents of a source, in hexadecimal.
-
-    Equal for a copy elsewhere if all files together have at most `WHOLE_BYTES`. Contents are read once for a set of
-    sizes and modification times, and the digest is kept in ``cache``. Images outside the Parquet files that refer to
-    them are not read.
-    """
-    listed, total_bytes = [], 0
-    signature = hashlib.sha256(str(source.root.resolve()).encode(errors="surrogateescape"))
-    for split in sorted(source.files):
-        for path in source.files[split]:
-            facts = path.stat()
-            name = str(path.relative_to(source.root)) if path != source.root else path.name
-            listed.append((split, name, facts.st_size, facts.st_mtime_ns, path))
-            total_bytes += facts.st_size
-            signature.update(repr((split, name, facts.st_size, facts.st_mtime_ns, facts.st_ino)).encode())
-
-    def read() -> dict[str, str]:
-        digest = hashlib.sha256()
-        for split, name, size_bytes, written_ns, path in listed:
-            digest.update(repr((split, name, size_bytes)).encode())
-            if total_bytes > WHOLE_BYTES:
-                digest.update(repr(written_ns).encode())
-            digest.update(_file_digest(path, whole=total_bytes <= WHOLE_BYTES))
-        return {"sha256": digest.hexdigest()}
-
-    return str(cached_json(cache / "digests" / f"{signature.hexdigest()[:32]}.json", read)["sha256"])
-
-
-def _file_digest(path: Path, *, whole: bool) -> bytes:
-    """Return the SHA-256 of a file, or of its beginning and end."""
-    with path.open("rb") as file:
-        if whole:
-            return hashlib.file_digest(file, "sha256").digest()
-        beginning = file.read(END_BYTES)
-        file.seek(max(0, path.stat().st_size - END_BYTES))
-        return hashlib.sha256(beginning + file.read(END_BYTES)).digest()
-
-
-def cached_json(path: Path, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the content of the file, or else compute it and write it there.
-
-    Two processes may do this at once: each computes the same, and the file is written atomically. A file that is no
-    JSON object counts as missing.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        found = None
-    if isinstance(found, dict):
-        return found
-    facts = compute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as file:
-        file.write(json.dumps(facts).encode())
-    return facts

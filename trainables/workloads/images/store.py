@@ -1,4 +1,4 @@
-"""Decoded images on disk: one folder per data set, written once, read through memory maps.
+"""Decoded images on disk: one folder per data set, written at first use, read through memory maps.
 
 Shapes: N images of a split; an image is (C=3, T, T) uint8 in the order red, green, blue, T the stored side; pixels
 (N, 3, T, T); labels (N,) int64; moments (N, 2, C) int64, sums of the pixels and of their squares, of the training
@@ -9,11 +9,14 @@ rest. A folder is written under a temporary name and then renamed, so that one w
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
 import shutil
 import sys
+import tempfile
+import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +33,13 @@ from tqdm import tqdm
 
 from trainables.errors import UserError
 from trainables.runtime.processors import processors
-from trainables.workloads.images.source import Encoded, ImageSplit
+from trainables.workload_options import CACHE_VARIABLE
+from trainables.workloads.images.source import Encoded, ImageSplit, Source, find_source
+
+#: Part of every folder's name: increase it when the pixels or files of a store change.
+FORMAT = 3
+#: Disk space that a store leaves free, in bytes.
+SPARE_BYTES = 10**9
 
 #: Progress is shown after this time, then at these intervals on a terminal and elsewhere.
 QUIET_S, TERMINAL_INTERVAL_S, LOG_INTERVAL_S = 2.0, 0.5, 10.0
@@ -59,8 +68,6 @@ class Layout:
     """S: width and height of the model's inputs, in pixels."""
     as_they_are: bool
     """True if images are stored without resizing; then T = S, and the few of another size are resized to it."""
-    note: str = ""
-    """One sentence on changes to images that a user may not expect; empty for none."""
 
     @property
     def stored_size(self) -> int:
@@ -71,6 +78,8 @@ class Layout:
 def choose_layout(splits: Mapping[str, ImageSplit], image_size: int | None) -> Layout:
     """Choose a layout without resizing if more than half of the images are squares of one side up to `SMALL_SIDE`.
 
+    Warns where small images are enlarged.
+
     Args:
         splits: read as far as needed: `CHUNK_IMAGES` of each, or all sizes if half of these are small.
         image_size: S, or None for the images' own side, or else `LARGE_IMAGE_SIZE`.
@@ -78,48 +87,24 @@ def choose_layout(splits: Mapping[str, ImageSplit], image_size: int | None) -> L
     Raises:
         UserError: an image whose size cannot be read.
     """
-    sizes, places = _sizes(splits)
-    squares = {size: count for size, count in sizes.items() if size[0] == size[1] <= SMALL_SIDE}
-    common = max(squares, key=lambda size: squares[size], default=(0, 0))
-    others = sizes.total() - sizes[common]
-    if sizes[common] > others and image_size in (None, common[0]):
-        side = common[0]
-        note = ""
-        if others:
-            odd = next(size for size in sizes if size != common)
-            note = (
-                f"{others} of {sizes.total()} images are not {side}x{side} as the others ({places[odd]} is "
-                f"{odd[0]}x{odd[1]}): their shorter side is brought to {side} and the square in the middle is kept; "
-                "image_size=S chooses a size for all"
-            )
-        return Layout(image_size=side, as_they_are=True, note=note)
-    longest = max(map(max, sizes), default=LARGE_IMAGE_SIZE)
-    if image_size is not None or longest > SMALL_SIDE:
-        return Layout(image_size=image_size or LARGE_IMAGE_SIZE, as_they_are=False)
-    note = (
-        f"the images are at most {longest} pixels long, of no common square size, and are enlarged to "
-        f"{LARGE_IMAGE_SIZE}x{LARGE_IMAGE_SIZE}: image_size={min(map(min, sizes))} keeps them small"
-    )
-    return Layout(image_size=LARGE_IMAGE_SIZE, as_they_are=False, note=note)
-
-
-def _sizes(splits: Mapping[str, ImageSplit]) -> tuple[Counter[tuple[int, int]], dict[tuple[int, int], str]]:
-    """Count the images of each width and height, in the order in which they occur, and record the first one's place.
-
-    Stops early where most images are large, which is sufficient to know.
-    """
     sizes: Counter[tuple[int, int]] = Counter()
-    places: dict[tuple[int, int], str] = {}
     for split in splits.values():
         for start, chunk in split.chunks(CHUNK_IMAGES):
             for number, encoded in enumerate(chunk, start=start):
                 with _blamed(split, number), Image.open(_file(encoded)) as image:
-                    size = image.size
-                sizes[size] += 1
-                places.setdefault(size, split.place(number))
+                    sizes[image.size] += 1
             if 2 * sum(count for size, count in sizes.items() if max(size) > SMALL_SIDE) > sizes.total():
-                return sizes, places
-    return sizes, places
+                return Layout(image_size=image_size or LARGE_IMAGE_SIZE, as_they_are=False)
+    [((width, height), count)] = sizes.most_common(1)
+    if 2 * count > sizes.total() and width == height <= SMALL_SIDE and image_size in (None, width):
+        return Layout(image_size=width, as_they_are=True)
+    if image_size is None and max(map(max, sizes)) <= SMALL_SIDE:
+        warnings.warn(
+            f"the images are at most {max(map(max, sizes))} pixels long, of no common square size, and are enlarged to "
+            f"{LARGE_IMAGE_SIZE}x{LARGE_IMAGE_SIZE}: image_size={min(map(min, sizes))} keeps them small",
+            stacklevel=3,
+        )
+    return Layout(image_size=image_size or LARGE_IMAGE_SIZE, as_they_are=False)
 
 
 def _decoded_chunk(split: ImageSplit, first: int, encoded: Sequence[Encoded], layout: Layout) -> NDArray[np.uint8]:
@@ -195,14 +180,88 @@ def mean_and_deviation(moments: NDArray[np.int64], image_pixels: int) -> tuple[l
 # --- The folder -------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock at this path; other processes and threads wait for it.
+def default_cache() -> Path:
+    """Return the default folder for decoded images: the search's, or else this user's in the temporary folder."""
+    if os.environ.get(CACHE_VARIABLE):
+        return Path(os.environ[CACHE_VARIABLE])
+    return Path(tempfile.gettempdir()) / f"tune_cac-images-{os.getuid()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageData:
+    """A data set, ready to draw batches from."""
+
+    source: Source
+    digest: str
+    """Of the files' names and contents."""
+    layout: Layout
+    """S and T."""
+    class_names: list[str] | None
+    """Names by class number, if the source has them."""
+    pixels: Mapping[str, NDArray[np.uint8]]
+    """Pixels (N, 3, T, T) by split, in memory maps."""
+    labels: Mapping[str, NDArray[np.int64]]
+    """Labels (N,) by split."""
+    moments: NDArray[np.int64]
+    """Moments (N, 2, 3) of the training images."""
+
+    def statistics(self, indices: NDArray[np.int64]) -> tuple[list[float], list[float]]:
+        """Return mean and standard deviation of each channel over these training images, in 0..255."""
+        return mean_and_deviation(self.moments[indices], self.layout.stored_size**2)
+
+
+def open_images(data: str, *, cache: Path, cache_limit_bytes: float, image_size: int | None) -> ImageData:
+    """Open the images at a path; decode them into ``cache`` if that was not done before.
+
+    Args:
+        data: a Parquet file or a folder, see `source.find_source`.
+        cache: a folder, created if needed; several processes may use it at once.
+        cache_limit_bytes: >= 0.
+        image_size: S in pixels, or None, see `choose_layout`.
 
     Raises:
-        OSError: the lock file cannot be created.
+        UserError: data that cannot be read, an empty split, a folder that cannot be written, or decoded images that
+            would take more than ``cache_limit_bytes`` or leave less than 1 GB of the disk free.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    source = find_source(data)
+    key = hashlib.sha256(repr((FORMAT, source.digest(contents=False), image_size)).encode()).hexdigest()[:32]
+    folder = cache / key
+    try:
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = read_store(folder, source)
+        if found is None:
+            with locked(cache / f"{key}.lock"):
+                found = read_store(folder, source)  # another process may have written it meanwhile
+                if found is None:
+                    splits = source.open()
+                    for name, split in splits.items():
+                        if not len(split):
+                            raise UserError(f"{source.root} must have images in every split, and {name} is empty")
+                    layout = choose_layout(splits, image_size)
+                    _check_fits(cache, 3 * layout.stored_size**2 * sum(map(len, splits.values())), cache_limit_bytes)
+                    write_store(folder, source, splits, layout)
+                    found = read_store(folder, source)
+    except OSError as error:
+        raise UserError(f"the image cache must be a folder that can be written: {error} (cache={cache})") from error
+    if found is None:
+        raise UserError(f"the image cache in {folder} was written and cannot be read: use another folder")
+    return found
+
+
+def _check_fits(cache: Path, needed_bytes: int, limit_bytes: float) -> None:
+    free_bytes = shutil.disk_usage(cache).free
+    if needed_bytes > limit_bytes:
+        why = f"cache_limit_gb must be at least that, got {limit_bytes / 1e9:.3g}"
+    elif needed_bytes + SPARE_BYTES > free_bytes:
+        why = f"the disk of {cache} has {free_bytes / 1e9:.3g} GB free: cache=FOLDER names another"
+    else:
+        return
+    raise UserError(f"decoded the images take {needed_bytes / 1e9:.3g} GB; {why}; a smaller image_size=S takes less")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock at this path; other processes and threads wait for it."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -212,28 +271,25 @@ def locked(path: Path) -> Iterator[None]:
         yield  # closing the file releases the lock, and so does the end of the process
 
 
-def read_store(folder: Path) -> dict[str, Any] | None:
-    """Return what is stored in a folder, fields of `dataset.ImageData`; None if there is no complete store."""
+def read_store(folder: Path, source: Source) -> ImageData | None:
+    """Return the data of a source from a folder; None if there is no complete store."""
     try:
         meta: dict[str, Any] = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
-        counts, names = meta.pop("images"), meta.pop("class_names")
-        layout = Layout(**meta)
-        sides = (3, layout.stored_size, layout.stored_size)
-        # ValueError for a file that is too short
-        pixels = {split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in counts}
-        labels = {split: np.load(folder / f"{split}-labels.npy") for split in counts}
-        moments = np.load(folder / "train-moments.npy")
-        shapes = [moments.shape == (counts["train"], 2, 3)]
-        for split, count in counts.items():
-            shapes += [pixels[split].shape == (count, *sides), labels[split].shape == (count,)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
+        splits = meta.pop("splits")
+        return ImageData(
+            source=source,
+            layout=Layout(**meta.pop("layout")),
+            # ValueError for a file that is too short
+            pixels={split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in splits},
+            labels={split: np.load(folder / f"{split}-labels.npy") for split in splits},
+            moments=np.load(folder / "train-moments.npy"),
+            **meta,
+        )
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
-    if not all(shapes) or any(array.dtype != np.uint8 for array in pixels.values()):
-        return None
-    return {"layout": layout, "class_names": names, "pixels": pixels, "labels": labels, "moments": moments}
 
 
-def write_store(folder: Path, splits: Mapping[str, ImageSplit], layout: Layout, class_names: list[str] | None) -> None:
+def write_store(folder: Path, source: Source, splits: Mapping[str, ImageSplit], layout: Layout) -> None:
     """Decode all images into a folder, replacing its content; the caller must hold the folder's lock.
 
     Raises:
@@ -243,12 +299,11 @@ def write_store(folder: Path, splits: Mapping[str, ImageSplit], layout: Layout, 
     beside = folder.with_name(f"{folder.name}.partial")
     for old in (beside, folder):  # left by a process that ended while it wrote
         shutil.rmtree(old, ignore_errors=True)
-    beside.mkdir(parents=True)
-    counts = {name: len(split) for name, split in splits.items()}
+    beside.mkdir()
     every_s = TERMINAL_INTERVAL_S if sys.stderr.isatty() else LOG_INTERVAL_S
     try:
         with tqdm(
-            total=sum(counts.values()), desc="decoding images", unit="", delay=QUIET_S, mininterval=every_s
+            total=sum(map(len, splits.values())), desc="decoding images", unit="", delay=QUIET_S, mininterval=every_s
         ) as progress:
             for name, split in splits.items():
                 moments = _write_pixels(beside / f"{name}.npy", split, layout, progress)
@@ -257,7 +312,10 @@ def write_store(folder: Path, splits: Mapping[str, ImageSplit], layout: Layout, 
                 if name == "train":
                     with _written(beside / "train-moments.npy") as file:
                         np.save(file, moments)
-        meta = {**asdict(layout), "class_names": class_names, "images": counts}
+        meta = {
+            "digest": source.digest(contents=True), "layout": asdict(layout), "class_names": source.class_names(),
+            "splits": list(splits),
+        }  # fmt: skip
         with _written(beside / META_FILE) as file:
             file.write(json.dumps(meta).encode())
         os.replace(beside, folder)

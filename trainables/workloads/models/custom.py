@@ -5,15 +5,12 @@ Shapes: images (2, channels, S, S) float32; scores (2, classes).
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from trainables.errors import UserError
 from trainables.runtime.isolation import kept_generators
+from trainables.workload_options import parameters_of
 from trainables.workloads.user_code import import_function
 
 #: Two, since a batch norm over single pixels needs more than one sample in training mode.
@@ -24,8 +21,7 @@ def build_custom(name: str, *, classes: int, image_size: int, channels: int) -> 
     """Build the model by calling the user's function.
 
     The function is called with those of ``num_classes``, ``image_size`` and ``channels`` that its signature names, and
-    with ``num_classes`` where it takes any keyword. A first parameter of another name, without a default, gets the
-    number of classes by position. A class works as well.
+    with ``num_classes`` where it takes any keyword. A class works as well.
 
     Raises:
         UserError: a name of another form, a module that does not import, no such function in it, a function that
@@ -37,31 +33,15 @@ def build_custom(name: str, *, classes: int, image_size: int, channels: int) -> 
     function = import_function(name, "model")
     sizes = {"num_classes": classes, "image_size": image_size, "channels": channels}
     try:
-        positional, named = _taken(function, sizes)
-        model = function(*positional, **named)
+        named, takes_any = parameters_of(function)
+        wanted = {*named, "num_classes"} if takes_any else named
+        model = function(**{name: size for name, size in sizes.items() if name in wanted})
     except Exception as error:
         raise UserError(f"model {name} must be built by calling it, which raised {_in_one_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name} must return an nn.Module, got {type(model).__name__}")
     _check_scores(name, model, classes, (TRIED_IMAGES, channels, image_size, image_size))
     return model
-
-
-def _taken(function: Callable[..., Any], sizes: Mapping[str, int]) -> tuple[tuple[int, ...], dict[str, int]]:
-    """Return the sizes that the function takes by position and by name, see `build_custom`."""
-    parameters = inspect.signature(function).parameters
-    named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    first = next(iter(parameters.values()), None)
-    if (
-        first is not None
-        and first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
-        and first.default is first.empty
-        and (first.kind is first.POSITIONAL_ONLY or (first.name not in sizes and "num_classes" not in named))
-    ):
-        return (sizes["num_classes"],), {name: size for name, size in sizes.items() if name in named}
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        named.add("num_classes")
-    return (), {name: size for name, size in sizes.items() if name in named}
 
 
 def _check_scores(name: str, model: nn.Module, classes: int, shape: tuple[int, ...]) -> None:

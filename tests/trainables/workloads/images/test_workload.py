@@ -17,8 +17,7 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.training.run import TrainingRun
 from trainables.workloads.base import Batch
-from trainables.workloads.images.dataset import hold_out
-from trainables.workloads.images.workload import Images
+from trainables.workloads.images.workload import Images, hold_out
 
 COUNT, SIDE = 50, 9
 LABELS = [number % 3 for number in range(COUNT)]
