@@ -93,7 +93,7 @@ def test_a_data_set_with_a_generator_of_its_own_is_trained_as_if_each_trial_were
         alone = subprocess.run(
             [sys.executable, "-c", ALONE, config], cwd=tmp_path, text=True, capture_output=True, check=True
         )
-        assert json.loads(alone.stdout.splitlines()[-1]) == [row["train_loss"], row["quality"]]
+        assert json.loads(alone.stdout.splitlines()[-1]) == [row["train_loss"], row["accuracy"]]
 
 
 ALONE = """
