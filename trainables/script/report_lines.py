@@ -21,8 +21,8 @@ NUMBERS = (
     "accuracy", "step", "epoch", "loss", "train_loss", "test_accuracy", "compute_saved", "executed_flops",
     "dense_flops", "train_time_s",
 )  # fmt: skip
-#: Keys that count something, for which NaN and infinity are errors.
-COUNTS = ("step", "epoch", "executed_flops", "dense_flops")
+#: Keys of what was computed, for which NaN and infinity are errors.
+COUNTS = ("step", "epoch", "executed_flops", "dense_flops", "compute_saved")
 #: The key whose value is a JSON object: what the gradient-skip optimizers have counted.
 COUNTED = "gradskip"
 MARKER = "tune_cac"

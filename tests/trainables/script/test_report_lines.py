@@ -55,6 +55,7 @@ def test_known_keys_stand_at_the_top_and_others_under_extra() -> None:
         ('{"tune_cac": 1, "step": "3"}', "step must be a number, got '3'"),
         ('{"accuracy": 1, "step": NaN}', "step must be a finite number, got nan"),
         ('{"accuracy": 1, "dense_flops": 1e999}', "dense_flops must be a finite number, got inf"),
+        ('{"accuracy": 1, "compute_saved": NaN}', "compute_saved must be a finite number, got nan"),
         ('{"accuracy": 1, "gradskip": 3}', "gradskip must be an object, got 3"),
     ],
 )
