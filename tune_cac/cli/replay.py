@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainables.config import method_of
 from trainables.errors import UserError, cannot_write
-from trainables.gradients.fields import estimator_of
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES
 from tune_cac.cli.arguments import ASSIGNMENTS, STUDY
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 def run(arguments: argparse.Namespace) -> int:
     """Print the prediction for one setting."""
     values = read_assignments(arguments.assignments)
-    if method := estimator_of(set(values)):
+    if (method := method_of(values)) not in ("none", "gradskip"):
         raise UserError(
-            f"replay predicts Gradient-Skip alone, got settings of {method}: what an estimator costs is known from "
-            "trials alone, so search it"
+            f"replay predicts Gradient-Skip alone, got settings of {method}: what they save is known from trials, "
+            "so search them"
         )
     import analysis
     from analysis.trace_replay.traces import load_trace

@@ -16,9 +16,17 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def script_identity(options: Iterable[str]) -> tuple[str, ...]:
-    """Return the options ``cwd`` and ``files`` of a command, unless they are given."""
+    """Return the options ``cwd`` and ``files`` of a command, unless they are given.
+
+    Raises:
+        UserError: Python shall run a file that is not there.
+    """
     given = read_options(options)
     cwd = Path(given.get("cwd", Path.cwd()))
+    program, *rest = _words(given.get("command", "")) or [""]
+    script = next((word for word in rest if not word.startswith("-") or word == "-m"), "")
+    if Path(program).name.startswith("python") and script.endswith(".py") and not (cwd / script).is_file():
+        raise UserError(f"--script must name a file that is there, got {script}")
     found = {"cwd": str(cwd), "files": files_digest(given.get("command", ""), cwd)}
     return tuple(f"{name}={value}" for name, value in found.items() if name not in given)
 

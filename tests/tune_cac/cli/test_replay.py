@@ -107,6 +107,7 @@ def test_variables_of_the_environment_count(
         ("--set epochs=2", "epochs has an option of its own"),
         ("--set CAC_STOP_LAYER_NUM=90 --set CAC_STOP_LAYER_ITR=3", "CAC_STOP_LAYER_NUM must be at most 19"),
         ("--set svrg_alpha=0.5", "replay predicts Gradient-Skip alone, got settings of svrg"),
+        ("--set agp_final_sparsity=0.5", "replay predicts Gradient-Skip alone, got settings of compression"),
     ],
 )
 def test_bad_input_is_one_line(study: Any, arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

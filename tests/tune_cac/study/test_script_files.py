@@ -64,9 +64,16 @@ def test_a_module_of_a_package_behind_a_launcher(command: str, tmp_path: Path) -
 
 
 def test_another_folder_is_another_script() -> None:
-    first, second = (script_identity(("command=python train.py", f"cwd=/{name}")) for name in "ab")
+    first, second = (script_identity(("command=sh train.sh", f"cwd=/{name}")) for name in "ab")
     assert first == second  # no file there; the folder itself is the difference
     assert script_identity(("command=x",))[0] == f"cwd={Path.cwd()}"
+
+
+def test_python_is_given_a_file_that_is_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--script must name a file that is there, got train\.py"):
+        script_identity(("command=python -u train.py --out x.py", f"cwd={tmp_path}"))
+    for command in ("python -m train x.py", "sh train.sh", "echo '{}'", ""):
+        script_identity((f"command={command}", f"cwd={tmp_path}"))
 
 
 def test_a_command_with_epochs_needs_their_number() -> None:
