@@ -32,7 +32,8 @@ from tune_cac.tuning.candidates import Candidates, GridWalk, make_sampler
 from tune_cac.tuning.controls import RandomStops, RunLengths, shorter_trainings
 from tune_cac.tuning.outcomes import OutcomeQueue
 from tune_cac.tuning.plan import SearchPlan
-from tune_cac.tuning.trials import EPOCHS, BestSetting, PredefinedTrial, Restarts, StudyTrials, open_study
+from tune_cac.tuning.restarts import Restarts
+from tune_cac.tuning.trials import EPOCHS, BestSetting, PredefinedTrial, StudyTrials, open_study
 
 #: Ray's value for a search that suggests no more.
 FINISHED: str = Searcher.FINISHED
