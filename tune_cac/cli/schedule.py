@@ -114,7 +114,10 @@ def facts_of_workload(name: str, options: Sequence[str]) -> tuple[ModelFacts, st
         model = given.get("model", "resnet20")
         if ":" in model:
             raise UserError(f"model {model} is tried on images of the data: give --data PATH, too")
-        classes = 10 if model in MODELS and MODELS[model].image_size < 64 else 1000
+        published = 10 if model in MODELS and MODELS[model].image_size < 64 else 1000
+        if not (count := given.get("classes", str(published))).isdecimal():
+            raise UserError(f"classes of workload images must be an integer, got {count!r}")
+        classes = int(count)
         with torch.device("meta"):  # shapes only, which saves time and memory
             return model_facts(build_model(model, classes)), f"{model} with {classes} classes (without data)"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from trainables.errors import UserError
 from trainables.registry import SCRIPT
@@ -42,5 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
     kept, megabytes = int(stages["checkpoints"].sum()), stages["checkpoint_bytes"].sum() / 1e6
     print(search_cost_line(search_cost(load(layout.root))))
     print(f"{plural(len(stages), 'stage')}, {plural(kept, 'checkpoint')} ({megabytes:.1f} MB)\n")
-    print(tree_text(stages, depth=arguments.depth, top=arguments.top))
+    text = tree_text(stages, depth=arguments.depth, top=arguments.top)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # the terminal has no box characters
+        text = text.translate(str.maketrans("├└│─", "|`|-"))
+    print(text)
     return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trainables.errors import UserError
 from tune_cac.cli.main import main
 
 SCHEDULES = Path(__file__).parents[3] / "docs" / "schedules"
@@ -146,3 +147,11 @@ def test_arguments_of_learning_rate_schedules_are_checked(file: Path, capsys: py
 )
 def test_what_is_wrong_is_said(arguments: str, message: str, refused: Callable[..., str]) -> None:
     assert refused("schedule", "check", "s.yaml", *arguments.split()).startswith(message)
+
+
+def test_classes_count_without_data() -> None:
+    from tune_cac.cli.schedule import facts_of_workload
+
+    assert facts_of_workload("images", ["classes=7"])[1] == "resnet20 with 7 classes (without data)"
+    with pytest.raises(UserError, match="classes of workload images must be an integer, got 'x'"):
+        facts_of_workload("images", ["classes=x"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,16 @@ def test_it_prints_the_tree(study: Layout, capsys: pytest.CaptureFixture[str]) -
         "└─ 205: stop through conv.weight, braking 6, ..300, 2 trials, accuracy 0.9700, saved 25.0 % (trials 1, 2)",
     ]
     assert sorted(study.root.rglob("*")) == before  # looking changes nothing
+
+
+@pytest.mark.usefixtures("study")
+def test_a_terminal_without_box_characters_gets_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    terminal = io.TextIOWrapper(written, encoding="ascii")
+    monkeypatch.setattr("sys.stdout", terminal)
+    assert main(["tree", "s", "--depth", "0"]) == 0
+    terminal.flush()
+    assert written.getvalue().splitlines()[-1] == b"`- ... 1 more stage, 2 trials"
 
 
 @pytest.mark.usefixtures("study")
