@@ -57,6 +57,7 @@ def test_a_long_test_must_be_marked(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(), pytest.param(("-n", "1"), marks=pytest.mark.thorough)])
+@pytest.mark.thorough
 def test_what_lacks_is_said_and_fails_in_ci(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     lacking = {"CHROMIUM": str(tmp_path / "nowhere")}
     found = run_pytest(tmp_path, PAGE, *arguments, **lacking)

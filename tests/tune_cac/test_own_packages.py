@@ -59,6 +59,7 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_commands_work_there(folder: Path) -> None:
     done = python(folder, "-m", "tune_cac", "spaces", "auto_thresholds")
     assert done.returncode == 0, done.stderr
@@ -81,6 +82,7 @@ def test_a_search_works_there_with_its_workers(folder: Path, what: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_script_keeps_its_own_module(folder: Path) -> None:
     (folder / "train.py").write_text(
         "import analysis, tune_cac as cac, trainables.gradskip\nfrom torch import nn\nassert analysis.mine\n"

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from runs import rows_to_the_end
+from thorough import rest_thorough
 
 from trainables.config import TrialConfig
 from trainables.script.run import ERRORS_FILE, ScriptFailed, ScriptRun
@@ -82,7 +83,7 @@ def begun(command: str, folder: Path) -> ScriptRun:
     return ScriptRun(TrialConfig(workload="script", workload_options=options, epochs=1, method="none"), folder)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", rest_thorough(LAUNCHERS))
 def test_the_first_process_reports_the_flops_of_all(
     launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from thorough import rest_thorough
 from tiny_workload import Tiny
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -170,7 +171,7 @@ class _Compiled(Tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["none", "gradskip"])
+@pytest.mark.parametrize("method", rest_thorough(["gradskip", "none"]))
 def test_a_compiled_model_stays_compiled_and_costs_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     for cls in (Tiny, _Compiled):

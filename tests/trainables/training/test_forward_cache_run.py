@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from thorough import rest_thorough
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -72,7 +73,7 @@ def test_it_trains_what_a_prefix_in_eval_mode_trains() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stops", [STOP, {"CAC_STOP_LAYER_NUM": (5, 11), "CAC_STOP_LAYER_ITR": (9, 23)}])
+@pytest.mark.parametrize("stops", rest_thorough([STOP, {"CAC_STOP_LAYER_NUM": (5, 11), "CAC_STOP_LAYER_ITR": (9, 23)}]))
 def test_a_resumed_run_trains_the_same_weights_bit_for_bit(stops: dict[str, Any], tmp_path: Path) -> None:
     """Its cache starts empty, so it computes more; everything else is equal."""
     config = config_of(**stops)

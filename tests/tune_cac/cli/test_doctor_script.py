@@ -93,6 +93,7 @@ def test_the_smaller_of_two_networks_is_looked_at_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_script_that_is_short_fails_or_does_not_train_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "short.py").write_text(SCRIPT.replace("range(1000)", "range(1)").replace("randn(400", "randn(24")
                                        .replace("(400,)", "(24,)"))  # fmt: skip

@@ -125,6 +125,7 @@ def test_shorter_runs_fill_the_time_in_which_others_wait_for_the_baseline(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sampler_learns_from_settings_as_if_there_were_no_controls(tmp_path: Path) -> None:
     """Settings with START_THR near 1 are the better ones; good controls must not stand in their place."""
     found = {}
@@ -274,6 +275,7 @@ def test_stops_are_searched_on_cut_runs_and_are_those_of_runs_trained_alone(tmp_
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
+@pytest.mark.thorough
 def test_random_stops_are_as_long_as_the_best_setting(tmp_path: Path) -> None:
     search = learning(tmp_path, lengths="0.5")
     search.ask_for(2, controls=True)

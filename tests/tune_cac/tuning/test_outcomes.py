@@ -109,6 +109,7 @@ def test_without_a_tree_no_setting_is_trained_twice_though_it_stops_otherwise_th
     assert len({json.dumps(config, sort_keys=True) for config in configs}) == len(configs)
 
 
+@pytest.mark.thorough
 def test_the_cost_of_a_training_is_what_follows_the_steps_that_others_trained(tmp_path: Path) -> None:
     made = learning(tmp_path)
     outcomes, _ = distinct_outcomes(made.learn(), made.learn().drawn(0, 300))

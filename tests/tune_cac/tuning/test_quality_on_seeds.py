@@ -191,6 +191,7 @@ def test_a_lucky_length_is_not_taken_for_a_good_one() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_area_gained_is_the_mean_growth_of_the_hypervolume() -> None:
     draw = np.random.default_rng(1)
     own = {"mean": np.array([0.0, 0.004, 0.02]), "deviation": np.array([0.001, 0.003, 0.004])}

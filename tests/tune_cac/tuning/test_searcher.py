@@ -267,6 +267,7 @@ def test_ranges_are_those_of_the_run(tmp_path: Path) -> None:
         ({"CAC_VAR_START_THR": 1.0}, ""),
     ],
 )
+@pytest.mark.slow
 def test_a_space_that_does_nothing_is_said_to(
     hold: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

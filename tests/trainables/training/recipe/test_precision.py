@@ -106,6 +106,7 @@ def test_a_gpu_without_bfloat16_is_one_clear_error(monkeypatch: pytest.MonkeyPat
         MixedPrecision("bfloat16", torch.device("cuda"))
 
 
+@pytest.mark.slow
 def test_evaluations_are_of_the_weights_in_float32() -> None:
     with TrainingRun(TrialConfig(method="none", epochs=1, precision="bfloat16")) as run:
         kinds = []
