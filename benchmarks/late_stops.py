@@ -9,8 +9,8 @@ but the last at T; ``dense``: none. Printed: compute saved, mean loss of validat
 epochs of the same seed with its standard deviation over seeds, in points, and the share of the seeds on which it is
 within half a point. A shorter run shares nothing with the baseline of its seed, so it is compared with further
 baselines, too (all pairs; `against_all`, `kept_all`): the seeds' own may be lucky. Then how well the losses are
-explained by the compute saved and by `quality_on_seeds.trend` (least squares without a constant). Rows that a file has
-already are not trained again.
+explained by the compute saved and by `probability_on_other_seeds.trend` (least squares without a constant). Rows that
+a file has already are not trained again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from machine import header
 from trainings import fresh_seeds, last_row, share_kept
 
 from trainables.config import TrialConfig
-from tune_cac.tuning.quality_on_seeds import features_of, trend
+from tune_cac.tuning.probability_on_other_seeds import features_of, trend
 
 FULL, STEPS_PER_EPOCH = 30, 10
 #: Last parameter of each convolution's unit.
@@ -65,7 +65,7 @@ def trained(epochs: int, stops: tuple[tuple[int, float], ...], seed: int) -> dic
 
 
 def as_known(epochs: int, stops: tuple[tuple[int, float], ...], saved: float) -> np.ndarray:
-    """Return an outcome as `quality_on_seeds` knows it, with parameters for depths."""
+    """Return an outcome as `probability_on_other_seeds` knows it, with parameters for depths."""
     ended = epochs / FULL
     return features_of([(when * ended, unit) for unit, when in stops], UNITS, end=ended, saved=saved)
 

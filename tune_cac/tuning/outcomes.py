@@ -31,7 +31,7 @@ from trainables.gradskip.variables import BY_NAME
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.baseline import WarmStart, completed, outcome_identity, predictions
 from tune_cac.tuning.plan import SearchPlan
-from tune_cac.tuning.quality_on_seeds import (
+from tune_cac.tuning.probability_on_other_seeds import (
     WORTHWHILE,
     WORTHWHILE_AREA,
     Depths,

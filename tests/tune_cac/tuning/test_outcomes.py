@@ -24,9 +24,9 @@ from trainables.stage_tree.store import StageStore
 from trainables.training.run import TrainingRun
 from tune_cac import search
 from tune_cac.tuning import outcomes as module
-from tune_cac.tuning import quality_on_seeds
+from tune_cac.tuning import probability_on_other_seeds
 from tune_cac.tuning.outcomes import OutcomeQueue, distinct_outcomes, predicted_again
-from tune_cac.tuning.quality_on_seeds import are_new
+from tune_cac.tuning.probability_on_other_seeds import are_new
 from tune_cac.tuning.searcher import FINISHED, StudySearch
 from tune_cac.tuning.trials import OUTCOME
 
@@ -326,8 +326,8 @@ def test_a_search_by_outcome_on_ray_ends_early_and_says_so(tmp_path: Path, capsy
 
 def test_of_outcomes_that_cannot_be_told_apart_one_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run has 32 steps, so a difference of 3 of them is below what is then told apart."""
-    monkeypatch.setattr(quality_on_seeds, "ALIKE", 3.5 / 32)
-    monkeypatch.setattr(quality_on_seeds, "WORTHWHILE", 0.06)
+    monkeypatch.setattr(probability_on_other_seeds, "ALIKE", 3.5 / 32)
+    monkeypatch.setattr(probability_on_other_seeds, "WORTHWHILE", 0.06)
     monkeypatch.setattr(module, "WORTHWHILE", 0.06)
     made = learning(tmp_path)
     trained_by(made, tmp_path)

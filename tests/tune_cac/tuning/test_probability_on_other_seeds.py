@@ -15,7 +15,7 @@ from tiny_workload import HeadFirst, Tiny, tiny  # noqa: F401 - a fixture
 from analysis.metrics.pareto import hypervolume, non_dominated
 from analysis.trace_replay.traces import load_trace, trains_after
 from trainables.quality import ACCURACY, Quality
-from tune_cac.tuning.quality_on_seeds import Depths, LossScale, Posterior, features_of, loss_scale, posterior
+from tune_cac.tuning.probability_on_other_seeds import Depths, LossScale, Posterior, features_of, loss_scale, posterior
 
 # --- features ---------------------------------------------------------------------------------------------------------
 
