@@ -45,7 +45,7 @@ class OutputRows:
         self._gradients: list[Tensor] = []
         self._is_called = False
         self.whole: Any = None
-        """What the model returned, if ``keeps_whole``."""
+        """The model's whole output, if ``keeps_whole``."""
 
     def __enter__(self) -> OutputRows:
         self._handle = self._model.register_forward_hook(self._seen)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import re
@@ -21,7 +20,6 @@ from analysis.formatting import (
     drop_words,
     percent,
     plural,
-    value_text,
 )
 from analysis.metrics.ranking import beats_shorter, control_line
 from analysis.metrics.saving import saved_of_one
@@ -43,14 +41,10 @@ from analysis.presentation.markdown_report import (
 from analysis.presentation.settings_text import compresses, without_files
 from analysis.presentation.summary_text import TREE_CAPTION, compression_of, config_of, is_answer
 from trainables.errors import UserError
-from trainables.quality import Quality
 from trainables.savings import TRAINING
 
 #: Most rows that are listed of clusters, of failed trials and of the ranking.
 _MOST_CLUSTERS, _MOST_FAILURES, _MOST_RANKED = 30, 200, 200
-#: Most epochs of a trial of which a generator's samples are shown, evenly spread, and their enlargement.
-_MOST_EPOCHS, _FACTOR = 8, 2
-_PNG = b"\x89PNG\r\n\x1a\n"
 
 # --- Elements ---------------------------------------------------------------------------------------------------------
 
@@ -155,7 +149,6 @@ def _sections(data: ReportData, figures: Mapping[str, Figure]) -> list[tuple[str
         ("stops", "When layers stopped", _stops(data, figures)),
         ("gradients", "Noise of the gradients", _gradients(figures)),
         ("clusters", "Samples with similar gradients", clusters(data)),
-        ("samples", "Samples", sample_pictures(data)),
         ("tree", "Stage tree", f"<p>{TREE_CAPTION}</p>{_picture(figures['tree'])}" if "tree" in figures else ""),
         ("trials", "Ranking", _ranking(data)),
         ("failed", "Failed trials", _failed(data.trials)),
@@ -272,63 +265,6 @@ def _spread(value: float) -> str:
 
 def _and_more(count: int, noun: str) -> str:
     return _paragraph(f"and {plural(count, f'more {noun}')}", "none") if count > 0 else ""
-
-
-def sample_pictures(data: ReportData) -> str:
-    """Return the section on samples that a generator draws, epoch by epoch; empty for studies without them."""
-    rows = data.history
-    if rows is None or "sample_picture" not in rows.columns:
-        return ""
-    rows = rows.assign(png=rows["sample_picture"].map(_png))
-    rows = rows[rows["png"].map(len) > 0]
-    if rows.empty:
-        return ""
-    baselines = data.trials.loc[data.trials["role"] == "baseline", "trial"]
-    cells = [["trial", "samples"]]
-    for trial in dict.fromkeys([*baselines.head(1), shown_trial(data, rows)]):
-        own = rows[rows["trial"] == trial].sort_values("epoch")
-        if len(own):
-            name = f"{trial}{' (baseline)' if trial in set(baselines) else ''}"
-            places = sorted({round(k * (len(own) - 1) / (_MOST_EPOCHS - 1)) for k in range(_MOST_EPOCHS)})
-            items = [_epoch_sample(row, data.quality) for row in own.iloc[places].to_dict("records")]
-            cells.append([name, Markup(f'<ul class="samples">{"".join(items)}</ul>')])
-    text = _paragraph(
-        "Samples from the same noise after some of a trial's epochs: of the baseline, and of the trial that the report "
-        "shows."
-    )
-    return text + _collapsed(rows) + _table("Samples by trial", cells)
-
-
-def _collapsed(rows: pd.DataFrame) -> str:
-    """Return a line on each trial whose discriminator had collapsed after an epoch."""
-    if "discriminator_collapsed" not in rows.columns:
-        return ""
-    told = rows[pd.to_numeric(rows["discriminator_collapsed"], errors="coerce") > 0]
-    return "".join(
-        f"<p><strong>The discriminator of trial {trial} had collapsed after epoch "
-        f"{', '.join(map(str, group['epoch']))}.</strong></p>"
-        for trial, group in told.groupby("trial")
-    )
-
-
-def _epoch_sample(row: dict[Any, Any], quality: Quality) -> str:
-    width, height = (_FACTOR * int.from_bytes(row["png"][at : at + 4], "big") for at in (16, 20))
-    value = row.get(quality.name)
-    words = "" if value is None or pd.isna(value) else f", {quality.name} {value_text(value, quality)}"
-    text, source = escape(f"samples after epoch {row['epoch']}{words}"), base64.b64encode(row["png"]).decode()
-    return (
-        f'<li><img alt="{text}" title="{text}" width="{width}" height="{height}" src="data:image/png;base64,{source}">'
-        f"<small>epoch {int(row['epoch'])}{escape(words)}</small></li>"
-    )
-
-
-def _png(text: Any) -> bytes:
-    """Return the picture in a cell; empty where there is none, whatever a study's file holds."""
-    try:
-        found = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
-    except (binascii.Error, ValueError):
-        return b""
-    return found if found.startswith(_PNG) and len(found) >= 24 else b""
 
 
 def _ranking(data: ReportData) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import re
 import subprocess
@@ -21,13 +20,12 @@ import pandas as pd
 import pytest
 from compressed import SENSITIVITIES, pruned, write_compressed
 from gradient_rows import with_gradients
-from PIL import Image
 from report_data import report_data
 
 from analysis.metrics.ranking import SHORTER
 from analysis.presentation.figures.outcomes import confirmation, pareto
 from analysis.presentation.html import ReportData, page, report_html
-from analysis.presentation.html.page import clusters, first_sentence, sample_pictures
+from analysis.presentation.html.page import clusters, first_sentence
 from trainables.errors import UserError
 from tune_cac.cli.report import gather
 from tune_cac.study.study_result import answer
@@ -282,7 +280,7 @@ def test_a_schedule_that_prunes_nothing_is_not_said_to_compress(tmp_path: Path) 
     assert "compresses:" not in report_html(page_data(tmp_path / "s", pruning_sensitivities=("a.weight=0",)))
 
 
-# --- statistics and clusters of gradients, samples of a generator ---------------------------------------------------
+# --- statistics and clusters of gradients -----------------------------------------------------------------------------
 
 
 def test_the_page_explains_and_shows_statistics_and_clusters() -> None:
@@ -300,46 +298,3 @@ def test_the_table_has_size_share_spread_and_examples() -> None:
     assert cells(section) == [
         ["1", "6", "60.0 %", "2.5", "4, 0"], ["2", "3", "30.0 %", "1265", "11"], ["3", "1", "10.0 %", "0", "2"],
     ]  # fmt: skip
-
-
-def png(shade: int) -> str:
-    file = io.BytesIO()
-    Image.new("L", (128, 32), shade).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
-
-
-def rows(trial: int, epochs: int = 20, **columns: object) -> pd.DataFrame:
-    return pd.DataFrame(
-        {"trial": trial, "epoch": range(1, epochs + 1), "sample_picture": [png(e) for e in range(epochs)], **columns}
-    )
-
-
-def test_the_baseline_and_the_shown_trial_have_pictures_of_some_epochs() -> None:
-    data = report_data(12)
-    assert data.best is not None
-    best = int(data.best["trial"])
-    html = sample_pictures(replace(data, history=pd.concat([rows(0), rows(best), rows(best + 1)])))
-    assert "<td>0 (baseline)</td>" in html
-    assert f"<td>{best}</td>" in html
-    assert f"<td>{best + 1}</td>" not in html
-    sources = re.findall(r'src="data:image/png;base64,([^"]+)"', html)
-    assert len(sources) == 16
-    assert Image.open(io.BytesIO(base64.b64decode(sources[0]))).size == (128, 32)
-    assert 'width="256" height="64"' in html
-    assert "epoch 1<" in html
-    assert "epoch 20<" in html
-
-
-def test_a_collapsed_discriminator_is_said() -> None:
-    collapsed = [1.0 if epoch in (3, 4) else 0.0 for epoch in range(20)]
-    html = sample_pictures(replace(report_data(5), history=rows(0, discriminator_collapsed=collapsed)))
-    assert "The discriminator of trial 0 had collapsed after epoch 4, 5." in html
-
-
-@pytest.mark.slow
-def test_what_is_no_picture_is_left_out() -> None:
-    for bad in ('"><script>alert(1)</script>', base64.b64encode(b"GIF89a" + b"x" * 40).decode(), "", None, 7):
-        history = rows(0, 2).assign(sample_picture=pd.Series([bad, bad], dtype="object"))
-        assert sample_pictures(replace(report_data(5), history=history)) == ""
-    assert sample_pictures(replace(report_data(5), history=None)) == ""
-    assert sample_pictures(report_data(5)) == ""
