@@ -44,6 +44,7 @@ def test_the_ordinary_loop_stops_layers(tmp_path: Path) -> None:
     assert len(lines) >= 2
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_processes_stop_layers(tmp_path: Path) -> None:
     assert "torchrun --standalone --nproc-per-node 2 parallel.py" in documentation("parallel.py")

@@ -14,6 +14,8 @@ from report_data import LAYERS, report_data, stages
 
 from analysis.presentation.html import ReportData, report_html
 
+pytestmark = pytest.mark.slow
+
 Open = Callable[..., Page]
 
 

@@ -113,6 +113,7 @@ def test_sensitivities_are_searched_alike_with_and_without_sharing(study: Path, 
         assert_equals_alone(trial)
 
 
+@pytest.mark.thorough
 @slow
 def test_both_means_the_mean_of_both(study: Path) -> None:
     trials = analysis.load(study)

@@ -21,6 +21,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "gradients.md").read_text()
 GRID = re.findall(r"```yaml\n(# grid.yaml.*?)```", PAGE, re.DOTALL)[0]
 #: A search a space, of a second or two a trial, and whether trials execute more than a dense run (None: it depends).
 SEARCHES = {
+    "zero_gradients": ((), False),
     "central_difference": ((), True),
     "discrete_gradient": (
         ("--workload", "rosenbrock", "--option", "pairs=2", "--option", "updates=60", "--option", "decay_from=100",
@@ -28,7 +29,6 @@ SEARCHES = {
         True,
     ),
     "straight_through": (("--workload", "binary_mlp"), True),
-    "zero_gradients": ((), False),
     "svrg": ((), True),
     "kfac": ((), True),
     "gradient_clustering": ((), True),

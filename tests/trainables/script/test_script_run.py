@@ -86,6 +86,7 @@ def test_variables_and_placeholders_reach_the_command(tmp_path: Path, monkeypatc
     assert environment["CAC_VAR_START_THR"] == arguments[0] == "-1"  # the baseline is switched off
 
 
+@pytest.mark.slow
 def test_a_script_with_our_optimizer_reports_what_it_saved(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, torch, tune_cac as cac\n"
@@ -145,6 +146,7 @@ def trained(
 REPORT = "cac.report(accuracy=step / 10)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [{}, {"TUNE_CAC_TRIAL_DIR": "/nowhere"}])
 def test_an_evaluation_before_the_training_is_no_epoch(tmp_path: Path, environment: dict[str, str]) -> None:
     early = "cac.report(accuracy=0.05)"
@@ -152,12 +154,14 @@ def test_an_evaluation_before_the_training_is_no_epoch(tmp_path: Path, environme
     assert [(row["epoch"], row["step"], row["quality"]) for row in rows] == [(1, 3, 0.2), (2, 6, 0.5)]
 
 
+@pytest.mark.slow
 def test_a_report_is_read_whatever_stands_on_its_line(tmp_path: Path) -> None:
     noise = "sys.stdout.write('evaluating ... '); sys.stdout.flush(); print({'accuracy': 0.3}, end='\\r50 %')"
     assert [row["quality"] for row in trained(tmp_path, within=f"{noise}; {REPORT}; print('done')")] == [0.2, 0.5]
     assert 'tune_cac.report: {"accuracy": 0.2, ' in (tmp_path / LOG_FILE).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "within", "fails"),
     [(7, REPORT, True), (7, "cac.report(accuracy=step / 10, early_stopped=step == 5)", False)],
