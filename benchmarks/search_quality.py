@@ -88,7 +88,7 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
         budget: full trainings that may be executed; None for no limit.
     """
     import analysis
-    from analysis.io.layout import Layout
+    from analysis.io.study_files import Layout
     from analysis.presentation.summary_text import config_of
     from tune_cac.study.study_result import answer
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.io.layout import STUDY_NAME
+from analysis.io.study_files import STUDY_NAME
 from trainables.errors import UserError
 
 #: Codes of the operations that are read (optuna.storages.journal._storage.JournalOperation).

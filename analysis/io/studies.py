@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.io.dtypes import IDENTITY, described, further_names, row_dtypes, trial_dtypes, typed
 from analysis.io.journal import JournalTrial, read_study
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from analysis.metrics.ranking import relative_names, relative_to_baseline
 from analysis.metrics.saving import quality_of
 from trainables.metrics import ROW, current_row, named_row

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis.formatting import ROUNDING
 from analysis.io.checked import group_codes, plain
-from analysis.io.layout import Layout
 from analysis.io.studies import load
+from analysis.io.study_files import Layout
 from analysis.metrics.duplicates import outcome_of, outcomes
 from analysis.metrics.noise import is_constant, resolution_of
 from analysis.metrics.saving import quality_of, saved_of

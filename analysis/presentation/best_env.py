@@ -18,7 +18,7 @@ from analysis.formatting import (
     value_text,
     whole_percent,
 )
-from analysis.io.layout import StudyInfo
+from analysis.io.study_files import StudyInfo
 from analysis.metrics.confirmation import confirmation_of, retrained_saving
 from analysis.metrics.ranking import (
     accuracy_when_shorter,

@@ -7,7 +7,7 @@ import json
 import pandas as pd
 
 from analysis.formatting import drop_text, drop_words, metric_words, percent, value_text
-from analysis.io.layout import StudyInfo
+from analysis.io.study_files import StudyInfo
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.best_env import comment_lines, environment_lines
 from analysis.presentation.settings_text import compresses, cut_words, length_lines, schedule_text

@@ -20,7 +20,7 @@ from analysis.formatting import (
     whole_percent,
 )
 from analysis.io.checked import is_value, number_of
-from analysis.io.layout import StudyInfo
+from analysis.io.study_files import StudyInfo
 from analysis.metrics.accounting import SearchCost, search_cost, search_fraction
 from analysis.metrics.confirmation import compared, retrained_saving
 from analysis.metrics.ranking import RANDOM_STOPS, allowed_limit, baseline_of, beats_shorter, control_line

@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 
 from analysis.formatting import percent, plural, value_text
-from analysis.io.layout import Layout
 from analysis.io.studies import load
+from analysis.io.study_files import Layout
 from analysis.metrics.saving import quality_of, saved_of, saving_of
 from analysis.presentation.settings_text import estimator_text
 from analysis.presentation.summary_text import trial_numbers

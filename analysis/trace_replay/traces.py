@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.replay import Blueprint, blueprint_key

@@ -17,7 +17,7 @@ from user_factories import HEAD
 
 import analysis
 import tune_cac
-from analysis.io.layout import STUDY_NAME, Layout
+from analysis.io.study_files import STUDY_NAME, Layout
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged
 from trainables.training.run import TrainingRun

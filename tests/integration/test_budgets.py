@@ -12,7 +12,7 @@ from commands_run import run_here
 
 import analysis
 import tune_cac
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from analysis.metrics.accounting import search_cost
 from trainables.errors import UserError
 from tune_cac.cli.main import main

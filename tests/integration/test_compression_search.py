@@ -19,7 +19,7 @@ from runs import assert_equals_alone, comparable
 from studies import study_of
 
 import analysis
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from analysis.presentation.summary_text import config_of
 from trainables.compression.schedule import read_schedule
 from trainables.compression.trial.from_config import schedule_of

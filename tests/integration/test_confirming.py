@@ -12,7 +12,7 @@ from commands_run import run_here
 from runs import assert_equals_alone, finish
 
 import analysis
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from analysis.metrics.ranking import RANDOM_STOPS, SHORTER, control_line
 from analysis.presentation.summary_text import config_of
 from trainables.training.run import TrainingRun

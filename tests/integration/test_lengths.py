@@ -11,7 +11,7 @@ from commands_run import run_here
 from runs import assert_equals_alone
 
 import analysis
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from analysis.metrics.ranking import CUT, SHORTER, control_line
 from analysis.presentation.settings_text import EPOCHS_VARIABLE
 from analysis.presentation.summary_text import config_of

@@ -14,7 +14,7 @@ import pytest
 import analysis
 import tune_cac
 from analysis.io.journal import read_study
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from analysis.metrics.ranking import CUT, SHORTER
 from analysis.presentation.settings_text import EPOCHS_VARIABLE
 from analysis.presentation.summary_text import config_of

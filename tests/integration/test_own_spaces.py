@@ -15,7 +15,7 @@ from studies import study_of
 
 import analysis
 import tune_cac
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from analysis.presentation.summary_text import config_of
 from tune_cac.ray_backend.session import ray_session
 

@@ -22,7 +22,7 @@ from studies import study_of
 import analysis
 import search_spaces
 import tune_cac
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from analysis.presentation.summary_text import config_of
 from search_spaces import Space, SpaceContext
 from trainables.gradskip import Settings

@@ -17,8 +17,8 @@ from commands_run import Run, run_here
 from runs import assert_equals_alone, comparable
 
 import analysis
-from analysis.io.layout import Layout
 from analysis.io.studies import read_journal
+from analysis.io.study_files import Layout
 from analysis.presentation.summary_text import config_of
 from trainables.config import field_names
 from trainables.errors import UserError

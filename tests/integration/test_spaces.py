@@ -10,7 +10,7 @@ from commands_run import run_here
 from studies import study_of
 
 import analysis
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from analysis.presentation.best_env import best_env
 from analysis.presentation.summary_text import config_of
 from trainables.config import TrialConfig

@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 from studies import result_row, write_study
 
-from analysis.io.layout import Layout
 from analysis.io.studies import to_frame
+from analysis.io.study_files import Layout
 from trainables.config import TrialConfig
 
 #: Of three layers, the last of which is not pruned.

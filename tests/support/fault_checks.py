@@ -14,8 +14,8 @@ from typing import Any
 
 from studies import study_of
 
-from analysis.io.layout import Layout
 from analysis.io.studies import read_journal
+from analysis.io.study_files import Layout
 from trainables.errors import UserError
 
 #: Variable by which the processes of a test are found: every process inherits it from the one that started it.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.io.layout import Layout, StudyInfo
+from analysis.io.study_files import Layout, StudyInfo
 from analysis.trace_replay.traces import RunTrace, StepCosts, assemble, facts_key
 from trainables.config import TrialConfig
 from trainables.gradskip.replay import Blueprint, GradskipReplay, LayerPlan, Unit, stop_action

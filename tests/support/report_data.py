@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from studies import result_row
 
-from analysis.io.layout import StudyInfo
 from analysis.io.studies import to_frame
+from analysis.io.study_files import StudyInfo
 from analysis.metrics.accounting import search_cost
 from analysis.metrics.ranking import best, rank
 from analysis.presentation.best_env import best_env

@@ -9,7 +9,7 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 
 import search_spaces
-from analysis.io.layout import STUDY_NAME, Layout, StudyInfo
+from analysis.io.study_files import STUDY_NAME, Layout, StudyInfo
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.metrics import ROW

@@ -11,7 +11,7 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from analysis.io.layout import STUDY_NAME, Layout, StudyInfo
+from analysis.io.study_files import STUDY_NAME, Layout, StudyInfo
 from trainables.config import TrialConfig
 from trainables.interventions import Intervention
 from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS, OBJECTIVES, ROW, current_row

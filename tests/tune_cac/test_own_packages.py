@@ -137,7 +137,7 @@ def test_both_lists_of_the_names_agree() -> None:
 
 
 def test_one_import_is_enough() -> None:
-    import tune_cac.analysis.io.layout
+    import tune_cac.analysis.io.study_files
     from tune_cac.analysis import rank
     from tune_cac.gradskip import Settings
 
@@ -147,5 +147,5 @@ def test_one_import_is_enough() -> None:
     assert set(tune_cac.__all__) <= set(dir(tune_cac))
     assert rank is analysis.rank
     assert Settings is gradskip.Settings
-    assert tune_cac.analysis.io.layout is sys.modules["analysis.io.layout"]
+    assert tune_cac.analysis.io.study_files is sys.modules["analysis.io.study_files"]
     assert analysis.__spec__.name == analysis.__name__ == "analysis"

@@ -18,7 +18,7 @@ from tune_cac.cli.command import argument
 from tune_cac.messages import say
 
 if TYPE_CHECKING:
-    from analysis.io.layout import Layout, StudyInfo
+    from analysis.io.study_files import Layout, StudyInfo
 
 #: A study.
 STUDY = (

@@ -26,8 +26,8 @@ from tune_cac.study.search_options import SearchOptions
 )
 def run(arguments: argparse.Namespace) -> int:
     """Run the confirmation; print the table of candidates and the study's answer."""
-    from analysis.io.layout import Layout
     from analysis.io.studies import load
+    from analysis.io.study_files import Layout
     from analysis.metrics.accounting import search_cost
     from analysis.metrics.ranking import allowed_limit
     from analysis.metrics.saving import saving_of

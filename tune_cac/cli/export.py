@@ -12,7 +12,7 @@ from tune_cac.cli.arguments import ALLOWED_DROP, STUDY, study_of
 from tune_cac.cli.command import argument, command
 
 if TYPE_CHECKING:
-    from analysis.io.layout import Layout, StudyInfo
+    from analysis.io.study_files import Layout, StudyInfo
 
 
 @command(

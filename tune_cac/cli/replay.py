@@ -17,7 +17,7 @@ from tune_cac.cli.command import argument, command
 from tune_cac.study.fixed_params import read_assignments
 
 if TYPE_CHECKING:
-    from analysis.io.layout import Layout
+    from analysis.io.study_files import Layout
     from analysis.trace_replay.traces import RunTrace
 
 

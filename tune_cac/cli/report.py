@@ -13,7 +13,7 @@ from tune_cac.cli.command import argument, command
 from tune_cac.messages import say
 
 if TYPE_CHECKING:
-    from analysis.io.layout import Layout
+    from analysis.io.study_files import Layout
     from analysis.presentation.html import ReportData
     from tune_cac.study.study_result import SearchResult
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from analysis.io.study_options import options_of
 from trainables.errors import UserError, unknown_name
 from tune_cac.cli.arguments import DATA_AND_MODEL, workload_options

@@ -32,7 +32,7 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from trainables.errors import UserError
 from trainables.runtime.processors import processors
 from trainables.storage import files_of, is_uri

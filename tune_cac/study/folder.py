@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.io.journal import torn_end
-from analysis.io.layout import Layout, StudyInfo
 from analysis.io.studies import read_journal
+from analysis.io.study_files import Layout, StudyInfo
 from analysis.io.study_options import StudyOptions, options_of, results_here
 from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
 from trainables.runtime.checkpoint_folder import CHECKPOINT, CHECKPOINT_FILE

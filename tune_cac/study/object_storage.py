@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import PurePosixPath
 
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from trainables.errors import DiskError, UserError
 from trainables.runtime.checkpoint_folder import CHECKPOINT
 from trainables.storage import DiskFiles, Files, FileState, files_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import search_spaces
-from analysis.io.layout import StudyInfo
+from analysis.io.study_files import StudyInfo
 from analysis.io.study_options import RESULTS, TRIALS, StudyOptions, option, options_of, results_here
 from search_spaces import _FILES, Space, first_options
 from search_spaces.grid_file import COMBINATIONS, GRID

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.io.layout import Layout
 from analysis.io.studies import load
+from analysis.io.study_files import Layout
 from analysis.metrics.accounting import SearchCost, search_cost
 from analysis.metrics.confirmation import read_confirmation, without_refuted
 from analysis.metrics.duplicates import outcomes

@@ -13,8 +13,8 @@ import pandas as pd
 from optuna.trial import TrialState
 
 from analysis.formatting import drop_words, plural
-from analysis.io.layout import Layout, StudyInfo
 from analysis.io.studies import load
+from analysis.io.study_files import Layout, StudyInfo
 from analysis.metrics.confirmation import FEWEST_PAIRS
 from analysis.metrics.duplicates import outcomes
 from analysis.metrics.noise import is_unsure, with_holds

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.formatting import plural
-from analysis.io.layout import Layout
 from analysis.io.studies import read_journal
+from analysis.io.study_files import Layout
 from analysis.io.study_options import RESULTS, SURE
 from search_spaces import SpaceContext
 from search_spaces.grid import GridPoints

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.io.layout import Layout
 from analysis.io.studies import read_journal
+from analysis.io.study_files import Layout
 from search_spaces import Space, SpaceContext
 from search_spaces.own_space import settable_fields
 from search_spaces.space import ANY_RUN, corners

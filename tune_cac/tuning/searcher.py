@@ -16,7 +16,7 @@ from optuna.trial import FixedTrial, TrialState
 from ray.tune.search import Searcher
 
 from analysis.formatting import plural
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from analysis.metrics.ranking import CUT
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig

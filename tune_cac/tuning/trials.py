@@ -15,7 +15,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from analysis.formatting import ROUNDING
-from analysis.io.layout import STUDY_NAME
+from analysis.io.study_files import STUDY_NAME
 from analysis.metrics.ranking import CUT
 from trainables.metrics import OBJECTIVES
 from trainables.quality import ACCURACY, Quality, allowed_amount

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import pandas as pd
 
-from analysis.io.layout import StudyInfo
+from analysis.io.study_files import StudyInfo
 from analysis.metrics.ranking import allowed_limit
 from analysis.metrics.saving import saving_of
 from trainables.quality import Quality

@@ -12,8 +12,8 @@ import pytest
 from ray_files import write_trial
 from studies import result_row, write_study
 
-from analysis.io.layout import Layout
 from analysis.io.studies import history
+from analysis.io.study_files import Layout
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.metrics import row_metrics

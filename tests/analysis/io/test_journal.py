@@ -19,7 +19,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from analysis.io.journal import read_study, torn_end
-from analysis.io.layout import STUDY_NAME
+from analysis.io.study_files import STUDY_NAME
 from trainables.errors import UserError
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -17,8 +17,8 @@ from studies import result_row, write_study
 
 import analysis
 from analysis.io.dtypes import trial_dtypes
-from analysis.io.layout import STUDY_NAME, Layout, StudyInfo
 from analysis.io.studies import read_journal
+from analysis.io.study_files import STUDY_NAME, Layout, StudyInfo
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
 from trainables.metrics import METRICS

@@ -10,7 +10,7 @@ import pytest
 from studies import DENSE_FLOPS, result_row, write_study
 
 import analysis
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from analysis.metrics.accounting import SearchCost, search_cost
 from analysis.presentation.markdown_report import search_cost_line
 from trainables.config import TrialConfig

@@ -14,7 +14,7 @@ from compressed import pruned, write_compressed
 from studies import result_row, write_study
 
 import analysis
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from analysis.presentation.best_env import best_env
 from analysis.presentation.export import export_trial
 from analysis.presentation.settings_text import EPOCHS_VARIABLE

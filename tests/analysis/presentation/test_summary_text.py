@@ -17,8 +17,8 @@ from studies import result_row, write_study
 
 import analysis
 import search_spaces
-from analysis.io.layout import Layout, StudyInfo
 from analysis.io.studies import to_frame
+from analysis.io.study_files import Layout, StudyInfo
 from analysis.metrics.noise import with_holds
 from analysis.metrics.ranking import CUT, SHORTER, control_line
 from analysis.presentation.best_env import best_env, best_schedule

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
-from analysis.io.layout import Layout, StudyInfo
+from analysis.io.study_files import Layout, StudyInfo
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.training import device_choice

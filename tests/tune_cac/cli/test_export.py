@@ -13,7 +13,7 @@ import yaml
 from compressed import pruned, write_compressed
 from studies import result_row, write_study
 
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from trainables.config import TrialConfig
 from tune_cac.cli.main import main
 from tune_cac.study.study_result import answer, write_answer

@@ -16,7 +16,7 @@ import pytest
 from commands_run import Run
 
 import tune_cac
-from analysis.io.layout import Layout, StudyInfo
+from analysis.io.study_files import Layout, StudyInfo
 from tune_cac.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")

@@ -14,7 +14,7 @@ from recorded_runs import new_study, train_and_record
 import analysis
 from analysis import load_trace
 from analysis.io.dtypes import trial_dtypes, typed
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from analysis.metrics.ranking import relative_names
 from trainables.config import TrialConfig
 from trainables.gradskip.settings import Settings

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from studies import HandTree, result_row, write_study
 
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from trainables.interventions import Intervention
 from tune_cac.cli.main import main
 from tune_cac.study.study_result import answer, write_answer

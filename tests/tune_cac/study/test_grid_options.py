@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from search_spaces import SpaceContext
 from search_spaces.grid import grid_points
 from trainables.errors import UserError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tune_cac
-from analysis.io.layout import StudyInfo
+from analysis.io.study_files import StudyInfo
 from analysis.io.study_options import StudyOptions, options_of
 from trainables.errors import UserError
 from tune_cac.cli.main import build_parser, main

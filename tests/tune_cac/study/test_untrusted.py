@@ -12,7 +12,7 @@ import pytest
 from searchers import searcher
 from studies import result_row, write_study
 
-from analysis.io.layout import Layout, StudyInfo
+from analysis.io.study_files import Layout, StudyInfo
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE

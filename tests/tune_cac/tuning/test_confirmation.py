@@ -16,7 +16,7 @@ from studies import result_row, write_study
 
 import analysis
 import search_spaces
-from analysis.io.layout import Layout, StudyInfo
+from analysis.io.study_files import Layout, StudyInfo
 from analysis.metrics.confirmation import read_confirmation
 from analysis.metrics.noise import resolution_of
 from analysis.presentation.best_env import best_env

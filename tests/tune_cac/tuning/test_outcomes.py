@@ -13,7 +13,7 @@ from searchers import learning, told
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
 import analysis
-from analysis.io.layout import Layout
+from analysis.io.study_files import Layout
 from analysis.trace_replay.replay_frame import replay_one
 from analysis.trace_replay.traces import RunTrace, read_trace
 from search_spaces import Space, SpaceContext
