@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -17,9 +18,12 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from trainables.errors import UserError
 from trainables.gradskip.layers import unwrap
+from trainables.gradskip.prefix_cuts import Cut, cuts_of, may_end_prefix
+from trainables.workloads.batch_structure import tensors_in
 
 
 class RowFile:
@@ -115,60 +119,6 @@ def _factors(count: int, device: torch.device) -> Tensor:
     return (2 * drawn + 1).to(device)
 
 
-# --- The chain of modules that run one after another; a forward cache may replace the first of them ------------------
-
-#: Modules without parameters that compute each sample by itself, the same each time, and never enlarge it.
-_ENDS = (
-    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh, nn.Hardtanh,
-    nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d,
-    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
-)  # fmt: skip
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d)
-
-
-def may_end_prefix(module: Any) -> bool:
-    """Return whether a stopped prefix may be extended by this module, which has no parameters.
-
-    Dropout is accepted only where it has no effect: a mask that is drawn once and reused would be another
-    regularization. Classes are compared exactly, because a subclass may behave differently.
-    """
-    kind = type(module)
-    if kind in _DROPOUTS:
-        return not module.training or bool(module.p == 0)
-    if kind is nn.Flatten:
-        return bool(module.start_dim >= 1)
-    return kind in _ENDS and not getattr(module, "return_indices", False)
-
-
-def resolve_chain(model: nn.Module, chain: Sequence[nn.Module] | None) -> tuple[list[nn.Module], list[str]]:
-    """Return the chain's modules and their names in the model; see `ForwardCache` for what is refused."""
-    if chain is None and not _is_sequential(model):
-        raise UserError(
-            f"forward cache: chain must be given for a model that is no nn.Sequential, got {type(model).__name__}: "
-            "list the modules that run one after the other from the input on"
-        )
-    name_of = {module: name for name, module in model.named_modules()}
-    modules = list(_flattened(model) if chain is None else chain)
-    for module in modules:
-        if module not in name_of:
-            raise UserError(f"forward cache: chain must hold modules of the model, got {module!r}")
-    return modules, [name_of[module] for module in modules]
-
-
-def _is_sequential(module: nn.Module) -> bool:
-    # A subclass with its own forward may run its children in any way.
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-
-
-def _flattened(module: nn.Module) -> Iterator[nn.Module]:
-    for child in module._modules.values():  # children() would omit a module that occurs twice
-        assert child is not None
-        if _is_sequential(child):
-            yield from _flattened(child)
-        else:
-            yield child
-
-
 # --- One forward pass through a stopped prefix, some rows of which are in a forward cache ----------------------------
 # Shapes: B rows of the batch, M of them missing from the cache; x (B, ...) the model's input; indices (B,) int64.
 #
@@ -187,24 +137,44 @@ class PassReport(NamedTuple):
     computed: int  # rows that the prefix was actually computed on: misses, the copy of a single row, and checks
 
 
-class PrefixPass:
-    """One forward pass; used once, by `ForwardCache.batch`."""
+@dataclass(frozen=True)
+class _Shape:
+    """Shape and kind of an output, for a tensor that takes its place where nobody reads its numbers."""
 
-    def __init__(self, cache: ForwardCache, indices: Tensor) -> None:
-        self._cache = cache
-        self._indices = indices
-        self._modules = cache.chain[: cache.cached_through + 1]
-        self._names = cache.names[: cache.cached_through + 1]
+    shape: tuple[int, ...]
+    has_rows: bool
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor, rows: int) -> _Shape:
+        return cls(tuple(tensor.shape), tensor.dim() > 0 and len(tensor) == rows, tensor.dtype, tensor.device)
+
+    def tensor(self, rows: int) -> Tensor:
+        shape = (rows, *self.shape[1:]) if self.has_rows else self.shape
+        return torch.zeros((), dtype=self.dtype, device=self.device).expand(shape)
+
+
+class PrefixPass:
+    """One forward pass; used once, by `ForwardCache.batch`.
+
+    Modules of a chain run on the missing rows alone. Of others, which may take more than the rows, the whole batch is
+    computed where one is missing, and where none is they return tensors of the shape of their output.
+    """
+
+    def __init__(self, cache: ForwardCache, cut: Cut, indices: Tensor) -> None:
+        self._cache, self._cut, self._indices = cache, cut, indices
         self._originals: dict[nn.Module, Callable[..., Any]] = {}
-        self._position = 0  # in the chain, of the module that runs next
-        self._previous: Tensor | None = None
+        self._position = 0  # of the module that runs next
+        self._previous: Any = None
         self._untouched = False
+        self._computing = False
         self._computed = 0
 
     @contextmanager
     def running(self) -> Iterator[PrefixPass]:
         """Replace `forward` of the prefix's modules inside the block."""
-        before = {module: module.__dict__.get("forward") for module in self._modules}
+        before = {module: module.__dict__.get("forward") for module in self._cut.modules}
         # Importing the compiler takes seconds, so it is disabled only where the model is compiled.
         visit = torch.compiler.disable(self._visit) if self._cache.compiled else self._visit
         try:
@@ -220,46 +190,57 @@ class PrefixPass:
 
     def report(self) -> PassReport | None:
         """Return the report of this pass; None where the cache was not used. UserError after a part of the prefix."""
-        if 0 < self._position < len(self._modules) and not self._untouched:
-            raise self._wrong_chain(f"ended before {self._names[self._position]!r}")
+        if 0 < self._position < len(self._cut.modules) and not self._untouched:
+            raise self._wrong_order(f"ended before {self._cut.names[self._position]!r}")
         if self._position == 0 or (self._untouched and self._computed == 0):
             return None
-        return PassReport(tuple(self._names), rows=len(self._indices), computed=self._computed)
+        return PassReport(self._cut.names, rows=len(self._indices), computed=self._computed)
 
     def _visit(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self._untouched:
+        if self._untouched or self._computing:
             return self._originals[module](*args, **kwargs)
-        position = self._position
-        if position == len(self._modules):  # a module that is used again after the prefix
-            if module is self._modules[0] and module not in self._cache.chain[position:]:
-                raise self._wrong_chain("ran twice inside one batch()")
+        cut, position = self._cut, self._position
+        if position == len(cut.modules):  # a module that is used again after the prefix
+            if module is cut.modules[0] and cut.first_runs_once:
+                raise self._wrong_order("ran twice inside one batch()")
             return self._originals[module](*args, **kwargs)
-        if module is not self._modules[position]:
-            raise self._wrong_chain(f"ran {self._cache.names[self._cache.chain.index(module)]!r}")
-        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
-            raise self._wrong_chain(f"gave {self._names[position]!r} other arguments than one tensor")
-        x = args[0]
+        if module is not cut.modules[position]:
+            raise self._wrong_order(f"ran {cut.names[cut.modules.index(module)]!r}")
+        if cut.is_chain:
+            if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
+                raise self._wrong_order(f"gave {cut.names[position]!r} other arguments than one tensor")
+            if position > 0 and not _same(args[0], self._previous):
+                raise self._wrong_order(f"gave {cut.names[position]!r} another input than the output before it")
         if position == 0:
-            x = self._begin(x)
+            self._begin([t for t in tensors_in((args, kwargs)) if t.dim() and len(t) == len(self._indices)], args)
             if self._untouched:
-                return self._originals[module](x)
-        elif not _same(x, self._previous):
-            raise self._wrong_chain(f"gave {self._names[position]!r} another input than the output before it")
+                return self._originals[module](*args, **kwargs)
+            args = (self._rows,) if cut.is_chain else args
         self._position += 1
-        y = self._compute(module, x) if len(self._missing) else x
-        if self._position == len(self._modules):
+        if self._runs:
+            y = self._compute(module, *args, **kwargs)
+            if not cut.is_chain:
+                self._cache.shapes[position] = tree_map_only(Tensor, lambda t: _Shape.of(t, len(self._rows)), y)
+        elif cut.is_chain:
+            y = args[0]
+        else:
+            shapes = self._cache.shapes[position]
+            y = tree_map_only(_Shape, lambda shape: shape.tensor(len(self._indices)), shapes)
+        if self._position == len(cut.modules):
             y = self._finish(y)
         self._previous = y
         return y
 
-    def _begin(self, x: Tensor) -> Tensor:
-        """Select the input rows missing from the cache: (B, ...) to (M, ...), at least two rows where M > 0."""
+    def _begin(self, inputs: list[Tensor], args: tuple[Any, ...]) -> None:
+        """Select the rows to compute, of inputs (B, ...): in a chain those missing from the cache, at least two."""
         cache = self._cache
-        if x.dim() < 1 or len(x) != len(self._indices):
+        if not inputs:
+            got = f" for shape {tuple(args[0].shape)}" if args and isinstance(args[0], Tensor) else ""
             raise UserError(
-                f"forward cache: there must be one index a row of the model's input, got {len(self._indices)} indices "
-                f"for shape {tuple(x.shape)}"
+                f"forward cache: there must be one index a row of the model's input, got {len(self._indices)} indices"
+                + got
             )
+        x = inputs[0]
         autocast = "on" if torch.is_autocast_enabled(x.device.type) else "off"
         kind = f"rows of shape {tuple(x.shape[1:])}, {x.dtype}, {x.device}, autocast {autocast}"
         cache.input_kind = cache.input_kind or kind
@@ -269,30 +250,33 @@ class PrefixPass:
         elif cache.input_kind != kind:
             self._give_up(f"inputs must be alike, got {kind} after {cache.input_kind}")
         elif bool(held.any()):
-            self._verify(x, held)
+            self._verify(inputs, held)
         if self._untouched:
-            return x
-        self._input, self._held = x, held
+            return
+        self._held = held
         self._missing = (~held).nonzero()[:, 0]
         missing = len(self._missing)
         cache.hits += len(x) - missing
         cache.misses += missing
-        self._rows = x if missing in (0, len(x)) else x[self._missing.to(x.device)]
-        if missing == 1:
-            self._rows = torch.cat([self._rows, self._rows])  # kernels for a single row round differently
-        self._computed += len(self._rows) if missing else 0
+        self._input = self._rows = x
+        if self._cut.is_chain and missing not in (0, len(x)):
+            self._rows = x[self._missing.to(x.device)]
+        if self._cut.is_chain and missing == 1:
+            self._rows = torch.cat([self._rows[:1], self._rows[:1]])  # kernels for a single row round differently
+        due = not self._cut.is_chain and (cache.hit_batches - 1) % COMPUTE_EVERY == 0
+        self._runs = missing > 0 or due
+        self._computed += len(self._rows) if self._runs else 0
         # Computed before the prefix runs, because its first module may work in place.
-        self._checksums = row_checksums(self._rows[:missing]) if missing and cache.rows.room else None
-        return self._rows
+        self._checksums = _checksums(inputs, self._missing) if missing and cache.rows.room else None
 
-    def _verify(self, x: Tensor, held: Tensor) -> None:
+    def _verify(self, inputs: list[Tensor], held: Tensor) -> None:
         cache = self._cache
         due = cache.hit_batches % VERIFY_EVERY == 0
         cache.hit_batches += 1
         if not due:
             return
         known = self._indices[held]
-        wrong = row_checksums(x[held.to(x.device)]).cpu() != cache.rows.checksums[known]
+        wrong = _checksums(inputs, held.nonzero()[:, 0]).cpu() != cache.rows.checksums[known]
         if wrong.any():
             self._give_up(
                 f"inputs must repeat, but sample {int(known[wrong][0])} came with other values than before: "
@@ -302,20 +286,26 @@ class PrefixPass:
     def _finish(self, y: Any) -> Tensor:
         """Combine cached and computed rows: (M, ...) computed, or anything where M = 0, to (B, ...)."""
         rows, missing = self._cache.rows, self._missing
-        if len(missing) == 0:
+        if not self._runs:
             return self._laid_out(rows.get(self._indices).to(self._input.device, non_blocking=True))
         if not isinstance(y, Tensor) or y.dim() < 1 or len(y) != len(self._rows):
-            raise self._wrong_chain(f"got no row a sample from {self._names[-1]!r}")
-        if not self._cache.stands_alone and len(self._rows) > 1 and not self._rows_stand_alone(y):
+            raise self._wrong_order(f"got no row a sample from {self._cut.names[-1]!r}")
+        if not self._is_repeated(y):
             self._give_up(
                 "the prefix must compute each sample by itself and the same each time: it has a norm without running "
                 "statistics, or draws random numbers in eval mode"
             )
+            if not self._cut.is_chain:
+                return y
             self._computed += len(self._input)
             y = self._input
-            for module in self._modules:  # as without a cache
+            for module in self._cut.modules:  # as without a cache
                 y = self._originals[module](y)
             return y
+        if not self._cut.is_chain:
+            if len(missing):
+                self._keep(y[missing.to(y.device)])
+            return self._laid_out(y)
         y = y[: len(missing)]
         self._keep(y)
         if len(missing) == len(self._held):
@@ -345,30 +335,58 @@ class PrefixPass:
         # Always the same strides, because later modules may choose kernels, and thus rounding, by them.
         return y.contiguous(memory_format=torch.channels_last if self._cache.channels_last else torch.contiguous_format)
 
-    def _compute(self, module: nn.Module, x: Tensor) -> Any:
-        with torch.no_grad(), _evaluating(module):
-            return self._originals[module](x)
+    def _compute(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self._computing = True
+        try:
+            with torch.no_grad(), _evaluating(module):
+                return self._originals[module](*args, **kwargs)
+        finally:
+            self._computing = False
 
-    def _rows_stand_alone(self, y: Tensor) -> bool:
-        """Return whether every second row gives the same output when computed without its neighbours."""
-        alone: Any = self._rows[::2]
-        self._computed += len(alone)
-        for module in self._modules:
-            alone = self._compute(module, alone)
-        together = y[::2]
-        scale = float(together.abs().max()) if together.numel() else 0.0
-        self._cache.stands_alone = torch.allclose(alone, together, rtol=0, atol=_TOLERANCE * scale, equal_nan=True)
-        return self._cache.stands_alone
+    def _is_repeated(self, y: Tensor) -> bool:
+        """Return whether rows are what they were, or in a chain the same without each second one beside them."""
+        cache, held = self._cache, self._held
+        if not self._cut.is_chain:
+            before = cache.rows.get(self._indices[held]).to(y.device) if bool(held.any()) else y[:0]
+            return _is_close(y[held.to(y.device)], before)
+        if not cache.stands_alone and len(self._rows) > 1:
+            alone: Any = self._rows[::2]
+            self._computed += len(alone)
+            for module in self._cut.modules:
+                alone = self._compute(module, alone)
+            cache.stands_alone = _is_close(y[::2], alone)
+            return cache.stands_alone
+        return True
 
     def _give_up(self, reason: str) -> None:
         self._untouched = True
         self._cache.switch_off(reason)
 
-    def _wrong_chain(self, what: str) -> UserError:
+    def _wrong_order(self, what: str) -> UserError:
+        if not self._cut.is_chain:
+            return UserError(
+                f"forward cache: the model must run its modules in the same order in each step, but it {what}: leave "
+                "the forward cache out"
+            )
         return UserError(
             f"forward cache: the model must run the chain's modules one after the other, but it {what}: give the chain "
-            f"that it runs (this one begins {', '.join(self._names[:4])})"
+            f"that it runs (this one begins {', '.join(self._cut.names[:4])})"
         )
+
+
+def _checksums(inputs: Sequence[Tensor], rows: Tensor) -> Tensor:
+    """Return one checksum a row over all inputs (B, ...): (M,) int64 for the M numbers of rows."""
+    found = [row_checksums(x if len(rows) == len(x) else x[rows.to(x.device)]) for x in inputs]
+    return torch.stack([(2 * place + 1) * found[place] for place in range(len(found))]).sum(0)
+
+
+def _is_close(y: Tensor, other: Tensor) -> bool:
+    scale = float(y.abs().max()) if y.numel() else 0.0
+    return torch.allclose(other, y, rtol=0, atol=_TOLERANCE * scale, equal_nan=True)
+
+
+def _own_tensors(part: nn.Module) -> tuple[Iterable[Tensor | None], Iterable[Tensor | None]]:
+    return part._parameters.values(), part._buffers.values()
 
 
 def _same(x: Tensor, previous: Tensor | None) -> bool:
@@ -395,7 +413,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 # --- Forward cache ----------------------------------------------------------------------------------------------------
 # Shapes: S samples in the training set; B rows of a batch; indices (B,) int64, the sample number of each row.
 #
-# A prefix consists of the first modules m_0..m_k of a chain, none of whose parameters needs a gradient. Its outputs
+# A prefix consists of what runs before a cut (`prefix_cuts`), and none of its parameters needs a gradient. Its outputs
 # depend on the input alone once its norms use their running statistics and its dropout is off, so both are in eval mode
 # here, whether a row is computed or read: a sample's output never depends on its batch or on the cache's content. This
 # differs from training without the cache, where a stopped batch norm still uses the batch's statistics.
@@ -409,6 +427,8 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 #: Inputs are checked in every so many-th batch with hits, starting with the first.
 VERIFY_EVERY = 16
+#: Where the cut was recorded, outputs are computed again and compared in every so many-th batch with hits.
+COMPUTE_EVERY = 64
 
 
 class ForwardCache:
@@ -429,12 +449,15 @@ class ForwardCache:
         budget_bytes: maximum file size in bytes, >= 0; the first samples seen are kept, the others always computed.
             Another 16 bytes per sample are kept in memory.
         folder: folder of the file; None: the system's folder for temporary files (often in memory: /tmp).
+        forward: runs the model that it is given on a batch; with it, a forward pass of a copy shows what can be kept.
+            Not needed for an nn.Sequential.
         chain: modules in execution order: the only input of the first is the model's input, the only input of each
             other module is the output of the one before, and only the last output is used elsewhere. None: the children
-            of an nn.Sequential, nested ones included.
+            of an nn.Sequential, nested ones included, or what ``forward`` shows.
 
     Raises:
-        UserError: an argument out of range, a folder that does not exist, or a model whose chain must be given.
+        UserError: an argument out of range, a folder that does not exist, or a model that needs ``forward``, or of
+            which nothing can be kept.
     """
 
     def __init__(
@@ -444,6 +467,7 @@ class ForwardCache:
         samples: int,
         budget_bytes: int,
         folder: str | Path | None = None,
+        forward: Callable[[nn.Module], Any] | None = None,
         chain: Sequence[nn.Module] | None = None,
     ) -> None:
         for name, value, low in (("samples", samples, 1), ("budget_bytes", budget_bytes, 0)):
@@ -457,19 +481,30 @@ class ForwardCache:
                 "DistributedDataParallel"
             )
         self.model = unwrap(model)
-        self.chain, self.names = resolve_chain(self.model, chain)
+        self.cuts = cuts_of(self.model, chain, forward)
         self.samples = samples
         self.rows = RowFile(samples=samples, budget_bytes=budget_bytes, folder=folder)
         self.last: PassReport | None = None  # report of the last `batch`; None: the model ran without the cache
         self.compiled = any(hasattr(part, "_orig_mod") for part in model.modules())
         self.enabled = True  # permanently False after `switch_off` or `close`
-        self.cached_through = -1  # k, the index in the chain of the module whose outputs are kept; -1 for none
+        self.cached_through = -1  # place among the cuts of the one whose outputs are kept; -1 for none
         self.hits = 0  # rows read so far
         self.misses = 0  # rows computed so far because they were not in the cache
         # Since the cache last started anew: batches with hits, what an input row is in words, whether the prefix was
         # found to compute each row by itself, and whether its outputs have the channels-last layout.
         self.hit_batches, self.input_kind, self.stands_alone, self.channels_last = 0, "", False, False
-        self._parts = [list(module.modules()) for module in self.chain]
+        self.shapes: dict[int, Any] = {}  # of what the modules before a recorded cut return, by their place
+        # Modules and other parameters of each cut that those before it do not have; the modules' own may be replaced.
+        self._parts: list[list[nn.Module]] = []
+        self._beside: list[list[Tensor]] = []
+        seen: set[int] = set()
+        for cut in self.cuts:
+            parts = {id(part): part for module in cut.modules for part in module.modules()}
+            inside = {id(p) for part in parts.values() for p in part._parameters.values()}
+            beside = {id(p): p for p in cut.parameters if id(p) not in inside}
+            self._parts.append([part for key, part in parts.items() if key not in seen])
+            self._beside.append([p for key, p in beside.items() if key not in seen])
+            seen |= {*parts, *beside}
         self._state: tuple[tuple[int, int], ...] = ()
         self._inside = False
 
@@ -502,9 +537,11 @@ class ForwardCache:
         # Versions count in-place changes: a loaded checkpoint, or a published optimizer's momentum on stopped layers.
         state = tuple(
             (id(tensor), tensor._version)
-            for parts in self._parts[: through + 1]
-            for part in parts
-            for tensor in (*part._parameters.values(), *part._buffers.values())
+            for parts, beside in zip(self._parts[: through + 1], self._beside, strict=False)
+            for tensor in (
+                *beside,
+                *(t for part in parts for t in (*part._parameters.values(), *part._buffers.values())),
+            )
             if tensor is not None
         )
         if through == self.cached_through and state == self._state:
@@ -512,19 +549,23 @@ class ForwardCache:
         self.rows.close()
         self.cached_through, self._state = through, state
         self.hit_batches, self.input_kind, self.stands_alone = 0, "", False
+        self.shapes.clear()
 
     def _stopped_through(self) -> int:
         last = -1
-        for position, parts in enumerate(self._parts):
-            parameters = [p for part in parts for p in part._parameters.values() if p is not None]
+        for place, (parts, beside) in enumerate(zip(self._parts, self._beside, strict=True)):
+            parameters = [p for part in parts for p in part._parameters.values() if p is not None] + beside
             if any(parameter.requires_grad for parameter in parameters):
                 break
             if parameters:
-                last = position
+                last = place
         if last < 0:
             return -1
         # None of these enlarges its input, so the last one has the smallest outputs and saves the most.
-        while last + 1 < len(self.chain) and may_end_prefix(self.chain[last + 1]):
+        while last + 1 < len(self.cuts):
+            here, further = self.cuts[last].modules, self.cuts[last + 1].modules
+            if further[:-1] != here or not may_end_prefix(further[-1]):
+                break
             last += 1
         return last
 
@@ -545,7 +586,7 @@ class ForwardCache:
             return
         self._inside = True
         try:
-            with PrefixPass(self, indices).running() as prefix_pass:
+            with PrefixPass(self, self.cuts[self.cached_through], indices).running() as prefix_pass:
                 yield
             self.last = prefix_pass.report()
         finally:

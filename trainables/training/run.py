@@ -154,12 +154,10 @@ def check_device(config: TrialConfig) -> None:
 
 def check_forward_cache(config: TrialConfig, workload: Workload) -> None:
     """Raise UserError if the config asks for a forward cache and the workload's inputs do not repeat."""
-    if config.forward_cache_mb and (
-        workload.train_samples is None or workload.train_sample_indices(0, config.seed) is None
-    ):
+    if config.forward_cache_mb and workload.train_sample_indices(0, config.seed) is None:
         raise UserError(
-            f"forward_cache_mb must be 0 for workload {workload.name}, whose inputs do not repeat, "
-            f"got {config.forward_cache_mb}"
+            f"forward_cache_mb must be 0, got {config.forward_cache_mb}, for workload {workload.name}, "
+            f"{workload.why_inputs_vary}"
         )
 
 
@@ -246,6 +244,7 @@ class TrainingRun:
                     self.model,
                     samples=workload.train_samples or 0,
                     budget_bytes=config.forward_cache_mb * 10**6,
+                    forward=self._example_forward,
                     chain=workload.forward_chain(self.model),
                 )
             )
@@ -415,8 +414,9 @@ class TrainingRun:
         return self.row
 
     def _batches(self) -> Iterator[tuple[Batch, Tensor | None]]:
-        batches = self._loader.batches(self.epoch, self._in_epoch)
+        # First, for a loader of the user's may have to be iterated for the numbers, too.
         indices = self.workload.train_sample_indices(self.epoch, self.config.seed) if self.forward_cache else None
+        batches = self._loader.batches(self.epoch, self._in_epoch)
         if indices is None:
             return ((batch, None) for batch in batches)
         return zip(batches, islice(indices, self._in_epoch, None), strict=True)

@@ -90,6 +90,8 @@ class Workload(ABC):
     """A configuration's batch size over the workload's own."""
     loader_workers: int = 0
     """Processes that prepare batches unless a configuration says otherwise; needs `by_step`."""
+    why_inputs_vary: str = "whose inputs do not repeat"
+    """Why `train_sample_indices` has returned None, for a message."""
     by_step: bool = False
     """True if `batch_at` makes any batch without those before it."""
 

@@ -28,7 +28,7 @@ from trainables.runtime.isolation import isolated
 from trainables.workload_options import keywords_of, read_options
 from trainables.workloads.base import Batch, Samples, Workload
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
-from trainables.workloads.sample_access import samples_of
+from trainables.workloads.sample_access import numbers_in, samples_of, varying_sample
 from trainables.workloads.seeded_loader import seeded_epoch
 from trainables.workloads.user_code import code_digest, import_function
 
@@ -184,6 +184,7 @@ class FactoryWorkload(Workload):
         self._structure: Any = None
         self._classes: int | None = None
         self._length: int | None = made.steps_per_epoch
+        self._varying: tuple[int | None] | None = None  # a training sample that does not repeat; None if not looked for
 
     @property
     def steps_per_epoch(self) -> int:
@@ -239,6 +240,35 @@ class FactoryWorkload(Workload):
             seen += 1
         if seen < wanted:
             raise UserError(f"train of workload {self.name} gave {seen} batches in epoch {epoch}, not {wanted}")
+
+    @property
+    def train_samples(self) -> int | None:
+        train = self._epoch_of(0, 0)
+        if isinstance(train, DataLoader):
+            return len(train.dataset)  # type: ignore[arg-type]
+        return sum(len(flatten(batch)[0]) for batch in train) if isinstance(train, (list, tuple)) else None
+
+    def train_sample_indices(self, epoch: int, seed: int) -> Iterator[Tensor] | None:
+        train = self._epoch_of(epoch, seed)
+        if isinstance(train, (list, tuple)):
+            sizes = [len(flatten(batch)[0]) for batch in train]
+            return islice(torch.arange(sum(sizes)).split(sizes), self.steps_per_epoch)
+        if not isinstance(train, DataLoader):
+            self.why_inputs_vary = f"whose train is a {type(train).__name__}: give a DataLoader, or a list of batches"
+            return None
+        if self._varying is None:
+            try:
+                self._varying = (varying_sample(train),)
+            except UserError as error:
+                self.why_inputs_vary = f"whose samples have no numbers: {error}"
+                return None
+        if self._varying[0] is not None:
+            self.why_inputs_vary = (
+                f"whose data set gave sample {self._varying[0]} other values when it was drawn again: leave "
+                "augmentation out"
+            )
+            return None
+        return islice(numbers_in(train, epoch, seed), self.steps_per_epoch)
 
     def samples(self) -> Samples | None:
         with suppress(UserError):  # a stream, or a data set without a length

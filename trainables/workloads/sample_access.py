@@ -6,6 +6,7 @@ Shapes: N samples; B samples of a batch; numbers (B,) int64 in 0..N-1, on the CP
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from trainables.errors import UserError
 from trainables.runtime.isolation import kept_generators, seed_generators
 from trainables.workloads.base import Batch, Samples
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
+from trainables.workloads.seeded_loader import seeded_epoch
 
 #: What `samples_of` takes, in words.
 _TAKES = "a DataLoader of a map-style data set, such a data set, or a tuple of tensors"
@@ -142,6 +144,35 @@ def _of_loader(loader: DataLoader[Any]) -> DatasetSamples:
         dataset = Subset(dataset, [int(index) for index in sampler.indices])
     size = getattr(loader.batch_sampler, "batch_size", None) or 1
     return DatasetSamples(dataset, loader.collate_fn or default_collate, int(size))
+
+
+def numbers_in(loader: DataLoader[Any], epoch: int, seed: int) -> list[Tensor]:
+    """Return the sample numbers of a loader's batches in an epoch, each (B,) int64, without loading a sample.
+
+    Raises:
+        UserError: the loader has a stream, or no batches of samples.
+    """
+    _of_loader(loader)
+    numbers = copy.copy(loader)
+    vars(numbers).update(
+        dataset=range(len(loader.dataset)), collate_fn=torch.tensor, num_workers=0, prefetch_factor=None,  # type: ignore[arg-type]
+        persistent_workers=False, pin_memory=False, timeout=0, _iterator=None,
+    )  # fmt: skip
+    return list(seeded_epoch(numbers, epoch, seed))
+
+
+#: Samples that `varying_sample` compares.
+_COMPARED = 8
+
+
+def varying_sample(loader: DataLoader[Any]) -> int | None:
+    """Return the number of a sample that has other values when it is drawn again; None if those compared have not."""
+    samples = _of_loader(loader)
+    for number in torch.linspace(0, samples.count - 1, min(_COMPARED, samples.count)).long():
+        first, again = (samples.batch(number[None], torch.Generator().manual_seed(seed)) for seed in (0, 1))
+        if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
+            return int(number)
+    return None
 
 
 def _check_map_style(dataset: Any) -> None:

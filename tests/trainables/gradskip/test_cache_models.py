@@ -104,7 +104,7 @@ class Residual(nn.Module):
 @pytest.mark.parametrize(
     ("chain", "message"),
     [
-        (None, r"chain must be given for a model that is no nn.Sequential, got Residual: list the modules"),
+        (None, r"forward or chain must be given for a model that is no nn.Sequential, got Residual: give a function"),
         ([nn.ReLU()], r"chain must hold modules of the model, got ReLU\(\)"),
         (["stem"], "chain must hold modules of the model, got 'stem'"),
     ],

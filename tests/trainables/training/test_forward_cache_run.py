@@ -168,6 +168,6 @@ def test_augmentation_makes_it_the_run_without_from_the_first_hit_on(monkeypatch
 
 
 def test_inputs_that_nobody_says_repeat_are_refused() -> None:
-    message = "forward_cache_mb must be 0 for workload text, whose inputs do not repeat, got 10"
+    message = "forward_cache_mb must be 0, got 10, for workload text, whose inputs do not repeat"
     with pytest.raises(UserError, match=message):
         TrainingRun(config_of(workload="text"))

@@ -1,0 +1,198 @@
+"""Cuts of models that nobody wrote for this project, and of awkward ones, found in a recorded forward pass."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainables.errors import UserError
+from trainables.gradskip.forward_cache import ForwardCache
+from trainables.gradskip.prefix_cuts import Cut, recorded_cuts
+
+ROWS = 6
+Inputs = dict[str, Tensor]
+
+
+def loss(model: nn.Module, batch: Inputs) -> Tensor:
+    outputs = model(**batch)
+    return outputs.mean() if isinstance(outputs, Tensor) else outputs.loss
+
+
+def assert_kept_outputs_are_computed_ones(model: nn.Module, batch: Inputs, cut: Cut) -> None:
+    """Against the frozen part in evaluation mode by hand; rows are read in another order than they were computed."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    for parameter in (*cut.parameters, *(p for module in cut.modules for p in module.parameters())):
+        parameter.requires_grad_(False)
+    by_hand = copy.deepcopy(model)
+    numbers = torch.arange(ROWS).flip(0)
+    again = {name: value[numbers] for name, value in batch.items()}
+    with ForwardCache(model, samples=ROWS, budget_bytes=10**8, forward=lambda m: loss(m, batch)) as cache:
+        cache.update()
+        kept_at = cache.cuts[cache.cached_through]
+        for name in kept_at.names:
+            by_hand.get_submodule(name).eval()
+        for indices, rows in ((torch.arange(ROWS), batch), (numbers, again), (numbers, again)):
+            torch.manual_seed(1)
+            with cache.batch(indices):
+                kept = loss(model, rows)
+            torch.manual_seed(1)
+            expected = loss(by_hand, rows)
+            assert torch.equal(kept, expected), cut.names[-1]
+        assert cache.last is not None
+        assert (cache.last.rows, cache.last.computed) == (ROWS, 0)
+
+
+def transformer(name: str) -> tuple[nn.Module, Inputs]:
+    import transformers as t
+
+    torch.manual_seed(0)
+    common = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+    text: Inputs = {
+        "input_ids": torch.randint(5, 90, (ROWS, 8)), "attention_mask": torch.ones(ROWS, 8, dtype=torch.int64),
+        "labels": torch.arange(ROWS) % 2,
+    }  # fmt: skip
+    text["attention_mask"][2:, 6:] = 0
+    image: Inputs = {"pixel_values": torch.randn(ROWS, 3, 32, 32), "labels": torch.arange(ROWS) % 2}
+    if name == "bert":
+        return t.BertForSequenceClassification(t.BertConfig(vocab_size=100, **common)), text
+    if name == "gpt2":
+        tokens = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+        config: Any = t.GPT2Config(n_embd=16, n_layer=3, n_head=2, **tokens)
+        return t.GPT2ForSequenceClassification(config), text
+    if name == "vit":
+        return t.ViTForImageClassification(t.ViTConfig(image_size=32, patch_size=8, **common)), image
+    if name == "swin":
+        config = t.SwinConfig(image_size=32, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4)
+        return t.SwinForImageClassification(config), image
+    config = t.ConvNextConfig(hidden_sizes=[8, 8, 16, 16], depths=[1, 2, 1, 1], drop_path_rate=0.2)
+    return t.ConvNextForImageClassification(config), image
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "some"),
+    [
+        ("bert", ["bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1", "bert.pooler"]),
+        ("gpt2", ["transformer.h.0", "transformer.h.2", "transformer.ln_f"]),
+        ("vit", ["vit.embeddings", "vit.layers.0", "vit.layers.2"]),
+        ("swin", ["swin.encoder.layers.0.downsample", "swin.layernorm"]),
+        ("convnext", ["convnext.embeddings", "convnext.encoder.stages.1.layers.0", "convnext.encoder.stages.3"]),
+    ],
+)
+def test_blocks_of_transformers_models_are_cuts(name: str, some: list[str]) -> None:
+    model, batch = transformer(name)
+    cuts = {cut.names[-1]: cut for cut in recorded_cuts(model, lambda m: loss(m, batch))}
+    assert set(some) <= set(cuts)
+    for part in some:
+        assert_kept_outputs_are_computed_ones(model, batch, cuts[part])
+
+
+class Awkward(nn.Module):
+    """Three layers of width 4 and a head, run as a function of the user's says."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.head = (nn.Linear(4, 4) for _ in range(4))
+        self.scale = nn.Parameter(torch.ones(4))
+        self.act = nn.ReLU(inplace=True)
+        self._run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._run(self, x)
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 2 * gradients[0]
+
+
+def _branching(m: Any, x: Tensor) -> Tensor:
+    x = m.b(m.a(x))
+    return m.head(m.c(x) if x.mean() > -1e9 else x)
+
+
+#: How it runs, and the names of the last modules of its cuts. Behind numbers that decide there is none.
+AWKWARD: dict[str, tuple[Callable[[Any, Tensor], Tensor], list[str]]] = {
+    "functions between": (lambda m, x: m.head(torch.tanh(m.b(F.relu(m.a(x)) * 2) + 1)), ["a", "b", "head"]),
+    "a connection past b": (lambda m, x: m.head(m.c((y := m.a(x)) + m.b(y))), ["a", "c", "head"]),
+    "a connection past all": (lambda m, x: m.head((y := m.a(x)) + m.c(m.b(y))), ["a", "head"]),
+    "the input again": (lambda m, x: m.head(m.b(m.a(x)) + x), ["a", "b", "head"]),
+    "a layer three times": (lambda m, x: m.head(m.a(m.a(m.a(x)))), ["a", "a", "a", "head"]),
+    "in place": (lambda m, x: m.head(m.b(m.act(m.a(x)))), ["a", "act", "b", "head"]),
+    "numbers decide": (_branching, ["a", "b"]),
+    "shapes decide": (lambda m, x: m.head(m.b(y) if len(y := m.a(x)) < 99 else y), ["a", "b", "head"]),
+    "an operation of one's own": (lambda m, x: m.head(Twice.apply(m.b(m.a(x)))), ["a", "b", "head"]),
+    "a parameter beside modules": (lambda m, x: m.head(m.b(m.a(x) * m.scale)), ["a", "b", "head"]),
+    "written into": (lambda m, x: m.head(_zeroed(m.b(m.a(x)))), ["a", "b", "head"]),
+}
+
+
+def _zeroed(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[:, 0] = 0
+    return x
+
+
+@pytest.mark.parametrize("how", AWKWARD)
+def test_awkward_models_have_the_cuts_that_are_right(how: str) -> None:
+    run, expected = AWKWARD[how]
+    torch.manual_seed(0)
+    model, batch = Awkward(run), {"x": torch.randn(ROWS, 4)}
+    cuts = recorded_cuts(model, lambda m: loss(m, batch))
+    assert [cut.names[-1] for cut in cuts] == expected
+    for cut in cuts:
+        if cut.names[-1] == "head":  # nothing is left to train
+            continue
+        assert_kept_outputs_are_computed_ones(model, batch, cut)
+    if how == "a parameter beside modules":
+        assert [[id(p) for p in cut.parameters if p is model.scale] for cut in cuts] == [[], *[[id(model.scale)]] * 2]
+
+
+def test_a_parameter_beside_modules_that_trains_ends_the_prefix() -> None:
+    model = Awkward(AWKWARD["a parameter beside modules"][0])
+    for module in (model.a, model.b):
+        module.requires_grad_(False)
+    x = torch.randn(ROWS, 4)
+    with ForwardCache(model, samples=ROWS, budget_bytes=10**6, forward=lambda m: m(x)) as cache:
+        cache.update()
+        assert cache.cuts[cache.cached_through].names[-1] == "a"
+        model.scale.requires_grad_(False)
+        cache.update()
+        assert cache.cuts[cache.cached_through].names[-1] == "b"
+
+
+def test_what_runs_twice_or_keeps_nothing_is_refused() -> None:
+    model = Awkward(lambda m, x: m.head(m.a(x)))
+    with pytest.raises(UserError, match="forward must run the model once, got 2 calls of Awkward"):
+        recorded_cuts(model, lambda m: m(torch.randn(2, 4)) + m(torch.randn(2, 4)))
+    with pytest.raises(UserError, match="no output of a module of Awkward can be kept"):
+        recorded_cuts(Awkward(lambda m, x: F.linear(x, m.head.weight)), lambda m: m(torch.randn(2, 4)))
+
+
+def test_another_order_in_a_later_step_is_an_error() -> None:
+    model = Awkward(lambda m, x: m.head(m.b(m.a(x)) if m.training_order else m.a(m.b(x))))
+    model.training_order = True
+    for module in (model.a, model.b):
+        module.requires_grad_(False)
+    x = torch.randn(ROWS, 4)
+    with ForwardCache(model, samples=ROWS, budget_bytes=10**6, forward=lambda m: m(x)) as cache:
+        with cache.batch(torch.arange(ROWS)):
+            model(x)
+        model.training_order = False
+        with (
+            pytest.raises(UserError, match="must run its modules in the same order in each step, but it ran 'b'"),
+            cache.batch(torch.arange(ROWS)),
+        ):
+            model(x)

@@ -1,0 +1,294 @@
+"""Cuts: the points of a model's forward pass up to which its outputs can be kept and need not be computed again.
+
+The output of a module may be kept in place of everything that ran before it, if nothing that runs later uses another
+result of what ran before. Either the user names the modules that run one after the other, or one forward pass of a copy
+of the model is recorded, with what each operation reads.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from trainables.errors import UserError
+from trainables.runtime.isolation import kept_generators
+from trainables.runtime.operator_flops import uncompiled
+from trainables.workloads.batch_structure import tensors_in
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Cut:
+    """A module whose output may be kept in place of what ran before it."""
+
+    modules: tuple[nn.Module, ...]
+    """Modules that need not run again, in the order in which they run; the output of the last one is kept."""
+    names: tuple[str, ...]
+    """Their names in the model."""
+    parameters: tuple[Tensor, ...] = ()
+    """Parameters that were read before it, outside of the modules too."""
+    is_chain: bool
+    """True if each of the modules takes nothing but the output of the one before."""
+    first_runs_once: bool
+    """True if the first of the modules runs no more behind the cut."""
+
+
+#: Modules without parameters that compute each sample by itself, the same each time, and never enlarge it.
+_ENDS = (
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh, nn.Hardtanh,
+    nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d,
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
+)  # fmt: skip
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d)
+
+
+def may_end_prefix(module: Any) -> bool:
+    """Return whether a stopped prefix may be extended by this module, which has no parameters.
+
+    Dropout is accepted only where it has no effect: a mask that is drawn once and reused would be another
+    regularization. Classes are compared exactly, because a subclass may behave differently.
+    """
+    kind = type(module)
+    if kind in _DROPOUTS:
+        return not module.training or bool(module.p == 0)
+    if kind is nn.Flatten:
+        return bool(module.start_dim >= 1)
+    return kind in _ENDS and not getattr(module, "return_indices", False)
+
+
+def cuts_of(
+    model: nn.Module, chain: Sequence[nn.Module] | None, forward: Callable[[nn.Module], Any] | None
+) -> list[Cut]:
+    """Return the cuts of a model, each behind the one before; see `ForwardCache` for arguments and what is refused."""
+    if chain is None and not _is_sequential(model):
+        if forward is None:
+            raise UserError(
+                f"forward cache: forward or chain must be given for a model that is no nn.Sequential, got "
+                f"{type(model).__name__}: give a function that runs the model it gets on a batch"
+            )
+        return recorded_cuts(model, forward)
+    name_of = {module: name for name, module in model.named_modules()}
+    modules = tuple(_flattened(model) if chain is None else chain)
+    for module in modules:
+        if module not in name_of:
+            raise UserError(f"forward cache: chain must hold modules of the model, got {module!r}")
+    names = tuple(name_of[module] for module in modules)
+    return [
+        Cut(modules=modules[:end], names=names[:end], is_chain=True, first_runs_once=modules[0] not in modules[end:])
+        for end in range(1, len(modules) + 1)
+    ]
+
+
+def _is_sequential(module: nn.Module) -> bool:
+    # A subclass with its own forward may run its children in any way.
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _flattened(model: nn.Module) -> Iterator[nn.Module]:
+    for child in model._modules.values():  # children() would omit a module that occurs twice
+        assert child is not None
+        if _is_sequential(child):
+            yield from _flattened(child)
+        else:
+            yield child
+
+
+# --- The cuts that a recorded forward pass shows ----------------------------------------------------------------------
+# Times count calls of modules and operations. A *value* is what a tensor holds between two changes of it.
+
+#: Reads of a tensor that need no numbers: a tensor of the same shape and kind gives the same.
+_METADATA = frozenset(
+    [vars(torch._C.TensorBase)[name].__get__ for name in (
+        "shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_cpu", "is_mps", "is_meta", "is_sparse",
+        "is_quantized", "is_leaf", "requires_grad", "grad_fn", "itemsize", "nbytes",
+    )]
+    + [Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.__len__, Tensor.element_size,
+       Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.stride, Tensor.get_device,
+       torch.is_floating_point, torch.is_complex, torch.numel]
+)  # fmt: skip
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call of a module."""
+
+    module: nn.Module
+    name: str
+    around: tuple[_Call, ...]  # calls that were running, from the outermost
+    end: float = math.inf
+    output: Any = None
+
+
+@dataclass(eq=False)
+class _Value:
+    """What a tensor held, and the operation that made it."""
+
+    born: int  # -1: it was there before the pass
+    around: tuple[_Call, ...] = ()
+    sources: tuple[_Value, ...] = ()
+    is_opaque: bool = False  # made by something that was not recorded
+    parameter: int | None = None  # place among the model's parameters
+
+
+@dataclass(frozen=True)
+class _Read:
+    time: int
+    value: _Value
+    around: tuple[_Call, ...]
+    takes_numbers: bool  # into Python, where they may decide what runs
+
+
+class _Recorder(TorchFunctionMode):
+    """Recorder of a forward pass: calls of modules, and what each operation reads and makes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.calls: list[_Call] = []
+        self.reads: list[_Read] = []
+        self.values: list[_Value] = []
+        self._running: list[_Call] = []
+        self._time = 0
+        self._kept: list[Tensor] = []  # so that no other tensor gets the id of one that was seen
+        self._value_of: dict[int, _Value] = {}
+        for number, parameter in enumerate(model.parameters()):
+            self._set(parameter, _Value(-1, parameter=number))
+        self._handles = []
+        for name, module in model.named_modules():
+            self._handles += [
+                module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True),
+                module.register_forward_hook(self._leave),
+            ]
+
+    def remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        around = tuple(self._running)
+        sources = () if func in _METADATA else tuple(self._value(t) for t in tensors_in((args, kwargs)))
+        result = func(*args, **kwargs)
+        if func in _METADATA:
+            return result
+        self._time += 1
+        made = [*tensors_in(result)]
+        changed = args[0] if getattr(func, "__name__", "") == "__setitem__" else None
+        for value in sources:
+            self.reads.append(_Read(self._time, value, around, takes_numbers=not made and changed is None))
+        for tensor in made if changed is None else [changed]:
+            self._set(tensor, _Value(self._time, around, sources))
+        return result
+
+    def _set(self, tensor: Tensor, value: _Value) -> _Value:
+        self._kept.append(tensor)
+        self._value_of[id(tensor)] = value
+        self.values.append(value)
+        return value
+
+    def _value(self, tensor: Tensor) -> _Value:
+        known = self._value_of.get(id(tensor))
+        if known is not None:
+            return known
+        opaque = tensor.grad_fn is not None
+        return self._set(tensor, _Value(self._time if opaque else -1, tuple(self._running), is_opaque=opaque))
+
+    def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._time += 1
+        call = _Call(module, name, tuple(self._running))
+        self.calls.append(call)
+        self._running.append(call)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._time += 1
+        call = self._running.pop()
+        call.end, call.output = self._time, output
+        if isinstance(output, Tensor):
+            call.output = self._value(output)
+
+
+def recorded_cuts(model: nn.Module, forward: Callable[[nn.Module], Any]) -> list[Cut]:
+    """Return the cuts that one forward pass of a copy of the model shows, in which everything trains.
+
+    Args:
+        model: stays as it is, as do random generators.
+        forward: runs the model that it gets on a batch, in training mode.
+
+    Raises:
+        UserError: the model does not run, runs more than once, or has no cut.
+    """
+    with kept_generators(p.device for p in model.parameters()), torch.enable_grad(), uncompiled():
+        twin = copy.deepcopy(model).train()
+        for parameter in twin.parameters():
+            if parameter.is_floating_point():
+                parameter.requires_grad_(True)
+        recorder = _Recorder(twin)
+        try:
+            with recorder:
+                forward(twin)
+        finally:
+            recorder.remove_hooks()
+    return _cuts_in(recorder, model)
+
+
+def _cuts_in(recorder: _Recorder, model: nn.Module) -> list[Cut]:
+    whole = [call for call in recorder.calls if call.name == ""]
+    if len(whole) != 1:
+        raise UserError(
+            f"forward cache: forward must run the model once, got {len(whole)} calls of {type(model).__name__}"
+        )
+    ends: dict[_Value, _Call] = {}  # of several calls that return one value, the last
+    for call in sorted(recorder.calls, key=lambda call: call.end):
+        if call is not whole[0] and whole[0] in call.around and isinstance(call.output, _Value):
+            ends.pop(call.output, None)
+            ends[call.output] = call
+    found = []
+    for call in ends.values():
+        if not _is_cut(recorder, call):
+            continue
+        before = [one for one in recorder.calls if one.end <= call.end and all(a.end > call.end for a in one.around)]
+        read = {r.value.parameter for r in recorder.reads if r.time < call.end} - {None}
+        first = [one for one in recorder.calls if one.module is before[0].module]
+        found.append(
+            Cut(
+                modules=tuple(model.get_submodule(one.name) for one in before),
+                names=tuple(one.name for one in before),
+                parameters=tuple(parameter for number, parameter in enumerate(model.parameters()) if number in read),
+                is_chain=False,
+                first_runs_once=all(one.end <= call.end for one in first),
+            )
+        )
+    if not found:
+        raise UserError(
+            f"forward cache: no output of a module of {type(model).__name__} can be kept, for later parts of the model "
+            "use what was computed before it, too"
+        )
+    return found
+
+
+def _is_cut(recorder: _Recorder, cut: _Call) -> bool:
+    """Return whether what runs after this call reads nothing that was computed before its end but its output."""
+    time = cut.end
+
+    def is_skipped(around: Iterable[_Call]) -> bool:
+        return any(call.end <= time for call in around)
+
+    real: dict[_Value, bool] = {}
+    for value in recorder.values:  # sources come first
+        real[value] = (
+            value is cut.output
+            or (value.born < 0 and not value.is_opaque)
+            or (value.born > time and not value.is_opaque)
+            or (not value.is_opaque and not is_skipped(value.around) and all(real[source] for source in value.sources))
+        )
+    return all(
+        real[read.value]
+        for read in recorder.reads
+        if read.time > time or (read.takes_numbers and not is_skipped(read.around))
+    )
