@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,10 @@ class SpaceContext:
     """Values of the training recipe's fields that differ on this model and device, the default (None) first."""
     workload_options: tuple[str, ...] = ()
     """Options of the workload that are the same in all trials, as NAME=VALUE texts."""
+    has_norms: bool = False
+    """Whether the model has norms with running statistics."""
+    forward_cache_mb: int = 0
+    """Budget of a forward cache on this machine; 0 where inputs do not repeat, or it is not known whether they do."""
 
 
 #: A run on which no range of a space has only one value.
@@ -45,6 +50,8 @@ ANY_RUN = SpaceContext(
     layer_names=tuple(f"layer{n}" for n in range(12)),
     unit_ends=(2, 5, 8),
     weight_names=tuple(f"block{n}.weight" for n in range(3)),
+    has_norms=True,
+    forward_cache_mb=100,
     recipe={
         "precision": (None, "bfloat16"),
         "batch_size": (None, 32, 128),
@@ -63,6 +70,26 @@ MOST_VISITS = 2000
 
 class TooManyVisits(ValueError):
     """A space has more than `MOST_VISITS` combinations of choices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A setting that a study trains or has trained, for a space that decides the next one itself."""
+
+    parameters: Mapping[str, Any]
+    """Its parameters."""
+    epochs: int
+    """Epochs of the run."""
+    has_ended: bool = False
+    """False while it is being trained."""
+    lost: float = math.inf
+    """Loss of the metric against the baseline; infinite as long as it is not known, and if it failed."""
+    is_within: bool = False
+    """Whether that is no more than the allowed loss."""
+
+    def among(self, tried: Iterable[Tried]) -> Tried | None:
+        """Return the one of the same parameters and length; None if there is none."""
+        return next((t for t in tried if (t.parameters, t.epochs) == (self.parameters, self.epochs)), None)
 
 
 class Suggests(Protocol):
@@ -189,6 +216,9 @@ class Space:
     any."""
     further_starts: Callable[[SpaceContext], Sequence[Mapping[str, Any]]] = _nothing
     """Parameters of trials that follow it, where a search should not begin at random: as many as there is room for."""
+    next_point: Callable[[SpaceContext, Sequence[Tried]], Tried | None] | None = None
+    """Decides what to train after the starting point, given all settings that were begun; a sampler if None. Returns
+    None if nothing is left, or one that is being trained decides it."""
     free: tuple[str, ...] = ()
     """Choices on which no other parameter depends; then the number of their combinations has no limit."""
     start_is_published: bool = True
@@ -197,6 +227,8 @@ class Space:
     """Meanings of parameters that are not variables, by name without a branch."""
     notes: Callable[[SpaceContext], Sequence[str]] = _nothing
     """Lines that explain its ranges on this run."""
+    uses_forward_cache: bool = False
+    """Whether `suggest` reads `SpaceContext.forward_cache_mb`."""
     saving: str = "training"
     """Compute that its trials save and are ranked by: ``training``, ``inference`` or ``both``."""
     description: str = ""

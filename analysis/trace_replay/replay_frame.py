@@ -548,6 +548,8 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
             auto = batch.auto
             part = replay_one(trace, batch.config) if auto is None else replay_auto(trace, batch.config, auto)
             take_outcomes(predicted, batch.rows, part)
+            if batch.config.gradskip_settings().norm_statistics == "hold_all":  # another run from the first step on
+                predicted.own[batch.rows], predicted.certain_until[batch.rows] = False, 0
     frame = pd.DataFrame(_columns(trace, predicted, more), index=index, copy=False)
     frame.attrs["quality"] = trace.quality
     return frame

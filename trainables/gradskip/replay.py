@@ -178,6 +178,7 @@ def _how(config: TrialConfig) -> dict[str, Any]:
     settings = config.gradskip_settings()
     named = {
         "norm_statistics": (settings.norm_statistics, "go_on"),
+        "prefix_mode": (settings.prefix_mode, "train"),
         "prefix_autograd": (settings.prefix_autograd, True),
         "forward_cache_mb": (config.forward_cache_mb, 0),
     }

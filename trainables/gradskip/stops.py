@@ -71,6 +71,8 @@ class Stops:
         self._frozen: list[Tensor] = []  # by the user, if the prefix's treatment depends on it
         self._moving: list[tuple[list[Tensor], list[Tensor]]] = []  # each group's parameters, and those not stopped
         self.look_at_user()
+        if settings.norm_statistics == "hold_all":
+            self._treat()
 
     # --- queries ----------------------------------------------------------------------------------------------------
 
@@ -175,11 +177,14 @@ class Stops:
             if not self._settings.reference:
                 parameter.grad = None
                 self._optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
-        self._prefix.treat(held, self.of(Reason.USER), self._numbering.trace, cut=not self.of(Reason.KEPT))
+        self._treat()
         self._still = [self._parameters[number] for number in held]
-        treated = not self._settings.prefix_autograd or self._settings.norm_statistics == "hold"
+        treated = not self._settings.prefix_autograd or self._prefix.holds
         self._frozen = [self._parameters[n] for n in self.of(Reason.USER)] if treated else []
         self._moving = []
+
+    def _treat(self) -> None:
+        self._prefix.treat(self.numbers, self.of(Reason.USER), self._numbering.trace, cut=not self.of(Reason.KEPT))
 
     def _keep_one(self) -> None:
         kept = self.of(Reason.KEPT)
@@ -307,39 +312,67 @@ class HeldNorm:
         norm.training = getattr(norm, "momentum", None) != self._momentum and self._parent.training
 
 
+class EvaluatedModule:
+    """Put a module, and what it contains that has no parameters, into eval mode (forward pre-hook)."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parts = _with_parts(module)
+
+    def __call__(self, module: nn.Module, _args: Any) -> None:
+        if module.training:  # `model.train()` sets all of them
+            for part in self._parts:
+                part.training = False
+
+
+def _with_parts(module: nn.Module) -> list[nn.Module]:
+    """Return a module and those below it without parameters or running statistics."""
+    inside = [part for part in module.modules() if not _is_norm(part) and next(part.parameters(), None) is None]
+    return [module, *inside]
+
+
 class FrozenPrefix:
     """The modules of a stopped prefix, treated as the settings ask.
 
     - ``norm_statistics="hold"``: a norm with nothing that trains in or before it keeps its running statistics, and
       normalises by them in training too. (If training used the batch's own statistics while these are fixed, evaluation
-      would permanently use statistics from before the stop.)
+      would permanently use statistics from before the stop.) ``hold_all``: every norm of the model, whatever trains.
+    - ``prefix_mode="eval"``: the same for norms; other modules with parameters, all stopped, and nothing that trains
+      before them are in eval mode, with what they contain that has no parameters, such as dropout.
     - ``prefix_autograd=False``: outputs of modules with nothing that trains in or before them are detached, so that no
       activation before them is kept. For a module that is called twice, or shares its weight with one that is,
       everything that runs before any of its calls counts as before it.
     """
 
     def __init__(self, model: nn.Module | None, parameters: Sequence[Tensor], settings: Settings) -> None:
-        self._hold = settings.norm_statistics == "hold"
+        self._hold_all = settings.norm_statistics == "hold_all"
+        self._evaluate = settings.prefix_mode == "eval"
+        self.holds = self._hold_all or self._evaluate or settings.norm_statistics == "hold"
         self._detach = not settings.prefix_autograd
         self._held: dict[nn.Module, tuple[RemovableHandle, bool | None]] = {}
+        self._evaluated: dict[nn.Module, RemovableHandle] = {}
         self._cut: dict[nn.Module, RemovableHandle] = {}
         number_of = {id(p): number for number, p in enumerate(parameters)}
         #: Modules to treat, with their parents and the masks of the parameters that they have.
         self._members: list[tuple[str, nn.Module, nn.Module, int]] = []
         #: Mask of parameters that several modules have: without a trace it is unknown which of these runs first.
         self._shared = 0
-        if model is not None and (self._hold or self._detach):
+        if model is not None and (self.holds or self._detach):
             modules = dict(model.named_modules())
             for name, module in modules.items():
                 # All parameters below it: a module that owns one and has children is stopped when these are, too.
                 own = list(module.parameters())
-                if (own or _is_norm(module)) and all(id(p) in number_of for p in own):
+                is_known = all(id(p) in number_of for p in own)
+                if (own and is_known) or (_is_norm(module) and (is_known or self._hold_all)):
                     parent = modules[name.rpartition(".")[0]]
-                    self._members.append((name, module, parent, mask_of(number_of[id(p)] for p in own)))
+                    known = mask_of(number_of[id(p)] for p in own if id(p) in number_of)
+                    self._members.append((name, module, parent, known))
             named = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
             self._shared = mask_of(number for key, number in number_of.items() if named[key] > 1)
 
-    def treat(self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool) -> None:
+    def treat(
+        self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool,
+        all_norms: bool = True,
+    ) -> None:  # fmt: skip
         """Treat the modules of this prefix, and undo the treatment of all others.
 
         Numbers of the stopped parameters, and of those that the user does not train: a gradient may have to pass
@@ -351,8 +384,11 @@ class FrozenPrefix:
         for name, module, parent, own in self._members:
             before = 0 if trace is None else trace.before.get(name, 0)
             still = not (own | before) & moving
-            if self._hold and _is_norm(module):
-                self._hold_still(module, parent, still and bool((own | before) & stops))
+            if self.holds and _is_norm(module):
+                stopped_here = still and bool(stops & (own | before))
+                self._hold_still(module, parent, stopped_here or (self._hold_all and all_norms))
+            elif self._evaluate:
+                self._keep_evaluating(module, parent, still and own != 0 and not own & ~stops)
             if self._detach:
                 known = trace is not None or not own & self._shared
                 self._detach_output(module, cut and known and still and own != 0 and not own & ~stops)
@@ -367,6 +403,15 @@ class FrozenPrefix:
             handle.remove()
             module.training = parent.training if mode is None else mode
 
+    def _keep_evaluating(self, module: nn.Module, parent: nn.Module, wanted: bool) -> None:
+        if wanted and module not in self._evaluated:
+            hook = PrefixHook(EvaluatedModule(module), self)
+            self._evaluated[module] = module.register_forward_pre_hook(hook)
+        elif not wanted and module in self._evaluated:
+            self._evaluated.pop(module).remove()
+            for part in _with_parts(module):
+                part.training = parent.training
+
     def _detach_output(self, module: nn.Module, wanted: bool) -> None:
         if wanted and module not in self._cut:
             self._cut[module] = module.register_forward_hook(PrefixHook(detach_output, self))
@@ -375,7 +420,7 @@ class FrozenPrefix:
 
     def release(self) -> None:
         """Undo everything, before another state is loaded or another optimizer has the parameters."""
-        self.treat((), (), None, cut=False)
+        self.treat((), (), None, cut=False, all_norms=False)
 
 
 def _is_norm(module: nn.Module) -> bool:

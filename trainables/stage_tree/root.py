@@ -42,6 +42,7 @@ def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:
     Runs with equal facts are equal until a method acts. Fields of the configuration that matter only once a method acts
     are part of its actions, not of these facts.
     """
+    how = config.gradskip_settings().norm_statistics
     # Rows of runs that are measured have more columns.
     measured = {name: value for name in OF_ANY_METHOD if (value := getattr(config, name)) is not None}
     return {
@@ -57,6 +58,7 @@ def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:
         "device": config.device,
         "device_kind": device_kind(config.device),
         **measured,
+        **({} if how != "hold_all" or not config.skips_gradients else {"norm_statistics": how}),  # from step 0 on
         "precision": FLOAT32,
         **changes_results(config),
         **config.quality.fields(),  # rows of another metric have other keys

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = TrialConfig(
         workload=arguments.workload, workload_options=options, epochs=epochs, method="none", saving=space.saving
     )
-    context = replace(run_context(config), workload_options=tuple(given))
+    context = replace(run_context(config, caches=space.uses_forward_cache), workload_options=tuple(given))
     print(f"{space.name}: {space.description}")
     print(f"method {space.method}: {METHODS[space.method].description}; ranked by {saved_words(space.saving)}")
     print(f"on {config.workload} for {config.epochs} epochs, {context.total_steps} steps\n")

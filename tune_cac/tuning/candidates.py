@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -13,15 +14,18 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.trial import TrialState, create_trial
 
-from analysis.formatting import plural
+from analysis.formatting import ROUNDING, plural
+from search_spaces import SpaceContext
 from search_spaces.grid import GridPoints
+from search_spaces.space import Tried
 from trainables.compression.schedule import ModelFacts, read_schedule, resolve
 from trainables.compression.scheduler import facts_of_run
 from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig, wrapped_seed
 from trainables.errors import UserError
+from trainables.quality import allowed_amount
 from tune_cac.tuning.plan import SearchPlan
-from tune_cac.tuning.trials import StudyTrials, as_key, queued_parameters
+from tune_cac.tuning.trials import EPOCHS, OF_EPOCHS, StudyTrials, as_key, queued_parameters
 
 #: Most settings drawn in a row that the study has: by the sampler, which may stay where it was best, and then at
 #: random; then it is taken to have all. 500 draws miss the last one of a hundred with 0.7 %.
@@ -169,6 +173,53 @@ class Candidates:
         except UserError as error:
             return str(error)
         return ""
+
+
+# --- Settings that the space decides one after the other, from how those before have ended ----------------------------
+
+
+class SpaceWalk:
+    """Start the settings that `Space.next_point` returns."""
+
+    why_ended = "it has found what the space looks for"
+
+    def __init__(
+        self, trials: StudyTrials, plan: SearchPlan, decide: Callable[[SpaceContext, Sequence[Tried]], Tried | None]
+    ) -> None:
+        self._trials, self._plan, self._decide = trials, plan, decide
+        self.ended = False  # True once nothing is left
+
+    def start_next(self, baseline: Mapping[str, Any]) -> optuna.Trial | None:
+        """Start the next setting; None if none is left, or one that runs decides it. Then `ended` says which."""
+        tried, epochs = self._tried(baseline), self._plan.base.epochs
+        found = self._decide(replace(self._plan.context, epochs=epochs), tried)
+        if found is None:
+            self.ended = all(one.has_ended for one in tried)
+            return None
+        length = {} if found.epochs == epochs else {EPOCHS: found.epochs}
+        attrs = {"role": "search", **({**length, OF_EPOCHS: epochs} if length else {})}
+        self._trials.study.enqueue_trial({**found.parameters, **length}, user_attrs=attrs)
+        return self._trials.study.ask()
+
+    def _tried(self, baseline: Mapping[str, Any]) -> list[Tried]:
+        allowed, quality = allowed_amount(self._plan.allowed_drop, baseline["quality"]), self._plan.base.quality
+        found = []
+        for trial in self._trials.all():
+            attrs = trial.user_attrs
+            if attrs.get("role") in ("baseline", "control") or "continued_by" in attrs:
+                continue
+            row = attrs.get("row")
+            lost = math.inf if row is None else quality.lost(row["quality"], baseline["quality"])
+            found.append(
+                Tried(
+                    parameters={n: value for n, value in queued_parameters(trial).items() if n != EPOCHS},
+                    epochs=attrs.get(EPOCHS, self._plan.base.epochs),
+                    has_ended=row is not None or trial.state.is_finished(),
+                    lost=lost,
+                    is_within=lost <= allowed + ROUNDING,
+                )
+            )
+        return found
 
 
 # --- The trials of a grid search: its points in their order, each once, whatever interrupted the search ---------------

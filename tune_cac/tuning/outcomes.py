@@ -136,7 +136,8 @@ def is_predicted(values: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
     """Return whether a setting differs from the baseline by what replay follows alone, and saves as it predicts."""
     others = {name: value for name, value in values.items() if name not in BY_NAME and name not in ("method", EPOCHS)}
     same = all(base.get(name) == value for name, value in others.items() if value)  # a forward cache saves more
-    return same and bool(values.get("CAC_PREFIX_AUTOGRAD", True))
+    other = values.get("CAC_NORM_STATISTICS") == "hold_all"  # from the first step on
+    return same and not other and bool(values.get("CAC_PREFIX_AUTOGRAD", True))
 
 
 def facts_of(row: Mapping[str, Any], config: Mapping[str, Any], share: float) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def _checked_on_run(options: SearchOptions) -> tuple[SearchOptions, SpaceContext
     base, context = baseline_config(options, device="cpu"), None
     own = is_factory(options.workload) or options.first_options
     if own or options.sampler == "grid" or options.fixed or options.compresses:
-        context = run_context(base)
+        context = run_context(base, caches=_caches(options))
     if options.estimates:
         check_methods(options)
     if options.is_script:
@@ -137,6 +137,10 @@ def _checked_on_run(options: SearchOptions) -> tuple[SearchOptions, SpaceContext
         if options.compresses:
             check_schedule(options, context, None if options.schedule is None else Path(options.schedule))
     return options, context
+
+
+def _caches(options: SearchOptions) -> bool:
+    return options.loaded_space.uses_forward_cache and not options.is_script and options.workers_per_trial == 1
 
 
 @keeps_decoded_images
@@ -195,7 +199,7 @@ def _run(
     interrupted, used_up = False, ""
     with written(layout, f"search --resume {layout.root}"):
         with _session(layout, options):
-            context = context or run_context(base)
+            context = context or run_context(base, caches=_caches(options))
             searcher = _searcher(layout, options, context, base, grid or _grid(options, context))
             if options.lengths != AUTO_LENGTHS and options.searched_lengths and not searcher.lengths.searched:
                 say(
@@ -209,7 +213,8 @@ def _run(
                 interrupted, used_up = _search(layout, options, searcher, max(0, to_run), begun)
             searcher.write_holds()
             layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))
-            ended = [one for one in (searcher.outcomes, searcher.candidates) if one is not None and one.ended]
+            choosers = (searcher.outcomes, searcher.walk, searcher.candidates)
+            ended = [one for one in choosers if one is not None and one.ended]
             if ended and not searcher.trials.has_unfinished():
                 say(f"ended after {plural(searcher.trials.finished_count(), 'trial')}: {ended[0].why_ended}")
                 layout.write_info(replace(layout.read_info(), trials=searcher.trials.finished_count()))

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from trainables.workloads.base import Workload
 
 
-def run_context(config: TrialConfig) -> SpaceContext:
+def run_context(config: TrialConfig, *, caches: bool = False) -> SpaceContext:
     """Return the facts on a run before any training: builds the model once, on the CPU, and checks user code.
+
+    ``caches`` finds out whether a forward cache is possible, for a space that uses it.
 
     Nothing is known of a script but that its command may be one.
     """
@@ -63,7 +65,28 @@ def run_context(config: TrialConfig) -> SpaceContext:
         weight_names=tuple(weight_layers(model)),
         # The optimizer is made only for this: torch loads its compiler with it.
         recipe=recipe_choices(config, workload, model) if config.saving == TIME else {},
+        has_norms=any(getattr(module, "running_mean", None) is not None for module in model.modules()),
+        forward_cache_mb=cache_budget_mb(workload, model, config.seed) if caches else 0,
     )
+
+
+def cache_budget_mb(workload: Workload, model: nn.Module, seed: int) -> int:
+    """Return a fifth of this machine's memory; 0, with the reason said, where the model's outputs cannot be kept."""
+    import psutil
+
+    from trainables.gradskip.prefix_cuts import cuts_of
+
+    why = "" if workload.train_sample_indices(0, seed) is not None else f"{workload.name}, {workload.why_inputs_vary}"
+    if not why:
+        batch = next(iter(workload.train_batches(0, seed)))
+        try:
+            cuts_of(model, workload.forward_chain(model), lambda copied: workload.loss(copied, batch))
+        except UserError as error:
+            why = str(error).removeprefix("forward cache: ")
+    if why:
+        say(f"no forward cache: {why}")
+        return 0
+    return int(psutil.virtual_memory().total // 5 // 10**6)
 
 
 def recipe_choices(config: TrialConfig, workload: Workload, model: nn.Module) -> dict[str, tuple[Any, ...]]:

@@ -28,7 +28,7 @@ from tune_cac.messages import say
 from tune_cac.ray_backend.worker_leases import CoordinatorLeases
 from tune_cac.study.folder import SPENT, trial_folder_name
 from tune_cac.tuning.baseline import WarmStart, learn
-from tune_cac.tuning.candidates import Candidates, GridWalk, make_sampler
+from tune_cac.tuning.candidates import Candidates, GridWalk, SpaceWalk, make_sampler
 from tune_cac.tuning.controls import RandomStops, RunLengths, shorter_trainings
 from tune_cac.tuning.outcomes import OutcomeQueue
 from tune_cac.tuning.plan import SearchPlan
@@ -89,7 +89,9 @@ class StudySearch(Searcher):
         is_published = plan.space.start_is_published and not plan.hold  # held: not as published
         self._start_role = "published" if is_published else "search"
         self._grid = None if plan.grid is None else GridWalk(self.trials, plan.grid, self._start_role)
-        chooses = plan.learns and plan.repeats and plan.grid is None
+        decide = plan.space.next_point if plan.learns and plan.grid is None else None
+        self.walk = None if decide is None else SpaceWalk(self.trials, plan, decide)
+        chooses = plan.learns and plan.repeats and plan.grid is None and self.walk is None
         cuts = chooses and plan.lengths and plan.space.method == "gradskip" and not plan.space.options
         # Of cut dense runs those that the study has are known in any case.
         self.lengths = RunLengths(self.trials, plan, self._learned, searched=bool(cuts and base.saving is None))
@@ -196,6 +198,9 @@ class StudySearch(Searcher):
         return config_of_trial(trial, space, self.plan.base, self.plan.hold, self._context_of)
 
     def _context_of(self, epochs: int) -> SpaceContext:
+        if self.walk is not None and epochs != (full := self.plan.base.epochs):  # no dense run of that length is needed
+            context = self.learn().context
+            return replace(context, epochs=epochs, total_steps=context.total_steps // full * epochs)
         return (self.learn() if epochs == self.plan.base.epochs else self.lengths.learned()[epochs]).context
 
     def _next(self) -> optuna.Trial | str | None:
@@ -237,7 +242,9 @@ class StudySearch(Searcher):
             return self.candidates.start_plain()
         if (now := self.trials.counts()) == self._nothing_at:  # asked again while others run
             return None
-        if self.outcomes is not None and self.outcomes.predicts:
+        if self.walk is not None:
+            trial = self.walk.start_next(baseline)
+        elif self.outcomes is not None and self.outcomes.predicts:
             trial = self.outcomes.start_next(baseline)
         else:
             trial = self.candidates.start_next()
@@ -290,7 +297,7 @@ class StudySearch(Searcher):
     @property
     def nothing_left(self) -> bool:
         """Return whether every point of a grid, or setting, was begun, or no outcome is worth its training."""
-        if self.candidates.ended or (self.outcomes is not None and self.outcomes.ended):
+        if any(one is not None and one.ended for one in (self.candidates, self.outcomes, self.walk)):
             return True
         return self._grid is not None and self.trials.baseline_row() is not None and self._grid.ended
 
