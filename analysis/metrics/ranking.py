@@ -215,6 +215,14 @@ def is_shorter(trials: pd.DataFrame) -> pd.Series[bool]:
     return is_value(trials, "control", SHORTER)
 
 
+def dense_with_held_norms(trials: pd.DataFrame) -> list[Any]:
+    """Return the labels of the rows that hold all norms (``CAC_NORM_STATISTICS=hold_all``) and stop nothing."""
+    if "CAC_NORM_STATISTICS" not in trials or "CAC_VAR_START_THR" not in trials:
+        return []
+    held = is_value(trials, "CAC_NORM_STATISTICS", "hold_all") & (numbers_of(trials, "CAC_VAR_START_THR") == -1)
+    return list(trials.index[held])
+
+
 def control_line(trials: pd.DataFrame) -> pd.DataFrame:
     """Return savings and accuracies of the baseline and of the controls of kind ``shorter``, ascending.
 
@@ -247,6 +255,8 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
         raise UserError("a line of controls is of one study and seed, got several: pick the rows of one")
     same = np.isin(_groups(done), _groups(done)[is_shorter(done).to_numpy()])
     baseline = done[is_value(done, "role", "baseline") & same].head(1)
+    if held := dense_with_held_norms(shorter):  # those cut runs begin where such a run ends uncut
+        baseline = done.loc[[row for row in dense_with_held_norms(done) if row not in held]].head(1)
     line = pd.concat([baseline, shorter])[columns]
     if shorter.empty or baseline.empty:
         line = line.iloc[:0]

@@ -31,6 +31,7 @@ from analysis.metrics.ranking import (
     accuracy_when_shorter,
     baseline_of,
     beats_shorter,
+    dense_with_held_norms,
     insignificant_difference,
     reference_values,
 )
@@ -180,7 +181,7 @@ def headline(
     confirmed = again is not None and bool(again["confirmed"])
     parts = (
         text,
-        _baseline_warning(ranking, best, allowed_drop),
+        _held_norms_alone(ranking, best, words) or _baseline_warning(ranking, best, allowed_drop),
         time_beside(best),
         unsure,
         _not_retrained(ranking, best, confirmation),
@@ -249,6 +250,19 @@ def _less_sure(ranking: pd.DataFrame, saved: float, sure: float) -> str:
     first = others.iloc[0]
     alone = whole_percent(first["holds"])
     return f"Trial {first['trial']} saves {percent(first[SAVED])} here, but would hold elsewhere with {alone} alone."
+
+
+def _held_norms_alone(ranking: pd.DataFrame, best: pd.Series, words: DropWords) -> str:
+    """Return what holding all norms does without a stop, where the best holds them, too; empty otherwise."""
+    known = ranking.loc[dense_with_held_norms(ranking)]
+    known = known[numbers_of(known, "epochs") == number_of(baseline_of(ranking, best), "epochs")]
+    if known.empty or best.get("CAC_NORM_STATISTICS") != "hold_all":
+        return ""
+    row = known.iloc[0]
+    return (
+        f"Holding all norms alone (CAC_NORM_STATISTICS=hold_all, trial {row['trial']}) ends "
+        f"{words.at(row[words.quality.drop])} and skips nothing."
+    )
 
 
 def _baseline_warning(ranking: pd.DataFrame, best: pd.Series, allowed_drop: float | str) -> str:

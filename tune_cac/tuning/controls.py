@@ -20,6 +20,7 @@ from analysis.metrics.ranking import CUT, RANDOM_STOPS, SHORTER
 from analysis.trace_replay.replay_frame import replay
 from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig
+from trainables.gradskip.settings import OFF_FIELD
 from trainables.quality import allowed_amount
 from trainables.savings import INFERENCE, TIME
 from trainables.stage_tree.store import StageStore
@@ -57,6 +58,16 @@ def shorter_trainings(base: TrialConfig) -> list[PredefinedTrial]:
     if base.saving in (INFERENCE, TIME):  # a control saves training compute
         return []
     return [_control(SHORTER, {"method": "none", EPOCHS: epochs}) for epochs in in_epochs(SHARES, base.epochs)]
+
+
+def cut_with_norms_of(base: TrialConfig, best: BestSetting) -> list[PredefinedTrial]:
+    """Return the dense run that holds its norms as a setting does and is cut to its compute; none if that is all."""
+    epochs = max(1, at_most(1 - best.saved, base.epochs))
+    if epochs == base.epochs:
+        return []
+    holds = best.config.get("CAC_NORM_STATISTICS") == "hold_all"
+    dense = {"method": "gradskip", **OFF_FIELD, "CAC_NORM_STATISTICS": "hold_all"} if holds else {"method": "none"}
+    return [_control(SHORTER, {**dense, EPOCHS: epochs})]
 
 
 def _control(kind: str, values: Mapping[str, Any], **attrs: Any) -> PredefinedTrial:

@@ -29,7 +29,7 @@ from tune_cac.ray_backend.worker_leases import CoordinatorLeases
 from tune_cac.study.folder import SPENT, trial_folder_name
 from tune_cac.tuning.baseline import WarmStart, learn
 from tune_cac.tuning.candidates import Candidates, GridWalk, SpaceWalk, make_sampler
-from tune_cac.tuning.controls import RandomStops, RunLengths, shorter_trainings
+from tune_cac.tuning.controls import RandomStops, RunLengths, cut_with_norms_of, shorter_trainings
 from tune_cac.tuning.outcomes import OutcomeQueue
 from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.restarts import Restarts
@@ -270,8 +270,13 @@ class StudySearch(Searcher):
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
         """Return the controls that this study lacks: cut dense runs, and random stops of the best's compute.
 
-        With ``shorter_alone`` the latter are left out, as long as the best setting is not known.
+        With ``shorter_alone`` the latter are left out, as long as the best setting is not known. Of a space that
+        decides itself: a dense run of the best's norms, cut to its compute.
         """
+        if self.walk is not None:
+            best = None if shorter_alone else self.best()
+            found = cut_with_norms_of(self.plan.base, best) if best and shorter_trainings(self.plan.base) else []
+            return [run for run in found if run.key not in self.trials.begun()]
         wanted: list[PredefinedTrial | None] = [self.lengths.next()]
         if not self.lengths.searched:
             wanted += shorter_trainings(self.plan.base)
