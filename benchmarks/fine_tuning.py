@@ -84,7 +84,7 @@ def train_by_hand(parts: dict[str, Any], seed: int, *, held: bool, frozen: int =
     torch.manual_seed(seed)
     rest = parts["model"]()
     images, labels = parts["train"].dataset.tensors
-    epochs, flops = parts["epochs"], 0.0
+    epochs = parts["epochs"]
     prefix: nn.Module = nn.Identity()
     begun = time.perf_counter()
     if frozen:
