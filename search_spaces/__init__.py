@@ -19,7 +19,7 @@ SPACES: dict[str, str] = {
     "auto_thresholds": "Gradient-Skip in auto mode: CAC_VAR_* thresholds, timing, braking distance",
     "braking_distance": "Gradient-Skip in auto mode: the braking distance alone, thresholds fixed",
     "manual_layers": "Gradient-Skip in manual mode: how many stops, through which layers, when",
-    "frozen_prefix": "fine-tuning: how many layers to freeze, from when, with what held, for how long",
+    "frozen_prefix": "fine-tuning: how many layers to freeze, from when, with what held",
     "stop_rules": "Gradient-Skip's rules against each other (CAC_RULE), each with its settings",
     "pruning_sensitivities": "pruning: one sensitivity a layer",
     "pruning_sensitivities_by_block": "pruning: one sensitivity a block of layers",

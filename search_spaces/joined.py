@@ -91,6 +91,7 @@ def joined(spaces: Sequence[Space]) -> Space:
         suggest=together.suggest,
         start=together.start,
         further_starts=together.further_starts,
+        uses_forward_cache=any(space.uses_forward_cache for space in spaces),
         free=tuple(name for space in spaces for name in space.free),
         start_is_published=all(space.start_is_published for space in spaces),
         meanings={name: meaning for space in spaces for name, meaning in space.meanings.items()},
