@@ -51,7 +51,7 @@ def check_attachable(optimizer: Optimizer) -> None:
 def check_model(settings: Settings, model: nn.Module | None, optimizer: Optimizer) -> None:
     """Raise UserError for settings that need a model where none is given, or an unsharded one where it is sharded."""
     needed = {
-        "NORM_STATISTICS=hold": settings.norm_statistics == "hold",
+        f"NORM_STATISTICS={settings.norm_statistics}": settings.norm_statistics != "go_on",
         "PREFIX_AUTOGRAD=0": not settings.prefix_autograd,
         "RULE=plasticity": settings.mode == "plasticity",
     }

@@ -40,6 +40,8 @@ class Reason(Flag):
 
 #: The prefix of the latest optimizer that has stopped a parameter: it was not the user who switched that off.
 _STOPPED_IN = WeakIdKeyDictionary()
+#: The prefix of the latest optimizer that holds all norms of the model, by that optimizer's parameters.
+_HOLDS_FOR = WeakIdKeyDictionary()
 
 #: Stopped parameters that are checked in one step, where they cannot move whatever their gradient is.
 LOOKS_A_STEP = 256
@@ -70,6 +72,7 @@ class Stops:
         self._looked_at = 0  # how many of them were checked since the first
         self._frozen: list[Tensor] = []  # by the user, if the prefix's treatment depends on it
         self._moving: list[tuple[list[Tensor], list[Tensor]]] = []  # each group's parameters, and those not stopped
+        self._hold_all_norms()
         self.look_at_user()
 
     # --- queries ----------------------------------------------------------------------------------------------------
@@ -143,15 +146,21 @@ class Stops:
         """Switch on what an earlier optimizer or this one has stopped; return the numbers of those that were off."""
         off = []
         for number, parameter in enumerate(self._parameters):
-            stopper = _STOPPED_IN.pop(parameter, None)
-            if stopper is None:
-                continue
-            if (prefix := stopper()) is not None:
-                prefix.release()
-            if not parameter.requires_grad:
+            stopper, holder = _STOPPED_IN.pop(parameter, None), _HOLDS_FOR.pop(parameter, None)
+            for found in (stopper, holder):
+                if found is not None and (prefix := found()) is not None:
+                    prefix.release()
+            if stopper is not None and not parameter.requires_grad:
                 parameter.requires_grad_(True)
                 off.append(number)
         return off
+
+    def _hold_all_norms(self) -> None:
+        """Hold what `CAC_NORM_STATISTICS=hold_all` holds whether anything has stopped or not."""
+        if self._settings.norm_statistics == "hold_all":
+            self._prefix.treat((), (), None, cut=False)
+            for parameter in self._parameters:
+                _HOLDS_FOR[parameter] = self._stopper
 
     def stop(self, numbers: Iterable[int]) -> None:
         """Stop these parameters for the rule, and what `CAC_PREFIX_AUTOGRAD=0` stops with them."""
@@ -246,6 +255,7 @@ class Stops:
         self._prefix.release()
         # Parameters stopped in the state are stopped here, also in a copy of the model, where they are already off.
         self._reasons = [Reason(value) for value in state["reasons"]]
+        self._hold_all_norms()
         self.stop(stopped)
 
 
@@ -313,6 +323,7 @@ class FrozenPrefix:
     - ``norm_statistics="hold"``: a norm with nothing that trains in or before it keeps its running statistics, and
       normalises by them in training too. (If training used the batch's own statistics while these are fixed, evaluation
       would permanently use statistics from before the stop.)
+    - ``norm_statistics="hold_all"``: so does every norm of the model, whether anything has stopped or not.
     - ``prefix_autograd=False``: outputs of modules with nothing that trains in or before them are detached, so that no
       activation before them is kept. For a module that is called twice, or shares its weight with one that is,
       everything that runs before any of its calls counts as before it.
@@ -320,6 +331,7 @@ class FrozenPrefix:
 
     def __init__(self, model: nn.Module | None, parameters: Sequence[Tensor], settings: Settings) -> None:
         self._hold = settings.norm_statistics == "hold"
+        self._norms: list[tuple[nn.Module, nn.Module]] = []  # all of the model, with parents, if these are held
         self._detach = not settings.prefix_autograd
         self._held: dict[nn.Module, tuple[RemovableHandle, bool | None]] = {}
         self._cut: dict[nn.Module, RemovableHandle] = {}
@@ -328,8 +340,10 @@ class FrozenPrefix:
         self._members: list[tuple[str, nn.Module, nn.Module, int]] = []
         #: Mask of parameters that several modules have: without a trace it is unknown which of these runs first.
         self._shared = 0
+        modules = {} if model is None else dict(model.named_modules())
+        if settings.norm_statistics == "hold_all":
+            self._norms = [(m, modules[name.rpartition(".")[0]]) for name, m in modules.items() if _is_norm(m)]
         if model is not None and (self._hold or self._detach):
-            modules = dict(model.named_modules())
             for name, module in modules.items():
                 # All parameters below it: a module that owns one and has children is stopped when these are, too.
                 own = list(module.parameters())
@@ -346,6 +360,8 @@ class FrozenPrefix:
         through them. Without a trace a module's own parameters decide. Outputs are detached if ``cut``: not while a
         gradient must still reach the last parameter.
         """
+        for norm, parent in self._norms:
+            self._hold_still(norm, parent, True)
         stops = mask_of(stopped)
         moving = ~(stops | mask_of(frozen))
         for name, module, parent, own in self._members:
@@ -375,7 +391,11 @@ class FrozenPrefix:
 
     def release(self) -> None:
         """Undo everything, before another state is loaded or another optimizer has the parameters."""
+        norms, self._norms = self._norms, []
         self.treat((), (), None, cut=False)
+        self._norms = norms
+        for norm, parent in norms:
+            self._hold_still(norm, parent, False)
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -142,8 +142,8 @@ def declared_variables(declaring: type) -> tuple[Variable, ...]:
 RULES = ("variance", *NAMED)
 #: Rules whose signal depends on when it is measured: CAC_RULE_START_ITR and CAC_RULE_INTERVAL.
 MEASURED_RULES = tuple(name for name, rule in NAMED.items() if rule.is_measured)
-#: Whether batch norms of a stopped prefix continue to update their running statistics.
-NORM_STATISTICS = ("go_on", "hold")
+#: Whether batch norms of a stopped prefix, or all of the model, continue to update their running statistics.
+NORM_STATISTICS = ("go_on", "hold", "hold_all")
 #: The published default of CAC_VAR_SAMPLES, taken when neither it nor a braking distance is set.
 DEFAULT_SAMPLES = 200
 
@@ -278,9 +278,9 @@ class VariableFields:
     )
     norm_statistics: str = variable(
         "CAC_NORM_STATISTICS", "go_on",
-        Range(" or ".join(NORM_STATISTICS), lambda value: value in NORM_STATISTICS),
+        Range(f"one of {', '.join(NORM_STATISTICS)}", lambda value: value in NORM_STATISTICS),
         "running statistics of stopped batch norms go on as published, or hold still and are what training normalises "
-        "by; hold needs model=",
+        "by; hold_all: so do those of all norms of the model, from the first step on; hold and hold_all need model=",
         mode="both", published=False,
     )
     prefix_autograd: bool = variable(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -134,6 +135,97 @@ class TestWhichNormsHold:
         train(model, optimizer, 2, start=3)
         after = [model.norm0.running_mean, model.norm1.running_mean]
         assert tuple(torch.equal(a, b) for a, b in zip(before, after, strict=True)) == held
+
+
+class Backbone(nn.Module):
+    """Norms of all kinds: trained, without parameters, and with parameters that no optimizer has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.3), nn.Conv2d(3, 4, 3))
+        self.bare, self.foreign = nn.BatchNorm2d(4, affine=False), nn.BatchNorm2d(4)
+        self.head = nn.Linear(64, 5)
+        for number, norm in enumerate(self.norms):
+            norm.running_mean += 0.1 + number  # as after another training
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.foreign(self.bare(self.body(x))).flatten(1))
+
+    @property
+    def norms(self) -> list[Any]:
+        return [m for m in self.modules() if isinstance(m, nn.BatchNorm2d)]
+
+    @property
+    def given(self) -> list[nn.Parameter]:
+        return [*self.body.parameters(), *self.head.parameters()]
+
+
+def train_with_evaluations(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, *, before: Callable[[int], None] = lambda _: None
+) -> None:
+    """Train as a script does that evaluates after every step; ``before(step)`` follows ``model.train()``."""
+    for step, (x, y) in enumerate(conv_batches(steps)):
+        model.train()
+        before(step)
+        torch.manual_seed(step)  # of dropout
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        with torch.no_grad():
+            model.eval()(x)
+
+
+class TestAllNormsHold:
+    """`hold_all`, against a plain torch loop that calls ``eval()`` on all norms after each ``model.train()``."""
+
+    @pytest.mark.parametrize("rule", [{"start_thr": -1}, STOP])
+    def test_from_the_first_step_on_whatever_stops(self, rule: dict[str, Any]) -> None:
+        model, plain = Backbone(), Backbone()
+        settings = Settings(norm_statistics="hold_all", **rule)
+        before = statistics(model)
+        train_with_evaluations(model, SGD(model.given, lr=0.1, momentum=0.9, model=model, settings=settings), 6)
+
+        def hold(step: int) -> None:
+            for norm in plain.norms:
+                norm.eval()
+            if rule is STOP and step == 3:
+                plain.body[:2].requires_grad_(False)
+
+        train_with_evaluations(plain, torch.optim.SGD(plain.given, lr=0.1, momentum=0.9), 6, before=hold)
+        assert equal(statistics(model), before)
+        assert equal(weights(model), weights(plain))
+
+    def test_statistics_are_collected_by_who_asks_for_it_and_a_copy_is_somebody_elses(self) -> None:
+        model, plain = Backbone(), Backbone()
+        optimizer = SGD(model.given, lr=0.1, model=model, settings=Settings(start_thr=-1, norm_statistics="hold_all"))
+        train_with_evaluations(model, optimizer, 2)
+        plain.load_state_dict(model.state_dict())
+        for each in (model, plain):
+            torch.manual_seed(0)
+            torch.optim.swa_utils.update_bn([x for x, _ in conv_batches(4)], each.eval())
+        assert equal(statistics(model), statistics(plain))
+        copied = copy.deepcopy(model).train()
+        before = statistics(copied)
+        copied(torch.randn(5, 1, 8, 8))
+        assert not any(torch.equal(a, b) for a, b in zip(before, statistics(copied), strict=True))
+
+    def test_a_loaded_state_holds_and_another_optimizer_lets_go(self) -> None:
+        settings = Settings(**STOP, norm_statistics="hold_all")
+        whole, model = Backbone(), Backbone()
+        optimizers = [SGD(m.given, lr=0.1, momentum=0.9, model=m, settings=settings) for m in (whole, model)]
+        train_with_evaluations(whole, optimizers[0], 4)
+        model.load_state_dict(whole.state_dict())
+        optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+        for each, optimizer in zip((whole, model), optimizers, strict=True):
+            train_with_evaluations(each, optimizer, 3)
+        assert equal(weights(whole), weights(model))
+        assert equal(statistics(whole), statistics(Backbone()))
+        model.train()
+        later = SGD(list(model.head.parameters()), lr=0.1, settings=Settings(start_thr=-1))  # takes a part of them
+        assert all(norm.training for norm in model.norms)
+        train_with_evaluations(model, later, 1)
+        assert not any(torch.equal(a, b) for a, b in zip(statistics(whole), statistics(model), strict=True))
 
 
 class SavedBytes:
