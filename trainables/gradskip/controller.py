@@ -53,6 +53,7 @@ def check_model(settings: Settings, model: nn.Module | None, optimizer: Optimize
     needed = {
         f"NORM_STATISTICS={settings.norm_statistics}": settings.norm_statistics != "go_on",
         "PREFIX_AUTOGRAD=0": not settings.prefix_autograd,
+        "PREFIX_MODE=eval": settings.prefix_mode == "eval",
         "RULE=plasticity": settings.mode == "plasticity",
     }
     for setting, is_set in needed.items():

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Flag, auto
 from functools import partial
 from typing import Any
@@ -186,8 +187,7 @@ class Stops:
                 self._optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
         self._prefix.treat(held, self.of(Reason.USER), self._numbering.trace, cut=not self.of(Reason.KEPT))
         self._still = [self._parameters[number] for number in held]
-        treated = not self._settings.prefix_autograd or self._settings.norm_statistics == "hold"
-        self._frozen = [self._parameters[n] for n in self.of(Reason.USER)] if treated else []
+        self._frozen = [self._parameters[n] for n in self.of(Reason.USER)] if self._prefix.depends_on_stops else []
         self._moving = []
 
     def _keep_one(self) -> None:
@@ -282,7 +282,7 @@ def blueprint_of(numbering: Numbering, stops: Stops, counts: Callable[[Unit], bo
     )
 
 
-# --- Fixed running statistics of norms, and detached outputs, in a stopped prefix -------------------------------------
+# --- Fixed running statistics of norms, evaluation mode, and detached outputs, in a stopped prefix -------------------
 
 
 class PrefixHook(InertInCopies):
@@ -306,15 +306,40 @@ def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
 class HeldNorm:
     """Make a norm use its running statistics (forward pre-hook), whatever ``model.train()`` has set since.
 
-    Where the momentum is another than before (`torch.optim.swa_utils.update_bn` sets None), they are collected.
+    Where the momentum is another than before (`torch.optim.swa_utils.update_bn` sets None) and ``trains`` says that the
+    model does, they are collected.
     """
 
-    def __init__(self, norm: Any, parent: nn.Module) -> None:
-        self._parent = parent
+    def __init__(self, norm: Any, trains: Callable[[], bool]) -> None:
+        self._trains = trains
         self._momentum = getattr(norm, "momentum", None)
 
     def __call__(self, norm: Any, _args: Any) -> None:
-        norm.training = getattr(norm, "momentum", None) != self._momentum and self._parent.training
+        norm.training = getattr(norm, "momentum", None) != self._momentum and self._trains()
+
+
+class EvalMode:
+    """Put a module into evaluation mode (forward pre-hook), whatever ``model.train()`` has set since."""
+
+    acted = False  # whether it was in training mode
+
+    def __call__(self, module: nn.Module, _args: Any) -> None:
+        if module.training:
+            module.training, self.acted = False, True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Member:
+    """A module that may be treated."""
+
+    name: str
+    module: nn.Module
+    above: tuple[nn.Module, ...]  # the modules that it is in, the nearest first
+    own: int | None
+    """Mask of all parameters below it: one that owns some and has children is stopped when these are. None where the
+    optimizer lacks one of them."""
+    around: int
+    """The same, with 0 for None; of a module without any, that of the nearest one above with some, but the model."""
 
 
 class FrozenPrefix:
@@ -324,34 +349,40 @@ class FrozenPrefix:
       normalises by them in training too. (If training used the batch's own statistics while these are fixed, evaluation
       would permanently use statistics from before the stop.)
     - ``norm_statistics="hold_all"``: so does every norm of the model, whether anything has stopped or not.
+    - ``prefix_mode="eval"``: norms as with ``hold``. A module whose parameters have all been stopped, with nothing that
+      trains before it, is in evaluation mode, and so is what is in it and has no parameters. The model itself, whose
+      outputs may depend on its mode, is not.
     - ``prefix_autograd=False``: outputs of modules with nothing that trains in or before them are detached, so that no
       activation before them is kept. For a module that is called twice, or shares its weight with one that is,
       everything that runs before any of its calls counts as before it.
     """
 
     def __init__(self, model: nn.Module | None, parameters: Sequence[Tensor], settings: Settings) -> None:
-        self._hold = settings.norm_statistics == "hold"
-        self._norms: list[tuple[nn.Module, nn.Module]] = []  # all of the model, with parents, if these are held
+        self._evaluate = settings.prefix_mode == "eval"
+        self._hold = settings.norm_statistics == "hold" or self._evaluate
+        self._hold_all = settings.norm_statistics == "hold_all"
         self._detach = not settings.prefix_autograd
         self._held: dict[nn.Module, tuple[RemovableHandle, bool | None]] = {}
+        self._evaluated: dict[nn.Module, tuple[RemovableHandle, EvalMode]] = {}
         self._cut: dict[nn.Module, RemovableHandle] = {}
-        number_of = {id(p): number for number, p in enumerate(parameters)}
-        #: Modules to treat, with their parents and the masks of the parameters that they have.
-        self._members: list[tuple[str, nn.Module, nn.Module, int]] = []
+        self._members: list[_Member] = []
         #: Mask of parameters that several modules have: without a trace it is unknown which of these runs first.
         self._shared = 0
-        modules = {} if model is None else dict(model.named_modules())
-        if settings.norm_statistics == "hold_all":
-            self._norms = [(m, modules[name.rpartition(".")[0]]) for name, m in modules.items() if _is_norm(m)]
-        if model is not None and (self._hold or self._detach):
-            for name, module in modules.items():
-                # All parameters below it: a module that owns one and has children is stopped when these are, too.
-                own = list(module.parameters())
-                if (own or _is_norm(module)) and all(id(p) in number_of for p in own):
-                    parent = modules[name.rpartition(".")[0]]
-                    self._members.append((name, module, parent, mask_of(number_of[id(p)] for p in own)))
+        if model is not None and (self.depends_on_stops or self._hold_all):
+            number_of = {id(p): number for number, p in enumerate(parameters)}
+            self._members = [m for m in _members(model, number_of) if self._may_treat(m)]
             named = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
             self._shared = mask_of(number for key, number in number_of.items() if named[key] > 1)
+
+    @property
+    def depends_on_stops(self) -> bool:
+        """Return whether the treatment depends on what is stopped or frozen."""
+        return self._hold or self._detach
+
+    def _may_treat(self, member: _Member) -> bool:
+        if _is_norm(member.module):
+            return self._hold_all or member.own is not None
+        return bool(member.around if self._evaluate else member.own)
 
     def treat(self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool) -> None:
         """Treat the modules of this prefix, and undo the treatment of all others.
@@ -360,28 +391,55 @@ class FrozenPrefix:
         through them. Without a trace a module's own parameters decide. Outputs are detached if ``cut``: not while a
         gradient must still reach the last parameter.
         """
-        for norm, parent in self._norms:
-            self._hold_still(norm, parent, True)
+        self._treat(stopped, frozen, trace, cut=cut, hold_all=self._hold_all)
+
+    def release(self) -> None:
+        """Undo everything, before another state is loaded or another optimizer has the parameters."""
+        self._treat((), (), None, cut=False, hold_all=False)
+
+    def _treat(
+        self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool, hold_all: bool
+    ) -> None:
         stops = mask_of(stopped)
         moving = ~(stops | mask_of(frozen))
-        for name, module, parent, own in self._members:
-            before = 0 if trace is None else trace.before.get(name, 0)
-            still = not (own | before) & moving
-            if self._hold and _is_norm(module):
-                self._hold_still(module, parent, still and bool((own | before) & stops))
+        for member in self._members:  # a module before those in it, whose modes come back to its own
+            own, around = member.own, member.around
+            before = 0 if trace is None else trace.before.get(member.name, 0)
+            known = trace is not None or not around & self._shared
+            stands = known and around != 0 and not around & ~stops and not before & moving
+            if _is_norm(member.module):
+                still = own is not None and not (own | before) & moving and bool((own | before) & stops)
+                self._hold_still(member, hold_all or (self._hold and still) or (self._evaluate and stands))
+            elif self._evaluate:
+                self._set_mode(member, stands and member.name != "")
             if self._detach:
-                known = trace is not None or not own & self._shared
-                self._detach_output(module, cut and known and still and own != 0 and not own & ~stops)
+                self._detach_output(member.module, cut and bool(own) and stands)
 
-    def _hold_still(self, module: nn.Module, parent: nn.Module, wanted: bool) -> None:
+    def _trains(self, above: Sequence[nn.Module]) -> bool:
+        """Return the mode that the user has set, by the nearest of these modules that is not treated."""
+        return next(module for module in above if module not in self._evaluated).training
+
+    def _hold_still(self, member: _Member, wanted: bool) -> None:
+        module, trains = member.module, partial(self._trains, member.above)
         if wanted and module not in self._held:
-            own_mode = module.training != parent.training  # the user keeps this norm in another mode than its parent
-            hook = PrefixHook(HeldNorm(module, parent), self)
+            own_mode = module.training != trains()  # the user keeps this norm in another mode than its parent
+            hook = PrefixHook(HeldNorm(module, trains), self)
             self._held[module] = (module.register_forward_pre_hook(hook), module.training if own_mode else None)
         elif not wanted and module in self._held:
             handle, mode = self._held.pop(module)
             handle.remove()
-            module.training = parent.training if mode is None else mode
+            module.training = trains() if mode is None else mode
+
+    def _set_mode(self, member: _Member, wanted: bool) -> None:
+        module = member.module
+        if wanted and module not in self._evaluated:
+            mode = EvalMode()
+            self._evaluated[module] = (module.register_forward_pre_hook(PrefixHook(mode, self)), mode)
+        elif not wanted and module in self._evaluated:
+            handle, mode = self._evaluated.pop(module)
+            handle.remove()
+            if mode.acted:
+                module.training = self._trains(member.above)
 
     def _detach_output(self, module: nn.Module, wanted: bool) -> None:
         if wanted and module not in self._cut:
@@ -389,13 +447,20 @@ class FrozenPrefix:
         elif not wanted and module in self._cut:
             self._cut.pop(module).remove()
 
-    def release(self) -> None:
-        """Undo everything, before another state is loaded or another optimizer has the parameters."""
-        norms, self._norms = self._norms, []
-        self.treat((), (), None, cut=False)
-        self._norms = norms
-        for norm, parent in norms:
-            self._hold_still(norm, parent, False)
+
+def _members(model: nn.Module, number_of: Mapping[int, int]) -> Iterator[_Member]:
+    modules = dict(model.named_modules())
+    masks: dict[str, int | None] = {}
+    for name, module in modules.items():
+        parameters = list(module.parameters())
+        known = all(id(p) in number_of for p in parameters)
+        masks[name] = mask_of(number_of[id(p)] for p in parameters) if known else None
+        parts = name.split(".")
+        above = [".".join(parts[:end]) for end in range(len(parts) - 1, -1, -1)]
+        around = next((masks[one] for one in (name, *above[:-1]) if masks[one] != 0), 0)
+        yield _Member(
+            name=name, module=module, above=tuple(modules[one] for one in above), own=masks[name], around=around or 0
+        )
 
 
 def _is_norm(module: nn.Module) -> bool:

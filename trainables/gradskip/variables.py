@@ -144,6 +144,8 @@ RULES = ("variance", *NAMED)
 MEASURED_RULES = tuple(name for name, rule in NAMED.items() if rule.is_measured)
 #: Whether batch norms of a stopped prefix, or all of the model, continue to update their running statistics.
 NORM_STATISTICS = ("go_on", "hold", "hold_all")
+#: The mode of a stopped prefix's modules while the rest trains.
+PREFIX_MODES = ("train", "eval")
 #: The published default of CAC_VAR_SAMPLES, taken when neither it nor a braking distance is set.
 DEFAULT_SAMPLES = 200
 
@@ -287,6 +289,12 @@ class VariableFields:
         "CAC_PREFIX_AUTOGRAD", True, _FLAG,
         "0: nothing upstream of a stopped layer is kept for a backward pass, left-over parameters included; "
         "0 needs model=",
+        mode="both", published=False,
+    )
+    prefix_mode: str = variable(
+        "CAC_PREFIX_MODE", "train", Range(" or ".join(PREFIX_MODES), lambda value: value in PREFIX_MODES),
+        "modules whose parameters have all been stopped, with nothing that trains before them, go on in training mode "
+        "as published, or are in evaluation mode: no dropout there, and norms hold their statistics; eval needs model=",
         mode="both", published=False,
     )
 # fmt: on
