@@ -52,8 +52,8 @@ def check_model(settings: Settings, model: nn.Module | None, optimizer: Optimize
     """Raise UserError for settings that need a model where none is given, or an unsharded one where it is sharded."""
     needed = {
         f"NORM_STATISTICS={settings.norm_statistics}": settings.norm_statistics != "go_on",
-        "PREFIX_MODE=eval": settings.prefix_mode == "eval",
         "PREFIX_AUTOGRAD=0": not settings.prefix_autograd,
+        "PREFIX_MODE=eval": settings.prefix_mode == "eval",
         "RULE=plasticity": settings.mode == "plasticity",
     }
     for setting, is_set in needed.items():

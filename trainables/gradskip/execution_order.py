@@ -125,12 +125,8 @@ def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callabl
     Parameters are in numbering order. Passes on any error of the copy or of the forward pass.
     """
     with kept_generators(p.device for p in parameters), torch.enable_grad():
-        twin = copy.deepcopy(model)
+        twin = training_copy(model)
         twin_of = dict(zip(map(id, model.parameters()), twin.parameters(), strict=True))
-        for parameter in twin.parameters():
-            parameter.grad = None
-            if parameter.is_floating_point():
-                parameter.requires_grad_(True)
         recorder = ExecutionRecorder(twin, [twin_of.get(id(p), p) for p in parameters])
         try:
             with uncompiled():
@@ -138,6 +134,16 @@ def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callabl
         finally:
             recorder.remove()
     return recorder.trace()
+
+
+def training_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of the model in which everything trains, without gradients."""
+    twin = copy.deepcopy(model)
+    for parameter in twin.parameters():
+        parameter.grad = None
+        if parameter.is_floating_point():
+            parameter.requires_grad_(True)
+    return twin
 
 
 class ExecutionRecorder(OwnedHooks):

@@ -7,7 +7,6 @@ of the model is recorded, with what each operation reads.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from trainables.errors import UserError
+from trainables.gradskip.execution_order import training_copy
 from trainables.runtime.isolation import kept_generators
 from trainables.runtime.operator_flops import uncompiled
 from trainables.workloads.batch_structure import tensors_in
@@ -224,10 +224,7 @@ def recorded_cuts(model: nn.Module, forward: Callable[[nn.Module], Any]) -> list
         UserError: the model does not run, runs more than once, or has no cut.
     """
     with kept_generators(p.device for p in model.parameters()), torch.enable_grad(), uncompiled():
-        twin = copy.deepcopy(model).train()
-        for parameter in twin.parameters():
-            if parameter.is_floating_point():
-                parameter.requires_grad_(True)
+        twin = training_copy(model).train()
         recorder = _Recorder(twin)
         try:
             with recorder:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Flag, auto
 from functools import partial
 from typing import Any
@@ -40,6 +41,8 @@ class Reason(Flag):
 
 #: The prefix of the latest optimizer that has stopped a parameter: it was not the user who switched that off.
 _STOPPED_IN = WeakIdKeyDictionary()
+#: The prefix of the latest optimizer that holds all norms of the model, by that optimizer's parameters.
+_HOLDS_FOR = WeakIdKeyDictionary()
 
 #: Stopped parameters that are checked in one step, where they cannot move whatever their gradient is.
 LOOKS_A_STEP = 256
@@ -70,9 +73,8 @@ class Stops:
         self._looked_at = 0  # how many of them were checked since the first
         self._frozen: list[Tensor] = []  # by the user, if the prefix's treatment depends on it
         self._moving: list[tuple[list[Tensor], list[Tensor]]] = []  # each group's parameters, and those not stopped
+        self._hold_all_norms()
         self.look_at_user()
-        if settings.norm_statistics == "hold_all":
-            self._treat()
 
     # --- queries ----------------------------------------------------------------------------------------------------
 
@@ -145,15 +147,21 @@ class Stops:
         """Switch on what an earlier optimizer or this one has stopped; return the numbers of those that were off."""
         off = []
         for number, parameter in enumerate(self._parameters):
-            stopper = _STOPPED_IN.pop(parameter, None)
-            if stopper is None:
-                continue
-            if (prefix := stopper()) is not None:
-                prefix.release()
-            if not parameter.requires_grad:
+            stopper, holder = _STOPPED_IN.pop(parameter, None), _HOLDS_FOR.pop(parameter, None)
+            for found in (stopper, holder):
+                if found is not None and (prefix := found()) is not None:
+                    prefix.release()
+            if stopper is not None and not parameter.requires_grad:
                 parameter.requires_grad_(True)
                 off.append(number)
         return off
+
+    def _hold_all_norms(self) -> None:
+        """Hold what `CAC_NORM_STATISTICS=hold_all` holds whether anything has stopped or not."""
+        if self._settings.norm_statistics == "hold_all":
+            self._prefix.treat((), (), None, cut=False)
+            for parameter in self._parameters:
+                _HOLDS_FOR[parameter] = self._stopper
 
     def stop(self, numbers: Iterable[int]) -> None:
         """Stop these parameters for the rule, and what `CAC_PREFIX_AUTOGRAD=0` stops with them."""
@@ -177,14 +185,10 @@ class Stops:
             if not self._settings.reference:
                 parameter.grad = None
                 self._optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
-        self._treat()
+        self._prefix.treat(held, self.of(Reason.USER), self._numbering.trace, cut=not self.of(Reason.KEPT))
         self._still = [self._parameters[number] for number in held]
-        treated = not self._settings.prefix_autograd or self._prefix.holds
-        self._frozen = [self._parameters[n] for n in self.of(Reason.USER)] if treated else []
+        self._frozen = [self._parameters[n] for n in self.of(Reason.USER)] if self._prefix.depends_on_stops else []
         self._moving = []
-
-    def _treat(self) -> None:
-        self._prefix.treat(self.numbers, self.of(Reason.USER), self._numbering.trace, cut=not self.of(Reason.KEPT))
 
     def _keep_one(self) -> None:
         kept = self.of(Reason.KEPT)
@@ -251,6 +255,7 @@ class Stops:
         self._prefix.release()
         # Parameters stopped in the state are stopped here, also in a copy of the model, where they are already off.
         self._reasons = [Reason(value) for value in state["reasons"]]
+        self._hold_all_norms()
         self.stop(stopped)
 
 
@@ -277,7 +282,7 @@ def blueprint_of(numbering: Numbering, stops: Stops, counts: Callable[[Unit], bo
     )
 
 
-# --- Fixed running statistics of norms, and detached outputs, in a stopped prefix -------------------------------------
+# --- Fixed running statistics of norms, evaluation mode, and detached outputs, in a stopped prefix -------------------
 
 
 class PrefixHook(InertInCopies):
@@ -301,33 +306,40 @@ def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
 class HeldNorm:
     """Make a norm use its running statistics (forward pre-hook), whatever ``model.train()`` has set since.
 
-    Where the momentum is another than before (`torch.optim.swa_utils.update_bn` sets None), they are collected.
+    Where the momentum is another than before (`torch.optim.swa_utils.update_bn` sets None) and ``trains`` says that the
+    model does, they are collected.
     """
 
-    def __init__(self, norm: Any, parent: nn.Module) -> None:
-        self._parent = parent
+    def __init__(self, norm: Any, trains: Callable[[], bool]) -> None:
+        self._trains = trains
         self._momentum = getattr(norm, "momentum", None)
 
     def __call__(self, norm: Any, _args: Any) -> None:
-        norm.training = getattr(norm, "momentum", None) != self._momentum and self._parent.training
+        norm.training = getattr(norm, "momentum", None) != self._momentum and self._trains()
 
 
-class EvaluatedModule:
-    """Put a module, and what it contains that has no parameters, into eval mode (forward pre-hook)."""
+class EvalMode:
+    """Put a module into evaluation mode (forward pre-hook), whatever ``model.train()`` has set since."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._parts = _with_parts(module)
+    acted = False  # whether it was in training mode
 
     def __call__(self, module: nn.Module, _args: Any) -> None:
-        if module.training:  # `model.train()` sets all of them
-            for part in self._parts:
-                part.training = False
+        if module.training:
+            module.training, self.acted = False, True
 
 
-def _with_parts(module: nn.Module) -> list[nn.Module]:
-    """Return a module and those below it without parameters or running statistics."""
-    inside = [part for part in module.modules() if not _is_norm(part) and next(part.parameters(), None) is None]
-    return [module, *inside]
+@dataclass(frozen=True, kw_only=True)
+class _Member:
+    """A module that may be treated."""
+
+    name: str
+    module: nn.Module
+    above: tuple[nn.Module, ...]  # the modules that it is in, the nearest first
+    own: int | None
+    """Mask of all parameters below it: one that owns some and has children is stopped when these are. None where the
+    optimizer lacks one of them."""
+    around: int
+    """The same, with 0 for None; of a module without any, that of the nearest one above with some, but the model."""
 
 
 class FrozenPrefix:
@@ -335,82 +347,99 @@ class FrozenPrefix:
 
     - ``norm_statistics="hold"``: a norm with nothing that trains in or before it keeps its running statistics, and
       normalises by them in training too. (If training used the batch's own statistics while these are fixed, evaluation
-      would permanently use statistics from before the stop.) ``hold_all``: every norm of the model, whatever trains.
-    - ``prefix_mode="eval"``: the same for norms; other modules with parameters, all stopped, and nothing that trains
-      before them are in eval mode, with what they contain that has no parameters, such as dropout.
+      would permanently use statistics from before the stop.)
+    - ``norm_statistics="hold_all"``: so does every norm of the model, whether anything has stopped or not.
+    - ``prefix_mode="eval"``: norms as with ``hold``. A module whose parameters have all been stopped, with nothing that
+      trains before it, is in evaluation mode, and so is what is in it and has no parameters. The model itself, whose
+      outputs may depend on its mode, is not.
     - ``prefix_autograd=False``: outputs of modules with nothing that trains in or before them are detached, so that no
       activation before them is kept. For a module that is called twice, or shares its weight with one that is,
       everything that runs before any of its calls counts as before it.
     """
 
     def __init__(self, model: nn.Module | None, parameters: Sequence[Tensor], settings: Settings) -> None:
-        self._hold_all = settings.norm_statistics == "hold_all"
         self._evaluate = settings.prefix_mode == "eval"
-        self.holds = self._hold_all or self._evaluate or settings.norm_statistics == "hold"
+        self._hold = settings.norm_statistics == "hold" or self._evaluate
+        self._hold_all = settings.norm_statistics == "hold_all"
         self._detach = not settings.prefix_autograd
         self._held: dict[nn.Module, tuple[RemovableHandle, bool | None]] = {}
-        self._evaluated: dict[nn.Module, RemovableHandle] = {}
+        self._evaluated: dict[nn.Module, tuple[RemovableHandle, EvalMode]] = {}
         self._cut: dict[nn.Module, RemovableHandle] = {}
-        number_of = {id(p): number for number, p in enumerate(parameters)}
-        #: Modules to treat, with their parents and the masks of the parameters that they have.
-        self._members: list[tuple[str, nn.Module, nn.Module, int]] = []
+        self._members: list[_Member] = []
         #: Mask of parameters that several modules have: without a trace it is unknown which of these runs first.
         self._shared = 0
-        if model is not None and (self.holds or self._detach):
-            modules = dict(model.named_modules())
-            for name, module in modules.items():
-                # All parameters below it: a module that owns one and has children is stopped when these are, too.
-                own = list(module.parameters())
-                is_known = all(id(p) in number_of for p in own)
-                if (own and is_known) or (_is_norm(module) and (is_known or self._hold_all)):
-                    parent = modules[name.rpartition(".")[0]]
-                    known = mask_of(number_of[id(p)] for p in own if id(p) in number_of)
-                    self._members.append((name, module, parent, known))
+        if model is not None and (self.depends_on_stops or self._hold_all):
+            number_of = {id(p): number for number, p in enumerate(parameters)}
+            self._members = [m for m in _members(model, number_of) if self._may_treat(m)]
             named = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
             self._shared = mask_of(number for key, number in number_of.items() if named[key] > 1)
 
-    def treat(
-        self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool,
-        all_norms: bool = True,
-    ) -> None:  # fmt: skip
+    @property
+    def depends_on_stops(self) -> bool:
+        """Return whether the treatment depends on what is stopped or frozen."""
+        return self._hold or self._detach
+
+    def _may_treat(self, member: _Member) -> bool:
+        if _is_norm(member.module):
+            return self._hold_all or member.own is not None
+        return bool(member.around if self._evaluate else member.own)
+
+    def treat(self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool) -> None:
         """Treat the modules of this prefix, and undo the treatment of all others.
 
         Numbers of the stopped parameters, and of those that the user does not train: a gradient may have to pass
         through them. Without a trace a module's own parameters decide. Outputs are detached if ``cut``: not while a
         gradient must still reach the last parameter.
         """
+        self._treat(stopped, frozen, trace, cut=cut, hold_all=self._hold_all)
+
+    def release(self) -> None:
+        """Undo everything, before another state is loaded or another optimizer has the parameters."""
+        self._treat((), (), None, cut=False, hold_all=False)
+
+    def _treat(
+        self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool, hold_all: bool
+    ) -> None:
         stops = mask_of(stopped)
         moving = ~(stops | mask_of(frozen))
-        for name, module, parent, own in self._members:
-            before = 0 if trace is None else trace.before.get(name, 0)
-            still = not (own | before) & moving
-            if self.holds and _is_norm(module):
-                stopped_here = still and bool(stops & (own | before))
-                self._hold_still(module, parent, stopped_here or (self._hold_all and all_norms))
+        for member in self._members:  # a module before those in it, whose modes come back to its own
+            own, around = member.own, member.around
+            before = 0 if trace is None else trace.before.get(member.name, 0)
+            known = trace is not None or not around & self._shared
+            stands = known and around != 0 and not around & ~stops and not before & moving
+            if _is_norm(member.module):
+                still = own is not None and not (own | before) & moving and bool((own | before) & stops)
+                self._hold_still(member, hold_all or (self._hold and still) or (self._evaluate and stands))
             elif self._evaluate:
-                self._keep_evaluating(module, parent, still and own != 0 and not own & ~stops)
+                self._set_mode(member, stands and member.name != "")
             if self._detach:
-                known = trace is not None or not own & self._shared
-                self._detach_output(module, cut and known and still and own != 0 and not own & ~stops)
+                self._detach_output(member.module, cut and bool(own) and stands)
 
-    def _hold_still(self, module: nn.Module, parent: nn.Module, wanted: bool) -> None:
+    def _trains(self, above: Sequence[nn.Module]) -> bool:
+        """Return the mode that the user has set, by the nearest of these modules that is not treated."""
+        return next(module for module in above if module not in self._evaluated).training
+
+    def _hold_still(self, member: _Member, wanted: bool) -> None:
+        module, trains = member.module, partial(self._trains, member.above)
         if wanted and module not in self._held:
-            own_mode = module.training != parent.training  # the user keeps this norm in another mode than its parent
-            hook = PrefixHook(HeldNorm(module, parent), self)
+            own_mode = module.training != trains()  # the user keeps this norm in another mode than its parent
+            hook = PrefixHook(HeldNorm(module, trains), self)
             self._held[module] = (module.register_forward_pre_hook(hook), module.training if own_mode else None)
         elif not wanted and module in self._held:
             handle, mode = self._held.pop(module)
             handle.remove()
-            module.training = parent.training if mode is None else mode
+            module.training = trains() if mode is None else mode
 
-    def _keep_evaluating(self, module: nn.Module, parent: nn.Module, wanted: bool) -> None:
+    def _set_mode(self, member: _Member, wanted: bool) -> None:
+        module = member.module
         if wanted and module not in self._evaluated:
-            hook = PrefixHook(EvaluatedModule(module), self)
-            self._evaluated[module] = module.register_forward_pre_hook(hook)
+            mode = EvalMode()
+            self._evaluated[module] = (module.register_forward_pre_hook(PrefixHook(mode, self)), mode)
         elif not wanted and module in self._evaluated:
-            self._evaluated.pop(module).remove()
-            for part in _with_parts(module):
-                part.training = parent.training
+            handle, mode = self._evaluated.pop(module)
+            handle.remove()
+            if mode.acted:
+                module.training = self._trains(member.above)
 
     def _detach_output(self, module: nn.Module, wanted: bool) -> None:
         if wanted and module not in self._cut:
@@ -418,9 +447,20 @@ class FrozenPrefix:
         elif not wanted and module in self._cut:
             self._cut.pop(module).remove()
 
-    def release(self) -> None:
-        """Undo everything, before another state is loaded or another optimizer has the parameters."""
-        self.treat((), (), None, cut=False, all_norms=False)
+
+def _members(model: nn.Module, number_of: Mapping[int, int]) -> Iterator[_Member]:
+    modules = dict(model.named_modules())
+    masks: dict[str, int | None] = {}
+    for name, module in modules.items():
+        parameters = list(module.parameters())
+        known = all(id(p) in number_of for p in parameters)
+        masks[name] = mask_of(number_of[id(p)] for p in parameters) if known else None
+        parts = name.split(".")
+        above = [".".join(parts[:end]) for end in range(len(parts) - 1, -1, -1)]
+        around = next((masks[one] for one in (name, *above[:-1]) if masks[one] != 0), 0)
+        yield _Member(
+            name=name, module=module, above=tuple(modules[one] for one in above), own=masks[name], around=around or 0
+        )
 
 
 def _is_norm(module: nn.Module) -> bool:

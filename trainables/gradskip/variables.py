@@ -142,9 +142,9 @@ def declared_variables(declaring: type) -> tuple[Variable, ...]:
 RULES = ("variance", *NAMED)
 #: Rules whose signal depends on when it is measured: CAC_RULE_START_ITR and CAC_RULE_INTERVAL.
 MEASURED_RULES = tuple(name for name, rule in NAMED.items() if rule.is_measured)
-#: Whether batch norms of a stopped prefix, or all, continue to update their running statistics.
+#: Whether batch norms of a stopped prefix, or all of the model, continue to update their running statistics.
 NORM_STATISTICS = ("go_on", "hold", "hold_all")
-#: Mode of the modules of a stopped prefix while the model trains.
+#: The mode of a stopped prefix's modules while the rest trains.
 PREFIX_MODES = ("train", "eval")
 #: The published default of CAC_VAR_SAMPLES, taken when neither it nor a braking distance is set.
 DEFAULT_SAMPLES = 200
@@ -282,20 +282,19 @@ class VariableFields:
         "CAC_NORM_STATISTICS", "go_on",
         Range(f"one of {', '.join(NORM_STATISTICS)}", lambda value: value in NORM_STATISTICS),
         "running statistics of stopped batch norms go on as published, or hold still and are what training normalises "
-        "by; hold_all: those of all batch norms, from the first step on; hold and hold_all need model=",
-        mode="both", published=False,
-    )
-    prefix_mode: str = variable(
-        "CAC_PREFIX_MODE", "train",
-        Range(" or ".join(PREFIX_MODES), lambda value: value in PREFIX_MODES),
-        "mode of the stopped layers while the model trains; eval: their batch norms hold and their dropout is off; "
-        "eval needs model=",
+        "by; hold_all: so do those of all norms of the model, from the first step on; hold and hold_all need model=",
         mode="both", published=False,
     )
     prefix_autograd: bool = variable(
         "CAC_PREFIX_AUTOGRAD", True, _FLAG,
         "0: nothing upstream of a stopped layer is kept for a backward pass, left-over parameters included; "
         "0 needs model=",
+        mode="both", published=False,
+    )
+    prefix_mode: str = variable(
+        "CAC_PREFIX_MODE", "train", Range(" or ".join(PREFIX_MODES), lambda value: value in PREFIX_MODES),
+        "modules whose parameters have all been stopped, with nothing that trains before them, go on in training mode "
+        "as published, or are in evaluation mode: no dropout there, and norms hold their statistics; eval needs model=",
         mode="both", published=False,
     )
 # fmt: on

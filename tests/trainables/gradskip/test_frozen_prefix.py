@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +14,6 @@ from conv_models import LateNorms, conv_batches, conv_model
 from loops import equal, train, weights
 from torch import Tensor, nn
 
-from trainables.errors import UserError
 from trainables.gradskip import SGD, Settings
 
 #: Through the first norm (0..3), at the third step.
@@ -138,6 +137,97 @@ class TestWhichNormsHold:
         assert tuple(torch.equal(a, b) for a, b in zip(before, after, strict=True)) == held
 
 
+class Backbone(nn.Module):
+    """Norms of all kinds: trained, without parameters, and with parameters that no optimizer has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.3), nn.Conv2d(3, 4, 3))
+        self.bare, self.foreign = nn.BatchNorm2d(4, affine=False), nn.BatchNorm2d(4)
+        self.head = nn.Linear(64, 5)
+        for number, norm in enumerate(self.norms):
+            norm.running_mean += 0.1 + number  # as after another training
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.foreign(self.bare(self.body(x))).flatten(1))
+
+    @property
+    def norms(self) -> list[Any]:
+        return [m for m in self.modules() if isinstance(m, nn.BatchNorm2d)]
+
+    @property
+    def given(self) -> list[nn.Parameter]:
+        return [*self.body.parameters(), *self.head.parameters()]
+
+
+def train_with_evaluations(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, *, before: Callable[[int], None] = lambda _: None
+) -> None:
+    """Train as a script does that evaluates after every step; ``before(step)`` follows ``model.train()``."""
+    for step, (x, y) in enumerate(conv_batches(steps)):
+        model.train()
+        before(step)
+        torch.manual_seed(step)  # of dropout
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        with torch.no_grad():
+            model.eval()(x)
+
+
+class TestAllNormsHold:
+    """`hold_all`, against a plain torch loop that calls ``eval()`` on all norms after each ``model.train()``."""
+
+    @pytest.mark.parametrize("rule", [{"start_thr": -1}, STOP])
+    def test_from_the_first_step_on_whatever_stops(self, rule: dict[str, Any]) -> None:
+        model, plain = Backbone(), Backbone()
+        settings = Settings(norm_statistics="hold_all", **rule)
+        before = statistics(model)
+        train_with_evaluations(model, SGD(model.given, lr=0.1, momentum=0.9, model=model, settings=settings), 6)
+
+        def hold(step: int) -> None:
+            for norm in plain.norms:
+                norm.eval()
+            if rule is STOP and step == 3:
+                plain.body[:2].requires_grad_(False)
+
+        train_with_evaluations(plain, torch.optim.SGD(plain.given, lr=0.1, momentum=0.9), 6, before=hold)
+        assert equal(statistics(model), before)
+        assert equal(weights(model), weights(plain))
+
+    def test_statistics_are_collected_by_who_asks_for_it_and_a_copy_is_somebody_elses(self) -> None:
+        model, plain = Backbone(), Backbone()
+        optimizer = SGD(model.given, lr=0.1, model=model, settings=Settings(start_thr=-1, norm_statistics="hold_all"))
+        train_with_evaluations(model, optimizer, 2)
+        plain.load_state_dict(model.state_dict())
+        for each in (model, plain):
+            torch.manual_seed(0)
+            torch.optim.swa_utils.update_bn([x for x, _ in conv_batches(4)], each.eval())
+        assert equal(statistics(model), statistics(plain))
+        copied = copy.deepcopy(model).train()
+        before = statistics(copied)
+        copied(torch.randn(5, 1, 8, 8))
+        assert not any(torch.equal(a, b) for a, b in zip(before, statistics(copied), strict=True))
+
+    def test_a_loaded_state_holds_and_another_optimizer_lets_go(self) -> None:
+        settings = Settings(**STOP, norm_statistics="hold_all")
+        whole, model = Backbone(), Backbone()
+        optimizers = [SGD(m.given, lr=0.1, momentum=0.9, model=m, settings=settings) for m in (whole, model)]
+        train_with_evaluations(whole, optimizers[0], 4)
+        model.load_state_dict(whole.state_dict())
+        optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+        for each, optimizer in zip((whole, model), optimizers, strict=True):
+            train_with_evaluations(each, optimizer, 3)
+        assert equal(weights(whole), weights(model))
+        assert equal(statistics(whole), statistics(Backbone()))
+        model.train()
+        later = SGD(list(model.head.parameters()), lr=0.1, settings=Settings(start_thr=-1))  # takes a part of them
+        assert all(norm.training for norm in model.norms)
+        train_with_evaluations(model, later, 1)
+        assert not any(torch.equal(a, b) for a, b in zip(statistics(whole), statistics(model), strict=True))
+
+
 class SavedBytes:
     """Bytes of activations kept for the backward pass; parameters are there anyway."""
 
@@ -208,103 +298,3 @@ class TestAutogradOfThePrefix:
         assert all(p.requires_grad for p in model.parameters())
         nn.functional.cross_entropy(model(next(conv_batches(1))[0]), torch.zeros(6, dtype=torch.int64)).backward()
         assert all(p.grad is not None for p in model.parameters())
-
-
-class Dropping(nn.Module):
-    """Two blocks with a norm and dropout inside, a dropout between them, and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = (
-            nn.Sequential(nn.Conv2d(inside, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Dropout(0.3)) for inside in (1, 4)
-        )
-        self.between, self.head = nn.Dropout(0.2), nn.Linear(4, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.second(self.between(self.first(x))).mean((2, 3)))
-
-
-def go_on(model: nn.Module, optimizer: Any, batches: Iterable[Any], by_hand: Any = None) -> list[Tensor]:
-    """Train and return weights and buffers; ``by_hand`` gets model and step behind each ``model.train()``."""
-    for step, (x, y) in enumerate(batches):
-        model.train()
-        if by_hand is not None:
-            by_hand(model, step)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return [*model.state_dict().values()]
-
-
-def with_settings(settings: Settings) -> list[Tensor]:
-    torch.manual_seed(0)
-    model = Dropping()
-    return go_on(model, SGD(model.parameters(), lr=0.1, settings=settings, model=model), conv_batches(6))
-
-
-def without(by_hand: Any) -> list[Tensor]:
-    torch.manual_seed(0)
-    model = Dropping()
-    return go_on(model, torch.optim.SGD(model.parameters(), lr=0.1), conv_batches(6), by_hand)
-
-
-def hold_norms(model: nn.Module, _: int) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.eval()
-
-
-class TestPrefixMode:
-    @pytest.mark.parametrize("norms", ["go_on", "hold_all"])
-    def test_the_stopped_part_is_in_eval_mode_and_no_other(self, norms: str) -> None:
-        """Against freezing by hand; the dropout between the blocks goes on."""
-
-        def by_hand(model: Dropping, step: int) -> None:
-            if step > STOP["stop_layer_itr"][0]:
-                model.first.eval().requires_grad_(False)
-            if norms == "hold_all":
-                hold_norms(model, step)
-
-        settings = Settings(**STOP, prefix_mode="eval", norm_statistics=norms)  # type: ignore[arg-type]
-        assert equal(with_settings(settings), without(by_hand))
-
-    def test_all_norms_hold_without_a_stop(self) -> None:
-        assert equal(with_settings(Settings(start_thr=-1, norm_statistics="hold_all")), without(hold_norms))
-
-    def test_norms_outside_of_the_optimizer_hold_too(self) -> None:
-        model = conv_model()
-        before = statistics(model)
-        settings = Settings(start_thr=-1, norm_statistics="hold_all")
-        train(model, SGD([*model.parameters()][-2:], lr=0.1, settings=settings, model=model), 3)
-        assert equal(before, statistics(model))
-
-    def test_it_is_undone_by_another_optimizer(self) -> None:
-        model = Dropping()
-        held = Settings(**STOP, prefix_mode="eval", norm_statistics="hold_all")  # type: ignore[arg-type]
-        for settings in (held, Settings(start_thr=-1)):
-            go_on(model, SGD(model.parameters(), lr=0.1, settings=settings, model=model), conv_batches(4))
-        assert all(module.training for module in model.modules())
-        assert not any(module._forward_pre_hooks for module in model.modules())
-
-    def test_a_resumed_run_goes_on_bit_for_bit(self) -> None:
-        settings = Settings(**STOP, prefix_mode="eval", norm_statistics="hold_all")  # type: ignore[arg-type]
-        batches = list(conv_batches(8))
-        torch.manual_seed(0)
-        model, other = Dropping(), Dropping()
-        optimizer, again = (
-            SGD(m.parameters(), lr=0.1, momentum=0.9, settings=settings, model=m) for m in (model, other)
-        )
-        go_on(model, optimizer, batches[:5])
-        state = copy.deepcopy((model.state_dict(), optimizer.state_dict(), torch.get_rng_state()))
-        whole = go_on(model, optimizer, batches[5:])
-        other.load_state_dict(state[0])
-        again.load_state_dict(state[1])
-        torch.set_rng_state(state[2])
-        assert equal(whole, go_on(other, again, batches[5:]))
-
-    def test_it_needs_the_model(self) -> None:
-        for settings in (Settings(prefix_mode="eval"), Settings(norm_statistics="hold_all")):
-            with pytest.raises(UserError, match="looks into the model: give model="):
-                SGD(conv_model().parameters(), lr=0.1, settings=settings)
-        with pytest.raises(UserError, match="CAC_PREFIX_MODE must be train or eval, got 'x'"):
-            Settings(prefix_mode="x")

@@ -88,6 +88,7 @@ class TestWatch:
             (Settings(watch=("Block",)), "CAC_WATCH=Block names classes of modules and needs the model: give model="),
             (Settings(whole_units=True), "CAC_WHOLE_UNITS=1 needs the model"),
             (Settings(norm_statistics="hold"), "CAC_NORM_STATISTICS=hold looks into the model: give model="),
+            (Settings(norm_statistics="hold_all"), "CAC_NORM_STATISTICS=hold_all looks into the model: give model="),
             (Settings(prefix_autograd=False), "CAC_PREFIX_AUTOGRAD=0 looks into the model: give model="),
             (Settings(rule="plasticity"), "CAC_RULE=plasticity looks into the model: give model="),
         ],
