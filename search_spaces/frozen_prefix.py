@@ -16,8 +16,8 @@ from trainables.gradskip.settings import OFF_FIELD
 
 #: When a prefix may be frozen, as shares of the run.
 STARTS = (0.0, 0.1, 0.25, 0.5)
-#: Lengths that are tried at the deepest prefix, as shares of the run, and the share from which a deeper one is frozen.
-LENGTHS, LATER = (2 / 3, 1 / 2), 0.25
+#: Share of the run from which the prefix is frozen that was too deep from the first step on.
+LATER = 0.25
 NORMS, MODE = "CAC_NORM_STATISTICS", "CAC_PREFIX_MODE"
 HELD, MOVING = "hold_all", "go_on"
 
@@ -84,7 +84,7 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
         middle = (shallow + deep) // 2
         yield at(middle)
         shallow, deep = (middle, deep) if at(middle).is_within else (shallow, middle)
-    for share in LENGTHS if shallow >= 0 else ():
+    for share in context.lengths if shallow >= 0 else ():
         epochs = max(1, round(share * full))
         yield at(shallow, epochs=epochs)
         if not at(shallow, epochs=epochs).is_within:

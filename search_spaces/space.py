@@ -38,6 +38,8 @@ class SpaceContext:
     """Values of the training recipe's fields that differ on this model and device, the default (None) first."""
     workload_options: tuple[str, ...] = ()
     """Options of the workload that are the same in all trials, as NAME=VALUE texts."""
+    lengths: tuple[float, ...] = (2 / 3, 1 / 2)
+    """Shorter runs that a space may try, as shares of the run, longest first."""
     has_norms: bool = False
     """Whether the model has norms with running statistics."""
     forward_cache_mb: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -24,6 +24,7 @@ from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig, wrapped_seed
 from trainables.errors import UserError
 from trainables.quality import allowed_amount
+from tune_cac.study.search_options import AUTO_LENGTHS, read_lengths
 from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.trials import EPOCHS, OF_EPOCHS, StudyTrials, as_key, queued_parameters
 
@@ -183,16 +184,18 @@ class SpaceWalk:
 
     why_ended = "it has found what the space looks for"
 
-    def __init__(
-        self, trials: StudyTrials, plan: SearchPlan, decide: Callable[[SpaceContext, Sequence[Tried]], Tried | None]
-    ) -> None:
-        self._trials, self._plan, self._decide = trials, plan, decide
+    def __init__(self, trials: StudyTrials, plan: SearchPlan, context: Callable[[], SpaceContext]) -> None:
+        self._trials, self._plan, self._context = trials, plan, context
         self.ended = False  # True once nothing is left
 
     def start_next(self, baseline: Mapping[str, Any]) -> optuna.Trial | None:
         """Start the next setting; None if none is left, or one that runs decides it. Then `ended` says which."""
         tried, epochs = self._tried(baseline), self._plan.base.epochs
-        found = self._decide(replace(self._plan.context, epochs=epochs), tried)
+        context = replace(self._context(), epochs=epochs)
+        if self._plan.lengths != AUTO_LENGTHS:
+            context = replace(context, lengths=tuple(s for s in read_lengths(self._plan.lengths or "1.0") if s < 1))
+        assert self._plan.space.next_point is not None
+        found = self._plan.space.next_point(context, tried)
         if found is None:
             self.ended = all(one.has_ended for one in tried)
             return None

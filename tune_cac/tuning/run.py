@@ -201,7 +201,8 @@ def _run(
         with _session(layout, options):
             context = context or run_context(base, caches=_caches(options))
             searcher = _searcher(layout, options, context, base, grid or _grid(options, context))
-            if options.lengths != AUTO_LENGTHS and options.searched_lengths and not searcher.lengths.searched:
+            searches_lengths = searcher.lengths.searched or searcher.walk is not None
+            if options.lengths != AUTO_LENGTHS and options.searched_lengths and not searches_lengths:
                 say(
                     f"--lengths {options.lengths} has no effect: runs are cut where auto searches Gradient-Skip alone, "
                     "those of a script if its command takes {epochs}"

@@ -89,8 +89,8 @@ class StudySearch(Searcher):
         is_published = plan.space.start_is_published and not plan.hold  # held: not as published
         self._start_role = "published" if is_published else "search"
         self._grid = None if plan.grid is None else GridWalk(self.trials, plan.grid, self._start_role)
-        decide = plan.space.next_point if plan.learns and plan.grid is None else None
-        self.walk = None if decide is None else SpaceWalk(self.trials, plan, decide)
+        walks = plan.space.next_point is not None and plan.learns and plan.grid is None
+        self.walk = SpaceWalk(self.trials, plan, lambda: self.learn().context) if walks else None
         chooses = plan.learns and plan.repeats and plan.grid is None and self.walk is None
         cuts = chooses and plan.lengths and plan.space.method == "gradskip" and not plan.space.options
         # Of cut dense runs those that the study has are known in any case.
