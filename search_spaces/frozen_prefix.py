@@ -18,6 +18,8 @@ from trainables.gradskip.settings import OFF_FIELD
 STARTS = (0.0, 0.1, 0.25, 0.5)
 #: Share of the run from which the prefix is frozen that was too deep from the first step on.
 LATER = 0.25
+#: Parts of the depth that are told apart: of a network of many layers the answer is a few layers too shallow.
+PARTS = 16
 NORMS, MODE = "CAC_NORM_STATISTICS", "CAC_PREFIX_MODE"
 HELD, MOVING = "hold_all", "go_on"
 
@@ -80,7 +82,7 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
         if at(None).lost > 0:
             norms = MOVING
     shallow, deep = -1, len(ends)  # frozen through the first no more than allowed is lost, through the second more
-    while deep - shallow > 1:
+    while deep - shallow > max(1, len(ends) // PARTS):
         middle = (shallow + deep) // 2
         yield at(middle)
         shallow, deep = (middle, deep) if at(middle).is_within else (shallow, middle)

@@ -58,6 +58,17 @@ def test_the_deepest_prefix_is_found_by_bisection(deepest: int) -> None:
         assert tried[-1].parameters["start"] == LATER
 
 
+def test_of_many_layers_the_answer_is_a_sixteenth_of_the_depth_too_shallow_at_most() -> None:
+    many = SpaceContext(
+        total_steps=180, epochs=6, layer_names=("p",) * 101, unit_ends=tuple(range(100)), has_norms=True
+    )
+    for deepest in range(100):
+        tried = searched(lambda p, epochs, deepest=deepest: 0.0 if p.get("depth", -1) <= deepest else 0.1, many)
+        found = max([d for d in at_full_length(tried) if d <= deepest], default=-1)
+        assert deepest - 6 < found <= deepest
+        assert len(at_full_length(tried)) <= 5
+
+
 @pytest.mark.parametrize(("gain", "norms"), [(0.1, HELD), (0.0, HELD), (-0.01, MOVING)])
 def test_norms_are_decided_first(gain: float, norms: str) -> None:
     tried = searched(lambda p, epochs: -gain if p[NORMS] == HELD else 0.0)
