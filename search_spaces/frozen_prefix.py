@@ -24,9 +24,14 @@ NORMS, MODE = "CAC_NORM_STATISTICS", "CAC_PREFIX_MODE"
 HELD, MOVING = "hold_all", "go_on"
 
 
+def prefix_ends(context: SpaceContext) -> tuple[int, ...]:
+    """Return the numbers of the parameters through which a prefix may reach: ends of blocks where they are known."""
+    return context.kept_ends or stoppable(context)
+
+
 def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     """Ask for one setting: nothing frozen, or a prefix."""
-    ends = stoppable(context)
+    ends = prefix_ends(context)
     norms = {NORMS: trial.suggest_categorical(NORMS, (HELD, MOVING))} if context.has_norms else {}
     if not ends or trial.suggest_categorical("frozen", ("prefix", "nothing")) == "nothing":
         return {**OFF_FIELD, **norms}
@@ -45,7 +50,7 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
 def point(context: SpaceContext, depth: int | None, *, norms: str = HELD, start: float = 0.0) -> dict[str, Any]:
     """Return the parameters of a prefix frozen through a depth, in evaluation mode; None for nothing frozen."""
     held = {NORMS: norms} if context.has_norms else {}
-    if not stoppable(context):
+    if not prefix_ends(context):
         return held
     if depth is None:
         return {**held, "frozen": "nothing"}
@@ -54,7 +59,7 @@ def point(context: SpaceContext, depth: int | None, *, norms: str = HELD, start:
 
 def start(context: SpaceContext) -> dict[str, Any]:
     """Return the run with held norms and nothing frozen; without norms, a prefix of half of the depth."""
-    ends = stoppable(context)
+    ends = prefix_ends(context)
     return point(context, None if context.has_norms or not ends else (len(ends) - 1) // 2)
 
 
@@ -71,7 +76,7 @@ def next_point(context: SpaceContext, tried: Sequence[Tried]) -> Tried | None:
 
 def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
     """Yield the settings that are wanted; what follows depends on how those before have ended."""
-    full, ends, norms = context.epochs, stoppable(context), HELD
+    full, ends, norms = context.epochs, prefix_ends(context), HELD
 
     def at(depth: int | None, start: float = 0.0, epochs: int = full) -> Tried:
         wanted = Tried(parameters=point(context, depth, norms=norms, start=start), epochs=epochs)
@@ -98,7 +103,7 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
 
 def notes(context: SpaceContext) -> list[str]:
     """Return lines that list the layers by depth, and what is fixed."""
-    ends = stoppable(context)
+    ends = prefix_ends(context)
     if not ends:
         return ["no layer of this model can stop before its last"]
     lines = ["layers by depth; a prefix is every parameter up to the one named:"]

@@ -42,6 +42,8 @@ class SpaceContext:
     """Shorter runs that a space may try, as shares of the run, longest first."""
     has_norms: bool = False
     """Whether the model has norms with running statistics."""
+    kept_ends: tuple[int, ...] = ()
+    """Those of `unit_ends` up to which outputs can be kept in a forward cache, such as ends of blocks."""
     forward_cache_mb: int = 0
     """Budget of a forward cache on this machine; 0 where inputs do not repeat, or it is not known whether they do."""
 

@@ -39,6 +39,12 @@ class Cut:
     first_runs_once: bool
     """True if the first of the modules runs no more behind the cut."""
 
+    def all_parameters(self) -> Iterator[Tensor]:
+        """Yield the parameters that the kept output depends on, some perhaps twice."""
+        yield from self.parameters
+        for module in self.modules:
+            yield from module.parameters()
+
 
 #: Modules without parameters that compute each sample by itself, the same each time, and never enlarge it.
 _ENDS = (

@@ -46,6 +46,8 @@ def run_context(config: TrialConfig, *, caches: bool = False) -> SpaceContext:
 
         check_command(config)
         return UNKNOWN_RUN
+    import psutil
+
     from trainables.compression.measures import weight_layers
     from trainables.gradskip.layers import unit_ends, watch_needed
     from trainables.runtime.isolation import isolated
@@ -56,6 +58,7 @@ def run_context(config: TrialConfig, *, caches: bool = False) -> SpaceContext:
     workload.check(config.seed)
     with isolated(seed=config.seed, threads=config.threads):
         model = workload.make_model()
+    kept = kept_ends(workload, model, config.seed) if caches else ()
     return SpaceContext(
         total_steps=workload.steps_per_epoch * config.epochs,
         layer_names=tuple(name for name, _ in model.named_parameters()),
@@ -66,27 +69,31 @@ def run_context(config: TrialConfig, *, caches: bool = False) -> SpaceContext:
         # The optimizer is made only for this: torch loads its compiler with it.
         recipe=recipe_choices(config, workload, model) if config.saving == TIME else {},
         has_norms=any(getattr(module, "running_mean", None) is not None for module in model.modules()),
-        forward_cache_mb=cache_budget_mb(workload, model, config.seed) if caches else 0,
+        kept_ends=kept,
+        forward_cache_mb=psutil.virtual_memory().total // 5 // 10**6 if kept else 0,
     )
 
 
-def cache_budget_mb(workload: Workload, model: nn.Module, seed: int) -> int:
-    """Return a fifth of this machine's memory; 0, with the reason said, where the model's outputs cannot be kept."""
-    import psutil
-
+def kept_ends(workload: Workload, model: nn.Module, seed: int) -> tuple[int, ...]:
+    """Return the ends of units up to which outputs can be kept; none, with the reason said, where they cannot."""
+    from trainables.gradskip.layers import unit_ends
     from trainables.gradskip.prefix_cuts import cuts_of
 
     why = "" if workload.train_sample_indices(0, seed) is not None else f"{workload.name}, {workload.why_inputs_vary}"
     if not why:
         batch = next(iter(workload.train_batches(0, seed)))
+        number_of = {id(parameter): number for number, parameter in enumerate(model.parameters())}
         try:
-            cuts_of(model, workload.forward_chain(model), lambda copied: workload.loss(copied, batch))
+            cuts = cuts_of(model, workload.forward_chain(model), lambda copied: workload.loss(copied, batch))
+            read = [{number_of[id(parameter)] for parameter in cut.all_parameters()} for cut in cuts]
+            ends = {len(numbers) - 1 for numbers in read if numbers == set(range(len(numbers)))}
+            if found := tuple(end for end in unit_ends(model) if end in ends):
+                return found
+            why = f"no outputs of {type(model).__name__} can be kept where layers may stop"
         except UserError as error:
             why = str(error).removeprefix("forward cache: ")
-    if why:
-        say(f"no forward cache: {why}")
-        return 0
-    return int(psutil.virtual_memory().total // 5 // 10**6)
+    say(f"no forward cache: {why}")
+    return ()
 
 
 def recipe_choices(config: TrialConfig, workload: Workload, model: nn.Module) -> dict[str, tuple[Any, ...]]:
