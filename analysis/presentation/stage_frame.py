@@ -28,7 +28,11 @@ from trainables.stage_tree.store import StageStore, roots
 #: The key of a compression schedule's actions (`trainables.compression.trial.replay`).
 _SCHEDULE = "compression"
 #: Text templates for the other effects of a stop, by key.
-_HOW = {"norm_statistics": "norm statistics {}", "forward_cache_mb": "forward cache {} MB"}
+_HOW = {
+    "norm_statistics": "norm statistics {}",
+    "prefix_mode": "prefix in {} mode",
+    "forward_cache_mb": "forward cache {} MB",
+}
 
 
 def action_words(action: str, layer_names: Sequence[str], *, before: str | None = None) -> str:
@@ -213,10 +217,12 @@ def _root_rows(
     for name, _ in reversed(order):  # children before their parents
         if link := stages[name].link:
             through[link[0]] += through[name]
+    norms = facts.get("norm_statistics")
+    dense = "dense run" + (f", {_pair('norm_statistics', norms)}" if norms else "")
     rows = []
     for name, depth in order:
         stage, kept = stages[name], checkpoints.entries(name)
-        parent, action = None, "dense run"
+        parent, action = None, dense
         if stage.link is not None:
             parent, before = stage.link[0], stages[stage.link[0]].link
             action = action_words(stage.link[1].action, layer_names, before=before and before[1].action)

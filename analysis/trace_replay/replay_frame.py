@@ -212,11 +212,11 @@ def _cell(name: str, value: Any) -> Any:
 class RecordedPath:
     """Recorded signals along a run's path of stages; each from the deepest stage that has it."""
 
-    def __init__(self, trace: RunTrace) -> None:
+    def __init__(self, trace: RunTrace, config: TrialConfig) -> None:
         self._trace = trace
         self.stage = 0
         """Index of the deepest recorded stage on the path."""
-        self.own = True
+        self.own = trace.begins(config)
         """True if the path ends in this stage; False after a step that was never trained."""
         self.certain_until = trace.total_steps
         """First iteration at which a value of another run was read; the run's length for none."""
@@ -269,7 +269,7 @@ def replay_one(trace: RunTrace, config: TrialConfig) -> Outcomes:
 
 def follow(trace: RunTrace, config: TrialConfig) -> tuple[GradskipReplay, RecordedPath, bool]:
     """Return the replay of a configuration at its end, its path, and whether all signals that it reads are recorded."""
-    replay, path = GradskipReplay(config, trace.blueprint(config)), RecordedPath(trace)
+    replay, path = GradskipReplay(config, trace.blueprint(config)), RecordedPath(trace, config)
     try:
         if isinstance(replay.machine.rule, FreezeOutRule):
             _follow_schedule(replay, replay.machine.rule, path, trace.total_steps)
@@ -367,7 +367,7 @@ class _Replay:
         self._blueprint = trace.blueprint(config)
         self._numbers = numbers.rounded(single_precision=self._blueprint.single_precision)  # not in every group again
         count = len(numbers.interval)
-        self._found = nothing_stopped(count, trace)
+        self._found = nothing_stopped(count, trace, own=trace.begins(config))
         self._anchor = np.full(count, -1, np.int64)  # iteration at which the current target became current
         self._due = next_examination(numbers.start_itr, numbers.interval)
         self.still = np.zeros(count, bool)
@@ -516,7 +516,8 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
     A setting's rule is replayed over the recorded signals, stage by stage, as long as a recorded trial made the same
     stops; this part is exact. Beyond it, signals are taken from the deepest stage of its path that is recorded at that
     iteration, and finally from the run without a method. This is an estimate, as there layers still train that are
-    stopped in the setting's own run. The first stop is always exact.
+    stopped in the setting's own run. The first stop is always exact. A setting whose norms hold from the first step on
+    (``CAC_NORM_STATISTICS=hold_all``) trains otherwise than a run without: of it what no signal decides is certain.
 
     Savings of a forward cache (``forward_cache_mb``) and of parameters that ``CAC_PREFIX_AUTOGRAD=0`` stops in addition
     are not predicted, except where the run is recorded. Rules whose signal is recorded only while they run
@@ -544,12 +545,12 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
         if batch.foreign:
             predicted.certain_until[batch.rows] = 0
             predicted.own[batch.rows], predicted.unknown[batch.rows] = False, True
-        elif not batch.never_acts:
+        elif batch.never_acts:
+            predicted.own[batch.rows] = trace.begins(batch.config)
+        else:
             auto = batch.auto
             part = replay_one(trace, batch.config) if auto is None else replay_auto(trace, batch.config, auto)
             take_outcomes(predicted, batch.rows, part)
-            if batch.config.gradskip_settings().norm_statistics == "hold_all":  # another run from the first step on
-                predicted.own[batch.rows], predicted.certain_until[batch.rows] = False, 0
     frame = pd.DataFrame(_columns(trace, predicted, more), index=index, copy=False)
     frame.attrs["quality"] = trace.quality
     return frame

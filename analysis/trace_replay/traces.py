@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from analysis.io.study_files import Layout
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.replay import Blueprint, blueprint_key
+from trainables.gradskip.replay import Blueprint, blueprint_key, holds_from_start
 from trainables.interventions import Intervention
 from trainables.quality import Quality, quality_in
 from trainables.stage_tree.store import Stage, StageStore, roots
@@ -32,8 +32,10 @@ from trainables.stage_tree.store import Stage, StageStore, roots
 Outcomes = SimpleNamespace
 
 
-def nothing_stopped(count: int, trace: RunTrace) -> Outcomes:
+def nothing_stopped(count: int, trace: RunTrace, *, own: bool = True) -> Outcomes:
     """Return (n,) arrays of settings that have stopped nothing yet, to be filled while they are replayed.
+
+    ``own`` says whether the trace's runs begin as theirs do (`RunTrace.begins`).
 
     Those are ``stops`` decided; ``stopped_through``, position of the last parameter stopped at the end, -1 for none;
     ``first_stop``, iteration of the first decision, -1 for none; ``events``, JSON of the stops without its
@@ -46,7 +48,7 @@ def nothing_stopped(count: int, trace: RunTrace) -> Outcomes:
     initial = {
         "stops": (int, 0), "stopped_through": (int, -1), "first_stop": (int, -1), "events": (object, ""),
         "spared": (flops, 0), "spared_backward": (flops, 0), "certain_until": (int, trace.total_steps),
-        "stage": (int, 0), "own": (bool, True), "unknown": (bool, False),
+        "stage": (int, 0), "own": (bool, own), "unknown": (bool, False),
     }  # fmt: skip
     return Outcomes(**{name: np.full(count, value, kind) for name, (kind, value) in initial.items()})
 
@@ -215,6 +217,10 @@ class RunTrace:
             **values,
         )
 
+    def begins(self, config: TrialConfig) -> bool:
+        """Return whether the configuration's run is the recorded one until its method acts."""
+        return holds_from_start(config) == ("norm_statistics" in self.run)
+
     def dense_only(self) -> RunTrace:
         """Return the trace with the dense run as its only stage; the other stages grow during a search."""
         return replace(self, stages=(replace(self.dense, children={}),))
@@ -263,8 +269,9 @@ def load_trace(path: str | Path, *, root: str | None = None, epochs: int | None 
 
     Args:
         path: the folder that a search wrote.
-        root: id of one of the study's roots, or a prefix of it; None for the longest run with the most recorded steps.
-            A study has one root for each number of epochs, and more after a change of code, data or machine.
+        root: id of one of the study's roots, or a prefix of it; None for the longest run with the most recorded steps,
+            if possible the baseline's. A study has one root for each number of epochs, one more for
+            ``CAC_NORM_STATISTICS=hold_all``, and more after a change of code, data or machine.
         epochs: of the run; None for any.
 
     Raises:
@@ -286,7 +293,12 @@ def load_trace(path: str | Path, *, root: str | None = None, epochs: int | None 
     traces = [trace for trace in every if epochs is None or trace.run.get("epochs") == epochs]
     if not traces:
         raise UserError(f"{layout.root} has no recorded run of {epochs} epochs")
-    trace = max(traces, key=lambda t: (t.run.get("epochs", 0), sum(s.known_until - s.start for s in t.stages)))
+
+    def rank(trace: RunTrace) -> tuple[int, bool, int]:
+        steps = sum(stage.known_until - stage.start for stage in trace.stages)
+        return trace.run.get("epochs", 0), "norm_statistics" not in trace.run, steps
+
+    trace = max(traces, key=rank)
     return complete(trace, layout.root)
 
 

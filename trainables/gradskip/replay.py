@@ -173,13 +173,18 @@ def stop_action(config: TrialConfig, blueprint: Blueprint, through: int, braking
     return action_text({**action, **_how(config)})
 
 
+def holds_from_start(config: TrialConfig) -> bool:
+    """Return whether a run holds all norms from its first step on, and so trains as no run does that does not."""
+    return config.skips_gradients and config.gradskip_settings().norm_statistics == "hold_all"
+
+
 def _how(config: TrialConfig) -> dict[str, Any]:
     """Return the other settings that a stop's effect depends on, where they are not the default."""
     settings = config.gradskip_settings()
     named = {
-        "norm_statistics": (settings.norm_statistics, "go_on"),
-        "prefix_mode": (settings.prefix_mode, "train"),
+        "norm_statistics": ("go_on" if holds_from_start(config) else settings.norm_statistics, "go_on"),
         "prefix_autograd": (settings.prefix_autograd, True),
+        "prefix_mode": (settings.prefix_mode, "train"),
         "forward_cache_mb": (config.forward_cache_mb, 0),
     }
     return {name: value for name, (value, default) in named.items() if value != default}

@@ -19,6 +19,7 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradients.fields import OF_ANY_METHOD
 from trainables.gradskip.nothing_stops import weight_decays
+from trainables.gradskip.replay import holds_from_start
 from trainables.interventions import Intervention
 from trainables.registry import METHODS
 from trainables.stage_tree.store import Chunk, Stage, StageStore
@@ -42,7 +43,6 @@ def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:
     Runs with equal facts are equal until a method acts. Fields of the configuration that matter only once a method acts
     are part of its actions, not of these facts.
     """
-    how = config.gradskip_settings().norm_statistics
     # Rows of runs that are measured have more columns.
     measured = {name: value for name in OF_ANY_METHOD if (value := getattr(config, name)) is not None}
     return {
@@ -58,9 +58,9 @@ def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:
         "device": config.device,
         "device_kind": device_kind(config.device),
         **measured,
-        **({} if how != "hold_all" or not config.skips_gradients else {"norm_statistics": how}),  # from step 0 on
         "precision": FLOAT32,
         **changes_results(config),
+        **({"norm_statistics": "hold_all"} if holds_from_start(config) else {}),
         **config.quality.fields(),  # rows of another metric have other keys
         "torch": torch.__version__,
     }

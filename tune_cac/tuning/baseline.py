@@ -55,15 +55,15 @@ def with_learned_ranges(context: SpaceContext, trace: RunTrace, configs: Iterabl
     """Return the context with the ranges in which the variance rule's thresholds make a difference on this run.
 
     There is one configuration for each way in which the space selects layers (``CAC_WATCH``, ``CAC_WHOLE_UNITS``).
-    Those of other rules, or without a layer plan in the study, are skipped. What is not known, or would be empty as no
-    layer's variance ever falls, is unchanged.
+    Those of other rules, without a layer plan in the study, or of runs that begin otherwise (`RunTrace.begins`) are
+    skipped. What is not known, or would be empty as no layer's variance ever falls, is unchanged.
     """
     firsts: list[float] = []
     laters: list[float] = []
     starts: list[int] = []
     for config in configs:
         by_variance = config.skips_gradients and config.gradskip_settings().mode == "auto"
-        if not by_variance or facts_key(config) not in trace.facts:
+        if not by_variance or facts_key(config) not in trace.facts or not trace.begins(config):
             continue
         blueprint = trace.blueprint(config)
         curves = []  # (T,) variances in the run's useful part; empty if unknown
@@ -149,6 +149,11 @@ def outcome_identity(found: Mapping[str, Any], values: Mapping[str, Any]) -> str
     """Return a text that is equal for settings that train alike: of the stops in a trial's or a replay's row."""
     stops = [(event["iteration"], event["layer"]) for event in json.loads(found.get("stop_events") or "[]")]
     how: list[Any] = [(values.get("CAC_BRAKING_DISTANCE") or 0) if stops else 0]
+    norms, mode = values.get("CAC_NORM_STATISTICS"), values.get("CAC_PREFIX_MODE")
+    if norms == "hold_all" or (stops and norms == "hold"):
+        how.append(norms)
+    if stops and mode == "eval":
+        how.append(mode)
     rule = NAMED.get(str(values.get("CAC_RULE")))
     if rule is not None and rule.scales_every_step:
         how += [str(value) for name, value in sorted(values.items()) if name.startswith("CAC_RULE")]

@@ -27,7 +27,8 @@ from optuna.trial import TrialState
 from analysis.metrics.noise import is_less
 from analysis.metrics.ranking import CUT
 from analysis.trace_replay.traces import RunTrace, read_trace
-from trainables.gradskip.variables import BY_NAME
+from trainables.config import TrialConfig
+from trainables.gradskip.variables import BY_NAME, MEASURED_RULES
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.baseline import WarmStart, completed, outcome_identity, predictions
 from tune_cac.tuning.plan import SearchPlan
@@ -136,8 +137,10 @@ def is_predicted(values: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
     """Return whether a setting differs from the baseline by what replay follows alone, and saves as it predicts."""
     others = {name: value for name, value in values.items() if name not in BY_NAME and name not in ("method", EPOCHS)}
     same = all(base.get(name) == value for name, value in others.items() if value)  # a forward cache saves more
-    other = values.get("CAC_NORM_STATISTICS") == "hold_all"  # from the first step on
-    return same and not other and bool(values.get("CAC_PREFIX_AUTOGRAD", True))
+    if values.get("CAC_NORM_STATISTICS") == "hold_all":  # its weights are other ones than the baseline's from the start
+        mode = TrialConfig.from_mapping(values).gradskip_settings().mode
+        same = same and mode not in ("auto", *MEASURED_RULES)
+    return same and bool(values.get("CAC_PREFIX_AUTOGRAD", True))
 
 
 def facts_of(row: Mapping[str, Any], config: Mapping[str, Any], share: float) -> dict[str, Any]:

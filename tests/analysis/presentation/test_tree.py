@@ -142,6 +142,15 @@ def test_several_roots_are_several_trees(tmp_path: Path) -> None:
     assert drawn(frame) == Counter(frame["stage"])
 
 
+def test_a_root_whose_norms_hold_says_so(tmp_path: Path) -> None:
+    other = HandTree(tmp_path / "s" / "tree", root="1" * 24, total_steps=TOTAL, layer_names=NAMES)
+    facts = other.store.read("root.json")
+    other.store.write("root.json", {**facts, "norm_statistics": "hold_all"})
+    other.train([], result_row())
+    frame = a_study(tmp_path / "s", [()])
+    assert frame["action"].tolist() == ["dense run", "dense run, norm statistics hold_all"]
+
+
 # --- words ----------------------------------------------------------------------------------------------------------
 
 
@@ -151,6 +160,7 @@ def test_actions_in_words() -> None:
     assert action_words(
         '{"stop":[0],"norm_statistics":"hold","prefix_autograd":false,"forward_cache_mb":50}', NAMES
     ) == ("stop through conv1.weight, norm statistics hold, prefix autograd off, forward cache 50 MB")
+    assert action_words('{"stop":[0],"prefix_mode":"eval"}', NAMES) == "stop through conv1.weight, prefix in eval mode"
     # In another order than the numbering's, the highest number is not the last to stop.
     before = '{"braking":0,"order":"ab","stop":[0,3]}'
     assert action_words('{"braking":6,"order":"ab","stop":[0,2,3]}', NAMES, before=before) == (

@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,38 @@ def test_signals_that_nobody_recorded_leave_savings_open() -> None:
         assert (found["exact"], found["exact_until"]) == (False, first)
         assert np.isnan(found["compute_saved"])
     assert replay(trace, TrialConfig(CAC_RULE="plasticity", CAC_RULE_START_ITR=40)).loc[0, "exact"]
+
+
+#: Settings of every kind, with whether they read a signal, and the first iteration at which they do.
+_OF_A_KIND: tuple[tuple[dict[str, Any], int], ...] = (
+    ({"CAC_VAR_START_THR": -1.0}, 40),
+    ({"CAC_STOP_LAYER_NUM": (3, 6), "CAC_STOP_LAYER_ITR": (5, 20)}, 40),
+    ({"CAC_RULE": "linear", "CAC_RULE_END_ITR": 40}, 40),
+    ({"CAC_VAR_START_ITR": 4, "CAC_VAR_SAMPLES": 3}, 6),
+    ({"CAC_VAR_START_ITR": 60}, 40),
+    ({"CAC_RULE": "plasticity", "CAC_RULE_START_ITR": 4}, 4),
+)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["a run without", "a run with"])
+def test_norms_that_hold_from_the_first_step_on_are_another_run(held: bool) -> None:
+    """What reads no signal saves what it saves; nothing is exact, and no signal is certain, from the other run."""
+    trace = invented_trace(random.Random(1), layers=3, total_steps=40, steps_per_epoch=10)
+    trace = replace(trace, run={**trace.run, **({"norm_statistics": "hold_all"} if held else {})})
+    settings = [values for values, _ in _OF_A_KIND]
+    configs = [TrialConfig(**values) for values in settings]
+    holding = [TrialConfig(**values, CAC_NORM_STATISTICS="hold_all") for values in settings]
+    alike, other = (replay(trace, given) for given in ((holding, configs) if held else (configs, holding)))
+    assert not other["exact"].any()
+    assert other["accuracy"].isna().all()
+    assert list(other["exact_until"]) == [until for _, until in _OF_A_KIND]
+    assert list(alike["exact"]) == [True, False, False, False, True, False]
+    pd.testing.assert_series_equal(other["compute_saved"], alike["compute_saved"])
+    pd.testing.assert_series_equal(other["stop_events"], alike["stop_events"])
+    frame = pd.DataFrame([{**values, "CAC_NORM_STATISTICS": "hold_all"} for values in settings], dtype=object)
+    pd.testing.assert_frame_equal(replay(trace, frame), alike if held else other)
+    dense = TrialConfig(method="none", CAC_NORM_STATISTICS="hold_all")  # nothing holds them without Gradient-Skip
+    assert replay(trace, dense).loc[0, "exact"] != held
 
 
 # --- against training -----------------------------------------------------------------------------------------------

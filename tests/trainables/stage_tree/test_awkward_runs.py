@@ -98,7 +98,8 @@ def configs(rng: random.Random, workload: str) -> Iterator[TrialConfig]:
         how: dict[str, Any] = {
             "CAC_WATCH": rng.choice([("conv",), ("conv", "linear"), ("linear",), ("Conv2d", "BatchNorm2d")]),
             "CAC_WHOLE_UNITS": rng.random() < 0.5,
-            "CAC_NORM_STATISTICS": rng.choice(["go_on", "go_on", "hold"]),
+            "CAC_NORM_STATISTICS": rng.choice(["go_on", "go_on", "hold", "hold_all"]),
+            "CAC_PREFIX_MODE": rng.choice(["train", "eval"]),
             "CAC_PREFIX_AUTOGRAD": rng.random() < 0.6,
         }
         mode = rng.choice(["auto", "manual", "linear", "freezeout", "gradient_norm", "plasticity", "off"])

@@ -143,6 +143,38 @@ def test_a_forward_cache_is_continued_only_from_before_it_began(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("tiny")
+def test_norms_that_hold_from_the_first_step_on_share_nothing_with_a_run_whose_norms_do_not(tmp_path: Path) -> None:
+    sharing = Sharing(tree=tmp_path / "tree", trials=100)
+    base = TrialConfig(workload="tiny", epochs=EPOCHS, method="none")
+    baseline = assert_equals_alone(base, sharing)
+    # The setting does nothing where there is no Gradient-Skip, and holds where its rule is off.
+    same = assert_equals_alone(replace(base, CAC_NORM_STATISTICS="hold_all"), sharing)
+    assert (same.store.root, same.trained_steps) == (baseline.store.root, 0)
+    off = replace(base, method="gradskip", CAC_VAR_START_THR=-1.0, CAC_NORM_STATISTICS="hold_all")
+    held = assert_equals_alone(off, sharing)
+    assert held.trained_steps == TOTAL
+    assert held.store.root != baseline.store.root
+    # Settings that hold share with each other.
+    manual = replace(off, CAC_STOP_LAYER_NUM=(5,), CAC_STOP_LAYER_ITR=(TOTAL // 2,))
+    stopped = assert_equals_alone(manual, sharing)
+    assert stopped.store.root == held.store.root
+    assert stopped.trained_steps < TOTAL
+    rows = [shared(config, sharing)[0][0] for config in (base, off, manual)]
+    assert len({row[-1]["train_loss"] for row in rows}) == 3
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_mode_of_a_stopped_prefix_parts_runs_at_the_stop(tmp_path: Path) -> None:
+    sharing = Sharing(tree=tmp_path / "tree", trials=100)
+    config = TrialConfig(workload="tiny", epochs=EPOCHS, CAC_STOP_LAYER_NUM=(5,), CAC_STOP_LAYER_ITR=(TOTAL // 2,))
+    train = assert_equals_alone(config, sharing)
+    evaluating = assert_equals_alone(replace(config, CAC_PREFIX_MODE="eval"), sharing)
+    assert evaluating.store.root == train.store.root
+    assert 0 < evaluating.trained_steps < TOTAL
+    assert assert_equals_alone(replace(config, CAC_PREFIX_MODE="eval"), sharing).trained_steps == 0
+
+
+@pytest.mark.usefixtures("tiny")
 def test_a_divergence_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tiny_workload
 

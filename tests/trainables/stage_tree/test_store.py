@@ -101,7 +101,16 @@ def test_the_method_and_its_settings_are_no_part_of_it() -> None:
         id_of(method="gradskip"),
         id_of(method="gradskip", CAC_VAR_START_THR=0.97, CAC_BRAKING_DISTANCE=6),
         id_of(method="gradskip", CAC_WATCH=("linear",), CAC_NORM_STATISTICS="hold", CAC_PREFIX_AUTOGRAD=False),
+        id_of(method="gradskip", CAC_PREFIX_MODE="eval"),
+        id_of(CAC_NORM_STATISTICS="hold_all"),
     }) == 1  # fmt: skip
+
+
+@pytest.mark.usefixtures("tiny")
+def test_norms_that_hold_from_the_first_step_on_are_whatever_else_trains() -> None:
+    held = [id_of(method=method, CAC_NORM_STATISTICS="hold_all") for method in ("gradskip", "gradskip+compression")]
+    assert held == [held[0]] * 2
+    assert held[0] != id_of()
 
 
 RECIPES: dict[str, Any] = {

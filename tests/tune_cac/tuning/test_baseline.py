@@ -18,7 +18,7 @@ from search_spaces import SpaceContext
 from search_spaces.space import describe
 from trainables.config import TrialConfig
 from trainables.gradskip.replay import GradskipReplay
-from tune_cac.tuning.baseline import DrawnTrial, WarmStart, never_acts, with_learned_ranges
+from tune_cac.tuning.baseline import DrawnTrial, WarmStart, never_acts, outcome_identity, with_learned_ranges
 
 BASE = TrialConfig(method="none", epochs=4)
 
@@ -73,8 +73,11 @@ def test_what_is_not_known_changes_nothing() -> None:
     unknown = [TrialConfig(CAC_WATCH=("linear",)), BASE, TrialConfig(CAC_RULE="linear", CAC_RULE_END_ITR=9)]
     assert with_learned_ranges(before, trace, unknown) == before
     assert with_learned_ranges(before, replace(trace, facts={}), [TrialConfig()]) == before
+    assert with_learned_ranges(before, trace, [TrialConfig(CAC_NORM_STATISTICS="hold_all")]) == before  # another run's
     assert not never_acts(TrialConfig(CAC_WATCH=("linear",)), trace)
     assert not never_acts(TrialConfig(CAC_RULE="plasticity", CAC_RULE_INTERVAL=3), trace)
+    assert never_acts(TrialConfig(CAC_VAR_START_THR=-1.0), trace)
+    assert not never_acts(TrialConfig(CAC_VAR_START_THR=-1.0, CAC_NORM_STATISTICS="hold_all"), trace)
     assert not never_acts(TrialConfig(CAC_RULE="freezeout", CAC_RULE_END_ITR=90, CAC_RULE_START_ITR=80), trace)
 
 
@@ -92,6 +95,18 @@ def test_never_acts_is_what_the_machine_says(seed: int) -> None:
         said.append(never_acts(TrialConfig(**values), trace))
         assert said[-1] == (not acts(trace, STEPS, **values))
     assert True in said
+
+
+def test_how_a_stop_is_made_is_part_of_what_trains_alike() -> None:
+    stopped, dense = {"stop_events": '[{"iteration": 3, "layer": 5}]'}, {"stop_events": "[]"}
+    ways: list[dict[str, Any]] = [
+        {}, {"CAC_NORM_STATISTICS": "hold"}, {"CAC_NORM_STATISTICS": "hold_all"}, {"CAC_PREFIX_MODE": "eval"},
+    ]  # fmt: skip
+    assert len({outcome_identity(stopped, values) for values in ways}) == len(ways)
+    assert outcome_identity(stopped, {}) == outcome_identity(
+        stopped, {"CAC_NORM_STATISTICS": "go_on", "CAC_PREFIX_MODE": "train"}
+    )
+    assert len({outcome_identity(dense, values) for values in ways}) == 2  # what holds from the start
 
 
 def test_spaces_take_the_learned_ranges() -> None:

@@ -28,7 +28,7 @@ from tune_cac.tuning import probability_on_other_seeds
 from tune_cac.tuning.outcomes import OutcomeQueue, distinct_outcomes, predicted_again
 from tune_cac.tuning.probability_on_other_seeds import are_new
 from tune_cac.tuning.searcher import FINISHED, StudySearch
-from tune_cac.tuning.trials import OUTCOME
+from tune_cac.tuning.trials import OUTCOME, PREDICTED
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tiny")]
 
@@ -256,6 +256,7 @@ def test_an_interrupted_outcome_is_begun_again_as_the_same_one(tmp_path: Path) -
     [
         ("auto_thresholds", {"forward_cache_mb": 1}),
         ("auto_thresholds", {"CAC_PREFIX_AUTOGRAD": False}),
+        ("auto_thresholds", {"CAC_NORM_STATISTICS": "hold_all"}),
         ("agp", None),
     ],
 )
@@ -264,6 +265,19 @@ def test_what_replay_cannot_know_of_a_space_leaves_it_to_the_sampler(
 ) -> None:
     made = learning(tmp_path, space=space, hold=hold)
     assert not queue_of(made).predicts
+
+
+def test_explicit_stops_save_what_they_save_whether_norms_hold_or_not(tmp_path: Path) -> None:
+    """None is known before it is trained, and what is trained saves as predicted."""
+    made = learning(tmp_path, space="manual_layers", hold={"CAC_NORM_STATISTICS": "hold_all"})
+    assert queue_of(made).predicts
+    outcomes, _ = distinct_outcomes(made.learn(), made.learn().drawn(3, 100))
+    assert not any(one.known for one in outcomes)
+    made.suggest("published")
+    suggested = made.suggest("first")
+    assert suggested["config"]["CAC_NORM_STATISTICS"] == "hold_all"
+    saved = told(tmp_path)[suggested["trial"]].user_attrs[PREDICTED]
+    assert train(tmp_path, suggested)["compute_saved"] == pytest.approx(saved)
 
 
 @pytest.mark.thorough
