@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands_run import Run
+from commands_run import Run, run_here
 from image_files import noise, write_folder, write_parquet
+from runs import assert_equals_alone
 from thorough import rest_thorough
 
 import analysis
@@ -163,3 +164,31 @@ def test_images(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert trials["status"].tolist() == ["completed"] * 2
     assert trials["test_accuracy"].notna().all()
     assert len(list((tmp_path / "results" / ".images").glob("*/meta.json"))) == 1  # decoded once
+
+
+@pytest.mark.usefixtures("one_ray")
+def test_how_much_of_a_network_to_freeze(tmp_path: Path) -> None:
+    """A residual network as a factory: norms, then depth by bisection, with what is frozen computed once a sample."""
+    support = Path(__file__).parents[1] / "support"
+    (tmp_path / "residual_factory.py").write_text((support / "residual_factory.py").read_text())
+    done = run_here(
+        tmp_path, "search", "--space", "frozen_prefix", "--workload", "residual_factory:make", "--name", "s",
+        "--allowed-drop", "0.2",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "it has found what the space looks for" in done.stderr
+    trials = analysis.load(tmp_path / "results" / "s")
+    assert set(trials["status"]) == {"completed"}
+    first = trials.iloc[1]
+    assert (first["CAC_NORM_STATISTICS"], first["compute_saved"], first["role"]) == ("hold_all", 0.0, "search")
+    prefixes = trials[trials["CAC_PREFIX_MODE"] == "eval"]
+    assert 2 <= len(prefixes) <= 5
+    assert (prefixes["forward_cache_mb"] > 0).all()
+    controls = trials["role"] == "control"
+    for _, trial in trials[~controls].iterrows():
+        assert_equals_alone(trial)
+    best = analysis.best(analysis.rank(trials, allowed_drop=0.2))
+    assert best is not None
+    (cut,) = trials.index[controls]  # to its compute, with its norms
+    assert trials.loc[cut, "epochs"] == int((1 - best["compute_saved"]) * 4)
+    assert ("Holding all norms alone" in done.stdout) == (best["CAC_NORM_STATISTICS"] == "hold_all")

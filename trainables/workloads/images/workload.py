@@ -226,6 +226,8 @@ class Images(Workload):
         UserError: an option out of range, or data that cannot be trained on; see `open_images` and `count_classes`.
     """
 
+    why_inputs_vary = "whose inputs do not repeat: give --option augment=no"
+
     data: str
     """A Parquet file, a folder of Parquet files by split (train-*.parquet), or folders of images by class."""
     model: str = "resnet20"
