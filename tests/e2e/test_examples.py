@@ -61,6 +61,7 @@ def test_the_scaled_loop_stops_layers(tmp_path: Path) -> None:
     assert re.fullmatch(r"step \d+: stopped through 0\.weight", lines[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_plain_loop_prunes(tmp_path: Path) -> None:
     elements = [16 * 9, 16 * 16 * 9, 640]

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from commands_run import run_here
 from runs import assert_equals_alone
-from thorough import rest_thorough
 
 import analysis
 from trainables.config import TrialConfig
@@ -36,7 +35,8 @@ SEARCHES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("space", rest_thorough(SEARCHES))
+@pytest.mark.thorough
+@pytest.mark.parametrize("space", SEARCHES)
 def test_a_space_is_searched_and_costs_what_it_executes(space: str, one_ray: None, tmp_path: Path) -> None:
     arguments, costs_more = SEARCHES[space]
     done = run_here(

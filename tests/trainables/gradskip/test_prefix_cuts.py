@@ -80,10 +80,14 @@ def transformer(name: str) -> tuple[nn.Module, Inputs]:
     ("name", "some"),
     [
         ("bert", ["bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1", "bert.pooler"]),
-        ("gpt2", ["transformer.h.0", "transformer.h.2", "transformer.ln_f"]),
+        pytest.param("gpt2", ["transformer.h.0", "transformer.h.2", "transformer.ln_f"], marks=pytest.mark.thorough),
         ("vit", ["vit.embeddings", "vit.layers.0", "vit.layers.2"]),
-        ("swin", ["swin.encoder.layers.0.downsample", "swin.layernorm"]),
-        ("convnext", ["convnext.embeddings", "convnext.encoder.stages.1.layers.0", "convnext.encoder.stages.3"]),
+        pytest.param("swin", ["swin.encoder.layers.0.downsample", "swin.layernorm"], marks=pytest.mark.thorough),
+        pytest.param(
+            "convnext",
+            ["convnext.embeddings", "convnext.encoder.stages.1.layers.0", "convnext.encoder.stages.3"],
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_blocks_of_transformers_models_are_cuts(name: str, some: list[str]) -> None:

@@ -108,7 +108,7 @@ def test_lines_that_every_process_prints_count_once(tmp_path: Path) -> None:
     assert '"accuracy": 0.6' in others.read_text()
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", rest_thorough(LAUNCHERS))
 def test_a_failure_shows_the_process_that_failed_first(launcher: str, tmp_path: Path) -> None:
     with pytest.raises(ScriptFailed, match=r"ValueError: the batch has no labels$") as failure:
         rows_of(LAUNCHERS[launcher], FAILING, tmp_path)

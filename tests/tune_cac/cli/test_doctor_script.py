@@ -82,6 +82,7 @@ for step in range(100):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_smaller_of_two_networks_is_looked_at_too(tmp_path: Path) -> None:
     (tmp_path / "gan.py").write_text(TWO_NETWORKS)
