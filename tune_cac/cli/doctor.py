@@ -6,6 +6,7 @@ import argparse
 import shlex
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from analysis.formatting import percent, plural
@@ -122,6 +123,12 @@ def _print_costs(found: DryRun, config: TrialConfig) -> None:
     parameters, gradients, optimizer, peak = (quantity_text(count, "B") for count in memory)
     whose = "allocated on the device" if config.device == "cuda" else "of the process"
     print(f"memory: parameters {parameters}, gradients {gradients}, optimizer {optimizer}; peak {whose} {peak}")
+    if found.norm_distances:
+        print(
+            f"norms: {len(found.norm_distances)} come with statistics of an earlier training, from which the means of "
+            f"this one's batches lie {median(found.norm_distances):.2f} deviations away (median): "
+            "CAC_NORM_STATISTICS=hold_all keeps the earlier ones; search --space frozen_prefix measures what that gains"
+        )
     times = found.step_times_s
     print(
         f"time: a step {time_text(found.step_time_s)} (median of {len(times)}, {time_text(min(times))} to "

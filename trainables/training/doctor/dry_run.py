@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -65,6 +66,7 @@ class DryRun:
     step_times_s: tuple[float, ...]  # each timed step after a warm-up, including the loading of its batch; at least one
     loader_times_s: tuple[float, ...]  # part of each step spent waiting for the batch
     evaluation_time_s: float
+    norm_distances: tuple[float, ...]  # `distances_from_batches` of the norms of an earlier training
 
     @property
     def total_steps(self) -> int:
@@ -107,6 +109,7 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
         most_units: count the savings of stops for at most this many units, evenly spread; None counts all.
     """
     with _TimedRun(replace(config, method="none", forward_cache_mb=0)) as run:
+        norms = earlier_statistics(run.model)
         step_times_s = run.train_timed(steps)
         batch, workload = run.first_batch, run.workload
         parameters = list(run.model.parameters())
@@ -128,7 +131,27 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
             step_times_s=step_times_s,
             loader_times_s=tuple(run.loader_times_s[-len(step_times_s) :]),
             evaluation_time_s=evaluation_time_s,
+            norm_distances=distances_from_batches(norms, run.step),
         )
+
+
+def earlier_statistics(model: nn.Module) -> dict[Any, tuple[Tensor, Tensor]]:
+    """Return copies of running mean and variance, (C,), of the norms that have those of an earlier training."""
+    norms: list[Any] = [module for module in model.modules() if getattr(module, "running_mean", None) is not None]
+    return {n: (n.running_mean.clone(), n.running_var.clone()) for n in norms if n.running_mean.any()}
+
+
+def distances_from_batches(norms: Mapping[Any, tuple[Tensor, Tensor]], steps: int) -> tuple[float, ...]:
+    """Return how far the mean of this training's batches lies from the earlier one, in deviations, for each norm.
+
+    With momentum m the running mean has come nearer by 1 - (1 - m)^steps after so many steps.
+    """
+    found = []
+    for norm, (mean, variance) in norms.items():
+        if norm.momentum:
+            moved = (norm.running_mean - mean).abs() / (variance + norm.eps).sqrt()
+            found.append(float(moved.mean()) / (1 - (1 - norm.momentum) ** steps))
+    return tuple(found)
 
 
 class _TimedRun(TrainingRun):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tiny_workload
+import torch
 from tiny_workload import tiny  # noqa: F401 - a fixture
 from torch import Tensor, nn
 
@@ -137,3 +138,18 @@ def test_no_method_acts() -> None:
     stopping = TrialConfig(workload="tiny", epochs=1, CAC_STOP_LAYER_NUM=(8,), CAC_STOP_LAYER_ITR=(0,))
     found = dry_run(stopping, steps=2)
     assert found.gradient_bytes == found.parameter_bytes
+
+
+def test_norms_that_leave_their_earlier_statistics_are_told_by_how_much() -> None:
+    """Against the means of the batches themselves: inputs that are three deviations away from what the norm had."""
+    model = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 2), nn.BatchNorm1d(2))
+    norm = model[0]
+    norm.running_mean.fill_(1.0)  # type: ignore[union-attr, operator]
+    norm.running_var.fill_(4.0)  # type: ignore[union-attr, operator]
+    known = module.earlier_statistics(model)
+    assert list(known) == [norm]  # the other one has none
+    batches = [torch.randn(400, 5) + 7 for _ in range(6)]
+    for batch in batches:
+        model(batch)
+    expected = torch.stack([(batch.mean(0) - 1) / 2 for batch in batches]).mean()
+    assert module.distances_from_batches(known, len(batches)) == pytest.approx([float(expected)], rel=0.05)
