@@ -123,11 +123,13 @@ def _print_costs(found: DryRun, config: TrialConfig) -> None:
     parameters, gradients, optimizer, peak = (quantity_text(count, "B") for count in memory)
     whose = "allocated on the device" if config.device == "cuda" else "of the process"
     print(f"memory: parameters {parameters}, gradients {gradients}, optimizer {optimizer}; peak {whose} {peak}")
-    if found.norm_distances:
+    if found.moved_norms:
+        distances, ratios = zip(*found.moved_norms, strict=True)
         print(
-            f"norms: {len(found.norm_distances)} come with statistics of an earlier training, from which the means of "
-            f"this one's batches lie {median(found.norm_distances):.2f} deviations away (median): "
-            "CAC_NORM_STATISTICS=hold_all keeps the earlier ones; search --space frozen_prefix measures what that gains"
+            f"norms: {len(ratios)} have statistics of an earlier training. The means of this one's batches lie "
+            f"{median(distances):.2f} deviations away (median), their variances are {min(ratios):.2f} to "
+            f"{max(ratios):.2f} of the earlier ones. CAC_NORM_STATISTICS=hold_all keeps the earlier ones; search --space "
+            "frozen_prefix measures what that gains"
         )
     times = found.step_times_s
     print(

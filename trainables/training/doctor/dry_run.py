@@ -66,7 +66,7 @@ class DryRun:
     step_times_s: tuple[float, ...]  # each timed step after a warm-up, including the loading of its batch; at least one
     loader_times_s: tuple[float, ...]  # part of each step spent waiting for the batch
     evaluation_time_s: float
-    norm_distances: tuple[float, ...]  # `distances_from_batches` of the norms of an earlier training
+    moved_norms: tuple[tuple[float, float], ...]  # `moved_norms` of the norms that an earlier training has left
 
     @property
     def total_steps(self) -> int:
@@ -131,7 +131,7 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
             step_times_s=step_times_s,
             loader_times_s=tuple(run.loader_times_s[-len(step_times_s) :]),
             evaluation_time_s=evaluation_time_s,
-            norm_distances=distances_from_batches(norms, run.step),
+            moved_norms=moved_norms(norms, run.step),
         )
 
 
@@ -141,16 +141,19 @@ def earlier_statistics(model: nn.Module) -> dict[Any, tuple[Tensor, Tensor]]:
     return {n: (n.running_mean.clone(), n.running_var.clone()) for n in norms if n.running_mean.any()}
 
 
-def distances_from_batches(norms: Mapping[Any, tuple[Tensor, Tensor]], steps: int) -> tuple[float, ...]:
-    """Return how far the mean of this training's batches lies from the earlier one, in deviations, for each norm.
+def moved_norms(norms: Mapping[Any, tuple[Tensor, Tensor]], steps: int) -> tuple[tuple[float, float], ...]:
+    """Return how the batches of these steps differ from the earlier statistics, for each norm; medians over channels.
 
-    With momentum m the running mean has come nearer by 1 - (1 - m)^steps after so many steps.
+    The distance of the batches' means in earlier deviations, and their variance over the earlier one. With momentum m
+    running statistics have come nearer to the batches' by 1 - (1 - m)^steps.
     """
     found = []
     for norm, (mean, variance) in norms.items():
         if norm.momentum:
-            moved = (norm.running_mean - mean).abs() / (variance + norm.eps).sqrt()
-            found.append(float(moved.mean()) / (1 - (1 - norm.momentum) ** steps))
+            nearer = 1 - (1 - norm.momentum) ** steps
+            distance = (norm.running_mean - mean).abs() / (nearer * (variance + norm.eps).sqrt())
+            ratio = 1 + (norm.running_var / variance.clamp_min(norm.eps) - 1) / nearer
+            found.append((float(distance.median()), float(ratio.median())))
     return tuple(found)
 
 

@@ -148,8 +148,10 @@ def test_norms_that_leave_their_earlier_statistics_are_told_by_how_much() -> Non
     norm.running_var.fill_(4.0)  # type: ignore[union-attr, operator]
     known = module.earlier_statistics(model)
     assert list(known) == [norm]  # the other one has none
-    batches = [torch.randn(400, 5) + 7 for _ in range(6)]
+    batches = [3 * torch.randn(400, 5) + 7 for _ in range(6)]
     for batch in batches:
         model(batch)
-    expected = torch.stack([(batch.mean(0) - 1) / 2 for batch in batches]).mean()
-    assert module.distances_from_batches(known, len(batches)) == pytest.approx([float(expected)], rel=0.05)
+    distance = torch.stack([(batch.mean(0) - 1) / 2 for batch in batches]).mean()
+    ratio = torch.stack([batch.var(0) / 4 for batch in batches]).mean()
+    (moved,) = module.moved_norms(known, len(batches))
+    assert moved == pytest.approx((float(distance), float(ratio)), rel=0.05)
