@@ -128,8 +128,8 @@ def _print_costs(found: DryRun, config: TrialConfig) -> None:
         print(
             f"norms: {len(ratios)} have statistics of an earlier training. The means of this one's batches lie "
             f"{median(distances):.2f} deviations away (median), their variances are {min(ratios):.2f} to "
-            f"{max(ratios):.2f} of the earlier ones. CAC_NORM_STATISTICS=hold_all keeps the earlier ones; search --space "
-            "frozen_prefix measures what that gains"
+            f"{max(ratios):.2f} of the earlier ones. CAC_NORM_STATISTICS=hold_all keeps the earlier ones; search "
+            "--space frozen_prefix measures what that gains"
         )
     times = found.step_times_s
     print(
