@@ -277,7 +277,8 @@ class WarmStart:
             context = replace(context, unit_ends=ends)
         why = f"space {self.space.name} does nothing on this run" if inert else reason.partition(":")[0]
         return replace(self, space=load(EXPLICIT_STOPS), context=context), (
-            f"{why}: explicit stops of whole units are searched instead (--space {EXPLICIT_STOPS})"
+            f"{why}: explicit stops of whole units are searched instead (--space {EXPLICIT_STOPS}); --space "
+            "frozen_prefix is made for fine-tuning"
         )
 
 
