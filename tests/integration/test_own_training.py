@@ -176,7 +176,7 @@ def test_how_much_of_a_network_to_freeze(tmp_path: Path) -> None:
         "--allowed-drop", "0.2",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "it has found what the space looks for" in done.stderr
+    assert "no setting of the space is left to try" in done.stderr
     trials = analysis.load(tmp_path / "results" / "s")
     assert set(trials["status"]) == {"completed"}
     first = trials.iloc[1]

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
+from torch.utils.hooks import RemovableHandle
 
 from trainables.errors import UserError
 from trainables.gradskip.layers import unwrap
@@ -141,18 +142,12 @@ class PassReport(NamedTuple):
 class _Shape:
     """Shape and kind of an output, for a tensor that takes its place where nobody reads its numbers."""
 
-    shape: tuple[int, ...]
-    has_rows: bool
+    shape: torch.Size
     dtype: torch.dtype
     device: torch.device
 
-    @classmethod
-    def of(cls, tensor: Tensor, rows: int) -> _Shape:
-        return cls(tuple(tensor.shape), tensor.dim() > 0 and len(tensor) == rows, tensor.dtype, tensor.device)
-
-    def tensor(self, rows: int) -> Tensor:
-        shape = (rows, *self.shape[1:]) if self.has_rows else self.shape
-        return torch.zeros((), dtype=self.dtype, device=self.device).expand(shape)
+    def tensor(self) -> Tensor:
+        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)  # it may be written into
 
 
 class PrefixPass:
@@ -167,6 +162,7 @@ class PrefixPass:
         self._originals: dict[nn.Module, Callable[..., Any]] = {}
         self._position = 0  # of the module that runs next
         self._previous: Any = None
+        self._given: list[Tensor] = []  # inputs of the model
         self._untouched = False
         self._computing = False
         self._computed = 0
@@ -177,16 +173,24 @@ class PrefixPass:
         before = {module: module.__dict__.get("forward") for module in self._cut.modules}
         # Importing the compiler takes seconds, so it is disabled only where the model is compiled.
         visit = torch.compiler.disable(self._visit) if self._cache.compiled else self._visit
+        hooks: list[RemovableHandle] = []
         try:
             for module in before:
                 self._originals[module] = module.forward
                 module.forward = partial(visit, module)
+            if not (self._cut.is_chain or self._cache.compiled):  # a hook would have it compiled again
+                hooks.append(self._cache.model.register_forward_pre_hook(self._take_inputs, with_kwargs=True))
             yield self
         finally:
+            for hook in hooks:
+                hook.remove()
             for module, own in before.items():
                 module.__dict__.pop("forward", None)
                 if own is not None:
                     module.forward = own
+
+    def _take_inputs(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        self._given = [*tensors_in((args, kwargs))]
 
     def report(self) -> PassReport | None:
         """Return the report of this pass; None where the cache was not used. UserError after a part of the prefix."""
@@ -212,7 +216,8 @@ class PrefixPass:
             if position > 0 and not _same(args[0], self._previous):
                 raise self._wrong_order(f"gave {cut.names[position]!r} another input than the output before it")
         if position == 0:
-            self._begin([t for t in tensors_in((args, kwargs)) if t.dim() and len(t) == len(self._indices)], args)
+            given = self._given or [*tensors_in((args, kwargs))]
+            self._begin([t for t in given if t.dim() and len(t) == len(self._indices)], args)
             if self._untouched:
                 return self._originals[module](*args, **kwargs)
             args = (self._rows,) if cut.is_chain else args
@@ -220,12 +225,13 @@ class PrefixPass:
         if self._runs:
             y = self._compute(module, *args, **kwargs)
             if not cut.is_chain:
-                self._cache.shapes[position] = tree_map_only(Tensor, lambda t: _Shape.of(t, len(self._rows)), y)
+                shapes = tree_map_only(Tensor, lambda t: _Shape(t.shape, t.dtype, t.device), y)
+                self._cache.shapes[len(self._rows), position] = shapes
         elif cut.is_chain:
             y = args[0]
         else:
-            shapes = self._cache.shapes[position]
-            y = tree_map_only(_Shape, lambda shape: shape.tensor(len(self._indices)), shapes)
+            shapes = self._cache.shapes[len(self._indices), position]
+            y = tree_map_only(_Shape, _Shape.tensor, shapes)
         if self._position == len(cut.modules):
             y = self._finish(y)
         self._previous = y
@@ -236,10 +242,10 @@ class PrefixPass:
         cache = self._cache
         if not inputs:
             got = f" for shape {tuple(args[0].shape)}" if args and isinstance(args[0], Tensor) else ""
-            raise UserError(
-                f"forward cache: there must be one index a row of the model's input, got {len(self._indices)} indices"
-                + got
-            )
+            reason = f"there must be one index a row of the model's input, got {len(self._indices)} indices{got}"
+            if not self._cut.is_chain:
+                return self._give_up(reason)
+            raise UserError(f"forward cache: {reason}")
         x = inputs[0]
         autocast = "on" if torch.is_autocast_enabled(x.device.type) else "off"
         kind = f"rows of shape {tuple(x.shape[1:])}, {x.dtype}, {x.device}, autocast {autocast}"
@@ -263,8 +269,8 @@ class PrefixPass:
             self._rows = x[self._missing.to(x.device)]
         if self._cut.is_chain and missing == 1:
             self._rows = torch.cat([self._rows[:1], self._rows[:1]])  # kernels for a single row round differently
-        due = not self._cut.is_chain and (cache.hit_batches - 1) % COMPUTE_EVERY == 0
-        self._runs = missing > 0 or due
+        due = (cache.hit_batches - 1) % COMPUTE_EVERY == 0 or (len(x), 0) not in cache.shapes
+        self._runs = missing > 0 or (due and not self._cut.is_chain)
         self._computed += len(self._rows) if self._runs else 0
         # Computed before the prefix runs, because its first module may work in place.
         self._checksums = _checksums(inputs, self._missing) if missing and cache.rows.room else None
@@ -422,8 +428,9 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 # rows. On the CPU (torch 2.13, oneDNN; convolutions of 8 to 128 channels, linear layers, 1 to 599 rows) only the result
 # for a single row differed, so a single row is computed as two. On CUDA the last bits may differ.
 #
-# Limits: an input that begins to vary is noticed within `VERIFY_EVERY` batches, not at once; hooks on the prefix's
-# modules except the last receive the model's input instead of activations when all rows are read.
+# Limits: a Python number that a module of the prefix keeps for a later one stays as it was last computed; an input that
+# begins to vary is noticed within `VERIFY_EVERY` batches, not at once; hooks on the prefix's modules except the last
+# receive the model's input instead of activations when all rows are read.
 
 #: Inputs are checked in every so many-th batch with hits, starting with the first.
 VERIFY_EVERY = 16
@@ -493,7 +500,7 @@ class ForwardCache:
         # Since the cache last started anew: batches with hits, what an input row is in words, whether the prefix was
         # found to compute each row by itself, and whether its outputs have the channels-last layout.
         self.hit_batches, self.input_kind, self.stands_alone, self.channels_last = 0, "", False, False
-        self.shapes: dict[int, Any] = {}  # of what the modules before a recorded cut return, by their place
+        self.shapes: dict[tuple[int, int], Any] = {}  # of what modules before a recorded cut return, by rows and place
         # Modules and other parameters of each cut that those before it do not have; the modules' own may be replaced.
         self._parts: list[list[nn.Module]] = []
         self._beside: list[list[Tensor]] = []

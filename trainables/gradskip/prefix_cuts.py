@@ -128,8 +128,11 @@ class _Call:
     module: nn.Module
     name: str
     around: tuple[_Call, ...]  # calls that were running, from the outermost
+    seen: int  # tensors that were known at its begin
     end: float = math.inf
-    output: Any = None
+    output: _Value | None = None
+    rows: int = 0  # first dimension of the output
+    is_computed_again: bool = False  # whether it ends in a part that the backward pass runs again (checkpointing)
 
 
 @dataclass(eq=False)
@@ -161,15 +164,20 @@ class _Recorder(TorchFunctionMode):
         self.values: list[_Value] = []
         self._running: list[_Call] = []
         self._time = 0
-        self._kept: list[Tensor] = []  # so that no other tensor gets the id of one that was seen
+        self._kept: dict[int, tuple[int, Tensor]] = {}  # by id, which no other tensor gets meanwhile; in their order
+        self._with_storage: dict[int, list[Tensor]] = {}  # by its address
         self._value_of: dict[int, _Value] = {}
+        self.inputs: list[_Value] = []  # of the model
+        self.rows = 0  # first dimension of the first of them
         for number, parameter in enumerate(model.parameters()):
             self._set(parameter, _Value(-1, parameter=number))
         self._handles = []
+        self._hooks_outside = _saved_tensor_hooks()
         for name, module in model.named_modules():
+            # The user's own hooks run after the module has ended, as they do where its output is kept.
             self._handles += [
-                module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True),
-                module.register_forward_hook(self._leave),
+                module.register_forward_pre_hook(partial(_unrecorded(self._enter), name), with_kwargs=True),
+                module.register_forward_hook(_unrecorded(self._leave), prepend=True),
             ]
 
     def remove_hooks(self) -> None:
@@ -178,22 +186,29 @@ class _Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        around = tuple(self._running)
-        sources = () if func in _METADATA else tuple(self._value(t) for t in tensors_in((args, kwargs)))
-        result = func(*args, **kwargs)
         if func in _METADATA:
-            return result
+            return func(*args, **kwargs)
+        around = tuple(self._running)
+        given = [*tensors_in((args, kwargs))]
+        sources, versions = tuple(map(self._value, given)), [t._version for t in given]
+        result = func(*args, **kwargs)
         self._time += 1
         made = [*tensors_in(result)]
-        changed = args[0] if getattr(func, "__name__", "") == "__setitem__" else None
+        changed = [t for t, version in zip(given, versions, strict=True) if t._version != version]
         for value in sources:
-            self.reads.append(_Read(self._time, value, around, takes_numbers=not made and changed is None))
-        for tensor in made if changed is None else [changed]:
-            self._set(tensor, _Value(self._time, around, sources))
+            self.reads.append(_Read(self._time, value, around, takes_numbers=not made and not changed))
+        for tensor in changed:  # and whatever else looks at the same numbers
+            for other in self._with_storage[tensor.untyped_storage().data_ptr()]:
+                self._set(other, _Value(self._time, around, (self._value(other), *sources)))
+        for tensor in made:
+            if not any(tensor is other for other in changed):
+                self._set(tensor, _Value(self._time, around, sources))
         return result
 
     def _set(self, tensor: Tensor, value: _Value) -> _Value:
-        self._kept.append(tensor)
+        if id(tensor) not in self._kept:
+            self._kept[id(tensor)] = len(self._kept), tensor
+            self._with_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
         self._value_of[id(tensor)] = value
         self.values.append(value)
         return value
@@ -207,16 +222,42 @@ class _Recorder(TorchFunctionMode):
 
     def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._time += 1
-        call = _Call(module, name, tuple(self._running))
+        tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.dim()]
+        if name == "":
+            self.inputs += map(self._value, tensors)
+            self.rows = len(tensors[0]) if tensors else 0
+        call = _Call(module, name, tuple(self._running), seen=len(self._kept))
         self.calls.append(call)
         self._running.append(call)
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
         self._time += 1
         call = self._running.pop()
-        call.end, call.output = self._time, output
-        if isinstance(output, Tensor):
+        call.end = self._time
+        call.is_computed_again = _saved_tensor_hooks() is not self._hooks_outside
+        if not isinstance(output, Tensor) or not output.dim():
+            return None
+        call.rows = len(output)
+        if self._kept.get(id(output), (call.seen, output))[0] >= call.seen:
             call.output = self._value(output)
+            return None
+        # It returns a tensor that its caller had before: what is kept takes the place of the returned one alone.
+        returned = output.view_as(output)
+        call.output = self._set(returned, _Value(self._time, (*call.around, call), (self._value(output),)))
+        return returned
+
+
+def _unrecorded(method: Callable[..., Any]) -> Callable[..., Any]:
+    def hook(*args: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return method(*args)
+
+    return hook
+
+
+def _saved_tensor_hooks() -> Any:
+    """Return what torch does with tensors that are saved for a backward pass now, such as computing them again."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 def recorded_cuts(model: nn.Module, forward: Callable[[nn.Module], Any]) -> list[Cut]:
@@ -248,7 +289,7 @@ def _cuts_in(recorder: _Recorder, model: nn.Module) -> list[Cut]:
         )
     ends: dict[_Value, _Call] = {}  # of several calls that return one value, the last
     for call in sorted(recorder.calls, key=lambda call: call.end):
-        if call is not whole[0] and whole[0] in call.around and isinstance(call.output, _Value):
+        if call.output is not None and whole[0] in call.around and call.rows == recorder.rows:
             ends.pop(call.output, None)
             ends[call.output] = call
     found = []
@@ -278,19 +319,23 @@ def _cuts_in(recorder: _Recorder, model: nn.Module) -> list[Cut]:
 def _is_cut(recorder: _Recorder, cut: _Call) -> bool:
     """Return whether what runs after this call reads nothing that was computed before its end but its output."""
     time = cut.end
+    if cut.output is None or cut.is_computed_again:
+        return False
 
     def is_skipped(around: Iterable[_Call]) -> bool:
         return any(call.end <= time for call in around)
 
     real: dict[_Value, bool] = {}
+    of_inputs: dict[_Value, bool] = {}
     for value in recorder.values:  # sources come first
+        of_inputs[value] = value in recorder.inputs or any(of_inputs[source] for source in value.sources)
         real[value] = (
             value is cut.output
             or (value.born < 0 and not value.is_opaque)
             or (value.born > time and not value.is_opaque)
             or (not value.is_opaque and not is_skipped(value.around) and all(real[source] for source in value.sources))
         )
-    return all(
+    return of_inputs[cut.output] and all(
         real[read.value]
         for read in recorder.reads
         if read.time > time or (read.takes_numbers and not is_skipped(read.around))

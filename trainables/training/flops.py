@@ -89,7 +89,7 @@ class CostTable:
         cost = self._cost(mask, batch)
         if prefix is None:
             return cost
-        key = (self._workload.key, prefix.modules, shapes_of(batch))
+        key = (self._workload.key, self._structure, prefix.modules, shapes_of(batch))
         flops = self._counted_once(key, lambda: self._count_prefix(prefix.modules, batch))
         # FLOPs are proportional to the rows. The backward FLOPs of the prefix's parameters are already left out.
         spared = flops * (prefix.rows - prefix.computed) // prefix.rows
@@ -135,21 +135,28 @@ class CostTable:
         )
 
     def _count_prefix(self, names: tuple[str, ...], batch: Batch) -> int:
-        """Return the forward FLOPs up to the return of the prefix's last module."""
+        """Return the forward FLOPs of the prefix's modules; what runs between them runs where rows are read, too."""
         model = self._counting_copy(batch)
         counter = flop_counter()
-        counts: list[int] = []  # after each module call; a shared module is called more than once
-        handles = [
-            module.register_forward_hook(lambda *_: counts.append(int(counter.get_total_flops())))
-            for module in {model.get_submodule(name) for name in names}
-        ]
+        counts: list[int] = []  # of each module call that is in no other; a shared module is called more than once
+        begun: list[int] = []
+
+        def leave(*_: Any) -> None:
+            before = begun.pop()
+            if not begun:
+                counts.append(int(counter.get_total_flops()) - before)
+
+        handles = []
+        for module in {model.get_submodule(name) for name in names}:
+            enter = module.register_forward_pre_hook(lambda *_: begun.append(int(counter.get_total_flops())))
+            handles += [enter, module.register_forward_hook(leave)]
         try:
             with kept_generators([]), counter:
                 self._workload.loss(model, self._without_numbers(batch))
         finally:
             for handle in handles:
                 handle.remove()
-        return counts[len(names) - 1]
+        return sum(counts[: len(names)])
 
     def _counting_copy(self, batch: Batch) -> nn.Module:
         if self._copy is None:

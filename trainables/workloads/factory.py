@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from trainables.errors import UserError, unknown_name
 from trainables.quality import ACCURACY, quality_named
-from trainables.runtime.isolation import isolated
+from trainables.runtime.isolation import isolated, kept_generators
 from trainables.workload_options import keywords_of, read_options
 from trainables.workloads.base import Batch, Samples, Workload
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
@@ -184,7 +184,8 @@ class FactoryWorkload(Workload):
         self._structure: Any = None
         self._classes: int | None = None
         self._length: int | None = made.steps_per_epoch
-        self._varying: tuple[int | None] | None = None  # a training sample that does not repeat; None if not looked for
+        #: A training sample that does not repeat, if any, and the number of samples; None before it was looked for.
+        self._varying: tuple[int | None, int] | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -243,32 +244,37 @@ class FactoryWorkload(Workload):
 
     @property
     def train_samples(self) -> int | None:
-        train = self._epoch_of(0, 0)
+        with kept_generators([]):
+            train = self._epoch_of(0, 0)
         if isinstance(train, DataLoader):
             return len(train.dataset)  # type: ignore[arg-type]
         return sum(len(flatten(batch)[0]) for batch in train) if isinstance(train, (list, tuple)) else None
 
     def train_sample_indices(self, epoch: int, seed: int) -> Iterator[Tensor] | None:
-        train = self._epoch_of(epoch, seed)
-        if isinstance(train, (list, tuple)):
-            sizes = [len(flatten(batch)[0]) for batch in train]
-            return islice(torch.arange(sum(sizes)).split(sizes), self.steps_per_epoch)
-        if not isinstance(train, DataLoader):
-            self.why_inputs_vary = f"whose train is a {type(train).__name__}: give a DataLoader, or a list of batches"
-            return None
-        if self._varying is None:
+        with kept_generators([]):
+            train = self._epoch_of(epoch, seed)
+            if isinstance(train, (list, tuple)):
+                sizes = [len(flatten(batch)[0]) for batch in train]
+                return islice(torch.arange(sum(sizes)).split(sizes), self.steps_per_epoch)
+            if not isinstance(train, DataLoader):
+                kind = type(train).__name__
+                self.why_inputs_vary = f"whose train is a {kind}: give a DataLoader, or a list of batches"
+                return None
             try:
-                self._varying = (varying_sample(train),)
+                if self._varying is None:
+                    self._varying = (varying_sample(train), len(train.dataset))  # type: ignore[arg-type]
+                numbers = numbers_in(train, epoch, seed)
             except UserError as error:
                 self.why_inputs_vary = f"whose samples have no numbers: {error}"
                 return None
-        if self._varying[0] is not None:
+        varying, count = self._varying
+        if varying is not None or count != len(train.dataset):  # type: ignore[arg-type]
+            found = f"gave sample {varying} other values when it was drawn again: leave augmentation out"
             self.why_inputs_vary = (
-                f"whose data set gave sample {self._varying[0]} other values when it was drawn again: leave "
-                "augmentation out"
+                f"whose data set {found if varying is not None else 'has another size in each epoch'}"
             )
             return None
-        return islice(numbers_in(train, epoch, seed), self.steps_per_epoch)
+        return islice(numbers, self.steps_per_epoch)
 
     def samples(self) -> Samples | None:
         with suppress(UserError):  # a stream, or a data set without a length

@@ -150,9 +150,9 @@ def numbers_in(loader: DataLoader[Any], epoch: int, seed: int) -> list[Tensor]:
     """Return the sample numbers of a loader's batches in an epoch, each (B,) int64, without loading a sample.
 
     Raises:
-        UserError: the loader has a stream, or no batches of samples.
+        UserError: the loader has a stream, no batches of samples, or makes its batches in another way.
     """
-    _of_loader(loader)
+    _check_numbered(loader)
     numbers = copy.copy(loader)
     vars(numbers).update(
         dataset=range(len(loader.dataset)), collate_fn=torch.tensor, num_workers=0, prefetch_factor=None,  # type: ignore[arg-type]
@@ -166,13 +166,25 @@ _COMPARED = 8
 
 
 def varying_sample(loader: DataLoader[Any]) -> int | None:
-    """Return the number of a sample that has other values when it is drawn again; None if those compared have not."""
-    samples = _of_loader(loader)
+    """Return the number of a sample that has other values when it is drawn again; None if those compared have not.
+
+    UserError as `numbers_in`, or if a batch of one sample has not one row.
+    """
+    _check_numbered(loader)
+    samples = DatasetSamples(loader.dataset, loader.collate_fn or default_collate)
     for number in torch.linspace(0, samples.count - 1, min(_COMPARED, samples.count)).long():
         first, again = (samples.batch(number[None], torch.Generator().manual_seed(seed)) for seed in (0, 1))
+        if len(first[0]) != 1:
+            raise UserError(f"collate_fn must make a row of each sample, got {len(first[0])} of sample {int(number)}")
         if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
             return int(number)
     return None
+
+
+def _check_numbered(loader: DataLoader[Any]) -> None:
+    _check_map_style(loader.dataset)
+    if loader.batch_sampler is None or type(loader).__iter__ is not DataLoader.__iter__:
+        raise UserError("a DataLoader must make batches of samples by torch's own __iter__, with batch_size")
 
 
 def _check_map_style(dataset: Any) -> None:

@@ -182,7 +182,7 @@ class Candidates:
 class SpaceWalk:
     """Start the settings that `Space.next_point` returns."""
 
-    why_ended = "it has found what the space looks for"
+    why_ended = "no setting of the space is left to try"
 
     def __init__(self, trials: StudyTrials, plan: SearchPlan, context: Callable[[], SpaceContext]) -> None:
         self._trials, self._plan, self._context = trials, plan, context

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trainables.errors import UserError
 from trainables.gradskip.forward_cache import ForwardCache
@@ -105,7 +106,7 @@ class Awkward(nn.Module):
         super().__init__()
         self.a, self.b, self.c, self.head = (nn.Linear(4, 4) for _ in range(4))
         self.scale = nn.Parameter(torch.ones(4))
-        self.act = nn.ReLU(inplace=True)
+        self.act, self.idle = nn.ReLU(inplace=True), nn.Identity()
         self._run = run
 
     def forward(self, x: Tensor) -> Tensor:
@@ -139,8 +140,26 @@ AWKWARD: dict[str, tuple[Callable[[Any, Tensor], Tensor], list[str]]] = {
     "shapes decide": (lambda m, x: m.head(m.b(y) if len(y := m.a(x)) < 99 else y), ["a", "b", "head"]),
     "an operation of one's own": (lambda m, x: m.head(Twice.apply(m.b(m.a(x)))), ["a", "b", "head"]),
     "a parameter beside modules": (lambda m, x: m.head(m.b(m.a(x) * m.scale)), ["a", "b", "head"]),
+    "a function in place": (lambda m, x: m.head(m.b(F.relu(m.a(x), inplace=True))), ["a", "b", "head"]),
+    "a shortcut that returns its input": (lambda m, x: m.head(m.idle(y := m.a(x)) + m.b(y)), ["a", "head"]),
+    "in place, and the old name again": (lambda m, x: m.head(m.b(m.act(y := m.a(x))) + y), ["a", "head"]),
+    "in place, the result ignored": (lambda m, x: m.head(m.b((y := m.a(x), m.act(y))[0])), ["a", "b", "head"]),
+    "a view of what is written into": (lambda m, x: _through_a_view(m, x), ["a", "head"]),
+    "something before the input": (lambda m, x: m.head(m.b(m.c(torch.ones(ROWS, 4)) + m.a(x))), ["b", "head"]),
+    "columns before rows": (lambda m, x: m.head(m.b(m.a(x).repeat(2, 1))[:ROWS]), ["a", "head"]),
+    "computed again": (
+        lambda m, x: m.head(m.c(checkpoint(lambda t: m.b(m.a(t)), x, use_reentrant=False))),
+        ["c", "head"],
+    ),
     "written into": (lambda m, x: m.head(_zeroed(m.b(m.a(x)))), ["a", "b", "head"]),
 }
+
+
+def _through_a_view(m: Any, x: Tensor) -> Tensor:
+    buffer = torch.zeros(ROWS, 4)
+    view = buffer.view(-1)
+    buffer[:] = m.a(x)
+    return m.head(m.b(x) + view.view(ROWS, 4))
 
 
 def _zeroed(x: Tensor) -> Tensor:
@@ -162,6 +181,14 @@ def test_awkward_models_have_the_cuts_that_are_right(how: str) -> None:
         assert_kept_outputs_are_computed_ones(model, batch, cut)
     if how == "a parameter beside modules":
         assert [[id(p) for p in cut.parameters if p is model.scale] for cut in cuts] == [[], *[[id(model.scale)]] * 2]
+
+
+def test_a_hook_that_reads_what_its_module_got_is_seen() -> None:
+    model, batch = Awkward(lambda m, x: m.head(m.b(m.a(x)))), {"x": torch.randn(ROWS, 4)}
+    model.b.register_forward_hook(lambda _, args, output: output + args[0])
+    cuts = recorded_cuts(model, lambda m: loss(m, batch))
+    assert [cut.names[-1] for cut in cuts] == ["a", "head"]
+    assert_kept_outputs_are_computed_ones(model, batch, cuts[0])
 
 
 def test_a_parameter_beside_modules_that_trains_ends_the_prefix() -> None:

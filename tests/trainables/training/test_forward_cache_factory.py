@@ -13,6 +13,7 @@ from torch import nn
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.prefix_cuts import recorded_cuts
+from trainables.runtime.operator_flops import flop_counter
 from trainables.training.run import TrainingRun
 
 #: Stem and two of three blocks, stopped from the second step on.
@@ -63,6 +64,19 @@ def test_it_trains_what_the_frozen_part_in_eval_mode_trains(how: str) -> None:
     assert rows[-1]["compute_saved"] > plain_rows[-1]["compute_saved"] + 0.1
 
 
+def test_flops_are_those_that_torch_counts_over_all_steps() -> None:
+    def train(how: str) -> int:
+        with TrainingRun(config_of(how, **STOP)) as run, flop_counter() as counter:
+            for _ in run.each_step():
+                run.train_step()
+        counted.append(run.executed_flops)
+        return int(counter.get_total_flops())
+
+    counted: list[int] = []
+    train("shuffled")  # counts the steps' costs, which all later runs share
+    assert train("shuffled") == counted[-1] == counted[0]
+
+
 def test_a_resumed_run_trains_the_same_weights(tmp_path: Path) -> None:
     with TrainingRun(config_of(**STOP)) as run:
         run.train_epoch()
@@ -78,6 +92,7 @@ def test_a_resumed_run_trains_the_same_weights(tmp_path: Path) -> None:
     ("how", "message"),
     [
         ("noisy", "whose data set gave sample 0 other values when it was drawn again: leave augmentation out"),
+        ("doubled", "whose samples have no numbers: collate_fn must make a row of each sample, got 2 of sample 0"),
         ("stream", "whose train is a _Stream: give a DataLoader, or a list of batches"),
     ],
 )
