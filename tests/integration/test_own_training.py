@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands_run import Run, run_here
+from commands_run import Run
 from image_files import noise, write_folder, write_parquet
 from runs import assert_equals_alone
 from thorough import rest_thorough
@@ -166,15 +166,12 @@ def test_images(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(list((tmp_path / "results" / ".images").glob("*/meta.json"))) == 1  # decoded once
 
 
-@pytest.mark.usefixtures("one_ray")
-def test_how_much_of_a_network_to_freeze(tmp_path: Path) -> None:
+def test_how_much_of_a_network_to_freeze(tmp_path: Path, tune_cac_command: Run) -> None:
     """A residual network as a factory: norms, then depth by bisection, with what is frozen computed once a sample."""
     support = Path(__file__).parents[1] / "support"
     (tmp_path / "residual_factory.py").write_text((support / "residual_factory.py").read_text())
-    done = run_here(
-        tmp_path, "search", "--space", "frozen_prefix", "--workload", "residual_factory:make", "--name", "s",
-        "--allowed-drop", "0.2",
-    )  # fmt: skip
+    workload = ("--workload", "residual_factory:make")
+    done = tune_cac_command("search", "--space", "frozen_prefix", *workload, "--name", "s", "--allowed-drop", "0.2")
     assert done.returncode == 0, done.stderr
     assert "no setting of the space is left to try" in done.stderr
     trials = analysis.load(tmp_path / "results" / "s")

@@ -184,7 +184,9 @@ def test_answers_of_every_space_survive_frame_file_and_polluted_shell(tmp_path: 
         wanted = TrialConfig(**config)
         assert config_of(row) == wanted
         text = best_env(INFO, row, 0.005)
-        assert Settings.from_environment(source(text, **LEFT_OVER)) == wanted.gradskip_settings(), text
+        found = Settings.from_environment(source(text, **LEFT_OVER))  # of a rule that is off, too
+        assert found == replace(wanted.gradskip_settings(), samples=found.samples), text
+        assert found.sampling_interval == wanted.gradskip_settings().sampling_interval
         assert max(map(len, text.splitlines())) <= 120
 
 
