@@ -155,7 +155,7 @@ class _Read:
 
 
 class _Recorder(TorchFunctionMode):
-    """Recorder of a forward pass: calls of modules, and what each operation reads and makes."""
+    """Recorder of a copy's forward pass: calls of modules, and what each operation reads and makes."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -171,18 +171,11 @@ class _Recorder(TorchFunctionMode):
         self.rows = 0  # first dimension of the first of them
         for number, parameter in enumerate(model.parameters()):
             self._set(parameter, _Value(-1, parameter=number))
-        self._handles = []
         self._hooks_outside = _saved_tensor_hooks()
         for name, module in model.named_modules():
             # The user's own hooks run after the module has ended, as they do where its output is kept.
-            self._handles += [
-                module.register_forward_pre_hook(partial(_unrecorded(self._enter), name), with_kwargs=True),
-                module.register_forward_hook(_unrecorded(self._leave), prepend=True),
-            ]
-
-    def remove_hooks(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+            module.register_forward_pre_hook(partial(_unrecorded(self._enter), name), with_kwargs=True)
+            module.register_forward_hook(_unrecorded(self._leave), prepend=True)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -268,16 +261,19 @@ def recorded_cuts(model: nn.Module, forward: Callable[[nn.Module], Any]) -> list
         forward: runs the model that it gets on a batch, in training mode.
 
     Raises:
-        UserError: the model does not run, runs more than once, or has no cut.
+        UserError: a copy of the model cannot be made or run so, runs more than once, or has no cut.
     """
     with kept_generators(p.device for p in model.parameters()), torch.enable_grad(), uncompiled():
-        twin = training_copy(model).train()
-        recorder = _Recorder(twin)
         try:
-            with recorder:
+            twin = training_copy(model).train()
+            with _Recorder(twin) as recorder:
                 forward(twin)
-        finally:
-            recorder.remove_hooks()
+        except Exception as error:  # the user's model may raise anything
+            text = (str(error).splitlines() or [""])[0]
+            raise UserError(
+                f"forward cache: a copy of {type(model).__name__} in which everything trains could not be run: "
+                f"{type(error).__name__}: {text}"
+            ) from error
     return _cuts_in(recorder, model)
 
 
