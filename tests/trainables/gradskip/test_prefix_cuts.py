@@ -208,7 +208,7 @@ def test_what_runs_twice_or_keeps_nothing_is_refused() -> None:
     model = Awkward(lambda m, x: m.head(m.a(x)))
     with pytest.raises(UserError, match="forward must run the model once, got 2 calls of Awkward"):
         recorded_cuts(model, lambda m: m(torch.randn(2, 4)) + m(torch.randn(2, 4)))
-    with pytest.raises(UserError, match="a copy of Awkward .* could not be run: ZeroDivisionError: division by zero"):
+    with pytest.raises(UserError, match=r"a copy of Awkward .* could not be run: ZeroDivisionError: "):
         recorded_cuts(Awkward(lambda m, x: m.a(x) / (1 // 0)), lambda m: m(torch.randn(2, 4)))
     with pytest.raises(UserError, match="no output of a module of Awkward can be kept"):
         recorded_cuts(Awkward(lambda m, x: F.linear(x, m.head.weight)), lambda m: m(torch.randn(2, 4)))
