@@ -4,6 +4,7 @@ VENV ?= .venv
 SEARCH ?= --space auto_thresholds
 # Four files of tests at a time, for those that start Ray wait much; PYTEST= runs one file after the other.
 PYTEST ?= -n 4 --dist loadfile --no-loadscope-reorder
+PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TESTS = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
 .PHONY: search check test claims all-tests lint programs clean
@@ -43,7 +44,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(PIP) -e .
 	touch $@
 
 # cac 1.0.0 is the published optimizer: the tests compare with it step by step. Its dependencies are left out because
@@ -53,12 +54,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 # finds it and fails.
 # moto, an S3 server, asks for an older dateutil than pandas, and works with this one.
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt cac==1.0.0 \
-		curvlinops-for-pytorch backpack-for-pytorch einconv einops linear_operator opt_einsum unfoldNd moto boto3 botocore jmespath \
-		py-partiql-parser responses s3transfer xmltodict
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt --upgrade \
-		--target $(VENV)/torchvision torchvision
+	$(PIP) --no-deps --upgrade --target $(VENV)/torchvision torchvision & beside=$$!; $(PIP) -e '.[test]' && \
+	$(PIP) --no-deps cac==1.0.0 curvlinops-for-pytorch backpack-for-pytorch einconv einops linear_operator opt_einsum \
+		unfoldNd moto boto3 botocore jmespath py-partiql-parser responses s3transfer xmltodict && wait $$beside
 	touch $@ $(VENV)/.installed
 
 clean:
