@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 SEARCH ?= --space auto_thresholds
-# Five files of tests at a time, for those that start Ray wait much; PYTEST= runs one file after the other.
-PYTEST ?= -n 5 --dist loadfile --no-loadscope-reorder
+# Four files of tests at a time, for those that start Ray wait much; PYTEST= runs one file after the other.
+PYTEST ?= -n 4 --dist loadfile --no-loadscope-reorder
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TESTS = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 

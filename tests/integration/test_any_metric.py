@@ -139,6 +139,7 @@ def test_a_script_whose_last_value_is_no_number_fails_by_its_name(
     assert 'such as {"r2": 0.91, "step": 100}' in capsys.readouterr().err  # the line that would report it
 
 
+@pytest.mark.thorough
 def test_a_script_reports_any_numbers(folder: Path, one_ray: None, capsys: pytest.CaptureFixture[str]) -> None:
     command = f"{sys.executable} train.py"
     assert main(

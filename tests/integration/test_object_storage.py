@@ -111,6 +111,7 @@ def analysis_rows(study: Path) -> list[dict[str, Any]]:
     return trials[trials["status"] == "completed"].to_dict("records")
 
 
+@pytest.mark.thorough
 def test_storage_that_cannot_be_used_is_one_line(s3: str, tune_cac_command: Run, tmp_path: Path) -> None:
     for place, message in (
         ("s3://no-such-bucket/x", "--results must be storage that can be written, got s3://no-such-bucket/x/s ("),

@@ -83,6 +83,7 @@ def test_replay_predicts_what_was_trained(both: Path) -> None:
     assert found["stop_events"].tolist() == acting["stop_events"].tolist()
 
 
+@pytest.mark.thorough
 def test_a_second_search_uses_the_tree(both: Path) -> None:
     study = both / "results" / "shared"
     done = run_here(both, "search", "--trials", "1", "--epochs", EPOCHS, "--name", "shared", *SEARCH[-3:])

@@ -95,6 +95,7 @@ def test_samples_without_numbers_are_kept_epoch_by_epoch() -> None:
     assert all(bool((epoch == row).all(1).any()) for row in seen[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_clusters_are_told_in_the_last_row_and_the_effective_size_in_each() -> None:
     rows, _ = trained(method="gradient_clustering", cluster_count=4, cluster_every=15)
@@ -106,6 +107,7 @@ def test_clusters_are_told_in_the_last_row_and_the_effective_size_in_each() -> N
     assert all(0.5 < row["effective_samples"] <= 1 for row in rows)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",

@@ -135,7 +135,7 @@ def counted(loop: Callable[[int | None, Path], None], stop: int | None, folder: 
     return found, int(counter.get_total_flops())
 
 
-@pytest.mark.parametrize("stop", [None, 0, 7])
+@pytest.mark.parametrize("stop", [7, *(pytest.param(stop, marks=pytest.mark.thorough) for stop in (None, 0))])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_what_is_executed_is_what_torch_counts(
     loop: Callable[[int | None, Path], None], stop: int | None, tmp_path: Path

@@ -97,6 +97,7 @@ print([child.name() for child in psutil.Process().children(recursive=True) if ch
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_an_interrupt_does_not_wait_for_ray_and_the_next_search_has_one_of_its_own(tmp_path: Path) -> None:
     done = run(INTERRUPTED, tmp_path)

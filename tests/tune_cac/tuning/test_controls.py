@@ -299,6 +299,7 @@ def test_random_stops_are_as_long_as_the_best_setting(tmp_path: Path) -> None:
     assert [(config["method"], config["epochs"]) for config in beside] == [("none", 1)]  # saves 60 % or more
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_a_setting_of_a_cut_run_goes_on_where_lengths_are_searched_no_more(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def test_no_outcome_is_trained_twice_and_the_search_ends_by_itself(tmp_path: Pat
     assert again.suggest("more") == FINISHED
 
 
+@pytest.mark.thorough
 def test_once_what_saves_most_has_lost_nothing_nothing_else_is_trained(tmp_path: Path) -> None:
     """However few outcomes were tried: what is left would be trained for nothing."""
     made = learning(tmp_path)
@@ -204,6 +205,7 @@ def test_recorded_branches_part_settings_that_the_dense_run_takes_for_one_outcom
         assert (one.saved, one.known) == (pytest.approx(row["compute_saved"]), row["exact"])
 
 
+@pytest.mark.thorough
 def test_the_answer_saves_most_of_what_is_sure_enough_in_a_resumed_search_too(tmp_path: Path) -> None:
     made = learning(tmp_path, allowed_drop=0.1)
     trained_by(made, tmp_path)
