@@ -75,6 +75,7 @@ def killed_after(ended: int, folder: Path, *arguments: str) -> None:
     assert process.wait(timeout=60) == -signal.SIGKILL, said
 
 
+@pytest.mark.thorough
 def test_confirm_trains_fresh_seeds_and_goes_on_after_a_crash(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

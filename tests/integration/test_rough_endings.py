@@ -49,7 +49,8 @@ def test_sigterm_ends_a_search_as_ctrl_c_does_whenever_it_comes(delay_s: float, 
     assert "best.env" not in out
 
 
-@pytest.mark.parametrize("number", rest_thorough([signal.SIGTERM, signal.SIGINT]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_whole_group_is_an_interrupt_and_leaves_no_process(number: int, tmp_path: Path) -> None:
     """As of `timeout`, a terminal or a batch system, which signal Ray's processes, too."""
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as place:  # short, for sockets

@@ -140,6 +140,7 @@ def http_answer(port: int) -> bytes:
             return b""
 
 
+@pytest.mark.thorough
 def test_every_socket_is_on_loopback_and_refuses_a_caller_without_the_token(searching: Searching) -> None:
     sockets = [(name, *socket_) for name, sockets in searching.ray.items() for socket_ in sockets]
     assert len(searching.ray["raylet"]) == 2  # node manager and object manager
@@ -162,6 +163,7 @@ def test_every_socket_is_on_loopback_and_refuses_a_caller_without_the_token(sear
         assert grpc_status(port, method, "0" * len(searching.token)) == UNAUTHENTICATED
 
 
+@pytest.mark.thorough
 def test_the_token_is_in_no_command_line_log_or_result(searching: Searching) -> None:
     assert len(searching.token) == 64
     assert not [title for title in searching.titles if searching.token in title]
