@@ -41,7 +41,7 @@ class SpaceContext:
     lengths: tuple[float, ...] = (2 / 3, 1 / 2)
     """Shorter runs that a space may try, as shares of the run, longest first."""
     has_norms: bool = False
-    """Whether the model has norms with running statistics."""
+    """True if the model has norms with running statistics."""
     kept_ends: tuple[int, ...] = ()
     """Those of `unit_ends` up to which outputs can be kept in a forward cache, such as ends of blocks."""
     forward_cache_mb: int = 0
@@ -89,7 +89,7 @@ class Tried:
     lost: float = math.inf
     """Loss of the metric against the baseline; infinite as long as it is not known, and if it failed."""
     is_within: bool = False
-    """Whether that is no more than the allowed loss."""
+    """True if that is no more than the allowed loss."""
 
     def among(self, tried: Iterable[Tried]) -> Tried | None:
         """Return the one of the same parameters and length; None if there is none."""
@@ -232,7 +232,7 @@ class Space:
     notes: Callable[[SpaceContext], Sequence[str]] = _nothing
     """Lines that explain its ranges on this run."""
     uses_forward_cache: bool = False
-    """Whether `suggest` reads `SpaceContext.forward_cache_mb`."""
+    """True if `suggest` reads `SpaceContext.forward_cache_mb`."""
     saving: str = "training"
     """Compute that its trials save and are ranked by: ``training``, ``inference`` or ``both``."""
     description: str = ""

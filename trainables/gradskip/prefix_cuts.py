@@ -137,7 +137,7 @@ class _Call:
 
 @dataclass(eq=False)
 class _Value:
-    """What a tensor held, and the operation that made it."""
+    """Numbers of a tensor between two changes of it, and the operation that made them."""
 
     born: int  # -1: it was there before the pass
     around: tuple[_Call, ...] = ()

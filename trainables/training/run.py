@@ -154,7 +154,9 @@ def check_device(config: TrialConfig) -> None:
 
 def check_forward_cache(config: TrialConfig, workload: Workload) -> None:
     """Raise UserError if the config asks for a forward cache and the workload's inputs do not repeat."""
-    if config.forward_cache_mb and workload.train_sample_indices(0, config.seed) is None:
+    if config.forward_cache_mb and (
+        workload.train_sample_indices(0, config.seed) is None or workload.train_samples is None
+    ):
         raise UserError(
             f"forward_cache_mb must be 0, got {config.forward_cache_mb}, for workload {workload.name}, "
             f"{workload.why_inputs_vary}"
