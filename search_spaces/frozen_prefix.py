@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from search_spaces.manual_layers import stoppable
+from search_spaces.manual_layers import by_depth, stoppable
 from search_spaces.space import Space, SpaceContext, Suggests, Tried
 from trainables.gradskip.settings import OFF_FIELD
 
@@ -106,10 +106,7 @@ def notes(context: SpaceContext) -> list[str]:
     ends = prefix_ends(context)
     if not ends:
         return ["no layer of this model can stop before its last"]
-    lines = ["layers by depth; a prefix is every parameter up to the one named:"]
-    for depth, end in enumerate(ends):
-        name = context.layer_names[end] if end < len(context.layer_names) else "?"
-        lines.append(f"  {depth}: {name} (CAC_STOP_LAYER_NUM={end})")
+    lines = ["layers by depth; a prefix is every parameter up to the one named:", *by_depth(context, ends)]
     if context.forward_cache_mb:
         lines.append(
             f"in evaluation mode the prefix is computed once a sample: forward_cache_mb={context.forward_cache_mb}"

@@ -77,15 +77,18 @@ def start(context: SpaceContext) -> dict[str, Any]:
     }
 
 
+def by_depth(context: SpaceContext, ends: Iterable[int]) -> list[str]:
+    """Return a line for each depth, with the parameter that a stop there reaches through."""
+    names = dict(enumerate(context.layer_names))
+    return [f"  {depth}: {names.get(end, '?')} (CAC_STOP_LAYER_NUM={end})" for depth, end in enumerate(ends)]
+
+
 def notes(context: SpaceContext) -> list[str]:
     """Return lines that list the layers by depth."""
     ends = stoppable(context)
     if not ends:
         return ["no layer of this model can stop before its last, so every trial trains as the baseline does"]
-    lines = ["layers by depth; a stop at one stops every parameter up to the one named:"]
-    for depth, end in enumerate(ends):
-        name = context.layer_names[end] if end < len(context.layer_names) else "?"
-        lines.append(f"  {depth}: {name} (CAC_STOP_LAYER_NUM={end})")
+    lines = ["layers by depth; a stop at one stops every parameter up to the one named:", *by_depth(context, ends)]
     lines.append("stops are brought in order, the shallowest at the earliest iteration; equal ones count once")
     return lines
 

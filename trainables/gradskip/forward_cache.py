@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -123,8 +123,8 @@ def _factors(count: int, device: torch.device) -> Tensor:
 # --- One forward pass through a stopped prefix, some rows of which are in a forward cache ----------------------------
 # Shapes: B rows of the batch, M of them missing from the cache; x (B, ...) the model's input; indices (B,) int64.
 #
-# During the pass the ``forward`` of the prefix's modules is replaced. If all rows are cached, m_0..m_{k-1} return their
-# input and m_k returns the cached rows; otherwise they run on the missing rows alone, and m_k assembles the batch.
+# During the pass the ``forward`` of the prefix's modules m_0..m_k is replaced, as `PrefixPass` says; m_k returns the
+# cached rows, or assembles the batch.
 
 #: Allowed rounding difference between rows computed in two batches, relative to the largest output.
 _TOLERANCE = 1e-3
@@ -389,10 +389,6 @@ def _checksums(inputs: Sequence[Tensor], rows: Tensor) -> Tensor:
 def _is_close(y: Tensor, other: Tensor) -> bool:
     scale = float(y.abs().max()) if y.numel() else 0.0
     return torch.allclose(other, y, rtol=0, atol=_TOLERANCE * scale, equal_nan=True)
-
-
-def _own_tensors(part: nn.Module) -> tuple[Iterable[Tensor | None], Iterable[Tensor | None]]:
-    return part._parameters.values(), part._buffers.values()
 
 
 def _same(x: Tensor, previous: Tensor | None) -> bool:

@@ -283,11 +283,15 @@ def _cuts_in(recorder: _Recorder, model: nn.Module) -> list[Cut]:
         raise UserError(
             f"forward cache: forward must run the model once, got {len(whole)} calls of {type(model).__name__}"
         )
+    of_inputs: dict[_Value, bool] = {}
+    for value in recorder.values:  # sources come first
+        of_inputs[value] = value in recorder.inputs or any(of_inputs[source] for source in value.sources)
     ends: dict[_Value, _Call] = {}  # of several calls that return one value, the last
     for call in sorted(recorder.calls, key=lambda call: call.end):
-        if call.output is not None and whole[0] in call.around and call.rows == recorder.rows:
-            ends.pop(call.output, None)
-            ends[call.output] = call
+        output = call.output
+        if output is not None and of_inputs[output] and whole[0] in call.around and call.rows == recorder.rows:
+            ends.pop(output, None)
+            ends[output] = call
     found = []
     for call in ends.values():
         if not _is_cut(recorder, call):
@@ -322,16 +326,14 @@ def _is_cut(recorder: _Recorder, cut: _Call) -> bool:
         return any(call.end <= time for call in around)
 
     real: dict[_Value, bool] = {}
-    of_inputs: dict[_Value, bool] = {}
     for value in recorder.values:  # sources come first
-        of_inputs[value] = value in recorder.inputs or any(of_inputs[source] for source in value.sources)
         real[value] = (
             value is cut.output
             or (value.born < 0 and not value.is_opaque)
             or (value.born > time and not value.is_opaque)
             or (not value.is_opaque and not is_skipped(value.around) and all(real[source] for source in value.sources))
         )
-    return of_inputs[cut.output] and all(
+    return all(
         real[read.value]
         for read in recorder.reads
         if read.time > time or (read.takes_numbers and not is_skipped(read.around))

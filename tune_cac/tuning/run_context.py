@@ -58,11 +58,12 @@ def run_context(config: TrialConfig, *, caches: bool = False) -> SpaceContext:
     workload.check(config.seed)
     with isolated(seed=config.seed, threads=config.threads):
         model = workload.make_model()
-    kept = kept_ends(workload, model, config.seed) if caches else ()
+    ends = unit_ends(model)
+    kept = kept_ends(workload, model, ends, config.seed) if caches else ()
     return SpaceContext(
         total_steps=workload.steps_per_epoch * config.epochs,
         layer_names=tuple(name for name, _ in model.named_parameters()),
-        unit_ends=unit_ends(model),
+        unit_ends=ends,
         watch=watch_needed(list(model.parameters()), model),
         epochs=config.epochs,
         weight_names=tuple(weight_layers(model)),
@@ -74,9 +75,8 @@ def run_context(config: TrialConfig, *, caches: bool = False) -> SpaceContext:
     )
 
 
-def kept_ends(workload: Workload, model: nn.Module, seed: int) -> tuple[int, ...]:
+def kept_ends(workload: Workload, model: nn.Module, unit_ends: tuple[int, ...], seed: int) -> tuple[int, ...]:
     """Return the ends of units up to which outputs can be kept; none, with the reason said, where they cannot."""
-    from trainables.gradskip.layers import unit_ends
     from trainables.gradskip.prefix_cuts import cuts_of
 
     why = "" if workload.train_sample_indices(0, seed) is not None else f"{workload.name}, {workload.why_inputs_vary}"
@@ -87,7 +87,7 @@ def kept_ends(workload: Workload, model: nn.Module, seed: int) -> tuple[int, ...
             cuts = cuts_of(model, workload.forward_chain(model), lambda copied: workload.loss(copied, batch))
             read = [{number_of[id(parameter)] for parameter in cut.all_parameters()} for cut in cuts]
             ends = {len(numbers) - 1 for numbers in read if numbers == set(range(len(numbers)))}
-            if found := tuple(end for end in unit_ends(model) if end in ends):
+            if found := tuple(end for end in unit_ends if end in ends):
                 return found
             why = f"no outputs of {type(model).__name__} can be kept where layers may stop"
         except UserError as error:

@@ -65,6 +65,11 @@ def config_of_trial(
     return {**base.to_dict(), **values}
 
 
+def _cut(context: SpaceContext, full: int, epochs: int) -> SpaceContext:
+    """Return the facts on a run of some of the full number of epochs."""
+    return replace(context, epochs=epochs, total_steps=context.total_steps // full * epochs)
+
+
 class StudySearch(Searcher):
     """Suggest trials to Ray, and report to Optuna how they ended (`StudyTrials`).
 
@@ -199,8 +204,7 @@ class StudySearch(Searcher):
 
     def _context_of(self, epochs: int) -> SpaceContext:
         if self.walk is not None and epochs != (full := self.plan.base.epochs):  # no dense run of that length is needed
-            context = self.learn().context
-            return replace(context, epochs=epochs, total_steps=context.total_steps // full * epochs)
+            return _cut(self.learn().context, full, epochs)
         return (self.learn() if epochs == self.plan.base.epochs else self.lengths.learned()[epochs]).context
 
     def _next(self) -> optuna.Trial | str | None:
@@ -344,8 +348,7 @@ class StudySearch(Searcher):
     def _learned(self, epochs: int, root: str | None) -> WarmStart:
         base, context = self.plan.base, self._context
         if epochs != base.epochs:
-            steps = context.total_steps // base.epochs * epochs
-            base, context = replace(base, epochs=epochs), replace(context, epochs=epochs, total_steps=steps)
+            base, context = replace(base, epochs=epochs), _cut(context, base.epochs, epochs)
         return learn(replace(self.plan, space=self._search_space, context=context, base=base), root)
 
     def _roots(self) -> dict[int, WarmStart]:
