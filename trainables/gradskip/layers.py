@@ -18,6 +18,12 @@ from torch.nn.utils.weight_norm import WeightNorm
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.replay import LayerPlan, Unit
 
+
+def has_running_statistics(module: nn.Module) -> bool:
+    """Return whether a module is a norm with running statistics."""
+    return getattr(module, "running_mean", None) is not None
+
+
 # --- List the parameters that belong to a module itself, those of its parametrized weights included -------------------
 # A weight under `torch.nn.utils.parametrize` is kept in separate modules below the layer's (``weight_norm``:
 # ``parametrizations.weight.original0`` and ``original1``). They are parts of the layer's weight, not layers.

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trainables.gradskip.execution_order import InertInCopies, ModelTrace, mask_of
+from trainables.gradskip.layers import has_running_statistics
 from trainables.gradskip.numbering import Numbering
 from trainables.gradskip.replay import Blueprint, Unit
 from trainables.gradskip.settings import Settings
@@ -380,7 +381,7 @@ class FrozenPrefix:
         return self._hold or self._detach
 
     def _may_treat(self, member: _Member) -> bool:
-        if _is_norm(member.module):
+        if has_running_statistics(member.module):
             return self._hold_all or member.own is not None
         return bool(member.around if self._evaluate else member.own)
 
@@ -407,7 +408,7 @@ class FrozenPrefix:
             before = 0 if trace is None else trace.before.get(member.name, 0)
             known = trace is not None or not around & self._shared
             stands = known and around != 0 and not around & ~stops and not before & moving
-            if _is_norm(member.module):
+            if has_running_statistics(member.module):
                 still = own is not None and not (own | before) & moving and bool((own | before) & stops)
                 self._hold_still(member, hold_all or (self._hold and still) or (self._evaluate and stands))
             elif self._evaluate:
@@ -461,7 +462,3 @@ def _members(model: nn.Module, number_of: Mapping[int, int]) -> Iterator[_Member
         yield _Member(
             name=name, module=module, above=tuple(modules[one] for one in above), own=masks[name], around=around or 0
         )
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return getattr(module, "running_mean", None) is not None
