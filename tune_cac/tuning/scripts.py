@@ -102,7 +102,7 @@ class ScriptSearch(StudySearch):
 
     def __init__(self, plan: SearchPlan) -> None:
         self._placeholders = set(names(read_options(plan.base.options)["command"]))
-        run = replace(UNKNOWN_RUN, workload_options=plan.context.workload_options)
+        run = replace(UNKNOWN_RUN, workload_options=plan.context.workload_options, fixed=plan.context.fixed)
         lengths = plan.lengths if "epochs" in self._placeholders else ""
         super().__init__(replace(plan, context=run, sharing=False, lengths=lengths))
 
@@ -162,6 +162,8 @@ class ScriptSearch(StudySearch):
             unit_ends=tuple(facts["unit_ends"]),
             watch=tuple(facts["watch"]),
             workload_options=self._context.workload_options,
+            seeds=2 if "seed" in self._placeholders else 1,
+            fixed=self._context.fixed,
         )
 
     def _known(self, base: TrialConfig, facts: Mapping[str, Any], root: str | None) -> WarmStart:

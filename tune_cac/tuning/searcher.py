@@ -224,7 +224,8 @@ class StudySearch(Searcher):
             return FINISHED
         if trial is None and self._with_controls:
             return self._next_control(shorter_alone=True)  # they depend on no other trial, so no processor idles
-        if isinstance(trial, optuna.Trial) and self._to_ask is not None and trial.user_attrs.get("role") != CUT:
+        counts = isinstance(trial, optuna.Trial) and trial.user_attrs.get("role") not in (CUT, "control")
+        if counts and self._to_ask is not None:
             self._to_ask -= 1
         return trial
 
@@ -247,7 +248,7 @@ class StudySearch(Searcher):
         if (now := self.trials.counts()) == self._nothing_at:  # asked again while others run
             return None
         if self.walk is not None:
-            trial = self.walk.start_next(baseline)
+            trial = self.walk.start_next(baseline, self.restarts.start_predefined)
         elif self.outcomes is not None and self.outcomes.predicts:
             trial = self.outcomes.start_next(baseline)
         else:
@@ -316,16 +317,17 @@ class StudySearch(Searcher):
 
     def write_holds(self) -> None:
         """Write the probabilities that outcomes hold on another seed into `study.json`, unless it has the same."""
-        if self.outcomes is None or self.gave_up:
+        if (chooser := self.outcomes or self.walk) is None or self.gave_up:
             return
-        layout, known = Layout(self.plan.journal.parent), self.outcomes.holds()
+        layout, known = Layout(self.plan.journal.parent), chooser.holds()
         holds = {str(trial): share for trial, share in known.items()}
         if (info := layout.read_info()).holds != holds:
             layout.write_info(replace(info, holds=holds))
 
     def unsure(self) -> list[int]:
         """Return trials that are less sure to hold on another seed than the answer is to be, as far as is known."""
-        return [] if self.outcomes is None or self.gave_up else self.outcomes.unsure()
+        chooser = self.outcomes or self.walk
+        return [] if chooser is None or self.gave_up else chooser.unsure()
 
     def learn(self) -> WarmStart:
         """Return what the baseline's run shows about this space; nothing is known if it failed."""
