@@ -23,6 +23,8 @@ STARTS, LATER = (0.0, 0.1, 0.25, 0.5), (0.25, 0.5, 0.75)
 HALF = 0.5
 #: Parts of the depth that are told apart: of a network of many layers the answer is a few layers too shallow.
 PARTS = 16
+#: Seeds on which what would be the answer is trained.
+SEEDS = 2
 LAYER, ITERATION = "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR"
 NORMS, MODE = "CAC_NORM_STATISTICS", "CAC_PREFIX_MODE"
 HELD, MOVING = "hold_all", "go_on"
@@ -47,8 +49,10 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     if context.has_norms and NORMS not in known:
         found[NORMS] = trial.suggest_categorical(NORMS, (HELD, MOVING))
     kinds = ("prefix", "deepening", "nothing") if len(ends) > 1 else ("prefix", "nothing")
-    kind = "prefix" if "frozen" in known else trial.suggest_categorical("frozen", kinds)
-    if not ends or kind == "nothing":
+    kind = "nothing" if not ends else "prefix"
+    if ends and "frozen" not in known:
+        kind = trial.suggest_categorical("frozen", kinds)
+    if kind == "nothing":
         return {**OFF_FIELD, **found}
     mode = context.fixed[MODE] if MODE in known else trial.suggest_categorical(MODE, ("eval", "train"))
     depth = 0 if "depth" in known else trial.suggest_int("depth", 0, len(ends) - 1)
@@ -138,7 +142,7 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
             break
     answer = max((one for one in tried if one.is_within), key=lambda one: one.saved, default=None)
     if answer is not None and answer.saved > 0:
-        yield replace(answer, seeds=context.seeds)
+        yield replace(answer, seeds=SEEDS)
     if context.has_norms and norms == HELD and ends and "frozen" not in settled(context):
         yield at(None)
 

@@ -46,8 +46,6 @@ class SpaceContext:
     """Those of `unit_ends` up to which outputs can be kept in a forward cache, such as ends of blocks."""
     forward_cache_mb: int = 0
     """Budget of a forward cache on this machine; 0 where inputs do not repeat, or it is not known whether they do."""
-    seeds: int = 2
-    """Seeds on which what would be the answer is trained; 1 where a run cannot be given another seed."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Fields that the search fixes and that the space would vary (`Space.may_be_fixed`)."""
 

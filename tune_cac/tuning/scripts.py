@@ -161,8 +161,8 @@ class ScriptSearch(StudySearch):
             layer_names=tuple(facts["layer_names"]),
             unit_ends=tuple(facts["unit_ends"]),
             watch=tuple(facts["watch"]),
+            has_norms=facts.get("has_norms", False),
             workload_options=self._context.workload_options,
-            seeds=2 if "seed" in self._placeholders else 1,
             fixed=self._context.fixed,
         )
 
