@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from analysis.formatting import ROUNDING, plural
 from analysis.metrics.noise import is_less
-from analysis.metrics.ranking import OTHER_SEED
+from analysis.metrics.ranking import CUT, OTHER_SEED
 from search_spaces import SpaceContext
 from search_spaces.grid import GridPoints
 from search_spaces.space import Tried
@@ -264,7 +264,7 @@ class SpaceWalk:
         """Yield the begun settings on the study's seed, each with its runs on other seeds."""
         begun = [t for t in self._trials.all() if "continued_by" not in t.user_attrs]
         for trial in begun:
-            if trial.user_attrs.get("role") not in ("baseline", "control"):
+            if trial.user_attrs.get("role") not in ("baseline", "control", CUT):
                 yield trial, [other for other in begun if other.user_attrs.get("candidate") == trial.number]
 
     def _losses(self, runs: Iterable[FrozenTrial], baseline: Mapping[str, Any]) -> list[float]:

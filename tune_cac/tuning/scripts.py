@@ -34,11 +34,10 @@ from tune_cac.messages import say
 from tune_cac.study.fixed_params import with_watch
 from tune_cac.tuning.baseline import WarmStart, learn, never_acts, warn_of_nothing_learned
 from tune_cac.tuning.plan import SearchPlan
+from tune_cac.tuning.run_context import UNKNOWN_RUN
 from tune_cac.tuning.searcher import StudySearch
 from tune_cac.tuning.trials import BestSetting, PredefinedTrial
 
-#: Placeholder until the baseline has reported its run; no space is evaluated with it.
-UNKNOWN_RUN = SpaceContext(total_steps=1, layer_names=(), unit_ends=())
 #: Said where a baseline with our optimizer left no variances.
 NOT_RECORDED = (
     "the baseline's run could not be recorded, so what settings stop is not known before they are trained and they are "

@@ -298,7 +298,7 @@ def test_a_run_without_weight_decay_is_said_to_be_none_for_the_variance_rule(
         search.trials.why_little.startswith("weight decay is 0, so hardly anything drives weight variance below")
         == there
     )
-    assert ("--space manual_layers" in search.trials.why_little) == there
+    assert ("--space frozen_prefix" in search.trials.why_little) == there
 
 
 @pytest.mark.usefixtures("tiny")
