@@ -252,7 +252,7 @@ class SpaceWalk:
                         epochs=trial.user_attrs.get(EPOCHS, self._plan.base.epochs),
                         has_ended=all("row" in t.user_attrs or t.state.is_finished() for t in runs),
                         seeds=len(runs),
-                        saved=0.0 if row is None else saved_of_row(row, None, baseline),
+                        saved=0.0 if row is None else saved_of_row(row, self._plan.base.saving, baseline),
                         lost=float(np.mean(losses)),
                         is_within=losses[0] <= allowed + ROUNDING and not is_less(holds[trial.number], self._plan.sure),
                     ),
