@@ -24,6 +24,11 @@ def has_running_statistics(module: nn.Module) -> bool:
     return getattr(module, "running_mean", None) is not None
 
 
+def has_trained_statistics(module: Any) -> bool:
+    """Return whether a module is a norm whose running statistics are not those that it began with."""
+    return has_running_statistics(module) and bool(module.running_mean.any())
+
+
 # --- List the parameters that belong to a module itself, those of its parametrized weights included -------------------
 # A weight under `torch.nn.utils.parametrize` is kept in separate modules below the layer's (``weight_norm``:
 # ``parametrizations.weight.original0`` and ``original1``). They are parts of the layer's weight, not layers.
