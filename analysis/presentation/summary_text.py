@@ -241,7 +241,10 @@ def one_seed_sentence(best: pd.Series, allowed_drop: float | str) -> str:
     said, another = "One seed, not confirmed", "another"
     if elsewhere is not None and not pd.isna(elsewhere):
         ended = DropWords(best, allowed_drop).at(elsewhere)
-        said, another = f"Not confirmed, but a second seed ended {ended} against the same baseline", "a further one"
+        said, another = (
+            f"Not confirmed; other seeds ended {ended} on average, against the same baseline",
+            "a further one",
+        )
     if holds is None or pd.isna(holds):
         return f"{said}."
     return f"{said}; on {another} it stays within that with a probability of {whole_percent(holds)}."
