@@ -114,8 +114,10 @@ def _transformers(name: str) -> Origin:
         return Scores(hf.AutoModelForImageClassification.from_config(wanted).float())
 
     def load() -> Weights:
+        hf.utils.logging.disable_progress_bar()  # of every trial
         with kept_generators([]):
             model, found = hf.AutoModelForImageClassification.from_pretrained(name, output_loading_info=True)
+        hf.utils.logging.enable_progress_bar()
         return {name: value for name, value in model.float().state_dict().items() if name not in found["missing_keys"]}
 
     size = getattr(config, "image_size", None) or processor.get("crop_size") or processor.get("size")
