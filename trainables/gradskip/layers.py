@@ -209,11 +209,14 @@ def _outermost(classes: Sequence[str], model: nn.Module | None) -> list[nn.Modul
     return [module for name, module in found.items() if not name.startswith(inside)]
 
 
-def unit_ends(model: nn.Module) -> tuple[int, ...]:
-    """Return the last number of each whole unit (of convolutions, else linear) whose stop leaves something to train."""
+def unit_ends(model: nn.Module, *, of_all_kinds: bool = False) -> tuple[int, ...]:
+    """Return the last number of each whole unit whose stop leaves something to train.
+
+    Units are of convolutions, or of linear layers where there is none; ``of_all_kinds`` has both.
+    """
     parameters = list(model.parameters())
-    for watch in KINDS:
-        plan = make_plan(parameters, (watch,), model=model, whole_units=True)
+    for watch in (KINDS,) if of_all_kinds else ((kind,) for kind in KINDS):
+        plan = make_plan(parameters, watch, model=model, whole_units=True)
         if plan.units:
             return tuple(unit.end for unit in plan.units if unit.end < len(parameters) - 1)
     return ()

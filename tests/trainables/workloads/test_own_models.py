@@ -13,6 +13,7 @@ from torch import nn
 
 from trainables.errors import UserError
 from trainables.workloads.models import build_model
+from trainables.workloads.models.custom import check_scores
 
 HEAD = "import torch\nfrom torch import nn\n"
 #: Flat, for images of any size.
@@ -71,7 +72,8 @@ def test_trying_a_model_leaves_it_and_the_generators_alone(write: Callable[[str]
     nn.Linear(3, 4)  # all that the model draws
     state = torch.get_rng_state()
     torch.manual_seed(0)
-    model = build_model(name, 4, 6)
+    model = build_model(name, 4)
+    check_scores(name, model, 4, 6)
     assert model.runs == [0.0]
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
@@ -119,8 +121,9 @@ def test_trying_a_model_leaves_it_and_the_generators_alone(write: Callable[[str]
 def test_what_is_wrong_with_a_model_of_ones_own_is_one_line(
     source: str, message: str, write: Callable[[str], str]
 ) -> None:
+    name = write(source)
     with pytest.raises(UserError, match=message) as raised:
-        build_model(write(source), 10, 16)
+        check_scores(name, build_model(name, 10, 16), 10, 16)
     assert "\n" not in str(raised.value)
     assert "own_models" in str(raised.value)
 
