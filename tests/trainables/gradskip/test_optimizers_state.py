@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from conv_models import short_conv_model as make_model
-from loops import OFF, equal, train, weights
+from loops import OFF, train
 from torch import nn
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, Settings
-
-
-def test_loading_an_earlier_state_lets_layers_train_again() -> None:
-    model = make_model()
-    settings = Settings(stop_layer_num=(1, 4), stop_layer_itr=(2, 6))
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, settings=settings)
-    train(model, optimizer, 4)
-    saved, saved_model = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
-    train(model, optimizer, 6, start=4)
-    expected = weights(model)
-    model.load_state_dict(saved_model)
-    optimizer.load_state_dict(saved)
-    assert [p.requires_grad for p in model.parameters()] == [False] * 2 + [True] * 7
-    train(model, optimizer, 6, start=4)
-    assert equal(weights(model), expected)
 
 
 def test_a_state_of_torch_sgd_loads_and_leaves_the_rule_alone() -> None:

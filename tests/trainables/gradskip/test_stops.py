@@ -119,20 +119,6 @@ def test_one_of_many_that_is_switched_on_is_found_and_never_moves(kind: str) -> 
     assert float(parameters[-1].detach()[0]) < 1
 
 
-def test_gradients_set_by_hand_move_no_stopped_layer_and_every_other() -> None:
-    """As where a server's optimizer is given the clients' difference as its gradient."""
-    model = conv_model()
-    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(3,), stop_layer_itr=(0,)))
-    for step in range(3):
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        before = weights(model)
-        optimizer.step()
-        moved = [not torch.equal(a, b) for a, b in zip(before, weights(model), strict=True)]
-        assert moved == [step == 0] * 4 + [True] * 7
-        assert [p.grad is None for p in model.parameters()] == [True] * 4 + [False] * 7
-
-
 def test_nobody_else_writes_what_it_owns() -> None:
     """Of the package's files, by what they call; what a copy of the model is traced with is not the user's."""
     writes = re.compile(r"requires_grad_\(|\.requires_grad = |\.grad = |\.state\.pop\(|zero_grad\(")

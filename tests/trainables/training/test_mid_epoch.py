@@ -38,7 +38,7 @@ def unbroken(config: TrialConfig) -> tuple[list[dict[str, Any]], list[torch.Tens
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [1, 5, 7, 9, 10, 14, 16, 19])  # braking is 4..8 and 13..17; an epoch has 10 steps
+@pytest.mark.parametrize("step", [1, 5, 9, 10, 16])  # braking is 4..8 and 13..17; an epoch has 10 steps
 def test_a_run_saved_at_any_step_goes_on_bit_for_bit(step: int, tmp_path: Path) -> None:
     config = TrialConfig(epochs=3, **STOPS)
     rows, weights = unbroken(config)

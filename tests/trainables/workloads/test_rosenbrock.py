@@ -80,16 +80,6 @@ def test_stuck_almost_right_then_falling_then_at_the_optimum() -> None:
     assert rows[-1]["learning_rate"] == pytest.approx(1e-6)
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_an_epsilon_that_does_not_decay_ends_at_its_fixed_point() -> None:
-    rows, end = experiment(24, False)
-    x = A / (1 + 2 * B * EPSILON**2)
-    assert float((end[:, 0] - x).abs().max()) < 1e-4
-    assert float((end[:, 1] - x**2).abs().max()) < 1e-4
-    assert rows[-1]["quality"] == pytest.approx(2 * (x - A) ** 2, rel=0.01)
-
-
 def test_two_forward_passes_a_number_are_counted() -> None:
     """A step's own loss is (1, 2 P) x (2 P, 1) numbers; the estimate has 4 P such losses, and no backward pass."""
     options = ("pairs=2", "updates=5")
