@@ -87,11 +87,11 @@ def test_the_answer_says_how_many_epochs_to_train(study: Path) -> None:
 
 
 def test_a_confirmation_trains_as_many_epochs(study: Path) -> None:
-    done = run_here(study.parents[1], "confirm", "s", "--top", "1", "--seeds", "2")
+    done = run_here(study.parents[1], "confirm", "s", "--top", "1", "--seeds", "3")
     assert done.returncode == 0, done.stderr
     best = chosen(study)
     again = analysis.load(Layout(study).confirmation.root)
     candidates = again[again["role"] == "candidate"]
-    assert candidates["epochs"].tolist() == [best["epochs"]] * 2
+    assert candidates["epochs"].tolist() == [best["epochs"]] * 3
     assert candidates["compute_saved"].to_numpy(float) == pytest.approx(best["compute_saved"], abs=0.1)
     assert_equals_alone(candidates.iloc[0])

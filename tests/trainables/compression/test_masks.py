@@ -25,6 +25,27 @@ def test_a_regularization_mask_lives_for_one_application_and_leaves_the_other_ma
     assert weights_of(model) == [1, 1, 0, 1]
 
 
+def test_released_the_mask_acts_after_each_step_and_on_no_gradient() -> None:
+    model = line()
+    masks = Masks(model)
+    masks.configure("weight", use_double_copies=True, mask_on_forward_only=True)
+    masks.mask_gradients("weight", True)
+    masks.set("weight", row(1, 0, 1, 0))
+    masks.apply(forward=True)
+    masks.restore()
+    masks.release("weight")
+    assert weights_of(model) == [0.9, 0.0, 0.3, 0.0]
+    model(row(1, 2, 3, 4)).sum().backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad.flatten().tolist() == [1, 2, 3, 4]
+    with torch.no_grad():
+        model.weight.fill_(1)
+    masks.apply(forward=False)
+    assert weights_of(model) == [1, 0, 1, 0]
+    masks.restore()
+    assert weights_of(model) == [1, 0, 1, 0]
+
+
 def test_gradients_of_a_parameter_that_is_frozen_first_are_masked_once_it_trains() -> None:
     model = line()
     model.weight.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""`gradskip.SGD` against `torch.optim.SGD`, and what stopping a layer means for its bits."""
+"""`gradskip.SGD` against `torch.optim.SGD`, and states loaded from and into torch's."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from conv_models import short_conv_model as make_model
-from loops import train
+from loops import OFF, train
 from torch import nn
 
+from trainables.errors import UserError
 from trainables.gradskip import SGD, Settings
 
 
@@ -76,3 +77,31 @@ def test_half_precision_weights_are_judged_in_single_precision() -> None:
     assert ratio is not None
     assert ratio == pytest.approx(expected / (expected / 0.81), rel=0.01)
     assert ratio != float(torch.tensor(ratio, dtype=torch.bfloat16))
+
+
+def test_a_state_of_torch_sgd_loads_and_leaves_the_rule_alone() -> None:
+    model = make_model()
+    theirs = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    train(model, theirs, 2)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, settings=OFF)
+    optimizer.load_state_dict(theirs.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.3
+    assert optimizer.gradskip.iteration == 0
+
+
+def test_our_state_loads_into_torch_sgd() -> None:
+    model = make_model()
+    optimizer = SGD(model.parameters(), lr=0.3, momentum=0.9, settings=OFF)
+    train(model, optimizer, 2)
+    theirs = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    theirs.load_state_dict(optimizer.state_dict())
+    assert theirs.param_groups[0]["lr"] == 0.3
+
+
+def test_a_state_of_a_larger_model_is_refused() -> None:
+    large, small = make_model(), nn.Linear(2, 2)
+    optimizer = SGD(large.parameters(), lr=0.1, settings=Settings(stop_layer_num=(5,), stop_layer_itr=(0,)))
+    train(large, optimizer, 1)
+    target = SGD(small.parameters(), lr=0.1, settings=OFF)
+    with pytest.raises(UserError, match="state to load is of 9 parameters, but this optimizer has 2"):
+        target.gradskip.load_state_dict(optimizer.gradskip.state_dict())

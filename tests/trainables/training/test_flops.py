@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any, ClassVar
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from thorough import rest_thorough
@@ -13,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.config import TrialConfig
 from trainables.registry import WORKLOADS, Entry
+from trainables.savings import share_saved
 from trainables.training.run import TrainingRun
 from trainables.workloads.digits import CONVOLUTIONS, IMAGE_SIZE
 
@@ -153,3 +156,12 @@ def test_a_compiled_model_stays_compiled_and_costs_the_same(method: str, monkeyp
     assert seen[0] == 0 < seen[1]
     for column in ("forward_flops", "backward_flops", "dense_flops", "compute_saved"):
         assert rows[0][column] == rows[1][column]
+
+
+def test_by_hand() -> None:
+    assert share_saved(25, 100) == 0.75
+    assert share_saved(150, 100) == -0.5
+    assert share_saved(0, 0) == 0.0
+    of_frame = share_saved(pd.Series([25.0, 1.0]), pd.Series([100.0, np.nan]))
+    assert of_frame.isna().tolist() == [False, True]
+    assert of_frame[0] == 0.75

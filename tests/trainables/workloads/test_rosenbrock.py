@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from runs import finish
 
 from trainables.config import TrialConfig
 from trainables.gradients import autograd_gradient, central_difference
@@ -23,11 +24,8 @@ def experiment(epochs: int, decays: bool, method: str = "central_difference") ->
     more = {"gradient_epsilon": EPSILON, "gradient_epsilon_decays": decays} if method != "none" else {}
     options = ("pairs=2", f"updates={UPDATES}", f"decay_from={FROM}", f"decay_every={EVERY if decays else 2500}")
     config = TrialConfig(workload="rosenbrock", workload_options=options, method=method, epochs=epochs, **more)
-    rows = []
     with TrainingRun(config) as run:
-        while not run.finished:
-            rows.append(run.train_epoch())
-        return rows, run.model.get_parameter("x").detach().clone().view(-1, 2)
+        return finish(run), run.model.get_parameter("x").detach().clone().view(-1, 2)
 
 
 def values(rows: list[dict]) -> dict[int, float]:
