@@ -86,7 +86,7 @@ def through_at_end(events: list[dict[str, Any]], config: TrialConfig, total_step
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), single_precision=st.booleans())
 def test_many_at_once_are_what_the_machine_does_one_by_one(seed: int, single_precision: bool) -> None:
     rng = random.Random(seed)

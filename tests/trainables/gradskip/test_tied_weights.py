@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.gradskip import SGD, Settings
-from trainables.gradskip.execution_order import trace_model
+from trainables.gradskip.execution_order import ModelTrace, trace_model
 
 
 class Tied(nn.Module):
@@ -138,3 +138,9 @@ def test_without_a_trace_the_module_that_shares_a_weight_is_not_cut() -> None:
             compiled(TOKENS).square().mean().backward()
             optimizer.step()
     assert all(p.grad is not None for p in list(model.parameters())[1:])
+
+
+def test_the_state_of_a_trace_comes_back() -> None:
+    for model, x in ((Tied(), TOKENS), (Twice(), IMAGES)):
+        trace = trace_model(model, list(model.parameters()), lambda m, x=x: m(x))  # type: ignore[misc]
+        assert ModelTrace.from_state(trace.state_dict()) == trace
