@@ -47,10 +47,11 @@ def test_a_decision_step_is_one_kernel_and_one_read_more_than_a_plain_one(make: 
 
 
 def test_off_adds_no_operator() -> None:
+    off = Settings(start_thr=-1, start_itr=0, samples=1)  # on, it would look in every step
     ours, theirs = conv_model(), conv_model()
     ops = []
     for model, optimizer in (
-        (ours, SGD(ours.parameters(), lr=0.1, foreach=True, settings=Settings(start_thr=-1))),
+        (ours, SGD(ours.parameters(), lr=0.1, foreach=True, settings=off)),
         (theirs, torch.optim.SGD(theirs.parameters(), lr=0.1, foreach=True)),
     ):
         for p in model.parameters():
