@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conv_models import short_conv_model as make_model
+from conv_models import conv_model
 from loops import OFF, train
 from torch import nn
 
@@ -17,7 +17,7 @@ from trainables.gradskip import SGD, Settings
 def test_settings_come_from_the_environment_when_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAC_STOP_LAYER_NUM", "1")
     monkeypatch.setenv("CAC_STOP_LAYER_ITR", "3")
-    model = make_model()
+    model = conv_model()
     optimizer = SGD(model.parameters(), lr=0.1)
     monkeypatch.setenv("CAC_STOP_LAYER_ITR", "not a number")  # too late to matter
     train(model, optimizer, 5)
@@ -26,7 +26,7 @@ def test_settings_come_from_the_environment_when_built(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("kind", ["generator", "list", "named", "groups"])
 def test_every_way_of_giving_parameters_stops(kind: str) -> None:
-    model = make_model()
+    model = conv_model()
     parameters = list(model.parameters())
     given: Any = {
         "generator": model.parameters(),
@@ -80,7 +80,7 @@ def test_half_precision_weights_are_judged_in_single_precision() -> None:
 
 
 def test_a_state_of_torch_sgd_loads_and_leaves_the_rule_alone() -> None:
-    model = make_model()
+    model = conv_model()
     theirs = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     train(model, theirs, 2)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, settings=OFF)
@@ -90,7 +90,7 @@ def test_a_state_of_torch_sgd_loads_and_leaves_the_rule_alone() -> None:
 
 
 def test_our_state_loads_into_torch_sgd() -> None:
-    model = make_model()
+    model = conv_model()
     optimizer = SGD(model.parameters(), lr=0.3, momentum=0.9, settings=OFF)
     train(model, optimizer, 2)
     theirs = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -99,9 +99,9 @@ def test_our_state_loads_into_torch_sgd() -> None:
 
 
 def test_a_state_of_a_larger_model_is_refused() -> None:
-    large, small = make_model(), nn.Linear(2, 2)
+    large, small = conv_model(), nn.Linear(2, 2)
     optimizer = SGD(large.parameters(), lr=0.1, settings=Settings(stop_layer_num=(5,), stop_layer_itr=(0,)))
     train(large, optimizer, 1)
     target = SGD(small.parameters(), lr=0.1, settings=OFF)
-    with pytest.raises(UserError, match="state to load is of 9 parameters, but this optimizer has 2"):
+    with pytest.raises(UserError, match="state to load is of 11 parameters, but this optimizer has 2"):
         target.gradskip.load_state_dict(optimizer.gradskip.state_dict())
