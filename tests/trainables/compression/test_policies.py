@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from masked_lines import line, weights_of
 from torch import Tensor, nn
 
 from trainables.compression.masks import Masks
@@ -42,20 +43,8 @@ ACTIVE, LAST = (1, 3), 3
 Trace = list[list[float]]
 
 
-def line(values: list[float] = START) -> nn.Linear:
-    """y = w x with these w, shape (1, n), in double precision."""
-    model = nn.Linear(len(values), 1, bias=False, dtype=torch.float64)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([values], dtype=torch.float64))
-    return model
-
-
 def pruner_of(class_: str, model: nn.Module, **arguments: Any) -> Pruner:
     return build_pruner("p", PRUNERS[class_](**arguments), model, seed=0)
-
-
-def numbers(model: nn.Module) -> list[float]:
-    return [float(value) for p in model.parameters() for value in p.detach().flatten()]
 
 
 def trained(scheduler: CompressionScheduler, optimizer: torch.optim.Optimizer, epochs: int = EPOCHS) -> Trace:
@@ -65,7 +54,7 @@ def trained(scheduler: CompressionScheduler, optimizer: torch.optim.Optimizer, e
         scheduler.on_epoch_begin(epoch)
         for minibatch, (x, y) in enumerate(BATCHES):
             scheduler.on_minibatch_begin(epoch, minibatch, PER_EPOCH)
-            seen.append(numbers(model))
+            seen.append(weights_of(model))
             loss = (model(torch.tensor([x], dtype=torch.float64)) - y).square().sum()
             loss = scheduler.before_backward_pass(epoch, minibatch, PER_EPOCH, loss)
             optimizer.zero_grad()
@@ -73,9 +62,9 @@ def trained(scheduler: CompressionScheduler, optimizer: torch.optim.Optimizer, e
             scheduler.before_parameter_optimization(epoch, minibatch, PER_EPOCH)
             optimizer.step()
             scheduler.on_minibatch_end(epoch, minibatch, PER_EPOCH)
-            seen.append(numbers(model))
+            seen.append(weights_of(model))
         scheduler.on_epoch_end(epoch, metrics={"min": 1.0, "max": 0.5})
-        seen.append(numbers(model))
+        seen.append(weights_of(model))
     return seen
 
 
@@ -155,7 +144,7 @@ def test_every_combination_of_pruning_arguments(rule: str, forward_only: bool, g
             mask_gradients=gradients, use_double_copies=double, discard_masks_at_minibatch_end=discard,
             skip_first_minibatch=skip,
         )  # fmt: skip
-        model = line()
+        model = line(START)
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
         pruner = (
             pruner_of("SparsityLevelParameterPruner", model, levels={"weight": 0.4})
@@ -261,7 +250,7 @@ def slow_l1(strength: float, *, threshold: bool, keep: bool, active: tuple[int, 
 @pytest.mark.parametrize("threshold", [False, True])
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_regularizer_adds_its_term_and_zeroes_what_became_small(threshold: bool, keep: bool) -> None:
-    model = line()
+    model = line(START)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     criterion = "Max" if threshold else None
     settings = L1RegularizerConfig(reg_regims={"weight": STRENGTH}, threshold_criteria=criterion)
