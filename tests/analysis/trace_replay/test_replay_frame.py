@@ -295,11 +295,11 @@ def test_norms_that_hold_from_the_first_step_on_are_another_run(held: bool) -> N
 
 #: The steps of these differ from each other's late or early, with and without braking, some not at all.
 _TRAINED = (
-    {"CAC_VAR_START_ITR": 0, "CAC_VAR_START_THR": 0.98, "CAC_VAR_MT_THR": 0.98, "CAC_VAR_SLOPE_THR": 0.98,
+    {"CAC_VAR_START_ITR": 0, "CAC_VAR_START_THR": 0.999, "CAC_VAR_MT_THR": 0.999, "CAC_VAR_SLOPE_THR": 0.999,
      "CAC_VAR_SAMPLES": 3},
     {"CAC_VAR_START_ITR": 10, "CAC_VAR_START_THR": 0.999, "CAC_VAR_MT_THR": 0.99, "CAC_VAR_SLOPE_THR": 0.999,
      "CAC_VAR_SAMPLES": 5, "CAC_BRAKING_DISTANCE": 12},
-    {"CAC_VAR_START_ITR": 2, "CAC_VAR_START_THR": 0.995, "CAC_VAR_MT_COUNT_THR": 0, "CAC_VAR_SAMPLES": 2,
+    {"CAC_VAR_START_ITR": 2, "CAC_VAR_START_THR": 0.998, "CAC_VAR_MT_COUNT_THR": 0, "CAC_VAR_SAMPLES": 2,
      "CAC_BRAKING_DISTANCE": 6},
     {"CAC_STOP_LAYER_NUM": (0, 6), "CAC_STOP_LAYER_ITR": (50, 53), "CAC_BRAKING_DISTANCE": 9},
 )  # fmt: skip
