@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from commands_run import run_here, wait_for_trials
+from commands_run import wait_for_trials
 from runs import assert_equals_alone
 from studies import study_of
 
@@ -46,7 +46,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
     """A finished search of six trials in one process that is reused for all of them."""
     folder = tmp_path_factory.mktemp("search")
     process = start(
-        folder, "search", "--space", "auto_thresholds", "--trials", "6", "--epochs", "8", "--name", "study",
+        folder, "search", "--space", "auto_thresholds", "--trials", "6", "--epochs", "12", "--name", "study",
         "--no-controls", "--concurrency", "1", "--allowed-drop", "0.01",
     )  # fmt: skip
     out, err = process.communicate(timeout=300)
@@ -95,7 +95,7 @@ def test_progress_is_plain_off_a_terminal(finished: tuple[Path, subprocess.Compl
     # Beside other tests, a cluster of theirs may be named.
     said = [line for line in process.stderr.splitlines() if not line.startswith("a Ray cluster runs on this machine")]
     first, *lines, last = said
-    assert first.startswith("results/study: auto_thresholds on digits, 6 trials of 8 epochs, 1 at a time, on the CPU")
+    assert first.startswith("results/study: auto_thresholds on digits, 6 trials of 12 epochs, 1 at a time, on the CPU")
     assert re.fullmatch(r"trial \d is the same run, bit for bit, with any one of these: CAC_\S+ \S+ to \S+.*", last)
     assert [line.split("]")[0] for line in lines] == [f"[{n}/6" for n in range(1, 7)], process.stderr
     assert "\x1b" not in process.stderr + process.stdout
@@ -145,7 +145,7 @@ def test_it_is_an_ordinary_ray_experiment(finished: tuple[Path, subprocess.Compl
     assert [folder.name for folder in folders] == [f"trial-{n:05d}" for n in range(6)]
     for folder in folders:
         rows = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
-        assert [row["epoch"] for row in rows] == list(range(1, 9))
+        assert [row["epoch"] for row in rows] == list(range(1, 13))
         assert {metric.name for metric in ROW} <= {*rows[-1], "further_metrics"}
         assert list(folder.glob("events.out.tfevents.*"))
 
@@ -170,7 +170,7 @@ def test_the_same_name_adds_trials(
     study, _ = finished
     before = analysis.load(study)
     found = tune_cac.search(
-        trials=2, epochs=8, name="study", results=study.parent, allowed_drop=0.01, concurrency=2,
+        trials=2, epochs=12, name="study", results=study.parent, allowed_drop=0.01, concurrency=2,
         controls=False,
     )  # fmt: skip
     assert len(found.trials) == 8
@@ -266,8 +266,9 @@ def test_an_interrupted_search_resumes(tmp_path: Path, ending: signal.Signals, f
         assert acting["search_flops"].sum() < acting["executed_flops"].sum()
     for _, row in after[(after["status"] == "completed") & ~after["trial"].isin(done)].iterrows():
         assert_equals_alone(row)
-    nothing_left = run_here(tmp_path, "search", "--resume", "s")
-    assert nothing_left.returncode == 0, nothing_left.stderr
+    nothing_left = start(tmp_path, "search", "--resume", "s")
+    _, err = nothing_left.communicate(timeout=120)
+    assert nothing_left.returncode == 0, err
     assert len(analysis.load(study)) == len(after)
 
 
@@ -289,7 +290,7 @@ def test_a_study_that_is_being_searched_is_refused(
     study, _ = finished
     before = len(analysis.load(study))
     with locked(Layout(study)):
-        second = start(study.parents[1], "search", "--trials", "2", "--epochs", "8", "--name", "study")
+        second = start(study.parents[1], "search", "--trials", "2", "--epochs", "12", "--name", "study")
         _, err = second.communicate(timeout=60)
     assert second.returncode == 2
     assert err == (

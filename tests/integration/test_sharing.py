@@ -27,7 +27,7 @@ from trainables.stage_tree.store import StageStore, roots
 
 pytestmark = pytest.mark.slow
 
-EPOCHS = "8"
+EPOCHS = "12"
 # By a sampler of Optuna, for what a training costs decides which outcome is trained next.
 SEARCH = (
     "search", "--trials", "7", "--epochs", EPOCHS, "--concurrency", "1", "--no-controls", "--sampler", "tpe",
@@ -104,14 +104,14 @@ def test_the_tree_of_a_study_describes_its_run(both: Path) -> None:
     (root,) = roots(tree)
     store = StageStore(tree, root)
     described = store.read("root.json")
-    assert (described["workload"], described["epochs"], described["total_steps"]) == ("digits", 8, 80)
+    assert (described["workload"], described["epochs"], described["total_steps"]) == ("digits", 12, 120)
     assert len(described["layer_names"]) == len(described["trains"]) == 20
     first = store.first()
     first.refresh()
-    assert first.known_until == 80
-    assert first.rows[80]["quality"] == analysis.load(both / "results" / "shared").loc[0, "accuracy"]
-    assert set(ROW_KEYS) > set(first.rows[80])
-    assert {"search_flops", *field_names()} & set(first.rows[80]) == set()
+    assert first.known_until == 120
+    assert first.rows[120]["quality"] == analysis.load(both / "results" / "shared").loc[0, "accuracy"]
+    assert set(ROW_KEYS) > set(first.rows[120])
+    assert {"search_flops", *field_names()} & set(first.rows[120]) == set()
 
 
 @pytest.mark.thorough
