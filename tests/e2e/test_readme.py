@@ -1,4 +1,4 @@
-"""The links of the README and of pages in docs/, and the README's second command."""
+"""The links of all pages, and the README's second command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def anchors(markdown: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-PAGES = ("README.md", "docs/gradient-skip.md", "docs/stage-tree.md", "docs/analysis.md", "docs/findings.md")
+PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 
 
 @pytest.mark.parametrize("page", PAGES)
