@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
+import psutil
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -16,6 +17,7 @@ from trainables.attachment import Attached, RunFacts
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.execution_order import ModelTrace
+from trainables.gradskip.forward_cache import ForwardCache
 from trainables.gradskip.layers import wrappers
 from trainables.gradskip.nothing_stops import never_fires, weight_decays
 from trainables.gradskip.replay import StopEvent, columns
@@ -23,6 +25,8 @@ from trainables.gradskip.script_counting.trace_file import TRIAL_FOLDER
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.step import SkippingStep
 from trainables.gradskip.variables import RULES
+
+T = TypeVar("T")
 
 # --- Checks that refuse optimizers and settings that do not work with Gradient-Skip, before anything is attached ------
 
@@ -159,6 +163,7 @@ class GradientSkip(SkippingStep):
         check_model(settings, model, optimizer)
         super().__init__(optimizer, settings, model, example_inputs)
         self._pending: dict[str, Any] | None = None
+        self._cache: ForwardCache | None = None
         self._advise_at_begin(total_steps)
         self._record_first_pass()
         if settings.mode == "plasticity" and model is not None:
@@ -189,6 +194,26 @@ class GradientSkip(SkippingStep):
         )
         if reason is not None:
             self.advice.say("never", reason=reason)
+
+    def cache(self, batches: Iterable[T], *, budget_bytes: int | None = None) -> Iterator[T]:
+        """Yield batches; meanwhile forward passes of the model read a stopped prefix's outputs that were computed.
+
+        See `ForwardCache`; one of them serves all loops, over training and evaluation data.
+
+        Args:
+            batches: of an epoch, such as a DataLoader; batches stay as they are.
+            budget_bytes: of the cache, >= 0; the first call's counts. None: a fifth of the memory that is free then.
+
+        Raises:
+            UserError: at the first batch, for an optimizer without ``model=`` and as `ForwardCache`.
+        """
+        if self._cache is None:
+            if self._given_model is None:
+                raise UserError("gradskip.cache keeps outputs of the model: give the optimizer model=")
+            if budget_bytes is None:
+                budget_bytes = psutil.virtual_memory().available // 5
+            self._cache = ForwardCache(self._given_model, budget_bytes=budget_bytes)
+        yield from self._cache.over(batches)
 
     # --- state ------------------------------------------------------------------------------------------------------
 

@@ -360,8 +360,9 @@ class Images(Workload):
     def train_samples(self) -> int | None:
         return None if self.augment else len(self._parts["train"])
 
-    def train_sample_indices(self, epoch: int, seed: int) -> Iterator[Tensor] | None:
-        return None if self.augment else iter(self._order(epoch, seed))
+    @property
+    def different_inputs(self) -> int | None:
+        return self.train_samples
 
     def samples(self) -> Samples:
         return _ImageSamples(self)
