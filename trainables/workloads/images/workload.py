@@ -226,7 +226,7 @@ class Images(Workload):
         UserError: an option out of range, or data that cannot be trained on; see `open_images` and `count_classes`.
     """
 
-    why_inputs_vary = "whose inputs do not repeat: give --option augment=no"
+    why_inputs_vary = "whose inputs do not repeat: give --option augment=no, or --option views=4"
 
     data: str
     """A Parquet file, a folder of Parquet files by split (train-*.parquet), or folders of images by class."""
@@ -246,6 +246,8 @@ class Images(Workload):
     """Share of each class's training images for validation where the data has no validation split, in (0, 1)."""
     augment: bool = True
     """True if training inputs are cropped and mirrored at random."""
+    views: int | None = None
+    """Versions of each augmented image, >= 1: epoch e trains on version e modulo ``views``. None: drawn anew each time."""
     cache: str | None = None
     """Folder for the decoded images. None: `store.default_cache`."""
     cache_limit_gb: float = 20.0
@@ -261,6 +263,7 @@ class Images(Workload):
         for option, holds, rule in (
             ("image_size", self.image_size is None or _is_int(self.image_size, 8), whole.format(8)),
             ("batch_size", _is_int(self.batch_size, 1), whole.format(1)),
+            ("views", self.views is None or _is_int(self.views, 1), whole.format(1)),
             ("classes", self.classes is None or _is_int(self.classes, 2), whole.format(2)),
             ("learning_rate", 0 < self.learning_rate < math.inf, "a number > 0"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, number),
@@ -322,7 +325,11 @@ class Images(Workload):
         return LambdaLR(optimizer, factor)
 
     def batch_at(self, epoch: int, seed: int, step: int) -> Batch:
-        return self.inputs_of(self._order(epoch, seed)[step], generator_of(seed, epoch, step))
+        rows = self._order(epoch, seed)[step]
+        if self.views is None:
+            return self.inputs_of(rows, generator_of(seed, epoch, step))
+        each = [self.inputs_of(row[None], generator_of(seed, epoch % self.views, int(row))) for row in rows]
+        return tuple(torch.cat(parts) for parts in zip(*each, strict=True))
 
     def _order(self, epoch: int, seed: int) -> tuple[Tensor, ...]:
         """Return the rows of each batch; the last epoch's are kept, since batches are made one by one."""
@@ -347,7 +354,7 @@ class Images(Workload):
 
     def fingerprint(self) -> str:
         told = (self.model, self._size, self.batch_size, self.learning_rate, self.weight_decay, self.momentum,
-                self.validation, self.augment, self._classes)  # fmt: skip
+                self.validation, self.augment, self.views, self._classes)  # fmt: skip
         digest = hashlib.sha256(repr((self._data.digest, told)).encode())
         for package in (__file__, models.__file__):
             for path in sorted(Path(package).parent.glob("*.py")):
@@ -362,7 +369,7 @@ class Images(Workload):
 
     @property
     def different_inputs(self) -> int | None:
-        return self.train_samples
+        return self.train_samples if self.views is None else self.views * len(self._parts["train"])
 
     def samples(self) -> Samples:
         return _ImageSamples(self)

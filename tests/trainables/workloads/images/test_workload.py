@@ -62,6 +62,16 @@ def test_without_augmentation_batches_are_the_images_themselves(data: Path) -> N
     assert len(validation) == 6
 
 
+def test_views_of_augmented_images_repeat(data: Path) -> None:
+    images, plain_views = images_of(data, views=2), images_of(data, views=1)
+    assert (images.different_inputs, plain_views.different_inputs) == (88, 44)
+    each = [torch.cat([inputs for inputs, _ in images.train_batches(epoch, 7)]) for epoch in range(3)]
+    first, second, third = ({row.numpy().tobytes() for row in rows} for rows in each)
+    assert first == third
+    assert len(first & second) < 10
+    assert len(first) == 44
+
+
 def test_augmented_small_images_are_crops_of_the_images(data: Path) -> None:
     images = images_of(data)
     train, _ = hold_out(np.array(LABELS), 0.1)
