@@ -133,6 +133,8 @@ class Kind(NamedTuple):
     """Shapes without the rows, dtypes, and what is no tensor."""
     device: torch.device
     autocast: str
+    is_single: bool
+    """Whether a batch is one row, which kernels round differently."""
 
 
 #: Arguments beside tensors that are compared by their value.
@@ -164,6 +166,7 @@ def _read_inputs(is_training: bool, arguments: Any) -> tuple[Kind, list[int]] | 
         ),
         device=device,
         autocast=str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "off",
+        is_single=rows == 1,
     )
     return kind, sums.tolist()
 
@@ -253,8 +256,8 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 #
 # **Rows read equal rows computed, bit for bit**, wherever a kernel's result for a row does not depend on the number of
 # rows. On the CPU (torch 2.13, oneDNN; convolutions of 8 to 128 channels, linear layers, 1 to 599 rows) only the result
-# for a single row differed. On CUDA the last bits may differ. In an evaluation whose batches are always the same, rows
-# come from equal batches.
+# for a single row differed, so those are kept apart. On CUDA the last bits may differ. In an evaluation whose batches
+# are always the same, rows come from equal batches.
 #
 # Limits: a Python number that a module of the prefix keeps for a later one stays as it was last computed; hooks on the
 # prefix's modules except the last receive other numbers than activations when all rows are read.
@@ -483,14 +486,18 @@ class ForwardCache:
         if is_training:
             self.hits += held
             self.misses += rows - held
-        due = file is None or file.hit_batches % COMPUTE_EVERY == 0 or (kind, rows) not in self._shapes
+        is_known = len(self._shapes.get((kind, rows), ())) == len(cut.modules)
+        due = file is None or file.hit_batches % COMPUTE_EVERY == 0 or not is_known
         if file is not None and held:
             file.hit_batches += 1
-        kept = self.rows(True)
-        if is_training and not self._is_told and 0 < kept <= self.hits - self._hits_before:  # an epoch was read
-            self._is_told, megabytes = True, self.bytes / 1e6
-            print(f"forward cache: kept the prefix's outputs of {kept:,} samples, {megabytes:,.0f} MB", file=sys.stderr)
+        if is_training and 0 < self.rows(True) <= self.hits - self._hits_before:  # an epoch was read
+            self._tell()
         return _Pass(cut=cut, kind=kind, keys=keys, computes=held < rows or due)
+
+    def _tell(self) -> None:
+        if not self._is_told:
+            self._is_told, size = True, f"{self.rows(True):,} samples, {self.bytes / 1e6:,.0f} MB"
+            print(f"forward cache: kept the prefix's outputs of {size}", file=sys.stderr)
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Cut]:
         """Return the cuts of a pass of the first rows, in the model's mode, of which all that is left may be read."""
@@ -587,9 +594,10 @@ class ForwardCache:
         row_bytes = y[0].numel() * y.element_size()
         if not new or row_bytes == 0 or (is_training and not self._keeps_training):
             return None
-        if is_training and self.samples is not None and self.rows(True) + len(new) > self.samples:
+        most, count = self.samples or sys.maxsize, len(new) + (0 if file is None else len(file))
+        if is_training and count > most:
             return self.switch_off(
-                f"inputs must repeat, but there are more different ones than {self.samples} samples: augmentation?"
+                f"inputs must repeat, but there are more different ones than {most} samples: augmentation?"
             )
         if is_training and self.bytes + len(new) * row_bytes > self.budget_bytes:
             self._drop(False)  # evaluation keeps what training leaves
@@ -609,5 +617,5 @@ class ForwardCache:
             if room and file is not None:
                 file.put(dict(islice(new.items(), room)), y)
         except OSError as error:
-            self.switch_off(f"no room for its file: {error}; give another folder or a smaller budget")
-        return None
+            return self.switch_off(f"no room for its file: {error}; give another folder or a smaller budget")
+        return self._tell() if is_training and count == most else None

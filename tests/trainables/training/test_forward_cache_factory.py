@@ -44,13 +44,14 @@ def without_modes(module: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("how", ["shuffled", "list", "workers"])
-def test_it_trains_what_the_frozen_part_in_eval_mode_trains(how: str) -> None:
+def test_it_trains_what_the_frozen_part_in_eval_mode_trains(how: str, capsys: pytest.CaptureFixture[str]) -> None:
     with TrainingRun(config_of(how, **STOP)) as run:
         rows, cached = finish(run)
         assert run.forward_cache is not None
         assert run.forward_cache.cuts[run.forward_cache.cached_through].names[-1] == "blocks.1"
         computed = run.forward_cache.misses
         assert run.forward_cache.rows(False) == COUNT
+    assert capsys.readouterr().err == f"forward cache: kept the prefix's outputs of {COUNT} samples, 0 MB\n"
     # Of the first step, before the stop, nothing is kept.
     assert COUNT <= computed <= 2 * COUNT
     with TrainingRun(config_of(how, **STOP, forward_cache_mb=0)) as run:

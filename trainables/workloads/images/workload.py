@@ -247,7 +247,7 @@ class Images(Workload):
     augment: bool = True
     """True if training inputs are cropped and mirrored at random."""
     views: int | None = None
-    """Versions of each augmented image, >= 1: epoch e trains on version e modulo ``views``. None: drawn anew each time."""
+    """Versions of each augmented image, >= 1: epoch e trains on version e modulo ``views``. None: drawn anew."""
     cache: str | None = None
     """Folder for the decoded images. None: `store.default_cache`."""
     cache_limit_gb: float = 20.0
