@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import torch
@@ -25,8 +25,6 @@ from trainables.gradskip.script_counting.trace_file import TRIAL_FOLDER
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.step import SkippingStep
 from trainables.gradskip.variables import RULES
-
-T = TypeVar("T")
 
 # --- Checks that refuse optimizers and settings that do not work with Gradient-Skip, before anything is attached ------
 
@@ -195,8 +193,8 @@ class GradientSkip(SkippingStep):
         if reason is not None:
             self.advice.say("never", reason=reason)
 
-    def cache(self, batches: Iterable[T], *, budget_bytes: int | None = None) -> Iterator[T]:
-        """Yield batches; meanwhile forward passes of the model read a stopped prefix's outputs that were computed.
+    def cache(self, batches: Iterable[Any], *, budget_bytes: int | None = None) -> Iterator[Any]:
+        """Return an iterator over batches, in a loop over which the model reads outputs of a stopped prefix.
 
         See `ForwardCache`; one of them serves all loops, over training and evaluation data.
 
@@ -205,7 +203,7 @@ class GradientSkip(SkippingStep):
             budget_bytes: of the cache, >= 0; the first call's counts. None: a fifth of the memory that is free then.
 
         Raises:
-            UserError: at the first batch, for an optimizer without ``model=`` and as `ForwardCache`.
+            UserError: for an optimizer without ``model=`` and as `ForwardCache`.
         """
         if self._cache is None:
             if self._given_model is None:
@@ -213,7 +211,7 @@ class GradientSkip(SkippingStep):
             if budget_bytes is None:
                 budget_bytes = psutil.virtual_memory().available // 5
             self._cache = ForwardCache(self._given_model, budget_bytes=budget_bytes)
-        yield from self._cache.over(batches)
+        return self._cache.over(batches)
 
     # --- state ------------------------------------------------------------------------------------------------------
 

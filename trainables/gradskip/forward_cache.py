@@ -12,11 +12,11 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +26,7 @@ from torch.utils._pytree import tree_map_only
 from trainables.errors import UserError
 from trainables.gradskip.layers import unwrap
 from trainables.gradskip.prefix_cuts import Cut, may_end_prefix, recorded_cuts
-
-T = TypeVar("T")
+from trainables.workloads.batch_structure import leaves_in, tensors_in
 
 
 class RowFile:
@@ -108,23 +107,6 @@ def _factors(count: int, device: torch.device) -> Tensor:
     return (2 * drawn + 1).to(device)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    """Yield what a module's arguments hold: tensors, keys of mappings, and whatever is no container."""
-    parts: Any
-    if isinstance(value, Mapping):
-        yield tuple(value)
-        parts = value.values()
-    elif isinstance(value, (tuple, list)):
-        parts = value
-    elif is_dataclass(value) and not isinstance(value, type):
-        parts = (getattr(value, one.name) for one in fields(value))
-    else:
-        yield value
-        return
-    for part in parts:
-        yield from _leaves(part)
-
-
 class Kind(NamedTuple):
     """What batches have in common whose outputs are rows of one shape."""
 
@@ -143,7 +125,7 @@ _PLAIN = (type(None), bool, int, float, str, tuple, torch.dtype, torch.device)
 
 def _read_inputs(is_training: bool, arguments: Any) -> tuple[Kind, list[int]] | None:
     """Return the kind of a forward pass's arguments and a key for each row; None where that is not possible."""
-    leaves = [*_leaves(arguments)]
+    leaves = [*leaves_in(arguments)]
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     whole = [t for t in tensors if t.dim() == 0]
     rows = next((len(t) for t in tensors if t.dim()), 0)
@@ -429,7 +411,7 @@ class ForwardCache:
             if own is not None:
                 entry.forward = own
 
-    def over(self, batches: Iterable[T]) -> Iterator[T]:
+    def over(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield an epoch's batches, `running` meanwhile; switch off if its inputs were not those of the one before."""
         known = [file for kind, file in self.files.items() if kind.is_training]
         hits, misses = self.hits, self.misses
@@ -501,7 +483,7 @@ class ForwardCache:
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Cut]:
         """Return the cuts of a pass of the first rows, in the model's mode, of which all that is left may be read."""
-        rows = next((len(t) for t in _leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim()), 0)
+        rows = next((len(t) for t in tensors_in((args, kwargs)) if t.dim()), 0)
         with torch.inference_mode(False):
             few = tree_map_only(
                 Tensor, lambda t: t[: _RECORDED_ROWS if t.dim() and len(t) == rows else None].clone(), (args, kwargs)
@@ -509,7 +491,7 @@ class ForwardCache:
 
         def forward(model: nn.Module) -> list[Any]:
             result = model(*few[0], **few[1])
-            for leaf in _leaves(result):
+            for leaf in leaves_in(result):
                 if not isinstance(leaf, (Tensor, *_PLAIN)):
                     raise UserError(f"the model returns a {type(leaf).__name__}, which may hold any of its outputs")
             own = [value for part in model.modules() for value in vars(part).items()]
