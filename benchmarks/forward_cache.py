@@ -23,7 +23,7 @@ from torch import nn
 from trainables.config import TrialConfig
 from trainables.training import run as run_module
 from trainables.training.run import TrainingRun
-from trainables.workloads import build
+from trainables.workloads import build_for
 from trainables.workloads.base import Batch
 from trainables.workloads.digits import Digits
 
@@ -59,7 +59,7 @@ class WideStack(Digits):
 
 def run(workload: Digits, config: TrialConfig) -> dict[str, float]:
     """The last row, and what the cache held."""
-    run_module.build = lambda *_: workload  # type: ignore[assignment]
+    run_module.build_for = lambda *_: workload  # type: ignore[assignment]
     try:
         with TrainingRun(config) as training:
             while not training.finished:
@@ -67,7 +67,7 @@ def run(workload: Digits, config: TrialConfig) -> dict[str, float]:
             cache = training.forward_cache
             return {**row, "file_bytes": 0 if cache is None else cache.bytes}
     finally:
-        run_module.build = build
+        run_module.build_for = build_for
 
 
 def table(workload: Digits, *, epochs: int, layer: int, seeds: range) -> None:

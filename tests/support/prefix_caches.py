@@ -31,6 +31,7 @@ def stopped(model: nn.Module, parameters: int) -> nn.Module:
 
 
 def cache_of(model: nn.Module, **more: Any) -> ForwardCache:
+    more = {"forward": lambda m: m(torch.ones(3, 1, 8, 8)), **more}
     return ForwardCache(model, **{"samples": SAMPLES, "budget_bytes": 10**6, **more})
 
 

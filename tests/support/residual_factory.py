@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -53,6 +55,21 @@ class Noisy(Dataset[Any]):
         return (image if self._left >= 0 else image + 0.1 * torch.randn_like(image)), label
 
 
+class Augmented(Dataset[Any]):
+    """Samples mirrored by torch's generator, shifted by numpy's and made brighter by Python's."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, number: int) -> Any:
+        image, label = self._data[number]
+        image = image.flip(2) if torch.rand(()) < 0.5 else image
+        return image.roll(int(np.random.randint(3)), 1) + random.random(), label
+
+
 def data() -> TensorDataset:
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 3, (COUNT,), generator=generator)
@@ -62,6 +79,7 @@ def data() -> TensorDataset:
 def make(how: str = "shuffled") -> dict[str, Any]:
     """Return the parts, with training data of a kind."""
     train: Any = DataLoader(data(), batch_size=16, shuffle=True)
+    more: dict[str, int] = {}
     if how == "workers":
         train = DataLoader(data(), batch_size=16, shuffle=True, num_workers=1, generator=torch.Generator())
     elif how == "list":
@@ -70,10 +88,14 @@ def make(how: str = "shuffled") -> dict[str, Any]:
         train = DataLoader(data(), batch_size=8, collate_fn=lambda items: default_collate(items + items))
     elif how in ("noisy", "noisy later"):
         train = DataLoader(Noisy(data(), 0 if how == "noisy" else 100), batch_size=16, shuffle=True)
+    elif how.startswith("augmented"):
+        train = DataLoader(Augmented(data()), batch_size=16, shuffle=True, num_workers=how == "augmented by workers")
+        more = {"views": 2}
     elif how == "stream":
         train = _Stream()
     model = _trained if how == "trained" else Network
-    return {"model": model, "train": train, "validation": DataLoader(data(), batch_size=COUNT), "epochs": 4}
+    parts = {"model": model, "train": train, "validation": DataLoader(data(), batch_size=COUNT), "epochs": 4}
+    return {**more, **parts}
 
 
 def _trained() -> Network:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import psutil
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -16,6 +17,7 @@ from trainables.attachment import Attached, RunFacts
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.execution_order import ModelTrace
+from trainables.gradskip.forward_cache import ForwardCache
 from trainables.gradskip.layers import wrappers
 from trainables.gradskip.nothing_stops import never_fires, weight_decays
 from trainables.gradskip.replay import StopEvent, columns
@@ -159,6 +161,7 @@ class GradientSkip(SkippingStep):
         check_model(settings, model, optimizer)
         super().__init__(optimizer, settings, model, example_inputs)
         self._pending: dict[str, Any] | None = None
+        self._cache: ForwardCache | None = None
         self._advise_at_begin(total_steps)
         self._record_first_pass()
         if settings.mode == "plasticity" and model is not None:
@@ -189,6 +192,26 @@ class GradientSkip(SkippingStep):
         )
         if reason is not None:
             self.advice.say("never", reason=reason)
+
+    def cache(self, batches: Iterable[Any], *, budget_bytes: int | None = None) -> Iterator[Any]:
+        """Return an iterator over batches, in a loop over which the model reads outputs of a stopped prefix.
+
+        See `ForwardCache`; one of them serves all loops, over training and evaluation data.
+
+        Args:
+            batches: of an epoch, such as a DataLoader; batches stay as they are.
+            budget_bytes: of the cache, >= 0; the first call's counts. None: a fifth of the memory that is free then.
+
+        Raises:
+            UserError: for an optimizer without ``model=`` and as `ForwardCache`.
+        """
+        if self._cache is None:
+            if self._given_model is None:
+                raise UserError("gradskip.cache keeps outputs of the model: give the optimizer model=")
+            if budget_bytes is None:
+                budget_bytes = psutil.virtual_memory().available // 5
+            self._cache = ForwardCache(self._given_model, budget_bytes=budget_bytes)
+        return self._cache.over(batches)
 
     # --- state ------------------------------------------------------------------------------------------------------
 

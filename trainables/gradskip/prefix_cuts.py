@@ -1,14 +1,13 @@
 """Cuts: the points of a model's forward pass up to which its outputs can be kept and need not be computed again.
 
 The output of a module may be kept in place of everything that ran before it, if nothing that runs later uses another
-result of what ran before. Either the user names the modules that run one after the other, or one forward pass of a copy
-of the model is recorded, with what each operation reads.
+result of what ran before. One forward pass of a copy of the model is recorded, with what each operation reads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,10 +33,6 @@ class Cut:
     """Their names in the model."""
     parameters: tuple[Tensor, ...] = ()
     """Parameters that were read before it, outside of the modules too."""
-    is_chain: bool
-    """True if each of the modules takes nothing but the output of the one before."""
-    first_runs_once: bool
-    """True if the first of the modules runs no more behind the cut."""
 
     def all_parameters(self) -> Iterator[Tensor]:
         """Yield the parameters that the kept output depends on, some perhaps twice."""
@@ -64,46 +59,11 @@ def may_end_prefix(module: Any) -> bool:
     kind = type(module)
     if kind in _DROPOUTS:
         return not module.training or bool(module.p == 0)
+    if kind is nn.Sequential:
+        return all(map(may_end_prefix, module))
     if kind is nn.Flatten:
         return bool(module.start_dim >= 1)
     return kind in _ENDS and not getattr(module, "return_indices", False)
-
-
-def cuts_of(
-    model: nn.Module, chain: Sequence[nn.Module] | None, forward: Callable[[nn.Module], Any] | None
-) -> list[Cut]:
-    """Return the cuts of a model, each behind the one before; see `ForwardCache` for arguments and what is refused."""
-    if chain is None and not _is_sequential(model):
-        if forward is None:
-            raise UserError(
-                f"forward cache: forward or chain must be given for a model that is no nn.Sequential, got "
-                f"{type(model).__name__}: give a function that runs the model it gets on a batch"
-            )
-        return recorded_cuts(model, forward)
-    name_of = {module: name for name, module in model.named_modules()}
-    modules = tuple(_flattened(model) if chain is None else chain)
-    for module in modules:
-        if module not in name_of:
-            raise UserError(f"forward cache: chain must hold modules of the model, got {module!r}")
-    names = tuple(name_of[module] for module in modules)
-    return [
-        Cut(modules=modules[:end], names=names[:end], is_chain=True, first_runs_once=modules[0] not in modules[end:])
-        for end in range(1, len(modules) + 1)
-    ]
-
-
-def _is_sequential(module: nn.Module) -> bool:
-    # A subclass with its own forward may run its children in any way.
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-
-
-def _flattened(model: nn.Module) -> Iterator[nn.Module]:
-    for child in model._modules.values():  # children() would omit a module that occurs twice
-        assert child is not None
-        if _is_sequential(child):
-            yield from _flattened(child)
-        else:
-            yield child
 
 
 # --- The cuts that a recorded forward pass shows ----------------------------------------------------------------------
@@ -148,7 +108,7 @@ class _Value:
 
 @dataclass(frozen=True)
 class _Read:
-    time: int
+    time: float
     value: _Value
     around: tuple[_Call, ...]
     takes_numbers: bool  # into Python, where they may decide what runs
@@ -197,6 +157,11 @@ class _Recorder(TorchFunctionMode):
             if not any(tensor is other for other in changed):
                 self._set(tensor, _Value(self._time, around, sources))
         return result
+
+    def returned(self, result: Any) -> None:
+        """Record what the pass returned, which may be read."""
+        with torch._C.DisableTorchFunction():
+            self.reads += [_Read(math.inf, self._value(t), (), takes_numbers=False) for t in tensors_in(result)]
 
     def _set(self, tensor: Tensor, value: _Value) -> _Value:
         if id(tensor) not in self._kept:
@@ -253,21 +218,24 @@ def _saved_tensor_hooks() -> Any:
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
-def recorded_cuts(model: nn.Module, forward: Callable[[nn.Module], Any]) -> list[Cut]:
-    """Return the cuts that one forward pass of a copy of the model shows, in which everything trains.
+def recorded_cuts(model: nn.Module, forward: Callable[[nn.Module], Any], *, is_training: bool = True) -> list[Cut]:
+    """Return the cuts that one forward pass of a copy of the model shows, in which everything trains, in their order.
 
     Args:
         model: stays as it is, as do random generators.
-        forward: runs the model that it gets on a batch, in training mode.
+        forward: runs the model that it gets on a batch; tensors that it returns may be read in any way.
+        is_training: whether the copy is in training mode, or in evaluation mode.
 
     Raises:
         UserError: a copy of the model cannot be made or run so, runs more than once, or has no cut.
     """
     with kept_generators(p.device for p in model.parameters()), torch.enable_grad(), uncompiled():
         try:
-            twin = training_copy(model).train()
+            twin = training_copy(model).train(is_training)
             with _Recorder(twin) as recorder:
-                forward(twin)
+                recorder.returned(forward(twin))
+        except UserError:
+            raise
         except Exception as error:  # the user's model may raise anything
             text = (str(error).splitlines() or [""])[0]
             raise UserError(
@@ -298,14 +266,11 @@ def _cuts_in(recorder: _Recorder, model: nn.Module) -> list[Cut]:
             continue
         before = [one for one in recorder.calls if one.end <= call.end and all(a.end > call.end for a in one.around)]
         read = {r.value.parameter for r in recorder.reads if r.time < call.end} - {None}
-        first = [one for one in recorder.calls if one.module is before[0].module]
         found.append(
             Cut(
                 modules=tuple(model.get_submodule(one.name) for one in before),
                 names=tuple(one.name for one in before),
                 parameters=tuple(parameter for number, parameter in enumerate(model.parameters()) if number in read),
-                is_chain=False,
-                first_runs_once=all(one.end <= call.end for one in first),
             )
         )
     if not found:

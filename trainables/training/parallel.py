@@ -85,14 +85,14 @@ class ParallelRun(TrainingRun):
     def _weighted(self, loss: Tensor) -> Tensor:
         return loss * self._weight
 
-    def _batches(self) -> Iterator[tuple[Batch, Tensor | None]]:
-        for batch, indices in super()._batches():
+    def _batches(self) -> Iterator[Batch]:
+        for batch in super()._batches():
             rows = len(batch[0])
             own = len(range(self.rank, rows, self.size))
             self._weight = self.size * own / rows
             # A process without a row trains on one of weight 0, because the others wait for its gradients.
             part = slice(self.rank, None, self.size) if own else slice(0, 1)
-            yield tuple(t[part] for t in batch), None if indices is None else indices[part]
+            yield tuple(t[part] for t in batch)
 
     def begin_epoch(self) -> None:
         super().begin_epoch()

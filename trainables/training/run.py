@@ -8,7 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -154,9 +154,7 @@ def check_device(config: TrialConfig) -> None:
 
 def check_forward_cache(config: TrialConfig, workload: Workload) -> None:
     """Raise UserError if the config asks for a forward cache and the workload's inputs do not repeat."""
-    if config.forward_cache_mb and (
-        workload.train_sample_indices(0, config.seed) is None or workload.train_samples is None
-    ):
+    if config.forward_cache_mb and workload.different_inputs is None:
         raise UserError(
             f"forward_cache_mb must be 0, got {config.forward_cache_mb}, for workload {workload.name}, "
             f"{workload.why_inputs_vary}"
@@ -244,10 +242,9 @@ class TrainingRun:
             self.forward_cache = self._stack.enter_context(
                 ForwardCache(
                     self.model,
-                    samples=workload.train_samples or 0,
+                    samples=workload.different_inputs,
                     budget_bytes=config.forward_cache_mb * 10**6,
                     forward=self._example_forward,
-                    chain=workload.forward_chain(self.model),
                 )
             )
         warm_up(workload, self.model, self.device, config.seed)
@@ -262,7 +259,7 @@ class TrainingRun:
         self._in_epoch = 0  # steps into the epoch
         self._samples = 0
         self._loss_sum = torch.zeros((), device=self.device)
-        self._epoch_batches: Iterator[tuple[Batch, Tensor | None]] = iter(())
+        self._epoch_batches: Iterator[Batch] = iter(())
         self.row: dict[str, Any] | None = None  # the last epoch's row; None before the first
 
     def _example_batch(self) -> Batch:
@@ -359,12 +356,12 @@ class TrainingRun:
         return self._in_epoch == self.workload.steps_per_epoch
 
     def train_step(self) -> None:
-        batch, indices = next(self._epoch_batches)
+        batch = next(self._epoch_batches)
         self._shapes.see(batch, self._in_epoch)
         samples = self._samples_of(batch)
         if self.statistics is not None:
             self.cost.add_measured(self.statistics.before_step(self.step, self.method.gradient_method()))
-        self._loss_sum += samples * self._step(self.recipe.on_device(batch), indices)
+        self._loss_sum += samples * self._step(self.recipe.on_device(batch))
         self._samples += samples
         self._in_epoch += 1
 
@@ -415,21 +412,18 @@ class TrainingRun:
         self.method.end_epoch(self.row)
         return self.row
 
-    def _batches(self) -> Iterator[tuple[Batch, Tensor | None]]:
-        # First, for a loader of the user's may have to be iterated for the numbers, too.
-        indices = self.workload.train_sample_indices(self.epoch, self.config.seed) if self.forward_cache else None
-        batches = self._loader.batches(self.epoch, self._in_epoch)
-        if indices is None:
-            return ((batch, None) for batch in batches)
-        return zip(batches, islice(indices, self._in_epoch, None), strict=True)
+    def _batches(self) -> Iterator[Batch]:
+        return self._loader.batches(self.epoch, self._in_epoch)
 
-    def _step(self, batch: Batch, indices: Tensor | None = None) -> Tensor:
+    def _cached(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.forward_cache is None else self.forward_cache.running()
+
+    def _step(self, batch: Batch) -> Tensor:
         dense = self.cost.dense_step(batch)
         self.method.begin_step(self.epoch, self._in_epoch)
         batch = self.method.batch(batch)
         cache = self.forward_cache
-        cached = cache.batch(indices) if cache is not None and indices is not None else nullcontext()
-        with cached, self.method.forward_pass(), self.recipe.precision.forward_pass():
+        with self._cached(), self.method.forward_pass(), self.recipe.precision.forward_pass():
             loss = self._loss(batch)
         cost = self.cost.step(self.method.stop_key(), batch, None if cache is None else cache.last)
         self.optimizer.zero_grad(set_to_none=True)
@@ -493,11 +487,12 @@ class TrainingRun:
             yield
 
     def _metrics(self, split: str) -> dict[str, float]:
-        with self._evaluating():
+        # The test split is read once.
+        with self._evaluating(), self._cached() if split == "validation" else nullcontext():
             return self.workload.metrics_on(self.model, split, self.device, self.quality.name)
 
     def _validation_loss(self) -> float | None:
-        with self._evaluating():
+        with self._evaluating(), self._cached():
             return self.workload.mean_loss(self.model, "validation", self.device)
 
     def state_dict(self) -> dict[str, Any]:

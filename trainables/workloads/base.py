@@ -91,7 +91,7 @@ class Workload(ABC):
     loader_workers: int = 0
     """Processes that prepare batches unless a configuration says otherwise; needs `by_step`."""
     why_inputs_vary: str = "whose inputs do not repeat"
-    """Why `train_sample_indices` has returned None, for a message."""
+    """Why `different_inputs` is None, for a message."""
     by_step: bool = False
     """True if `batch_at` makes any batch without those before it."""
 
@@ -153,23 +153,19 @@ class Workload(ABC):
 
     @property
     def train_samples(self) -> int | None:
-        """Return the number of training samples, for a workload that has `train_sample_indices`."""
+        """Return the number of training samples; None where it is unknown."""
         return None
 
-    def train_sample_indices(self, epoch: int, seed: int) -> Iterator[Tensor] | None:
-        """Return the sample numbers of the rows of each batch of `train_batches`: (B,) int64 in 0..train_samples-1.
+    @property
+    def different_inputs(self) -> int | None:
+        """Return how many different inputs training has, however many epochs it runs.
 
-        A workload that has them guarantees that a sample's input is the same in every epoch. None: inputs do not
-        repeat (augmentation), or it is unknown whether they do.
+        None: inputs do not repeat (augmentation), or it is unknown whether they do.
         """
         return None
 
     def samples(self) -> Samples | None:
         """Return the training samples by number; None where there are no numbers, as in a stream."""
-        return None
-
-    def forward_chain(self, model: nn.Module) -> list[nn.Module] | None:
-        """Return the modules that run one after the other from the input on; None: those of an nn.Sequential."""
         return None
 
     def evaluation_batches(self, split: str) -> Iterator[Batch] | None:

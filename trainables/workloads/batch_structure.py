@@ -47,17 +47,24 @@ def structure_of(batch: Any) -> Any:
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in a module's arguments or result, nested tuples, lists, mappings and dataclasses."""
-    parts: Iterable[Any] = ()
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
+    return (leaf for leaf in leaves_in(value) if isinstance(leaf, Tensor))
+
+
+def leaves_in(value: Any) -> Iterator[Any]:
+    """Yield whatever is no tuple, list, mapping or dataclass in a module's arguments or result, and keys as a tuple."""
+    parts: Iterable[Any]
+    if isinstance(value, Mapping):
+        yield tuple(value)
         parts = value.values()
     elif isinstance(value, (tuple, list)):
         parts = value
     elif is_dataclass(value) and not isinstance(value, type):
         parts = (getattr(value, field.name) for field in fields(value))
+    else:
+        yield value
+        return
     for part in parts:
-        yield from tensors_in(part)
+        yield from leaves_in(part)
 
 
 def _tensors(batch: Any, where: str) -> Iterator[Tensor]:

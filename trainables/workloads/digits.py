@@ -133,8 +133,9 @@ class Digits(Workload):
     def train_samples(self) -> int:
         return len(digit_splits()["train"][1])
 
-    def train_sample_indices(self, epoch: int, seed: int) -> Iterator[Tensor]:
-        yield from _order(self.train_samples, self.batch_size, epoch, seed)
+    @property
+    def different_inputs(self) -> int:
+        return self.train_samples
 
     def samples(self) -> TensorSamples:
         return TensorSamples(digit_splits()["train"], self.batch_size)

@@ -28,8 +28,8 @@ from trainables.runtime.isolation import isolated, kept_generators
 from trainables.workload_options import keywords_of, read_options
 from trainables.workloads.base import Batch, Samples, Workload
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
-from trainables.workloads.sample_access import numbers_in, samples_of, varying_sample
-from trainables.workloads.seeded_loader import seeded_epoch
+from trainables.workloads.sample_access import check_repeats, samples_of, view_of
+from trainables.workloads.seeded_loader import epoch_seed, seeded_epoch
 from trainables.workloads.user_code import code_digest, import_function
 
 #: Batches of an evaluation that only tests whether evaluation is repeatable.
@@ -68,6 +68,9 @@ class Parts:
     """Passes over the data, >= 1."""
     steps_per_epoch: int | None = None
     """Batches per epoch, needed where ``train`` has no length."""
+    views: int | None = None
+    """Versions of each sample of a DataLoader under random augmentation: epoch e trains on version e modulo ``views``,
+    which repeats exactly. None: drawn anew in each epoch."""
     fingerprint: str | None = None
     """Text that changes when the data does. None: from the first batches and the numbers of batches."""
 
@@ -184,8 +187,7 @@ class FactoryWorkload(Workload):
         self._structure: Any = None
         self._classes: int | None = None
         self._length: int | None = made.steps_per_epoch
-        #: A training sample that does not repeat, if any, and the number of samples; None before it was looked for.
-        self._varying: tuple[int | None, int] | None = None
+        self._repeats = False  # whether training samples were drawn twice, and were the same
 
     @property
     def steps_per_epoch(self) -> int:
@@ -199,8 +201,14 @@ class FactoryWorkload(Workload):
         return self._length
 
     def _epoch_of(self, epoch: int, seed: int) -> Any:
-        train = self._made.train
-        return train(epoch, seed) if callable(train) and not hasattr(train, "__iter__") else train
+        train, views = self._made.train, self._made.views
+        if callable(train) and not hasattr(train, "__iter__"):
+            train = train(epoch, seed)
+        if views is None:
+            return train
+        if not isinstance(train, DataLoader):
+            raise UserError(f"views of workload {self.name} needs a train that is a DataLoader: leave it out")
+        return view_of(train, epoch_seed(epoch % views, seed))
 
     def make_model(self) -> nn.Module:
         model: nn.Module = self._of_kind("model", "an nn.Module", nn.Module, self._made.model())
@@ -250,31 +258,23 @@ class FactoryWorkload(Workload):
             return len(train.dataset)  # type: ignore[arg-type]
         return sum(len(flatten(batch)[0]) for batch in train) if isinstance(train, (list, tuple)) else None
 
-    def train_sample_indices(self, epoch: int, seed: int) -> Iterator[Tensor] | None:
+    @property
+    def different_inputs(self) -> int | None:
         with kept_generators([]):
-            train = self._epoch_of(epoch, seed)
-            if isinstance(train, (list, tuple)):
-                sizes = [len(flatten(batch)[0]) for batch in train]
-                return islice(torch.arange(sum(sizes)).split(sizes), self.steps_per_epoch)
-            if not isinstance(train, DataLoader):
+            train = self._epoch_of(0, 0)
+            if not isinstance(train, (DataLoader, list, tuple)):
                 kind = type(train).__name__
                 self.why_inputs_vary = f"whose train is a {kind}: give a DataLoader, or a list of batches"
                 return None
-            try:
-                if self._varying is None:
-                    self._varying = (varying_sample(train), len(train.dataset))  # type: ignore[arg-type]
-                numbers = numbers_in(train, epoch, seed)
-            except UserError as error:
-                self.why_inputs_vary = f"whose samples have no numbers: {error}"
-                return None
-        varying, count = self._varying
-        if varying is not None or count != len(train.dataset):  # type: ignore[arg-type]
-            found = f"gave sample {varying} other values when it was drawn again: leave augmentation out"
-            self.why_inputs_vary = (
-                f"whose data set {found if varying is not None else 'has another size in each epoch'}"
-            )
-            return None
-        return islice(numbers, self.steps_per_epoch)
+            if isinstance(train, DataLoader) and not self._repeats:
+                try:
+                    check_repeats(train)
+                except UserError as error:
+                    self.why_inputs_vary = f"whose inputs do not repeat: {error}"
+                    return None
+                self._repeats = True
+        samples = self.train_samples
+        return None if samples is None else samples * (self._made.views or 1)
 
     def samples(self) -> Samples | None:
         with suppress(UserError):  # a stream, or a data set without a length
@@ -366,7 +366,8 @@ class FactoryWorkload(Workload):
         if self._data is None:
             self._data = self._made.fingerprint or self._data_digest()
         code = code_digest(self.name.partition(":")[0])  # read each time: the user may fix it while a search waits
-        return hashlib.sha256(f"{code} {self._data}".encode()).hexdigest()
+        views = "" if self._made.views is None else f" {self._made.views} views"
+        return hashlib.sha256(f"{code} {self._data}{views}".encode()).hexdigest()
 
     def _data_digest(self) -> str:
         digest = hashlib.sha256(str(self.steps_per_epoch).encode())

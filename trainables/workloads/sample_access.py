@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
+    Dataset,
     IterableDataset,
     Subset,
     SubsetRandomSampler,
@@ -25,7 +26,7 @@ from trainables.errors import UserError
 from trainables.runtime.isolation import kept_generators, seed_generators
 from trainables.workloads.base import Batch, Samples
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
-from trainables.workloads.seeded_loader import seeded_epoch
+from trainables.workloads.seeded_loader import epoch_seed
 
 #: What `samples_of` takes, in words.
 _TAKES = "a DataLoader of a map-style data set, such a data set, or a tuple of tensors"
@@ -146,45 +147,52 @@ def _of_loader(loader: DataLoader[Any]) -> DatasetSamples:
     return DatasetSamples(dataset, loader.collate_fn or default_collate, int(size))
 
 
-def numbers_in(loader: DataLoader[Any], epoch: int, seed: int) -> list[Tensor]:
-    """Return the sample numbers of a loader's batches in an epoch, each (B,) int64, without loading a sample.
+class _View(Dataset[Any]):
+    """One version of each sample of a data set whose augmentation draws from the process's generators."""
 
-    Raises:
-        UserError: the loader has a stream, no batches of samples, or makes its batches in another way.
-    """
-    _check_numbered(loader)
-    numbers = copy.copy(loader)
-    vars(numbers).update(
-        dataset=range(len(loader.dataset)), collate_fn=torch.tensor, num_workers=0, prefetch_factor=None,  # type: ignore[arg-type]
-        persistent_workers=False, pin_memory=False, timeout=0, _iterator=None,
-    )  # fmt: skip
-    return list(seeded_epoch(numbers, epoch, seed))
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset, self._seed = dataset, seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, number: int) -> Any:
+        with kept_generators([]):
+            seed_generators(epoch_seed(int(number), self._seed), torch.device("cpu"))
+            return self.dataset[number]
 
 
-#: Samples that `varying_sample` compares.
+def view_of(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
+    """Return the loader with one version of each sample, which depends on the sample's number and the seed alone."""
+    view = copy.copy(loader)
+    vars(view)["dataset"] = _View(loader.dataset, seed)  # torch forbids to set it
+    return view
+
+
+#: Samples that `check_repeats` compares.
 _COMPARED = 8
 
 
-def varying_sample(loader: DataLoader[Any]) -> int | None:
-    """Return the number of a sample that has other values when it is drawn again; None if those compared have not.
+def check_repeats(loader: DataLoader[Any]) -> None:
+    """Raise UserError if a sample has other values when it is drawn again, of those compared.
 
-    UserError as `numbers_in`, or if a batch of one sample has not one row.
+    Also for a loader of a stream, without batches of samples, or that makes them in another way, and where a batch of
+    one sample has not one row.
     """
-    _check_numbered(loader)
+    _check_map_style(loader.dataset)
+    if loader.batch_sampler is None or type(loader).__iter__ is not DataLoader.__iter__:
+        raise UserError("a DataLoader must make batches of samples by torch's own __iter__, with batch_size")
     samples = DatasetSamples(loader.dataset, loader.collate_fn or default_collate)
     for number in torch.linspace(0, samples.count - 1, min(_COMPARED, samples.count)).long():
         first, again = (samples.batch(number[None], torch.Generator().manual_seed(seed)) for seed in (0, 1))
         if len(first[0]) != 1:
             raise UserError(f"collate_fn must make a row of each sample, got {len(first[0])} of sample {int(number)}")
         if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
-            return int(number)
-    return None
-
-
-def _check_numbered(loader: DataLoader[Any]) -> None:
-    _check_map_style(loader.dataset)
-    if loader.batch_sampler is None or type(loader).__iter__ is not DataLoader.__iter__:
-        raise UserError("a DataLoader must make batches of samples by torch's own __iter__, with batch_size")
+            raise UserError(
+                f"sample {int(number)} had other values when it was drawn again: leave augmentation out, or return "
+                "views=4, with which epoch e trains on version e mod 4 of each sample, drawn by the generators of "
+                "torch, numpy and random"
+            )
 
 
 def _check_map_style(dataset: Any) -> None:

@@ -140,7 +140,11 @@ def _checked_on_run(options: SearchOptions) -> tuple[SearchOptions, SpaceContext
 
 
 def _caches(options: SearchOptions) -> bool:
-    return options.loaded_space.uses_forward_cache and not options.is_script and options.workers_per_trial == 1
+    if not options.loaded_space.uses_forward_cache or options.is_script:
+        return False
+    if options.workers_per_trial > 1:
+        say("no forward cache: with --workers-per-trial, the rows that one worker has change from epoch to epoch")
+    return options.workers_per_trial == 1
 
 
 @keeps_decoded_images

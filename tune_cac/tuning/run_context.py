@@ -80,14 +80,14 @@ def run_context(config: TrialConfig, *, caches: bool = False) -> SpaceContext:
 
 def kept_ends(workload: Workload, model: nn.Module, unit_ends: tuple[int, ...], seed: int) -> tuple[int, ...]:
     """Return the ends of units up to which outputs can be kept; none, with the reason said, where they cannot."""
-    from trainables.gradskip.prefix_cuts import cuts_of
+    from trainables.gradskip.prefix_cuts import recorded_cuts
 
-    why = "" if workload.train_sample_indices(0, seed) is not None else f"{workload.name}, {workload.why_inputs_vary}"
+    why = f"{workload.name}, {workload.why_inputs_vary}" if workload.different_inputs is None else ""
     if not why:
         batch = next(iter(workload.train_batches(0, seed)))
         number_of = {id(parameter): number for number, parameter in enumerate(model.parameters())}
         try:
-            cuts = cuts_of(model, workload.forward_chain(model), lambda copied: workload.loss(copied, batch))
+            cuts = recorded_cuts(model, lambda copied: workload.loss(copied, batch))
             read = [{number_of[id(parameter)] for parameter in cut.all_parameters()} for cut in cuts]
             ends = {len(numbers) - 1 for numbers in read if numbers == set(range(len(numbers)))}
             if found := tuple(end for end in unit_ends if end in ends):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from conv_models import conv_model
 from prefix_caches import ROW_BYTES, SAMPLES, batches, cache_of, one_warning, stopped
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainables.workloads.batch_structure import tensors_in
 
 
 def by_hand(model: nn.Module, modules: int, x: Tensor) -> Tensor:
@@ -50,7 +54,7 @@ def test_outputs_are_those_of_the_prefix_in_eval_mode(model: nn.Module, images: 
     with cache_of(model) as cache:
         for epoch in range(3):
             for indices in batches(epoch):
-                with cache.batch(indices):
+                with cache.running():
                     out = model(images[indices])
                 expected = by_hand(model, 6, images[indices])
                 for module in rest:
@@ -64,13 +68,13 @@ def test_outputs_are_those_of_the_prefix_in_eval_mode(model: nn.Module, images: 
 def test_read_equals_computed_bit_for_bit(model: nn.Module, images: Tensor) -> None:
     """A cache without room always computes; batches of 1, 2, 3, 7 and 40 rows; full, partial and no hits."""
     twin = copy.deepcopy(model)
-    with cache_of(model) as cache, one_warning("holds nothing"):
+    with cache_of(model) as cache, one_warning("keeps nothing of training"):
         always = cache_of(twin, budget_bytes=0)
         for epoch, size in enumerate((3, 1, 7, 40, 2)):
             for indices in [*batches(epoch, size)][: 5 if epoch == 0 else None]:
-                with cache.batch(indices):
+                with cache.running():
                     read = model(images[indices])
-                with always.batch(indices):
+                with always.running():
                     computed = twin(images[indices])
                 assert torch.equal(read, computed)
         assert cache.hits > 0
@@ -84,7 +88,7 @@ def test_gradients_after_the_prefix_are_those_of_the_frozen_model(model: nn.Modu
         for epoch in range(2):
             for indices in batches(epoch):
                 model.zero_grad()
-                with cache.batch(indices):
+                with cache.running():
                     loss = model(images[indices]).square().sum()
                 loss.backward()
         plain[:6].eval()  # type: ignore[index]
@@ -101,8 +105,8 @@ def test_gradients_after_the_prefix_are_those_of_the_frozen_model(model: nn.Modu
 def test_no_kernel_of_the_prefix_runs_on_a_hit(model: nn.Module, images: Tensor) -> None:
     indices = torch.arange(10)
     with cache_of(model) as cache:
-        for convolutions in (5, 1, 1):  # computed, and checked on every other row: twice the prefix's two; then none
-            with cache.batch(indices), Kernels() as kernels:
+        for convolutions in (3, 3, 1):  # computed with the prefix's two, and again for comparison; then read
+            with cache.running(), Kernels() as kernels:
                 model(images[indices])
             assert kernels.counts["convolution"] == convolutions
         assert "native_batch_norm" not in kernels.counts
@@ -115,7 +119,7 @@ def test_norms_in_the_prefix_hold_and_the_others_go_on(images: Tensor) -> None:
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with cache_of(model) as cache:
         for indices in batches(0):
-            with cache.batch(indices):
+            with cache.running():
                 model(images[indices])
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, before[name]) == name.startswith("1."), name
@@ -151,7 +155,7 @@ def test_the_cut_is_the_longest_prefix_without_a_gradient(parameters: int, throu
     ],
 )
 def test_modules_without_parameters_are_added_where_that_is_right(tail: list[nn.Module], through: int) -> None:
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), *tail, nn.Linear(3, 3))
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), *tail, nn.PReLU())
     model[0].requires_grad_(False)
     cache = cache_of(model)
     cache.update()
@@ -164,18 +168,17 @@ def test_weights_that_change_under_the_cache_are_noticed(model: nn.Module, image
     other = stopped(conv_model(), 7)
     with torch.no_grad():
         other[0].weight.mul_(2)  # type: ignore[index]
-    indices = torch.arange(10)
     with cache_of(model) as cache, cache_of(other) as fresh:
-        with cache.batch(indices):
+        with cache.running():
             model(images[:10])
         model.load_state_dict(other.state_dict())
-        with cache.batch(indices), fresh.batch(indices):
+        with cache.running(), fresh.running():
             assert torch.equal(model(images[:10]), other(images[:10]))
         assert cache.hits == 0
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model[3].weight.grad = torch.ones_like(model[3].weight)  # type: ignore[index]
         optimizer.step()
-        with cache.batch(indices):
+        with cache.running():
             out = model(images[:10])
         torch.testing.assert_close(
             out, nn.Sequential(*list(model)[6:])(by_hand(model, 6, images[:10]))  # type: ignore[call-overload]
@@ -192,22 +195,91 @@ def test_a_module_may_be_in_the_chain_twice(images: Tensor, shared: bool) -> Non
     model[0].requires_grad_(False)
     with cache_of(model) as cache:
         for _ in range(2):
-            with cache.batch(torch.arange(9)):
+            with cache.running():
                 out = model(images[:9])
         assert (cache.cached_through, cache.hits) == (1, 9)
     torch.testing.assert_close(out, model(images[:9]))
 
 
-# --- only in training
+# --- evaluation
 
 
-def test_evaluation_passes_untouched(model: nn.Module, images: Tensor) -> None:
+def test_evaluation_is_that_without_a_cache_bit_for_bit(model: nn.Module, images: Tensor) -> None:
+    """Batches of one row and of more, in another order than training's; what changes below the prefix is seen."""
     twin = copy.deepcopy(model)
-    indices = torch.arange(10)
-    with cache_of(model) as cache:
-        with torch.no_grad(), cache.batch(indices):
-            assert torch.equal(model(images[:10]), twin(images[:10]))
-        model.eval(), twin.eval()
-        with cache.batch(indices):
-            assert torch.equal(model(images[:10]), twin(images[:10]))
-        assert (cache.hits, cache.misses, cache.last) == (0, 0, None)
+    with cache_of(model) as cache, cache.running():
+        for epoch in range(3):
+            model(images[:20])
+            with torch.no_grad():
+                twin.load_state_dict(model.eval().state_dict())
+                for part in images.split((1, 9, 9, 21)):
+                    assert torch.equal(model(part), twin.eval()(part))
+                    computed = None if cache.last is None else cache.last.computed
+                    assert epoch < 2 or computed == 0
+                model[9].weight.add_(0.1)  # type: ignore[index]
+            model.train()
+    assert (cache.hits, cache.misses) == (40, 20)  # of training
+
+
+@pytest.mark.parametrize(("training", "gradients"), [(True, False), (False, True)])
+def test_other_passes_stay_untouched(model: nn.Module, images: Tensor, training: bool, gradients: bool) -> None:
+    twin = copy.deepcopy(model)
+    with cache_of(model) as cache, cache.running(), torch.set_grad_enabled(gradients):
+        for _ in range(2):
+            assert torch.equal(model.train(training)(images[:10]), twin.train(training)(images[:10]))
+        assert (cache.bytes, cache.last) == (0, None)
+
+
+class Remembers(nn.Module):
+    """Returns more in evaluation, or keeps it, or is asked for it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self._how = how
+
+    def forward(self, x: Tensor, *, hidden: bool = False) -> Any:
+        y = self.first(x)
+        out = self.head(self.second(y))
+        if self.training or self._how == "nothing":
+            return out
+        if self._how == "kept":
+            self.last = y
+        return (out, y * 2) if hidden or self._how == "returned" else out
+
+
+@pytest.mark.parametrize("how", ["nothing", "returned", "kept", "asked"])
+def test_evaluation_that_reads_more_than_training_computes_it(how: str) -> None:
+    torch.manual_seed(0)
+    model, x = Remembers(how), torch.randn(6, 4)
+    model.first.requires_grad_(False), model.second.requires_grad_(False)
+    twin = copy.deepcopy(model).eval()
+    asked = {"hidden": True} if how == "asked" else {}
+    with cache_of(model, forward=lambda m: m(x).sum()) as cache, cache.running(), torch.no_grad():
+        model.eval()
+        with nullcontext() if how == "nothing" else one_warning("evaluation runs without it: "):
+            for _ in range(3):
+                out, expected = model(x, **asked), twin(x, **asked)
+                for one, other in zip(tensors_in(out), tensors_in(expected), strict=True):
+                    assert torch.equal(one, other)
+                assert how != "kept" or torch.equal(model.last, twin.last)  # type: ignore[arg-type]
+        assert cache.rows(False) == (6 if how == "nothing" else 0)
+
+
+def test_objects_that_may_hold_tensors_are_not_inputs(images: Tensor) -> None:
+    """A cache of keys and values, say: two passes of equal tensors and other objects are different."""
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, state: Any) -> Tensor:
+            out: Tensor = self.body(x) + state.added
+            return out
+
+    model, x = Adds().requires_grad_(False), torch.randn(6, 4)
+    with cache_of(model, forward=lambda m: m(x, SimpleNamespace(added=0))) as cache, cache.running():
+        for added in (0, 0, 1):
+            assert torch.equal(model(x, SimpleNamespace(added=added)), model.body(x) + added)
+        assert cache.bytes == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
-import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,26 +13,34 @@ import torch
 from prefix_caches import ROW_BYTES, SAMPLES, batches, cache_of, one_warning
 from torch import Tensor, nn
 
-from trainables.gradskip.forward_cache import VERIFY_EVERY, row_checksums
+from trainables.gradskip.forward_cache import row_checksums
 
 # --- budget and file
 
 
-@pytest.mark.parametrize("rows", [1, 13, 39, 40, 1000])
-def test_the_file_stays_under_the_budget(model: nn.Module, images: Tensor, rows: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rows", "kept", "evaluated"), [(39, 0, 30), (40, 40, 0), (1000, 40, 30)])
+def test_files_stay_under_the_budget(
+    model: nn.Module, images: Tensor, rows: int, kept: int, evaluated: int, tmp_path: Path
+) -> None:
+    """Outputs of the training set, wholly or not at all, come before those of evaluation, which came first here."""
     budget = rows * ROW_BYTES + ROW_BYTES - 1
-    held = min(rows, SAMPLES)
-    with cache_of(model, budget_bytes=budget, folder=tmp_path) as cache:
-        for epoch in range(2):
-            for indices in batches(epoch):
-                with cache.batch(indices):
+    with cache_of(model, budget_bytes=budget, folder=tmp_path) as cache, cache.running():
+        for epoch in range(3):
+            model.eval()
+            with torch.no_grad():
+                model(-images[:30])
+            model.train()
+            with (
+                nullcontext() if kept or epoch else one_warning("keeps nothing of training: its budget of 10,239 bytes")
+            ):
+                for indices in batches(epoch):
                     model(images[indices])
-        assert (cache.hits, cache.misses) == (held, 2 * SAMPLES - held)
-        assert cache.bytes == held * ROW_BYTES <= budget
-        stat = os.fstat(cache.rows._file.fileno())  # type: ignore[union-attr]
-        assert stat.st_size == held * ROW_BYTES
-        assert stat.st_blocks * 512 <= -(-budget // 4096) * 4096
-        assert stat.st_dev == os.stat(tmp_path).st_dev
+        assert (cache.rows(True), cache.rows(False)) == (kept, evaluated)
+        assert (cache.hits, cache.misses) == (2 * kept, 3 * SAMPLES - 2 * kept)
+        assert cache.bytes == (kept + evaluated) * ROW_BYTES <= budget
+        stats = [os.fstat(file._file.fileno()) for file in cache.files.values()]
+        assert sum(stat.st_blocks * 512 for stat in stats) <= budget + 4096 * len(stats)
+        assert {stat.st_dev for stat in stats} == {os.stat(tmp_path).st_dev}
 
 
 def open_files(folder: Path) -> int:
@@ -45,7 +53,7 @@ def open_files(folder: Path) -> int:
 @pytest.mark.parametrize("way", ["close", "collected", "context"])
 def test_the_file_goes_with_the_cache(model: nn.Module, images: Tensor, way: str, tmp_path: Path) -> None:
     cache = cache_of(model, folder=tmp_path)
-    with cache.batch(torch.arange(10)):
+    with cache.running():
         model(images[:10])
     assert open_files(tmp_path) > 0
     assert list(tmp_path.iterdir()) == []  # without a name: nothing is left behind by a process that is killed
@@ -66,9 +74,9 @@ def test_a_full_disk_switches_off(model: nn.Module, images: Tensor, tmp_path: Pa
     twin = copy.deepcopy(model)
     with cache_of(model, folder=folder) as cache, cache_of(twin) as well:
         folder.rmdir()  # any OSError takes the same way
-        with one_warning("forward cache off: no room for its file"), cache.batch(torch.arange(9)):
+        with one_warning("forward cache off: no room for its file"), cache.running():
             out = model(images[:9])
-        with well.batch(torch.arange(9)):
+        with well.running():
             assert torch.equal(out, twin(images[:9]))
         assert not cache.enabled
 
@@ -77,48 +85,38 @@ def test_a_full_disk_switches_off(model: nn.Module, images: Tensor, tmp_path: Pa
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])
-def test_augmentation_switches_off_at_the_first_hit(model: nn.Module, images: Tensor, size: int) -> None:
+def test_augmentation_switches_off_after_an_epoch(model: nn.Module, images: Tensor, size: int) -> None:
     twin = copy.deepcopy(model)
-    with cache_of(model) as cache:
+    with cache_of(model) as cache, cache.running():
         for indices in batches(0, size):
-            with cache.batch(indices):
-                model(images[indices])
-        indices = next(batches(1, size))
-        noisy = images[indices].clone()
-        noisy[0, 0, 3, 3] = torch.nextafter(noisy[0, 0, 3, 3], torch.tensor(9.0))
-        with (
-            one_warning(f"sample {indices[0]} came with other values"),
-            cache.batch(indices),
-        ):
-            out = model(noisy)
-        assert torch.equal(out, twin(noisy))  # as without a cache, batch statistics and all
-        assert (cache.enabled, cache.hits, cache.bytes, cache.last) == (False, 0, 0, None)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            with cache.batch(indices):
-                assert torch.equal(model(noisy), twin(noisy))
+            model(images[indices])
+        with one_warning("inputs must repeat, but there are more different ones than 40 samples: augmentation"):
+            model(images[:size] + 1)
+        assert (cache.enabled, cache.hits, cache.bytes) == (False, 0, 0)
+        before = copy.deepcopy(twin.state_dict())
+        assert torch.equal(model(images[:9]), twin(images[:9]))  # as without a cache, batch statistics and all
+        twin.load_state_dict(before)
 
 
-def test_inputs_that_vary_later_are_noticed(model: nn.Module, images: Tensor) -> None:
-    indices = torch.arange(9)
-    with cache_of(model) as cache, one_warning("came with other values"):
-        for number in range(2 * VERIFY_EVERY):
-            with cache.batch(indices):
-                model(images[:9] + (number > 5))
-            if not cache.enabled:
-                break
-    assert number <= 5 + VERIFY_EVERY
+def test_one_other_bit_is_another_input(model: nn.Module, images: Tensor) -> None:
+    other = images[:9].clone()
+    other[0, 0, 3, 3] = torch.nextafter(other[0, 0, 3, 3], torch.tensor(9.0))
+    with cache_of(model) as cache, cache.running():
+        model(images[:9])
+        model(other)
+        assert (cache.hits, cache.misses) == (8, 10)
 
 
-def test_another_shape_switches_off(model: nn.Module) -> None:
-    model[9] = nn.LazyLinear(5)  # type: ignore[operator, index]
+def test_inputs_of_several_shapes_have_rows_of_their_own(model: nn.Module) -> None:
     model = nn.Sequential(*list(model)[:8], nn.AdaptiveAvgPool2d(1), nn.Flatten())  # type: ignore[call-overload]
-    with cache_of(model) as cache:
-        with cache.batch(torch.arange(4)):
-            model(torch.ones(4, 1, 8, 8))
-        with one_warning(r"inputs must be alike, got rows of shape \(1, 9, 9\)"):  # noqa: SIM117
-            with cache.batch(torch.arange(4)):
-                assert model(torch.ones(4, 1, 9, 9)).shape == (4, 4)
+    with cache_of(model) as cache, cache.running():
+        for side in (8, 9, 8, 9):
+            out = model(torch.ones(4, 1, side, side))
+            model.eval()
+            assert torch.equal(out, model(torch.ones(4, 1, side, side)))
+            model.train()
+        assert [len(file) for file in cache.files.values()] == [1, 1]
+        assert cache.hits == 8
 
 
 class Noise(nn.Module):
@@ -132,15 +130,11 @@ class Noise(nn.Module):
 def test_a_prefix_whose_rows_do_not_stand_alone_switches_off(odd: nn.Module, images: Tensor) -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 3), odd, nn.Conv2d(3, 3, 3), nn.Flatten(), nn.Linear(48, 5))
     model[:3].requires_grad_(False)
-    twin = copy.deepcopy(model)
-    with cache_of(model) as cache:
-        with one_warning("must compute each sample by itself"), cache.batch(torch.arange(9)):
-            out = model(images[:9])
+    with cache_of(model) as cache, cache.running():
+        model(images[:9])
+        with one_warning("must compute each sample by itself"):
+            model(images[3:9])
         assert not cache.enabled
-        assert cache.last is not None
-        assert cache.last.computed == 9 + 5 + 9
-    if not isinstance(odd, Noise):
-        assert torch.equal(out, twin(images[:9]))
 
 
 def test_a_checksum_sees_one_bit_and_no_order() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conv_models import conv_model
-from prefix_caches import SAMPLES, batches, cache_of, one_warning
+from prefix_caches import SAMPLES, batches, cache_of
 from torch import Tensor, nn
 
 from trainables.errors import UserError
@@ -26,7 +26,7 @@ def test_the_model_copies_pickles_and_saves_as_ever(model: nn.Module, images: Te
     mine = model[2].forward = model[2].forward  # type: ignore[union-attr, index]  # a forward of the user's own
     with cache_of(model) as cache:
         for _ in range(2):
-            with cache.batch(torch.arange(9)):
+            with cache.running():
                 out = model(images[:9])
                 assert list(model.state_dict()) == keys
         assert model[2].__dict__["forward"] == mine  # type: ignore[index]
@@ -47,7 +47,7 @@ def test_compiled_models_are_seen_through(model: nn.Module, images: Tensor, full
     with cache_of(compiled) as cache, cache_of(plain) as theirs:
         for epoch in range(3):
             for indices in [*batches(epoch)][: None if fullness == "all" else 4]:
-                with cache.batch(indices), theirs.batch(indices):
+                with cache.running(), theirs.running():
                     torch.testing.assert_close(compiled(images[indices]), plain(images[indices]))
         assert cache.hits == theirs.hits > 0
 
@@ -64,7 +64,7 @@ def test_data_parallel_processes_are_seen_through(model: nn.Module, images: Tens
         with cache_of(wrapped) as cache, cache_of(plain) as theirs:
             for _ in range(2):
                 for indices in batches(0):
-                    with cache.batch(indices), theirs.batch(indices):
+                    with cache.running(), theirs.running():
                         loss, expected = wrapped(images[indices]).sum(), plain(images[indices]).sum()
                     loss.backward(), expected.backward()
             assert cache.hits == theirs.hits == SAMPLES
@@ -73,82 +73,36 @@ def test_data_parallel_processes_are_seen_through(model: nn.Module, images: Tens
         torch.distributed.destroy_process_group()
 
 
-def test_autocast_outputs_are_kept_as_they_are(model: nn.Module, images: Tensor) -> None:
+def test_autocast_has_rows_of_its_own(model: nn.Module, images: Tensor) -> None:
     twin = copy.deepcopy(model)
-    with cache_of(model) as cache, one_warning("autocast off after .* autocast on"):
+    twin[:6].eval()  # type: ignore[index]
+    with cache_of(model) as cache, cache.running():
+        for enabled in (True, False, True, False):
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                assert torch.equal(model(images[:9]), twin(images[:9]))
+        assert cache.hits == 18
+
+
+def test_copies_inside_the_block_are_models_of_their_own(model: nn.Module, images: Tensor) -> None:
+    with cache_of(model) as cache, cache.running():
+        twins = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
         for _ in range(2):
-            with torch.autocast("cpu", torch.bfloat16), cache.batch(torch.arange(9)):
-                out = model(images[:9])
-        twin[:6].eval()  # type: ignore[index]
-        with torch.autocast("cpu", torch.bfloat16):
-            torch.testing.assert_close(out, twin(images[:9]), rtol=0.05, atol=0.05)
-        assert cache.hits == 9
-        with cache.batch(torch.arange(9)):
             model(images[:9])
+    for twin in twins:
+        assert torch.equal(twin(images[:9]), copy.deepcopy(model)(images[:9]))
+        twin[0].weight.data.zero_()
+        assert not torch.equal(twin(images[:9]), model(images[:9]))
 
 
 # --- models of other kinds
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.norm = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3)
-        self.body, self.head = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(108, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.stem(x)).relu()
-        return self.head((x + self.body(x)).flatten(1))
-
-
-@pytest.mark.parametrize(
-    ("chain", "message"),
-    [
-        (None, r"forward or chain must be given for a model that is no nn.Sequential, got Residual: give a function"),
-        ([nn.ReLU()], r"chain must hold modules of the model, got ReLU\(\)"),
-        (["stem"], "chain must hold modules of the model, got 'stem'"),
-    ],
-)
-def test_chains_that_are_none(chain: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        cache_of(Residual(), chain=chain)
-
-
-@pytest.mark.parametrize(
-    ("chain", "message"),
-    [
-        (["stem", "body"], "ran 'norm'|gave 'body' another input than the output before it: give the chain"),
-        (["norm", "stem"], "it ran 'stem': give the chain that it runs"),
-        (["stem", "norm", "head", "body"], "another input than|ran 'body'"),
-    ],
-)
-def test_a_model_that_does_not_run_the_chain_is_refused(chain: list[str], message: str, images: Tensor) -> None:
-    model = Residual()
-    model.requires_grad_(False)
-    with cache_of(model, chain=[getattr(model, name) for name in chain]) as cache:
-        with pytest.raises(UserError, match=message), cache.batch(torch.arange(9)):
-            model(images[:9])
-        assert all("forward" not in part.__dict__ for part in model.modules())
-
-
-def test_a_forward_pass_that_ends_inside_the_chain_is_refused(model: nn.Module, images: Tensor) -> None:
-    with cache_of(model) as cache, pytest.raises(UserError, match="it ended before '2'"):  # noqa: SIM117
-        with cache.batch(torch.arange(9)):
-            model[1](model[0](images[:9]))  # type: ignore[operator, index]
-
-
-def test_one_forward_pass_a_batch(model: nn.Module, images: Tensor) -> None:
-    with cache_of(model) as cache:
-        with pytest.raises(UserError, match=r"it ran twice inside one batch\(\)"), cache.batch(torch.arange(9)):
-            model(images[:9]), model(images[:9])
-        with (
-            pytest.raises(UserError, match=r"batch\(\) was entered inside another one: use one a forward pass"),
-            cache.batch(torch.arange(9)),
-            cache.batch(torch.arange(9)),
-        ):
-            pass
-        with cache.batch(torch.arange(9)):
-            model(images[:9])
+def test_a_model_that_is_called_in_parts_runs_without(model: nn.Module, images: Tensor) -> None:
+    twin = copy.deepcopy(model)
+    with cache_of(model) as cache, cache.running():
+        for _ in range(2):
+            assert torch.equal(model[1](model[0](images[:9])), twin[1](twin[0](images[:9])))  # type: ignore[operator, index]
+        assert (cache.misses, cache.last) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -168,21 +122,3 @@ def test_arguments_out_of_range(given: dict[str, Any], message: str) -> None:
 def test_data_parallel_is_refused() -> None:
     with pytest.raises(UserError, match=r"must not be in DataParallel.*use DistributedDataParallel"):
         cache_of(nn.DataParallel(conv_model()))
-
-
-@pytest.mark.parametrize(
-    ("indices", "message"),
-    [
-        (torch.tensor([0, 40]), r"indices must be in 0\.\.39 \(samples=40\), got 0\.\.40"),
-        (torch.tensor([-1, 0]), r"indices must be in 0\.\.39 \(samples=40\), got -1\.\.0"),
-        (torch.tensor([0.0]), r"must be a 1-D int64 tensor of sample numbers, got torch.float32 of shape \(1,\)"),
-        (torch.tensor([[0]]), r"must be a 1-D int64 tensor of sample numbers, got torch.int64 of shape \(1, 1\)"),
-        ([0, 1], r"must be a 1-D int64 tensor of sample numbers, got \[0, 1\]"),
-        (torch.tensor([0], device="meta"), r"indices must be on the CPU, got meta: take them before"),
-        (torch.arange(8), r"one index a row of the model's input, got 8 indices for shape \(9, 1, 8, 8\)"),
-    ],
-)
-def test_indices_of_another_form(model: nn.Module, images: Tensor, indices: Any, message: str) -> None:
-    with cache_of(model) as cache, pytest.raises(UserError, match=message):  # noqa: SIM117
-        with cache.batch(indices):
-            model(images[:9])

@@ -25,8 +25,11 @@ def loss(model: nn.Module, batch: Inputs) -> Tensor:
     return outputs.mean() if isinstance(outputs, Tensor) else outputs.loss
 
 
-def assert_kept_outputs_are_computed_ones(model: nn.Module, batch: Inputs, cut: Cut) -> None:
-    """Against the frozen part in evaluation mode by hand; rows are read in another order than they were computed."""
+def assert_kept_outputs_are_computed_ones(model: nn.Module, batch: Inputs, cut: Cut) -> int:
+    """Against the frozen part in evaluation mode by hand; rows are read in another order than they were computed.
+
+    Return how many of an evaluation are kept.
+    """
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     for parameter in (*cut.parameters, *(p for module in cut.modules for p in module.parameters())):
@@ -39,15 +42,21 @@ def assert_kept_outputs_are_computed_ones(model: nn.Module, batch: Inputs, cut: 
         kept_at = cache.cuts[cache.cached_through]
         for name in kept_at.names:
             by_hand.get_submodule(name).eval()
-        for indices, rows in ((torch.arange(ROWS), batch), (numbers, again), (numbers, again)):
+        for rows in (batch, again, again):
             torch.manual_seed(1)
-            with cache.batch(indices):
+            with cache.running():
                 kept = loss(model, rows)
             torch.manual_seed(1)
             expected = loss(by_hand, rows)
             assert torch.equal(kept, expected), cut.names[-1]
         assert cache.last is not None
         assert (cache.last.rows, cache.last.computed) == (ROWS, 0)
+        model.eval(), by_hand.eval()
+        with cache.running(), torch.no_grad():
+            for rows in (batch, batch, again):
+                assert torch.equal(loss(model, rows), loss(by_hand, rows)), cut.names[-1]
+        model.train()
+        return cache.rows(False)
 
 
 def transformer(name: str) -> tuple[nn.Module, Inputs]:
@@ -96,7 +105,8 @@ def test_blocks_of_transformers_models_are_cuts(name: str, some: list[str]) -> N
     cuts = {cut.names[-1]: cut for cut in recorded_cuts(model, lambda m: loss(m, batch))}
     assert set(some) <= set(cuts)
     for part in some:
-        assert_kept_outputs_are_computed_ones(model, batch, cuts[part])
+        # What GPT-2 returns holds the keys and values of all blocks.
+        assert assert_kept_outputs_are_computed_ones(model, batch, cuts[part]) == (0 if name == "gpt2" else ROWS)
 
 
 class Awkward(nn.Module):
@@ -214,18 +224,16 @@ def test_what_runs_twice_or_keeps_nothing_is_refused() -> None:
         recorded_cuts(Awkward(lambda m, x: F.linear(x, m.head.weight)), lambda m: m(torch.randn(2, 4)))
 
 
-def test_another_order_in_a_later_step_is_an_error() -> None:
+def test_another_order_in_a_later_step_switches_off() -> None:
     model = Awkward(lambda m, x: m.head(m.b(m.a(x)) if m.training_order else m.a(m.b(x))))
     model.training_order = True
     for module in (model.a, model.b):
         module.requires_grad_(False)
     x = torch.randn(ROWS, 4)
-    with ForwardCache(model, samples=ROWS, budget_bytes=10**6, forward=lambda m: m(x)) as cache:
-        with cache.batch(torch.arange(ROWS)):
+    with ForwardCache(model, budget_bytes=10**6, forward=lambda m: m(x)) as cache, cache.running():
+        for _ in range(3):
             model(x)
         model.training_order = False
-        with (
-            pytest.raises(UserError, match="must run its modules in the same order in each step, but it ran 'b'"),
-            cache.batch(torch.arange(ROWS)),
-        ):
-            model(x)
+        with pytest.warns(UserWarning, match="must run its modules in the same order in each pass, but it ran 'b'"):
+            out = model(x)
+    assert torch.equal(out, model(x))

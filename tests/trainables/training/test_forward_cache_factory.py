@@ -15,6 +15,7 @@ from trainables.errors import UserError
 from trainables.gradskip.prefix_cuts import recorded_cuts
 from trainables.runtime.operator_flops import flop_counter
 from trainables.training.run import TrainingRun
+from trainables.workloads.factory import load
 
 #: Stem and two of three blocks, stopped from the second step on.
 STOP = {"CAC_STOP_LAYER_NUM": (9,), "CAC_STOP_LAYER_ITR": (0,)}
@@ -43,14 +44,16 @@ def without_modes(module: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("how", ["shuffled", "list", "workers"])
-def test_it_trains_what_the_frozen_part_in_eval_mode_trains(how: str) -> None:
+def test_it_trains_what_the_frozen_part_in_eval_mode_trains(how: str, capsys: pytest.CaptureFixture[str]) -> None:
     with TrainingRun(config_of(how, **STOP)) as run:
         rows, cached = finish(run)
         assert run.forward_cache is not None
         assert run.forward_cache.cuts[run.forward_cache.cached_through].names[-1] == "blocks.1"
         computed = run.forward_cache.misses
+        assert run.forward_cache.rows(False) == COUNT
+    assert capsys.readouterr().err == f"forward cache: kept the prefix's outputs of {COUNT} samples, 0 MB\n"
     # Of the first step, before the stop, nothing is kept.
-    assert COUNT <= computed <= COUNT + 16
+    assert COUNT <= computed <= 2 * COUNT
     with TrainingRun(config_of(how, **STOP, forward_cache_mb=0)) as run:
         run.begin_epoch()
         run.train_step()
@@ -58,10 +61,29 @@ def test_it_trains_what_the_frozen_part_in_eval_mode_trains(how: str) -> None:
             without_modes(module)  # type: ignore[arg-type]
         while not run.epoch_is_trained:
             run.train_step()
-        run.end_epoch()
+        first_row = run.end_epoch()
         plain_rows, plain = finish(run)
     assert all(torch.equal(a, b) for a, b in zip(cached, plain, strict=True))
+    assert [row["quality"] for row in rows] == [first_row["quality"], *(row["quality"] for row in plain_rows)]
     assert rows[-1]["compute_saved"] > plain_rows[-1]["compute_saved"] + 0.1
+
+
+@pytest.mark.parametrize("how", ["augmented", "augmented by workers"])
+def test_views_of_augmented_samples_repeat_and_are_read(how: str) -> None:
+    """Two views: the third and fourth epoch read what the first two computed, and train as without a cache."""
+    workload = load("residual_factory:make", (f"how={how}",))
+    epochs = [sorted(row.sum().item() for batch in workload.train_batches(e, 7) for row in batch[0]) for e in range(3)]
+    assert epochs[0] == epochs[2] != epochs[1]
+    hold = {**STOP, "CAC_PREFIX_MODE": "eval", "seed": 7}
+    trained = []
+    for megabytes in (5, 0):
+        with TrainingRun(config_of(how, **hold, forward_cache_mb=megabytes)) as run:
+            run.train_epoch()
+            trained.append(finish(run)[1])
+            if run.forward_cache is not None:
+                assert run.forward_cache.rows(True) == 2 * COUNT
+                assert run.forward_cache.hits >= 2 * COUNT - 16
+    assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
 
 
 def test_flops_are_those_that_torch_counts_over_all_steps() -> None:
@@ -91,8 +113,8 @@ def test_a_resumed_run_trains_the_same_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("noisy", "whose data set gave sample 0 other values when it was drawn again: leave augmentation out"),
-        ("doubled", "whose samples have no numbers: collate_fn must make a row of each sample, got 2 of sample 0"),
+        ("noisy", "whose inputs do not repeat: sample 0 had other values when it was drawn again: .*"),
+        ("doubled", "whose inputs do not repeat: collate_fn must make a row of each sample, got 2 of sample 0"),
         ("stream", "whose train is a _Stream: give a DataLoader, or a list of batches"),
     ],
 )
@@ -104,7 +126,7 @@ def test_inputs_that_do_not_repeat_are_refused(how: str, message: str) -> None:
 def test_a_data_set_that_varies_only_later_is_found() -> None:
     with (
         TrainingRun(config_of("noisy later", **STOP)) as run,
-        pytest.warns(UserWarning, match="forward cache off: inputs must repeat, but sample"),
+        pytest.warns(UserWarning, match="forward cache off: inputs must repeat, but there are more"),
     ):
         finish(run)
     assert run.forward_cache is not None

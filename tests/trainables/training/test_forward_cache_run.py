@@ -59,17 +59,18 @@ def test_with_nothing_stopped_it_is_the_run_without(method: str) -> None:
 @pytest.mark.slow
 def test_it_trains_what_a_prefix_in_eval_mode_trains() -> None:
     """Against a run without the cache whose prefix is put in eval mode by hand."""
-    _, cached = train(config_of(**STOP))
+    rows, cached = train(config_of(**STOP))
     with TrainingRun(config_of(forward_cache_mb=0, **STOP)) as run:
-        run.train_epoch()
+        evaluated = [run.train_epoch()["quality"]]
         stopped = list(run.model.children())[:12]  # four convolutions, norms and ReLUs
         for module in stopped:
             module.train = lambda mode=True, module=module: module  # type: ignore[method-assign, assignment, misc]
             module.training = False
         while not run.finished:
-            run.train_epoch()
+            evaluated.append(run.train_epoch()["quality"])
         by_hand = weights(run)
     assert same(cached, by_hand)
+    assert [row["quality"] for row in rows] == evaluated
 
 
 @pytest.mark.slow
@@ -98,24 +99,20 @@ def test_a_resumed_run_trains_the_same_weights_bit_for_bit(stops: dict[str, Any]
 
 @pytest.mark.slow
 def test_flops_are_those_that_run() -> None:
-    """Counted on the real steps: the epoch of the stop, the one that computes and checks, those that read."""
-    # 2 MB hold all rows (4,096 bytes each) but 111, so later batches hit in part.
-    config = config_of(**STOP, forward_cache_mb=2)
+    """Counted on the real steps: the epoch of the stop, the one that computes and those that read."""
+    config = config_of(**STOP)
     train(config)  # counts every set of stopped layers, and keeps the counts
     with TrainingRun(config) as run:
         for epoch in range(4):
-            for batch, indices in run._batches():
-                before = run.cost.counts["forward_flops"] + run.cost.counts["backward_flops"]
+            for batch in run._batches():
+                before = run.executed_flops
                 with FlopCounterMode(display=False) as counter:
-                    run._step(batch, indices)
-                after = run.cost.counts["forward_flops"] + run.cost.counts["backward_flops"]
-                assert after - before == counter.get_total_flops(), run.cost.counts["step"]
+                    run._step(batch)
+                assert run.executed_flops - before == counter.get_total_flops(), run.cost.counts["step"]
             run.epoch = epoch + 1
         assert run.forward_cache is not None
-        held = 2_000_000 // 4096
-        assert run.forward_cache.hits == 2 * held
-        assert run.forward_cache.misses == SAMPLES + 2 * (SAMPLES - held)
-        assert run.forward_cache.bytes == held * 4096
+        assert (run.forward_cache.hits, run.forward_cache.misses) == (2 * SAMPLES, SAMPLES)
+        assert run.forward_cache.bytes == SAMPLES * 4096
 
 
 @pytest.mark.slow
@@ -138,7 +135,8 @@ def test_the_file_is_gone_after_the_run() -> None:
         run.train_epoch()
         cache = run.forward_cache
         assert cache is not None
-        assert cache.bytes == SAMPLES * 4096
+        assert (cache.rows(True), cache.rows(False)) == (SAMPLES, SAMPLES)
+        assert cache.bytes == 2 * SAMPLES * 4096
     assert (cache.bytes, cache.enabled) == (0, False)
 
 
@@ -150,7 +148,7 @@ class Shifted(Digits):
             yield images.roll(epoch % 3 - 1, dims=-1), labels
 
 
-def test_augmentation_makes_it_the_run_without_from_the_first_hit_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_augmentation_makes_it_the_run_without_after_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "build_for", lambda *_: Shifted())
     with TrainingRun(config_of(**STOP)) as run:
         run.train_epoch()
@@ -158,11 +156,11 @@ def test_augmentation_makes_it_the_run_without_from_the_first_hit_on(monkeypatch
         assert run.forward_cache is not None
         assert run.forward_cache.enabled
         run.model.train()
-        at_that_time = copy.deepcopy(run.model)
-        batch, indices = next(run._batches())
         with pytest.warns(UserWarning, match="forward cache off: inputs must repeat"):
-            loss = run._step(batch, indices)
-        assert torch.equal(loss, F.cross_entropy(at_that_time(batch[0]), batch[1]))
+            run._step(next(run._batches()))
+        batch = next(run._batches())
+        at_that_time = copy.deepcopy(run.model)
+        assert torch.equal(run._step(batch), F.cross_entropy(at_that_time(batch[0]), batch[1]))
         run.train_epoch()
         assert run.forward_cache.hits == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from search_spaces import SpaceContext
 from search_spaces.space import describe
 from trainables.config import TrialConfig
 from trainables.gradskip.replay import GradskipReplay
+from tune_cac.study.search_options import SearchOptions
+from tune_cac.tuning import run
 from tune_cac.tuning.baseline import DrawnTrial, WarmStart, never_acts, outcome_identity, with_learned_ranges
 
 BASE = TrialConfig(method="none", epochs=4)
@@ -175,3 +178,9 @@ def test_held_values_count(first: int, acts: bool) -> None:
     known = WarmStart(space=space, context=context_of(trace), base=BASE, hold=hold, trace=trace)
     assert (known.why_little(0) == "") == acts
     assert all(values.items() >= hold.items() for _, values in known.drawn(0, 5))
+
+
+def test_several_workers_have_no_forward_cache_and_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    of = partial(SearchOptions, space="frozen_prefix", workload="digits")
+    assert [run._caches(of(workers_per_trial=workers)) for workers in (1, 2)] == [True, False]
+    assert capsys.readouterr().err.startswith("no forward cache: with --workers-per-trial, the rows")

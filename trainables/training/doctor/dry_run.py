@@ -166,13 +166,13 @@ class _TimedRun(TrainingRun):
         self.loader_times_s: list[float] = []
         super().__init__(config)
 
-    def _batches(self) -> Iterator[tuple[Batch, Tensor | None]]:
+    def _batches(self) -> Iterator[Batch]:
         batches = super()._batches()
         begun = time.perf_counter()
         for found in batches:
             self.loader_times_s.append(time.perf_counter() - begun)
             if len(self.loader_times_s) == 1:
-                self.first_batch = to_meta(found[0])
+                self.first_batch = to_meta(found)
             yield found
             begun = time.perf_counter()
 

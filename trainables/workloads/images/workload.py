@@ -199,7 +199,7 @@ class Images(Workload):
         UserError: an option out of range, or data that cannot be trained on; see `open_images` and `count_classes`.
     """
 
-    why_inputs_vary = "whose inputs do not repeat: give --option augment=no"
+    why_inputs_vary = "whose inputs do not repeat: give --option augment=no, or --option views=4"
 
     data: str
     """A Parquet file, a folder of Parquet files by split (train-*.parquet), folders of images by class, or digits."""
@@ -225,6 +225,8 @@ class Images(Workload):
     augment: bool | None = None
     """True if training inputs are cropped and mirrored at random. None: unless the model is pretrained, so that what
     is frozen in it is computed once."""
+    views: int | None = None
+    """Versions of each augmented image, >= 1: epoch e trains on version e modulo ``views``. None: drawn anew."""
     cache: str | None = None
     """Folder for the decoded images. None: `store.default_cache`."""
     cache_limit_gb: float = 20.0
@@ -249,6 +251,7 @@ class Images(Workload):
         for option, holds, rule in (
             ("image_size", self.image_size is None or _is_int(self.image_size, 8), whole.format(8)),
             ("batch_size", _is_int(self.batch_size, 1), whole.format(1)),
+            ("views", self.views is None or _is_int(self.views, 1), whole.format(1)),
             ("classes", self.classes is None or _is_int(self.classes, 2), whole.format(2)),
             ("learning_rate", 0 < self.learning_rate < math.inf, "a number > 0"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, number),
@@ -320,7 +323,11 @@ class Images(Workload):
         return LambdaLR(optimizer, factor)
 
     def batch_at(self, epoch: int, seed: int, step: int) -> Batch:
-        return self.inputs_of(self._order(epoch, seed)[step], generator_of(seed, epoch, step))
+        rows = self._order(epoch, seed)[step]
+        if self.views is None:
+            return self.inputs_of(rows, generator_of(seed, epoch, step))
+        each = [self.inputs_of(row[None], generator_of(seed, epoch % self.views, int(row))) for row in rows]
+        return tuple(torch.cat(parts) for parts in zip(*each, strict=True))
 
     def _order(self, epoch: int, seed: int) -> tuple[Tensor, ...]:
         """Return the rows of each batch; the last epoch's are kept, since batches are made one by one."""
@@ -345,8 +352,10 @@ class Images(Workload):
         return resized_crops(images, boxes, flips, self._size)
 
     def fingerprint(self) -> str:
-        told = (self.model, self._size, self.batch_size, self.optimizer, self.learning_rate, self.weight_decay,
-                self.momentum, self.validation, self.augment, self._classes, self._origin.digest())  # fmt: skip
+        told = (
+            self.model, self._size, self.batch_size, self.optimizer, self.learning_rate, self.weight_decay,
+            self.momentum, self.validation, self.augment, self.views, self._classes, self._origin.digest(),
+        )  # fmt: skip
         digest = hashlib.sha256(repr((self._data.digest, told)).encode())
         for package in (__file__, models.__file__):
             for path in sorted(Path(package).parent.glob("*.py")):
@@ -359,8 +368,9 @@ class Images(Workload):
     def train_samples(self) -> int | None:
         return None if self.augment else len(self._parts["train"])
 
-    def train_sample_indices(self, epoch: int, seed: int) -> Iterator[Tensor] | None:
-        return None if self.augment else iter(self._order(epoch, seed))
+    @property
+    def different_inputs(self) -> int | None:
+        return self.train_samples if self.views is None else self.views * len(self._parts["train"])
 
     def samples(self) -> Samples:
         return _ImageSamples(self)

@@ -48,11 +48,11 @@ def plain(pixels: np.ndarray, training: np.ndarray) -> np.ndarray:
 def test_without_augmentation_batches_are_the_images_themselves(data: Path) -> None:
     images = images_of(data, augment=False)
     train, validation = hold_out(np.array(LABELS), 0.1)
-    assert images.train_samples == len(train) == 45
+    assert images.train_samples == images.different_inputs == len(train) == 45
     assert images.steps_per_epoch == 6
     expected = plain(noise(COUNT, SIDE)[train], noise(COUNT, SIDE)[train])
     batches = list(images.train_batches(2, 7))
-    indices = list(images.train_sample_indices(2, 7) or ())
+    indices = images._order(2, 7)
     assert [len(labels) for _, labels in batches] == [8, 8, 8, 8, 8, 5]
     assert sorted(torch.cat(indices).tolist()) == list(range(45))
     for (inputs, labels), rows in zip(batches, indices, strict=True):
@@ -62,11 +62,20 @@ def test_without_augmentation_batches_are_the_images_themselves(data: Path) -> N
     assert len(validation) == 5
 
 
+def test_views_of_augmented_images_repeat(data: Path) -> None:
+    images, plain_views = images_of(data, views=2), images_of(data, views=1)
+    assert (images.different_inputs, plain_views.different_inputs) == (90, 45)
+    each = [torch.cat([inputs for inputs, _ in images.train_batches(epoch, 7)]) for epoch in range(3)]
+    first, second, third = ({row.numpy().tobytes() for row in rows} for rows in each)
+    assert first == third
+    assert len(first & second) < 10
+    assert len(first) == 45
+
+
 def test_augmented_small_images_are_crops_of_the_images(data: Path) -> None:
     images = images_of(data)
     train, _ = hold_out(np.array(LABELS), 0.1)
-    assert images.train_samples is None
-    assert images.train_sample_indices(0, 0) is None
+    assert images.different_inputs is None
     padded = plain(np.pad(noise(COUNT, SIDE)[train], ((0, 0), (4, 4), (4, 4), (0, 0))), noise(COUNT, SIDE)[train])
     crops = np.lib.stride_tricks.sliding_window_view(padded, (SIDE, SIDE), axis=(2, 3))  # (44, 3, 9, 9, 9, 9)
     crops = np.stack([crops, crops[..., ::-1]], axis=2).transpose(0, 2, 3, 4, 1, 5, 6)
