@@ -50,11 +50,9 @@ def read_study(path: Path) -> list[JournalTrial]:
 
     Damaged lines are left out with one warning that names them, but for an incomplete last one, which may be being
     written. Where an append after an incomplete line joined two lines, the second is read. A trial whose creation was
-    lost is kept with what later lines say of it, so that the trials after it keep their numbers.
-
-    Raises:
-        UserError: the file does not exist or cannot be read, or holds no study of a search; or a damaged line does not
-            even tell what it was, so that it may have created a trial.
+    lost is kept with what later lines say of it, so that the trials after it keep their numbers. UserError: the file
+    does not exist or cannot be read, or holds no study of a search; or a damaged line does not even tell what it was,
+    so that it may have created a trial.
     """
     try:
         content = path.read_bytes()

@@ -62,10 +62,8 @@ def load(path: str | Path) -> pd.DataFrame:
 def read_journal(path: Path) -> list[dict[str, Any]]:
     """Return a record per trial: trial, role, status, error, control, candidate, row (result columns), config.
 
-    A trial that failed or was interrupted has no result; its row has only its cost, where known.
-
-    Raises:
-        UserError: the file does not exist, or contains no study.
+    A trial that failed or was interrupted has no result; its row has only its cost, where known. UserError: the file
+    does not exist, or contains no study.
     """
     trials = read_study(path)
     for trial in trials:  # a failed trial that a later search restarted

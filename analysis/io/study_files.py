@@ -122,11 +122,7 @@ class Layout:
         return Layout(self.root / "confirmation")
 
     def read_info(self) -> StudyInfo:
-        """Read the settings of the study.
-
-        Raises:
-            UserError: there is no study, or this version cannot read it.
-        """
+        """Read the settings of the study. UserError: there is no study, or this version cannot read it."""
         try:
             values: dict[str, Any] = json.loads(self.info.read_text())
         except FileNotFoundError:

@@ -85,9 +85,6 @@ _CODE: Mapping[str, Mapping[Any, tuple[str, ...]]] = {
             "value = torch.utils.checkpoint.checkpoint(block, value, use_reentrant=False, context_fn=...)",
         ),
     },
-    "compile_mode": {
-        None: ('model.compile(mode="{value}", dynamic=False)  # an nn.Sequential must be inside another module',)
-    },
     "loader_workers": {
         0: ("loader = DataLoader(..., num_workers=0)",),
         None: ("loader = DataLoader(..., num_workers={value}, persistent_workers=True)",),

@@ -67,9 +67,7 @@ def batches(settings: Any) -> tuple[pd.Index, list[Batch]]:
     """Group settings, in any form that `replay` takes, by how they are replayed.
 
     Returns their index, and batches that contain each setting once; DataFrame rows that compress are `foreign`.
-
-    Raises:
-        UserError: an unknown variable, an invalid value, or a setting outside a DataFrame that compresses.
+    UserError: an unknown variable, an invalid value, or a setting outside a DataFrame that compresses.
     """
     index, columns = _columns_of_settings(settings)
     count = len(index)
@@ -251,8 +249,7 @@ class RecordedPath:
 def replay_one(trace: RunTrace, config: TrialConfig) -> Outcomes:
     """Replay one configuration of any rule.
 
-    Raises:
-        UserError: the study has not recorded the plan of layers or the costs for it, or a layer number is too large.
+    UserError: the study has not recorded the plan of layers or the costs for it, or a layer number is too large.
     """
     replay, path, known = follow(trace, config)
     found = nothing_stopped(1, trace)
@@ -347,8 +344,7 @@ def _views(trace: RunTrace, name: str) -> Callable[[int | None], tuple[NDArray[A
 def replay_auto(trace: RunTrace, config: TrialConfig, numbers: AutoNumbers) -> Outcomes:
     """Replay the variance rule for n settings; ``config`` is theirs without the numbers of the rule.
 
-    Raises:
-        UserError: the study has not recorded the plan of layers or the costs for these settings.
+    UserError: the study has not recorded the plan of layers or the costs for these settings.
     """
     replay = _Replay(trace, config, numbers)
     found = replay.run()
@@ -597,8 +593,7 @@ def missing_facts(trace: RunTrace, settings: Any) -> list[TrialConfig]:
 def missing_costs(trace: RunTrace, settings: Any) -> list[str]:
     """Return sets of parameters (`RunTrace.trains`) whose costs the trace lacks and `replay` of settings may need.
 
-    Raises:
-        UserError: the study has not recorded the plan of layers of a setting (`missing_facts`).
+    UserError: the study has not recorded the plan of layers of a setting (`missing_facts`).
     """
     wanted = {trace.trains: None}
     for batch in batches(settings)[1]:

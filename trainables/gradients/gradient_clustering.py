@@ -67,10 +67,8 @@ class GradientSketch:
     def of(self, recorded: LayerSignals, samples: int, scale: Tensor | float) -> tuple[Tensor, int]:
         """Return the sketches of a batch's gradients (B, S), and the FLOPs that they took.
 
-        The scale, a number or (B,), makes a row's gradient that of the sample's own loss.
-
-        Raises:
-            UserError: a layer whose first dimension is not the samples'.
+        The scale, a number or (B,), makes a row's gradient that of the sample's own loss. UserError: a layer whose
+        first dimension is not the samples'.
         """
         found: Tensor | None = None
         flops = 0

@@ -232,8 +232,7 @@ class GradientMethod:
     def step(self) -> Tensor:
         """Execute one training step and return its loss on the drawn samples, detached.
 
-        Raises:
-            UserError: the method was built without an optimizer.
+        UserError: the method was built without an optimizer.
         """
         if self.optimizer is None:
             raise UserError("a step needs an optimizer, got None: give one, such as torch.optim.SGD(...)")
@@ -287,10 +286,7 @@ def step_direction(
 
     It is that of the optimizer's own `step`, executed on copies in double precision with a learning rate of 1: with
     momentum the buffer after the step, with Adam the quotient of its moments, weight decay included. Nothing of the
-    optimizer is changed.
-
-    Raises:
-        UserError: its steps are not proportional to the learning rate.
+    optimizer is changed. UserError: its steps are not proportional to the learning rate.
     """
     if isinstance(optimizer, _WITHOUT_DIRECTION):
         raise UserError(
@@ -356,10 +352,8 @@ Loss = Callable[[nn.Module], Tensor]
 def matching_names(model: nn.Module, names: str | Iterable[str] | None) -> list[str]:
     """Return the names of a model's parameters that are meant, in the model's order, each by its first name.
 
-    Names may be patterns (``conv*``, ``*.weight``); None stands for all parameters that require a gradient.
-
-    Raises:
-        UserError: a name matches nothing, or a parameter without floating-point numbers.
+    Names may be patterns (``conv*``, ``*.weight``); None stands for all parameters that require a gradient. UserError:
+    a name matches nothing, or a parameter without floating-point numbers.
     """
     known = dict(model.named_parameters())
     if names is None:
@@ -447,11 +441,7 @@ class ModelLoss:
             yield
 
     def value(self) -> Tensor:
-        """Return the loss at the model's own parameters.
-
-        Raises:
-            UserError: it is not a scalar tensor.
-        """
+        """Return the loss at the model's own parameters. UserError: it is not a scalar tensor."""
         with self.evaluating():
             found = self.at({})
         return scalar(found)

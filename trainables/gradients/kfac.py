@@ -121,9 +121,7 @@ class KFAC(GradientMethod):
     def observe(self, draw: Draw, rows: Any) -> None:
         """Measure the factors, and decompose them, where this is due.
 
-        Raises:
-            UserError: the labels' distribution is not known.
-            TrainingDiverged: a factor is not finite.
+        UserError: the labels' distribution is not known. TrainingDiverged: a factor is not finite.
         """
         if not self.factors or self.iteration % self.factor_every == 0:
             self._measure(draw)

@@ -21,10 +21,7 @@ def treatable_layers(model: nn.Module, needed_by: str | None = None) -> dict[str
     """Return the linear and convolution layers that can be watched, by name, in the model's order.
 
     A layer whose weight or bias another module holds, too (tied embeddings), is none of them, nor is one that takes its
-    weight from a parametrization.
-
-    Raises:
-        UserError: there is none, and a method is named that needs one.
+    weight from a parametrization. UserError: there is none, and a method is named that needs one.
     """
     owners = Counter(id(own) for module in model.modules() for own in module._parameters.values() if own is not None)
     found = {

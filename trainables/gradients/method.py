@@ -285,9 +285,8 @@ _ATTACHED: dict[str, type[SwitchedOn]] = {
 def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Attached:
     """Attach the configuration's estimator, beside Gradient-Skip where it is joined with it.
 
-    Raises:
-        UserError: names that the model does not have, layers that the estimator cannot treat, a forward cache beside a
-            method that chooses samples, or a rule of Gradient-Skip that looks at gradients.
+    UserError: names that the model does not have, layers that the estimator cannot treat, a forward cache beside a
+    method that chooses samples, or a rule of Gradient-Skip that looks at gradients.
     """
     mode = config.gradskip_settings().mode
     if config.skips_gradients and mode not in WEIGHT_RULES:

@@ -95,8 +95,7 @@ def row_norms(gradient: Tensor) -> Tensor:
 def output_of(output: Any, samples: int) -> Tensor:
     """Return the tensor with a row for each sample that a model returned: itself, or ``logits`` in a mapping.
 
-    Raises:
-        UserError: there is none, or several.
+    UserError: there is none, or several.
     """
     found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if found is None and isinstance(output, Mapping):

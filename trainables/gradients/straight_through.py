@@ -133,11 +133,7 @@ class BinaryActivation(nn.Module):
 
 
 def binary_activations(model: nn.Module) -> list[BinaryActivation]:
-    """Return the binary activations of a model.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Return the binary activations of a model. UserError: there are none."""
     found = [module for module in model.modules() if isinstance(module, BinaryActivation)]
     if not found:
         raise UserError(
@@ -151,8 +147,7 @@ def binary_activations(model: nn.Module) -> list[BinaryActivation]:
 def activation_mode(model: nn.Module, mode: str) -> Iterator[None]:
     """Run the block with all binary activations of a model in a mode, whether it trains or is evaluated.
 
-    Raises:
-        UserError: no such mode, or a model without binary activations.
+    UserError: no such mode, or a model without binary activations.
     """
     check_mode(mode)
     before = [(module, module.mode, module.training) for module in binary_activations(model)]

@@ -38,10 +38,7 @@ class StraightThroughSettings:
     """Settings of an estimator: `GradientFields` without their prefix has their meanings.
 
     There is 1 sample for sign, 2 at least for proposal. A single sample is never weighted, those of proposal always are
-    by effect, those of nes never.
-
-    Raises:
-        UserError: a value out of range, or two that do not fit together.
+    by effect, those of nes never. UserError: a value out of range, or two that do not fit together.
     """
 
     estimator: str = _DEFAULTS["ste_estimator"]

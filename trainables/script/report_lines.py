@@ -65,8 +65,7 @@ def read_report(line: str, metric: str = "accuracy") -> dict[str, Any] | None:
 def format_report(**values: Any) -> str:
     """Return the line that reports these values, scalars of NumPy and torch among them; `read_report` reads them back.
 
-    Raises:
-        ReportError: a value is of the wrong kind, or cannot be written as JSON.
+    ReportError: a value is of the wrong kind, or cannot be written as JSON.
     """
     values = {key: _plain(value) for key, value in values.items() if key != MARKER}
     _check(values)

@@ -176,8 +176,7 @@ class GrowingFile:
     def lines(self, *, to_the_end: bool) -> Iterator[str]:
         """Yield the lines that have come since the last call; one that has not ended only if nothing more will come.
 
-        Raises:
-            ValueError: it is closed.
+        ValueError: it is closed.
         """
         while data := self._file.read(LINE_BYTES):
             data = (self._begun + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -486,8 +485,7 @@ def _check_ranges(report: Mapping[str, Any], *, method: str) -> None:
 def _costs(report: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the FLOPs and the savings, as the script reports them or as its optimizer counted them.
 
-    Raises:
-        ScriptFailed: nothing is known.
+    ScriptFailed: nothing is known.
     """
     unknown = dict.fromkeys((*_COUNTED, "backward_saved", "executed_flops", "dense_flops"))
     if "executed_flops" in report:

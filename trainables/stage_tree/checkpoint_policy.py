@@ -85,10 +85,8 @@ def resume_live(
     """Build a run that records its signals, from its start or from a checkpoint of the tree.
 
     It begins at its start where ``data`` is None. ``metadata`` are the facts about the model that the tree has noted,
-    ``watches`` values of ``CAC_WATCH`` whose layers are recorded, too.
-
-    Raises:
-        RuntimeError, KeyError, EOFError, UnpicklingError: the checkpoint cannot be loaded.
+    ``watches`` values of ``CAC_WATCH`` whose layers are recorded, too. RuntimeError, KeyError, EOFError,
+    UnpicklingError: the checkpoint cannot be loaded.
     """
     run = TrainingRun(config)
     try:

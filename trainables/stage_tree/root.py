@@ -148,10 +148,7 @@ def ensure_costs(store: StageStore, config: TrialConfig, masks: Iterable[str]) -
     """Count and write the costs of steps in which these parameters train, where they are not known.
 
     The root was trained for at least one epoch. A mask has one digit per parameter, by number: 1 where it trains.
-
-    Raises:
-        OSError: they cannot be written.
-        UserError: the workload's loss raised on a partly stopped model.
+    OSError: they cannot be written. UserError: the workload's loss raised on a partly stopped model.
     """
     missing = [mask for mask in dict.fromkeys(masks) if store.read(costs_file(mask)) is None]
     shapes = store.read("shapes.json")

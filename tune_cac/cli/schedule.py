@@ -96,9 +96,7 @@ def facts_of_workload(name: str, options: Sequence[str]) -> tuple[ModelFacts, st
     """Return names and shapes of a workload's model, and its name in messages.
 
     A built-in model of the workload ``images`` needs no data; it then has as many classes as where it was published.
-
-    Raises:
-        UserError: as in `trainables.workloads.build`, or raised by the model.
+    UserError: as in `trainables.workloads.build`, or raised by the model.
     """
     from trainables.compression.policies import model_facts
     from trainables.runtime.isolation import isolated

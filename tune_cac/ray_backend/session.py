@@ -112,10 +112,7 @@ class _RayThread(threading.Thread):
         """Start it, and end it with the block; an interrupt does not wait for a Ray that is not up yet.
 
         Modules to import ``meanwhile`` must not import Ray, which another thread would see half initialized.
-
-        Raises:
-            TimeoutError: Ray is not up within so many seconds.
-            BaseException: what `ray.init` raised.
+        TimeoutError: Ray is not up within so many seconds. BaseException: what `ray.init` raised.
         """
         try:
             self.start()

@@ -18,8 +18,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 def script_identity(options: Iterable[str]) -> tuple[str, ...]:
     """Return the options ``cwd`` and ``files`` of a command, unless they are given.
 
-    Raises:
-        UserError: Python shall run a file that is not there.
+    UserError: Python shall run a file that is not there.
     """
     given = read_options(options)
     cwd = Path(given.get("cwd", Path.cwd()))

@@ -127,8 +127,7 @@ def read_lengths(text: str) -> tuple[float, ...]:
 class SearchOptions(StudyOptions):
     """The options of a search: those that the study keeps, and how this call runs it.
 
-    Raises:
-        UserError: an unknown space or workload, a number out of range, or a value that cannot be fixed.
+    UserError: an unknown space or workload, a number out of range, or a value that cannot be fixed.
     """
 
     script: str | None = option(
@@ -394,8 +393,7 @@ class SearchOptions(StudyOptions):
     def with_metric(self, own: Quality) -> SearchOptions:
         """Return these options with metric and allowed drop settled, given the workload's own metric.
 
-        Raises:
-            UserError: a direction that is not the metric's, or an allowed drop out of its range.
+        UserError: a direction that is not the metric's, or an allowed drop out of its range.
         """
         quality = quality_named(self.metric, self.direction, self.metric_unit, own=own)
         check_metric(quality)

@@ -407,8 +407,7 @@ _RULES = {name: (rule, TypeAdapter[Any](kind)) for names, rule, kind in _KINDS f
 def check_arguments(class_name: str, arguments: Mapping[str, Any], make: Callable[..., Any]) -> None:
     """Check that the class of this name can be called with these arguments.
 
-    Raises:
-        UserError: an argument is unknown, missing, of another type or out of its range; the message has the signature.
+    UserError: an argument is unknown, missing, of another type or out of its range; the message has the signature.
     """
     filled_in = ("self", "optimizer", "last_epoch")
     taken = {name: p for name, p in inspect.signature(make).parameters.items() if name not in filled_in}

@@ -10,7 +10,6 @@ from torch import nn
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.training.recipe import recipe as compiling
 from trainables.training.recipe.recipe import Recipe, with_kernels
 from trainables.training.run import TrainingRun
 from trainables.workloads import build_for
@@ -113,12 +112,3 @@ def test_a_batch_size_changes_steps_and_learning_rate() -> None:
 def test_a_batch_size_of_a_workload_that_chooses_it_is_refused() -> None:
     with pytest.raises(UserError, match=r"batch_size can't be set for workload text, which chooses it itself, got 8"):
         build_for(TrialConfig(workload="text", batch_size=8))
-
-
-def test_without_a_compiler_the_model_trains_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "why_not", lambda _: "InvalidCxxCompiler: No working C++ compiler found")
-    model, found = nn.Linear(2, 1), recipe(compile_mode="default")
-    with pytest.warns(UserWarning, match="compile_mode=default has no effect: torch.compile does not work here"):
-        found.compile(model)
-    assert not found.compiled
-    assert model._compiled_call_impl is None
