@@ -35,14 +35,10 @@ _UNKNOWN: dict[str, Any] = {}
 class JournalTrial:
     """State of one trial at the end of the journal."""
 
-    number: int = 0
-    """Number within its study, from 0."""
-    state: str = "RUNNING"
-    """Optuna's state: RUNNING, COMPLETE, PRUNED, FAIL or WAITING."""
-    user_attrs: dict[str, Any] = field(default_factory=dict)
-    """User attributes that the search wrote."""
-    values: list[float] | None = None
-    """Objectives, where reported to Optuna."""
+    number: int = 0  # number within its study, from 0
+    state: str = "RUNNING"  # Optuna's state: RUNNING, COMPLETE, PRUNED, FAIL or WAITING
+    user_attrs: dict[str, Any] = field(default_factory=dict)  # user attributes that the search wrote
+    values: list[float] | None = None  # objectives, where reported to Optuna
 
 
 def read_study(path: Path) -> list[JournalTrial]:

@@ -24,22 +24,12 @@ from trainables.quality import Quality, quality_in
 
 
 def load(path: str | Path) -> pd.DataFrame:
-    """Read the trials of a study, running or finished.
+    """Read the trials of a study, running or finished: one row per trial, by number.
 
-    Args:
-        path: the folder that a search wrote (of which the Parquet file is read unless the journal is newer), or its
-            journal.
-
-    Returns:
-        One row per trial, by number: the columns of `analysis.io.dtypes.IDENTITY`, of `trainables.metrics` and the
-        fields of `TrialConfig`, all of them whatever the study's version; their units, directions and meanings are in
-        ``df.attrs["columns"]``.
-
-    Raises:
-        UserError: nothing can be read.
-
-    Warns:
-        UserWarning: part of the data is damaged; the rest is read.
+    The path is the folder that a search wrote (of which the Parquet file is read unless the journal is newer), or its
+    journal. Columns are those of `analysis.io.dtypes.IDENTITY`, of `trainables.metrics` and the fields of
+    `TrialConfig`, all of them whatever the study's version; their units, directions and meanings are in
+    ``df.attrs["columns"]``. UserError: nothing can be read. UserWarning: part of the data is damaged; the rest is read.
     """
     layout = Layout(Path(path))
     if layout.root.is_file():
@@ -135,16 +125,9 @@ def history(path: str | Path) -> pd.DataFrame:
     A trial that continued from the checkpoint of an interrupted one gets its earlier epochs from that trial, which also
     keeps its own rows. Of an epoch that was reported more than once, the last report counts.
 
-    Args:
-        path: the folder that a search wrote.
-
-    Returns:
-        One row per trial and epoch, sorted by both: ``trial``, ``role``, the columns of `trainables.metrics.ROW`.
-        Counts are sums since the run's start. ``df.attrs``: ``columns`` (units and meanings) and ``quality`` (the
-        metric).
-
-    Raises:
-        UserError: there is no study.
+    One row per trial and epoch, sorted by both: ``trial``, ``role``, the columns of `trainables.metrics.ROW`. Counts
+    are sums since the run's start. ``df.attrs``: ``columns`` (units and meanings) and ``quality`` (the metric).
+    UserError: there is no study in the folder.
     """
     layout = Layout(Path(path))
     layout.read_info()

@@ -48,7 +48,7 @@ def option(
     """Declare an option as a field of a dataclass.
 
     Args:
-        default: its default; None where that is found out later.
+        default: its default; None where that is found out later, then perhaps in ``default_words``.
         meaning: its description for users.
         flag: its flag; empty for ``--name-of-the-field``.
         metavar: name of the value in the help; None for the flag's.

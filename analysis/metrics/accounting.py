@@ -23,28 +23,19 @@ _ENDED = ("completed", "failed")
 class SearchCost:
     """Total cost of the trials of a study."""
 
-    trials: int
-    """Trials that completed or failed."""
-    search_flops: int
-    """FLOPs that the search executed, including those of failed, interrupted and running trials."""
+    trials: int  # trials that completed or failed
+    search_flops: int  # FLOPs that the search executed, including those of failed, interrupted and running trials
     dense_equivalents: float
     """The same in dense runs: the FLOPs of each trial divided by its own full budget with nothing stopped, summed."""
-    own_equivalents: float
-    """FLOPs that the trials with a result would have executed alone, in dense runs."""
-    completed: int
-    """Trials that completed."""
-    outcomes: int
-    """Those of them that are not `duplicate_of` an earlier one."""
+    own_equivalents: float  # FLOPs that the trials with a result would have executed alone, in dense runs
+    completed: int  # trials that completed
+    outcomes: int  # those of them that are not `duplicate_of` an earlier one
     outcome_equivalents: float
     """FLOPs that these would have executed alone, in dense runs: repeating an outcome is no training."""
 
 
 def search_cost(trials: pd.DataFrame) -> SearchCost:
-    """Return what a study's search executed.
-
-    Args:
-        trials: one row per trial, as `analysis.load` gives it. Where `search_flops` is missing, a trial trained alone,
-            so its `executed_flops` count.
+    """Return what a study's search executed. Where `search_flops` is missing, a trial's `executed_flops` count.
 
     >>> trials = pd.DataFrame({
     ...     "role": ["baseline", "search"], "status": "completed", "dense_flops": 1000,

@@ -52,16 +52,11 @@ FEWEST_PAIRS = 3
 class Interval:
     """Mean of a sample with its confidence interval."""
 
-    mean: float
-    """Mean of the sample."""
-    low: float
-    """Lower end."""
-    high: float
-    """Upper end."""
-    confidence: float
-    """Probability that this interval and all others of the same comparison hold together."""
-    n: int
-    """Size of the sample."""
+    mean: float  # mean of the sample
+    low: float  # lower end
+    high: float  # upper end
+    confidence: float  # probability that this interval and all others of the same comparison hold together
+    n: int  # size of the sample
 
 
 def paired_interval(
@@ -69,14 +64,8 @@ def paired_interval(
 ) -> Interval:
     """Return the interval of `mean_limits` for one sample of paired differences.
 
-    Args:
-        differences: (n,) finite differences, one per seed, n >= 2.
-        confidence: in (0, 1).
-        comparisons: intervals that are to hold together, >= 1.
-        resolution: least half-width, > 0; see `mean_limits`.
-
-    Raises:
-        UserError: a number is out of range.
+    The (n,) differences are finite, one per seed, n >= 2; ``comparisons`` intervals, >= 1, are to hold together;
+    ``resolution`` is the least half-width, > 0. UserError: a number is out of range.
 
     >>> found = paired_interval([0.001, 0.002, 0.0, 0.001], comparisons=5, resolution=0.0005)
     >>> round(found.mean, 4), round(found.low, 4), round(found.high, 4)
@@ -213,14 +202,11 @@ def confirm_table(
         resolution: 1 / number of test samples, see `mean_limits`; only for accuracy losses.
         planned: number of selected candidates, where some have not begun yet.
 
-    Returns:
-        One row per candidate, confirmed ones first, then by `saved`, largest first: `candidate`, `seeds` (pairs),
-        `failed` (seeds on which it failed and the baseline did not), means and intervals of training compute saved, of
-        the compute that the study ranks by (`saved`) and of the accuracy loss (fractions; intervals NaN below two
-        pairs), `confidence`, `confirmed`, `refuted`, and `compared`, the accuracy that was compared, in words.
-
-    Raises:
-        UserError: a number is out of range, or the trials are not of a confirmation study.
+    One row per candidate, confirmed ones first, then by `saved`, largest first: `candidate`, `seeds` (pairs), `failed`
+    (seeds on which it failed and the baseline did not), means and intervals of training compute saved, of the compute
+    that the study ranks by (`saved`) and of the accuracy loss (fractions; intervals NaN below two pairs), `confidence`,
+    `confirmed`, `refuted`, and `compared`, the accuracy that was compared, in words. UserError: a number is out of
+    range, or the trials are not of a confirmation study.
 
     >>> trials = pd.DataFrame({
     ...     "role": ["baseline"] * 3 + ["candidate"] * 3, "candidate": [None] * 3 + [17] * 3, "seed": [1, 2, 3] * 2,
@@ -308,13 +294,8 @@ def _compared_words(column: str, quality: Quality) -> str:
 def read_confirmation(layout: Layout, ranking: pd.DataFrame, *, allowed_drop: float | str) -> pd.DataFrame | None:
     """Return the table of a study's confirmation (`analysis.confirm_table`), None where there is none or no candidate.
 
-    Warns where the confirmation cannot be read, and returns None.
-
-    Args:
-        layout: files of the study.
-        ranking: ranking of the study; candidates get the number of their outcome (`duplicates`), as a trial that ended
-            later may have the same outcome.
-        allowed_drop: largest drop allowed, as for `rank`.
+    Candidates get the number of their outcome in the study's ranking (`duplicates`), as a trial that ended later may
+    have the same outcome. Warns where the confirmation cannot be read, and returns None.
     """
     child = layout.confirmation
     if not child.info.is_file() or not child.journal.is_file():

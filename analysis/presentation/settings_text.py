@@ -17,9 +17,7 @@ from trainables.training.recipe.fields import RECIPE_FIELDS
 def estimator_text(values: Mapping[str, Any], *, digits: int | None = None) -> str:
     """Return the fields of an estimator as ``--set`` takes them, separated by spaces; empty if none is set.
 
-    Args:
-        values: fields of `TrialConfig`; None: not set.
-        digits: significant digits of numbers, None for all.
+    ``digits`` are significant digits of numbers, None for all.
 
     >>> estimator_text({"gradient_layers": ("fc.weight", "fc.bias"), "gradient_epsilon": 0.0123456}, digits=4)
     'gradient_layers=fc.weight,fc.bias gradient_epsilon=0.01235'
@@ -101,9 +99,6 @@ _CODE: Mapping[str, Mapping[Any, tuple[str, ...]]] = {
 def recipe_lines(values: Mapping[str, Any]) -> list[str]:
     """Return Python lines that give a script this recipe.
 
-    Args:
-        values: fields of `TrialConfig`; None: not set.
-
     >>> recipe_lines({"loader_workers": 2, "clip_grad_norm": 0.5})
     ... # doctest: +NORMALIZE_WHITESPACE
     ['torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # before optimizer.step()',
@@ -134,12 +129,7 @@ def compresses(config: TrialConfig) -> bool:
 def schedule_text(config: TrialConfig, about: Sequence[str] = ()) -> str:
     """Return the schedule of a configuration that compresses as YAML for a plain training loop, without marks.
 
-    Args:
-        config: configuration of a trial.
-        about: comment lines to begin with, with their number signs.
-
-    Raises:
-        UserError: the schedule cannot be read.
+    ``about`` are comment lines to begin with, with their number signs. UserError: the schedule cannot be read.
     """
     from trainables.compression.schedule import dump
 
@@ -156,9 +146,6 @@ def compression_text(values: Mapping[str, Any]) -> str:
     r"""Return the compression fields of a configuration in short; empty if none is set.
 
     Epochs are those of the schedule: from the first that prunes to the one after the last.
-
-    Args:
-        values: fields of `TrialConfig` that are set.
 
     >>> compression_text({"pruning_sensitivities": ("conv1.weight=0.5", "fc.weight=0"), "pruning_start_epoch": 3})
     's: conv1 0.5 from epoch 3'

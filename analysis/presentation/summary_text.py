@@ -143,8 +143,7 @@ def headline(
         allowed_drop: allowed drop of the metric, as for `analysis.rank`.
         confirmation: from `analysis.confirm_table`; None if no confirmation was started.
         line: from `analysis.control_line`; None for no comparison with a cut dense run.
-        why_little: why the space's settings have little or no effect on this run (`StudyInfo.why_little`); said if no
-            setting is recommended.
+        why_little: why the space's settings do little on this run (`StudyInfo.why_little`); said if none is best.
         sure: as for `analysis.best`.
     """
     if len(ranking) == 0:
@@ -191,19 +190,13 @@ def headline(
 
 
 class DropWords:
-    """Words for drops of one study's metric.
-
-    Args:
-        row: a trial of it, with a value and a drop.
-        allowed_drop: allowed drop, as for `analysis.rank`.
-    """
+    """Words for drops of one study's metric, given a trial of it with a value and a drop."""
 
     def __init__(self, row: pd.Series, allowed_drop: float | str) -> None:
         self.quality: Quality = quality_of(row)
         baseline = float(reference_values(row.to_frame().T, self.quality).iloc[0])
         self._limit = float(allowed_amount(allowed_drop, baseline))
-        self.allowed = allowed_text(allowed_drop, self.quality, baseline=baseline)
-        """The allowed drop."""
+        self.allowed = allowed_text(allowed_drop, self.quality, baseline=baseline)  # the allowed drop
 
     def at(self, drop: float) -> str:
         """Return ``at a loss of ...``, or that nothing is lost."""
@@ -332,8 +325,7 @@ def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.Data
 def _against_shorter(best: pd.Series, line: pd.DataFrame | None, *, confirmed: bool) -> str:
     """Return a sentence if a cut dense run of the same compute is not beaten, or was not tried; empty otherwise.
 
-    For a confirmed setting the sentence is returned even if a cut dense run is beaten, because confirmation compares
-    with the baseline only.
+    Of a confirmed setting also if it is beaten, because confirmation compares with the baseline only.
     """
     if line is None or len(line) == 0 or saving_of(best) != TRAINING:
         return ""

@@ -51,16 +51,12 @@ _READ = (*BY_NAME, "forward_cache_mb", "method")
 class Batch:
     """Group of settings that are replayed together."""
 
-    rows: NDArray[np.int64]
-    """(n,) indices of the settings in the given order."""
-    config: TrialConfig
-    """Configuration of all n settings; for the variance rule, without its numbers."""
+    rows: NDArray[np.int64]  # (n,) indices of the settings in the given order
+    config: TrialConfig  # configuration of all n settings; for the variance rule, without its numbers
     auto: AutoNumbers | None = None
     """Numbers of the variance rule for each setting; None: all n settings equal `config`."""
-    never_acts: bool = False
-    """True if these settings stop nothing on any run."""
-    foreign: bool = False
-    """True if these settings also compress, so that they cannot be replayed."""
+    never_acts: bool = False  # true if these settings stop nothing on any run
+    foreign: bool = False  # true if these settings also compress, so that they cannot be replayed
 
 
 def batches(settings: Any) -> tuple[pd.Index, list[Batch]]:
@@ -212,8 +208,7 @@ class RecordedPath:
 
     def __init__(self, trace: RunTrace, config: TrialConfig) -> None:
         self._trace = trace
-        self.stage = 0
-        """Index of the deepest recorded stage on the path."""
+        self.stage = 0  # index of the deepest recorded stage on the path
         self.own = trace.begins(config)
         """True if the path ends in this stage; False after a step that was never trained."""
         self.certain_until = trace.total_steps
@@ -526,12 +521,9 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
             the trace. A hundred thousand settings of the variance rule take seconds as a DataFrame. Rows that also
             compress have NaN savings and no other results.
 
-    Returns:
-        One row per setting, on the index of the settings, with the columns of `COLUMNS`.
-
-    Raises:
-        UserError: an unknown variable, an invalid value, a `TrialConfig` that compresses, or a setting for which the
-            study has not recorded the plan of layers or costs (`missing_facts`, `missing_costs`).
+    One row per setting, on the index of the settings, with the columns of `COLUMNS`. UserError: an unknown variable, an
+    invalid value, a `TrialConfig` that compresses, or a setting for which the study has not recorded the plan of layers
+    or costs (`missing_facts`, `missing_costs`).
     """
     index, found = batches(settings)
     predicted = nothing_stopped(len(index), trace)

@@ -41,8 +41,7 @@ class Pruner:
         UserError: a name matches no parameter, or a weight does not have the requested structures.
     """
 
-    argument: ClassVar[str] = "weights"
-    """The argument that names parameters, in a list or with a value each."""
+    argument: ClassVar[str] = "weights"  # the argument that names parameters, in a list or with a value each
     epochs_before: ClassVar[int] = 0
     """Number of epochs before the first active one at which the pruner starts to observe training (`start`)."""
 
@@ -52,10 +51,8 @@ class Pruner:
         self.settings = settings
         self.values: dict[str, Any] = (
             assigned(given, names) if isinstance(given, Mapping) else dict.fromkeys(listed(given, names))
-        )
-        """Value of the argument by parameter name, None if it has no values."""
-        self.targets = tuple(self.values)
-        """Parameter names, at least one."""
+        )  # value of the argument by parameter name, None if it has no values
+        self.targets = tuple(self.values)  # parameter names, at least one
 
     def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
         """Return new masks by name, for the targets whose mask changes.
@@ -276,8 +273,7 @@ class StructuresPruner(Pruner):
         blocks = getattr(settings, "kwargs", None)
         self.structures = Structures(ranked_group(settings.group_type), *([blocks.block_shape[:2]] if blocks else []))
         self.has_leader = settings.group_dependency == "Leader"
-        self.ranked = self.targets[:1] if self.has_leader else self.targets
-        """Names of the weights that are ranked."""
+        self.ranked = self.targets[:1] if self.has_leader else self.targets  # names of the weights that are ranked
         self.generator = generator
         self._check(parameters_as_built(model))
 

@@ -37,24 +37,18 @@ class Row(NamedTuple):
     """Result for one weight pruned to one level."""
 
     parameter: str
-    sparsity: float
-    """The level."""
-    top1: float
-    """Accuracy, in [0, 1], or the workload's own metric."""
+    sparsity: float  # the level
+    top1: float  # accuracy, in [0, 1], or the workload's own metric
 
 
 class Proposal(NamedTuple):
     """Proposed level and sensitivity of one weight."""
 
     parameter: str
-    elements: int
-    """Number of elements of the weight."""
-    level: float
-    """The largest level up to which all levels are within the allowed accuracy loss."""
-    top1: float
-    """Accuracy at that level."""
-    sensitivity: float
-    """s: the threshold s std(w) prunes the weight to that level; 0 for level 0."""
+    elements: int  # number of elements of the weight
+    level: float  # the largest level up to which all levels are within the allowed accuracy loss
+    top1: float  # accuracy at that level
+    sensitivity: float  # s: the threshold s std(w) prunes the weight to that level; 0 for level 0
 
 
 def prunable(model: nn.Module, kind: Kind = "element") -> dict[str, nn.Parameter]:

@@ -208,8 +208,7 @@ class _Part:
         self.type: str = node.type.name
         self.module: nn.Module = node.module
         self.name = names.get(self.module, "")
-        self.indices: dict[int, list[int]] = defaultdict(list)
-        """The module's own indices, by root channel r."""
+        self.indices: dict[int, list[int]] = defaultdict(list)  # the module's own indices, by root channel r
         self.is_one_number = self.type == "PRELU" and width(self.module, 0) == 1
         """True for a PReLU that has one slope for all channels."""
         weighted = self.type in (*_WEIGHTED, "DEPTHWISE_CONV")
@@ -415,14 +414,10 @@ _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
 class Thinned:
     """Result of a thinning."""
 
-    record: Record
-    """The cuts, for `thin_again`, one of each module and side. Empty if nothing was cut."""
-    removed: Removed
-    """The same by parameter."""
-    exact: bool
-    """True if the outputs on the example are unchanged in eval mode, apart from rounding."""
-    difference: float
-    """The largest absolute change of an output on the example."""
+    record: Record  # the cuts, for `thin_again`, one of each module and side. Empty if nothing was cut.
+    removed: Removed  # the same by parameter
+    exact: bool  # true if the outputs on the example are unchanged in eval mode, apart from rounding
+    difference: float  # the largest absolute change of an output on the example
 
 
 def thin(

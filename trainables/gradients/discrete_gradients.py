@@ -38,22 +38,15 @@ _MOST_AT_ONCE = 2**21
 class DiscreteGradient:
     """Result of a search: the changes that lower the loss, and those that are made together."""
 
-    stride: float
-    """Smallest change that was tried."""
+    stride: float  # smallest change that was tried
     multiples: Mapping[str, Tensor]
     """Smallest change that lowers the loss, in strides with its sign, by parameter name; 0 where none was found."""
-    decreases: Mapping[str, Tensor]
-    """By how much it lowers the loss; 0 where none was found."""
-    taken: Mapping[str, Tensor]
-    """The changes that are made together, to be added to the parameters; zeros elsewhere."""
-    loss_before: float
-    """Loss of the model as it was."""
-    loss_after: float
-    """Loss with the changes that were taken; equal to `loss_before` if none was."""
-    retries: int
-    """Number of smaller sets that were tried, since the ones before did not lower the loss."""
-    evaluations: int
-    """Losses that were evaluated."""
+    decreases: Mapping[str, Tensor]  # by how much it lowers the loss; 0 where none was found
+    taken: Mapping[str, Tensor]  # the changes that are made together, to be added to the parameters; zeros elsewhere
+    loss_before: float  # loss of the model as it was
+    loss_after: float  # loss with the changes that were taken; equal to `loss_before` if none was
+    retries: int  # number of smaller sets that were tried, since the ones before did not lower the loss
+    evaluations: int  # losses that were evaluated
 
     @property
     def found(self) -> int:

@@ -52,8 +52,7 @@ class GradientSketch:
         self._layers = layers
         self._sides: dict[str, list[Tensor | None]] = {}
         self._places: dict[str, slice] = {}
-        self.width = 0
-        """S, at most p^2 a layer."""
+        self.width = 0  # S, at most p^2 a layer
         for name, layer in layers.items():
             assert isinstance(layer.weight, Tensor)
             outputs, inputs = layer.weight.flatten(1).shape
@@ -217,12 +216,9 @@ def stratified_draw(assignments: Tensor, batch_size: int, generator: torch.Gener
 class GradientCluster:
     """Samples that share a gradient."""
 
-    size: int
-    """Samples."""
-    spread: float
-    """Mean squared distance of their gradients from the centre."""
-    examples: tuple[int, ...]
-    """Numbers of the samples nearest to the centre, the nearest first."""
+    size: int  # samples
+    spread: float  # mean squared distance of their gradients from the centre
+    examples: tuple[int, ...]  # numbers of the samples nearest to the centre, the nearest first
 
 
 class WatchedRows(OutputRows):
@@ -292,11 +288,9 @@ class GradientClustering(GradientMethod):
         self.layers = treatable_layers(self.model, "gradient clustering")
         generator = torch.Generator().manual_seed(self.seed)
         # Before the first update, clusters are random: stratified sampling is then no worse than plain.
-        self.assignments = torch.randperm(count, generator=generator) % clusters
-        """(N,), the cluster of each sample."""
+        self.assignments = torch.randperm(count, generator=generator) % clusters  # (N,), the cluster of each sample
         self.sketch = GradientSketch(self.layers, self.device, self.seed)
-        self.centres: Tensor | None = None
-        """(K, S), in sketches; None before the first update."""
+        self.centres: Tensor | None = None  # (K, S), in sketches; None before the first update
         self._since_update = self.every  # the first update is due at once
 
     def draw(self, generator: torch.Generator) -> Draw:

@@ -64,14 +64,10 @@ def norm_of(tensors: Iterable[Tensor]) -> float:
 class Draw:
     """Samples of one gradient."""
 
-    batch: Batch
-    """Tensors (B, ...) on the model's device."""
-    randomness: Randomness
-    """Sets the generators before a pass on them, so that dropout is the same in every pass."""
-    numbers: Tensor | None = None
-    """(B,) int64, their numbers in the data; None where the caller chose them."""
-    weights: Tensor | None = None
-    """(B,) weight of each sample's gradient in their mean; None: 1."""
+    batch: Batch  # tensors (B, ...) on the model's device
+    randomness: Randomness  # sets the generators before a pass on them, so that dropout is the same in every pass
+    numbers: Tensor | None = None  # (B,) int64, their numbers in the data; None where the caller chose them
+    weights: Tensor | None = None  # (B,) weight of each sample's gradient in their mean; None: 1
 
     @property
     def size(self) -> int:
@@ -127,8 +123,7 @@ class GradientMethod:
         self._weight_type = torch.promote_types(first.dtype, torch.float32)
         self._unreached: set[str] = set()  # parameters without gradient in the last pass: a step does not move them
         self.meter = FlopMeter()
-        self.iteration = 0
-        """Steps so far."""
+        self.iteration = 0  # steps so far
 
     def draw(self, generator: torch.Generator) -> Draw:
         """Draw the samples of one gradient; they depend on the generator and the method's state alone."""

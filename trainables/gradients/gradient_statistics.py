@@ -32,30 +32,22 @@ from trainables.workloads.seeded_loader import epoch_seed
 class GradientMoments:
     """Statistics of a gradient estimator, of one parameter or of all."""
 
-    mean: float
-    """Mean of the m_j."""
-    norm: float
-    """Norm of the mean gradient, sqrt(sum_j m_j^2)."""
-    average_variance: float
-    """Mean of the V_j."""
+    mean: float  # mean of the m_j
+    norm: float  # norm of the mean gradient, sqrt(sum_j m_j^2)
+    average_variance: float  # mean of the V_j
     normalised_variance: float
     """Mean of V_j / E[g_j^2] over the elements that are not always zero; E[g_j^2] is not centred. NaN if all are."""
-    snr: float
-    """Signal to noise: (sum_j m_j^2 - V_j / T) / sum_j V_j, whose numerator is unbiased and may be below 0."""
-    bias: float
-    """Norm of the difference of the mean gradient and the reference's."""
-    bias_noise: float
-    """About the value of `bias` if there were none: the root of the summed variances of both means."""
+    snr: float  # signal to noise: (sum_j m_j^2 - V_j / T) / sum_j V_j, whose numerator is unbiased and may be below 0
+    bias: float  # norm of the difference of the mean gradient and the reference's
+    bias_noise: float  # about the value of `bias` if there were none: the root of the summed variances of both means
 
 
 class RunningMoments:
     """Accumulate mean and squared deviations; scale-free (Welford, 1962), without waiting for the device."""
 
     def __init__(self) -> None:
-        self.count = 0
-        """T so far."""
-        self.mean: dict[str, Tensor] = {}
-        """m, by parameter."""
+        self.count = 0  # T so far
+        self.mean: dict[str, Tensor] = {}  # m, by parameter
         self._deviations: dict[str, Tensor] = {}
 
     def add(self, gradients: Mapping[str, Tensor]) -> None:
@@ -122,20 +114,13 @@ def _moments(row: list[float], count: int) -> GradientMoments:
 class GradientMeasurement:
     """Statistics of one estimator at one step."""
 
-    step: int
-    """Steps before."""
-    estimator: str
-    """Name of the method; ``sgd`` for batches drawn uniformly."""
-    layers: dict[str, GradientMoments]
-    """By parameter."""
-    total: GradientMoments
-    """Of all parameters together."""
-    forward_flops: int
-    """FLOPs of forward passes that the measurement executed for this estimator."""
-    backward_flops: int
-    """FLOPs of backward passes, and of what turns gradients into the estimate."""
-    gradient_evaluations: float
-    """Both in gradients of a batch of SGD's."""
+    step: int  # steps before
+    estimator: str  # name of the method; ``sgd`` for batches drawn uniformly
+    layers: dict[str, GradientMoments]  # by parameter
+    total: GradientMoments  # of all parameters together
+    forward_flops: int  # FLOPs of forward passes that the measurement executed for this estimator
+    backward_flops: int  # FLOPs of backward passes, and of what turns gradients into the estimate
+    gradient_evaluations: float  # both in gradients of a batch of SGD's
 
 
 class GradientStatistics:
@@ -177,8 +162,7 @@ class GradientStatistics:
         """The estimator that others are compared with."""
         self.measurements, self.samples = measurements, samples
         self.total_steps, self._seed = total_steps, seed
-        self.history: list[GradientMeasurement] = []
-        """All measurements so far."""
+        self.history: list[GradientMeasurement] = []  # all measurements so far
 
     def is_due(self, step: int) -> bool:
         """Return whether a training with ``total_steps`` is measured before this step, from 0."""

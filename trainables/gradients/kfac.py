@@ -108,10 +108,8 @@ class KFAC(GradientMethod):
         self.damping, self.kl_clip, self.decay, self.fisher = damping, kl_clip, decay, fisher
         self.factor_every, self.inverse_every = factor_every, inverse_every
         self.layers = treatable_layers(self.model, "K-FAC")
-        self.factors: dict[str, Factors] = {}
-        """Of each treated layer that was measured, by its name."""
-        self.bases: dict[str, Basis] = {}
-        """Of each treated layer that was decomposed, by its name."""
+        self.factors: dict[str, Factors] = {}  # of each treated layer that was measured, by its name
+        self.bases: dict[str, Basis] = {}  # of each treated layer that was decomposed, by its name
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         self._names = {
             layer: (names[id(module.weight)], names.get(id(module._parameters.get("bias"))))

@@ -44,8 +44,7 @@ class OutputRows:
         self._handle: Any = None
         self._gradients: list[Tensor] = []
         self._is_called = False
-        self.whole: Any = None
-        """The model's whole output, if ``keeps_whole``."""
+        self.whole: Any = None  # the model's whole output, if ``keeps_whole``
 
     def __enter__(self) -> OutputRows:
         self._handle = self._model.register_forward_hook(self._seen)

@@ -83,14 +83,12 @@ class Perturbations:
         self._loss = ModelLoss(loss, model)
         self._parameters = dict(model.named_parameters())
         self._memory_bytes, self._meter, self._key = memory_bytes, meter, key
-        self.dtype: torch.dtype = self._loss.check_repeats().dtype if like is None else like.dtype
-        """Dtype of the loss."""
+        self.dtype: torch.dtype = self._loss.check_repeats().dtype if like is None else like.dtype  # dtype of the loss
         self._one_by_one: bool = like is not None and like._one_by_one
         self._sizes: dict[Hashable, int] = {} if like is None else like._sizes
         # How the loss uses the parameters is seen for each loss anew: it may regularize by now.
         with _Uses(self._parameters) as uses, self._counted("value"):
-            self.value: Tensor = self._loss.value()
-            """Loss of the model as it is, ()."""
+            self.value: Tensor = self._loss.value()  # loss of the model as it is, ()
         self._at_outputs = uses.layered - uses.otherwise
 
     def losses(

@@ -45,10 +45,8 @@ class SlicedLayers:
     def __init__(self, model: nn.Module) -> None:
         tensors = (*model.named_parameters(), *model.named_buffers())
         self._names = {id(tensor): name.rpartition(".")[0] or "the model" for name, tensor in tensors}
-        self.whole: dict[str, bool] = {}
-        """Layers that run whole, and whether a warning has said so."""
-        self.passes: dict[str, int] = {}
-        """Backward passes so far that left out rows, by layer."""
+        self.whole: dict[str, bool] = {}  # layers that run whole, and whether a warning has said so
+        self.passes: dict[str, int] = {}  # backward passes so far that left out rows, by layer
 
     def name_of(self, *tensors: Tensor | None) -> str:
         """Return the name of the layer that has one of these tensors, or words for it."""
@@ -87,8 +85,7 @@ class SlicedBackward(TorchFunctionMode):
         self.samples, self.layers = samples, layers
         self.keep: Tensor | None = None
         """(K,) int64, the rows that the backward pass goes through; None: all. Set it before they are reached."""
-        self.spared_flops = 0
-        """FLOPs of backward passes that were left out."""
+        self.spared_flops = 0  # FLOPs of backward passes that were left out
 
     def kept(self, name: str, layer: Tensor, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         """Return the rows (K,) through which a layer's backward pass goes, None for all, and both tensors there.
@@ -230,10 +227,8 @@ class SkippingRows(OutputRows):
     ) -> None:
         super().__init__(model, samples, self._leave_out)
         self._threshold, self._seed = threshold, seed
-        self.sliced = SlicedBackward(samples, layers)
-        """Counts the FLOPs that were spared."""
-        self.kept = samples
-        """Samples that took part in the backward pass."""
+        self.sliced = SlicedBackward(samples, layers)  # counts the FLOPs that were spared
+        self.kept = samples  # samples that took part in the backward pass
 
     def __enter__(self) -> SkippingRows:
         super().__enter__()

@@ -324,10 +324,8 @@ class ScriptRun:
         self.config = config
         self._steps = steps
         self._begun = time.perf_counter()
-        self.row: dict[str, Any] | None = None
-        """The last report's row; None before the first."""
-        self.finished = False
-        """True if the command has ended successfully and its last row was returned."""
+        self.row: dict[str, Any] | None = None  # the last report's row; None before the first
+        self.finished = False  # true if the command has ended successfully and its last row was returned
         self._place = folder
         self._here = Path(tempfile.mkdtemp(prefix="tune_cac-")) if is_uri(folder) else Path(folder).absolute()
         self._here.mkdir(parents=True, exist_ok=True)

@@ -60,24 +60,17 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
 class SearchResult:
     """Result of a search, as pandas objects."""
 
-    folder: Path
-    """The study's folder."""
-    trials: pd.DataFrame
-    """One row per trial (`analysis.load`)."""
-    ranking: pd.DataFrame
-    """The completed trials, best first (`analysis.rank`)."""
-    best: pd.Series | None
-    """The best setting (`best_or_confirmed`); None if nothing is within the allowed drop."""
-    allowed_drop: float | str
-    """Drop of the metric that is allowed (`trainables.quality`)."""
+    folder: Path  # the study's folder
+    trials: pd.DataFrame  # one row per trial (`analysis.load`)
+    ranking: pd.DataFrame  # the completed trials, best first (`analysis.rank`)
+    best: pd.Series | None  # the best setting (`best_or_confirmed`); None if nothing is within the allowed drop
+    allowed_drop: float | str  # drop of the metric that is allowed (`trainables.quality`)
     confirmation: pd.DataFrame | None
     """Result of retraining on fresh seeds (`analysis.confirm_table`); None if none was begun."""
-    interrupted: bool
-    """True if the search was interrupted before all trials ended."""
+    interrupted: bool  # true if the search was interrupted before all trials ended
     used_up: str = ""
     """The budget that ended the search, what is trained and how to go on, in one line; empty if none did."""
-    sure: float = 0.0
-    """Probability with which the best setting is to hold on another seed."""
+    sure: float = 0.0  # probability with which the best setting is to hold on another seed
     why_little: str = ""
     """The reason why settings of the space do nothing or little on this run; empty if that is unknown."""
 

@@ -85,18 +85,12 @@ _TEXTS = ("text", "hovertext", "name", "ticktext")
 class Figure:
     """One plot of the report."""
 
-    name: str
-    """Its name on the page and of the file that its button saves."""
-    alt: str
-    """Text alternative for readers who cannot see the plot."""
-    traces: list[dict[str, Any]]
-    """Plotly's traces."""
-    layout: dict[str, Any]
-    """Plotly's layout, without the settings common to all plots."""
-    height: int = 420
-    """Height in pixels."""
-    notes: list[str] = field(default_factory=list)
-    """Sentences of the caption."""
+    name: str  # its name on the page and of the file that its button saves
+    alt: str  # text alternative for readers who cannot see the plot
+    traces: list[dict[str, Any]]  # Plotly's traces
+    layout: dict[str, Any]  # Plotly's layout, without the settings common to all plots
+    height: int = 420  # height in pixels
+    notes: list[str] = field(default_factory=list)  # sentences of the caption
 
     def to_dict(self) -> dict[str, Any]:
         """Return traces, layout and height as plain values for JSON, with escaped text."""
@@ -146,15 +140,9 @@ def line(
     name: str, x: Iterable[float], y: Iterable[float], labels: Iterable[str], *, more: dict[str, Any] | None = None,
     **style: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return a trace of a line with hover texts.
+    """Return a trace of a line with hover texts, or none.
 
-    Args:
-        name: its entry in the legend.
-        x: horizontal coordinates.
-        y: vertical coordinates.
-        labels: hover texts; empty for none.
-        more: further settings of the trace.
-        style: settings of the line: color, width, dash, shape.
+    ``name`` is its entry in the legend, ``more`` has further settings of the trace, ``style`` those of the line.
     """
     hover = list(labels)
     return {

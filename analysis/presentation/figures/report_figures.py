@@ -76,8 +76,7 @@ def timeline(data: ReportData) -> Figure | None:
 def _stretches(events: list[dict[str, Any]], total: int, who: str) -> list[dict[str, Any]]:
     """Return one outcome's stretches between stops, from the first iteration to the last, without a gap.
 
-    Returns:
-        For each stretch its begin, end, label and the highest number among the stopped layers, -1 for none.
+    Each has its begin, end, label and the highest number among the stopped layers, -1 for none.
     """
     found = []
     layer, begin, what = -1, 0, "every layer trains"

@@ -331,16 +331,10 @@ def figure_html(title: str, figure: Figure) -> str:
 
 
 def _page(title: str, body: str, note: str, figures: Mapping[str, Figure]) -> str:
-    """Return a page as HTML.
+    """Return a page as HTML, given its title, the HTML of its body, a note for its footer, and its plots by name.
 
     The content security policy lets a browser run only the page's two scripts, identified by their hashes, and load
     nothing. Plotly is embedded as text and runs only after the page has been shown.
-
-    Args:
-        title: as text.
-        body: its HTML, with a main element ``main``.
-        note: a sentence of the footer.
-        figures: its plots, by name.
     """
     plotly, script = _plotly(), _asset("page.js")
     hashes = " ".join(

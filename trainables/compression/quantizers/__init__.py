@@ -98,8 +98,7 @@ class Quantizer:
     The other quantizers are its subclasses. ``name`` is that of the instance in the schedule, ``given`` its settings.
     """
 
-    activation_kinds: ClassVar[tuple[type[nn.Module], ...]] = RECTIFIERS
-    """Modules whose output is quantized."""
+    activation_kinds: ClassVar[tuple[type[nn.Module], ...]] = RECTIFIERS  # modules whose output is quantized
 
     def __init__(self, name: str, given: Any) -> None:
         self.name = name

@@ -89,14 +89,11 @@ class Grid(NamedTuple):
 
     scale: Tensor
     """1 / s > 0, by which values are multiplied as in Distiller, whose rounding is then equal to the last bit."""
-    zero: Tensor
-    """z, an integer: the q of value 0.0."""
+    zero: Tensor  # z, an integer: the q of value 0.0
     q_min: int
     q_max: int
-    low: Tensor
-    """Lower end of the range; values below it have gradient 0."""
-    high: Tensor
-    """Upper end of the range; values above it have gradient 0."""
+    low: Tensor  # lower end of the range; values below it have gradient 0
+    high: Tensor  # upper end of the range; values above it have gradient 0
 
 
 def linear_grid(low: Tensor, high: Tensor, bits: int, mode: Mode) -> Grid:

@@ -161,15 +161,12 @@ def search_tags(value: Any, path: Path = ()) -> Iterator[tuple[Path, SearchTag]]
 class Document:
     """The parsed values of a schedule, before they are interpreted."""
 
-    source: str
-    """Name used in messages."""
-    value: Any
-    """Plain values, and a `SearchTag` for each ``!search``."""
+    source: str  # name used in messages
+    value: Any  # plain values, and a `SearchTag` for each ``!search``
     lines: Mapping[Path, int] = field(default_factory=dict)
     """By path: the line, from 1, of an entry's key, or of a scalar value that is on a separate line; empty for a
     mapping."""
-    duplicates: Sequence[Problem] = ()
-    """Keys that are given more than once; the last one is used, as usual in YAML."""
+    duplicates: Sequence[Problem] = ()  # keys that are given more than once; the last one is used, as usual in YAML
 
 
 def compose(text: str, source: str = TEXT) -> Document:
