@@ -104,8 +104,7 @@ class KnowledgeDistillationPolicy:
         temperature: T, > 0.
         loss_weights: of the terms. ``teacher`` adds a constant, and only if `before_backward` is given labels.
 
-    Raises:
-        UserError: a number is out of range, or the teacher shares parameters with the student.
+    UserError: a number is out of range, or the teacher shares parameters with the student.
     """
 
     def __init__(
@@ -177,12 +176,8 @@ class KnowledgeDistillationPolicy:
     def before_backward(self, loss: Tensor, labels: Tensor | None = None) -> Tensor:
         """Return the loss for the backward pass, computed from the last call of the student.
 
-        Args:
-            loss: the student's loss against the labels, a scalar.
-            labels: class numbers, int64, needed only for the value of the teacher's term, which has no gradient.
-
-        Raises:
-            UserError: the student was not called since the last loss, or more than once.
+        ``labels``, int64, are needed only for the value of the teacher's term, which has no gradient. UserError: the
+        student was not called since the last loss, or more than once.
         """
         if not self.calls_teacher_each_step:
             return self.loss_weights.student * loss

@@ -32,13 +32,8 @@ from trainables.errors import UserError, unknown_name
 class Pruner:
     """Decide which elements of some weights are zero.
 
-    Args:
-        settings: one of `trainables.compression.schedule.configs.PRUNERS`.
-        model: the model to prune.
-        generator: on the CPU, for all random numbers.
-
-    Raises:
-        UserError: a name matches no parameter, or a weight does not have the requested structures.
+    ``settings`` are one of `trainables.compression.schedule.configs.PRUNERS`; the generator, on the CPU, is for all
+    random numbers. UserError: a name matches no parameter, or a weight does not have the requested structures.
     """
 
     argument: ClassVar[str] = "weights"  # the argument that names parameters, in a list or with a value each
@@ -55,12 +50,9 @@ class Pruner:
         self.targets = tuple(self.values)  # parameter names, at least one
 
     def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
-        """Return new masks by name, for the targets whose mask changes.
+        """Return new masks by name, for the targets whose mask changes, at a moment of an active epoch.
 
-        Args:
-            weights: of all targets, detached.
-            current: the masks of targets that have one.
-            moment: a moment of an active epoch.
+        ``weights`` are those of all targets, detached, ``current`` the masks of targets that have one.
         """
         return {name: self.mask(name, weights[name], current.get(name), moment) for name in self.targets}
 

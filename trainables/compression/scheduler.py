@@ -100,8 +100,7 @@ class CompressionScheduler:
             base_lrs: base learning rate of each parameter group; by default ``initial_lr``, or the current rates.
             **hooks: ``example``, ``before_change`` and ``model_changed`` of the class.
 
-        Raises:
-            UserError: the schedule is invalid, or has names that the model does not have.
+        UserError: the schedule is invalid, or has names that the model does not have.
         """
         read = schedule if isinstance(schedule, Schedule) else read_schedule(schedule, compatible=compatible)
         read = resolve(read, model_facts(model), compatible=compatible).schedule

@@ -77,11 +77,8 @@ def sensitivity_analysis(
         kind: what is pruned: elements, whole filters or whole channels.
         on_row: called with each row as soon as it is available.
 
-    Returns:
-        Rows by parameter, in the model's order, and ascending level.
-
-    Raises:
-        UserError: a level is out of range, the kind is unknown, a name matches nothing, or no parameter can be pruned.
+    Rows are by parameter, in the model's order, and ascending level. UserError: a level is out of range, the kind is
+    unknown, a name matches nothing, or no parameter can be pruned.
     """
     if kind not in get_args(Kind):
         raise UserError(f"kind of a sensitivity analysis must be one of {', '.join(get_args(Kind))}, got {kind!r}")

@@ -442,8 +442,7 @@ def thin(
             with the filters that produced them; ``structures`` does both.
         round_to: widths stay multiples of this, >= 1.
 
-    Raises:
-        UserError: torch_pruning is not installed or cannot trace the model.
+    UserError: torch_pruning is not installed or cannot trace the model.
     """
     trial = _Trial(model, _first_samples(tuple(example_inputs)))
     record: Record = []

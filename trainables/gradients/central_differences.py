@@ -37,9 +37,8 @@ def central_difference(
 ) -> dict[str, Tensor]:
     """Return the central difference gradient of a loss by parameter name, each of the parameter's shape.
 
-    The model, its buffers and all generators are afterwards as before. Weights of layers are changed at the layers'
-    outputs (`perturbations`); the other parameters as they are. An estimate that takes more than five seconds shows on
-    stderr how far it is.
+    The model, its buffers and all generators are afterwards as before. An estimate that takes more than five seconds
+    shows on stderr how far it is.
 
     Args:
         loss: loss(model) is a scalar tensor, regularization terms included.
@@ -49,12 +48,9 @@ def central_difference(
         names: names or patterns of parameters (``conv*``); None: those that require a gradient.
         memory_bytes: bound on the memory of the changes that are evaluated at once.
 
-    Raises:
-        UserError: an epsilon that is not above 0, or too small to change a weight; a loss that is no scalar tensor or
-            does not repeat; a name that matches nothing.
-
-    Warns:
-        UserWarning: an epsilon at which rounding dominates, or a loss that `torch.func.vmap` cannot treat.
+    UserError: an epsilon that is not above 0, or too small to change a weight; a loss that is no scalar tensor or does
+    not repeat; a name that matches nothing. UserWarning: an epsilon at which rounding dominates, or a loss that
+    `torch.func.vmap` cannot treat.
     """
     chosen = matching_names(model, names)
     losses = Perturbations(loss, model, memory_bytes=memory_bytes)
@@ -191,14 +187,9 @@ class CentralDifferenceSGD(NormalisedSGD):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Tensor:  # type: ignore[override]  # the loss takes the model
-        """Take one step and return the loss before it.
+        """Take one step and return the loss before it; ``closure(model)`` is the loss, a scalar tensor.
 
-        Args:
-            closure: the loss, of which `closure(model)` is a scalar tensor.
-
-        Raises:
-            UserError: as `central_difference`, or no loss.
-            TrainingDiverged: the loss is not finite.
+        UserError: as `central_difference`, or no loss. TrainingDiverged: the loss is not finite.
         """
         if closure is None:
             raise UserError("step(loss) needs the loss: a function of the model that returns a scalar tensor")

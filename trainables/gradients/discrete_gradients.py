@@ -88,13 +88,10 @@ def discrete_gradient(
         names: names or patterns of parameters; None: those that require a gradient.
         objective: order in which changes are taken, one of `OBJECTIVES`.
 
-    The set is halved until the loss decreases, down to single elements in their order. Where a single change that
-    lowered the loss at a layer's output does not do so in the weight, rounded to its dtype, the next is tried; if none
-    does, nothing is taken.
-
-    Raises:
-        UserError: an epsilon or stride that is not above 0, a stride above epsilon or too small to change a weight, an
-            unknown objective, a loss that is no scalar tensor or does not repeat, a name that matches nothing.
+    Where a single change that lowered the loss at a layer's output does not do so in the weight, rounded to its dtype,
+    the next is tried; if none does, nothing is taken. UserError: an epsilon or stride that is not above 0, a stride
+    above epsilon or too small to change a weight, an unknown objective, a loss that is no scalar tensor or does not
+    repeat, a name that matches nothing.
     """
     chosen = matching_names(model, names)
     for name, value in (("epsilon", epsilon), ("stride", stride)):
@@ -197,9 +194,9 @@ def taken_first(
 ) -> tuple[Tensor, int]:
     """Return the elements in the order in which they are taken, and how many are within the budget together.
 
-    The sum of their delta^2 stays below epsilon^2, in exact integers of strides. An element whose change alone has the
-    length epsilon is left out.
-    Ties are in the order of the elements. Multiples, 0 where none was found, and decreases are (D,), of all elements.
+    The sum of their delta^2 stays below epsilon^2, in exact integers of strides; an element whose change alone has the
+    length epsilon is left out. Ties are in the order of the elements. Multiples and decreases are (D,), of all
+    elements.
     """
     budget = (epsilon / stride) ** 2 * (1 - 1e-12)
     having = torch.nonzero((multiples != 0) & (multiples.double().square() < budget)).flatten()

@@ -243,10 +243,10 @@ class GradientClustering(GradientMethod):
 
     The estimate is unbiased whatever the clusters are: weights are M N_k / N (`stratified_draw`).
 
-    Source: Faghri et al., arXiv:2007.04532, 2020, section 3. Other than the published code, a pass counts N_k from 0
-    on (with the counts of the pass before, the variance was 16 times SGD's), and centres are those of sketches,
-    not outer products of mean inputs and mean output gradients: of a convolution, whose gradients
-    are sums over places, equal gradients would not be at distance 0.
+    Source: Faghri et al., arXiv:2007.04532, 2020, section 3. Other than the published code, a pass counts N_k from 0 on
+    (with the counts of the pass before, the variance was 16 times SGD's), and centres are those of sketches, not outer
+    products of mean inputs and mean output gradients: of a convolution, whose gradients are sums over places, equal
+    gradients would not be at distance 0.
 
     Args:
         clusters: K, in 1..N.
@@ -257,8 +257,7 @@ class GradientClustering(GradientMethod):
         iterations: passes of a full update, >= 1; each costs about a pass over the data.
         decay: of the centres in online mode, in [0, 1).
 
-    Raises:
-        UserError: an option out of range, fewer samples than clusters, or no layer to look at.
+    UserError: an option out of range, fewer samples than clusters, or no layer to look at.
     """
 
     name = "gradient_clustering"
@@ -408,11 +407,8 @@ class GradientClustering(GradientMethod):
     def inspect(self, *, iterations: int = 5, examples: int = 6) -> list[GradientCluster]:
         """Return clusters of equal gradients, the largest first: each sample with its nearest centre, unweighted.
 
-        The method's own clusters, made for low variance, split large groups; these do not. Nothing is changed.
-
-        Args:
-            iterations: passes over the data, >= 1.
-            examples: samples nearest to the centre that are named.
+        The method's own clusters, made for low variance, split large groups; these do not. It takes ``iterations``
+        passes over the data, >= 1, and names so many ``examples`` nearest to each centre. Nothing is changed.
         """
         kept, self.centres = self.centres, None
         generator = self.generator(purpose=2)

@@ -90,8 +90,7 @@ class GradientMethod:
         batch_size: samples of a batch; None: the data's own.
         seed: of all draws.
 
-    Raises:
-        UserError: data without numbers, no parameter to train, or a batch size out of range.
+    UserError: data without numbers, no parameter to train, or a batch size out of range.
     """
 
     #: Its name in statistics.
@@ -225,10 +224,7 @@ class GradientMethod:
         """Do what is due in this iteration at the cost of a gradient; ``rows`` is what the block was entered as."""
 
     def step(self) -> Tensor:
-        """Execute one training step and return its loss on the drawn samples, detached.
-
-        UserError: the method was built without an optimizer.
-        """
+        """Execute a training step; return its loss on the drawn samples, detached. UserError: there is no optimizer."""
         if self.optimizer is None:
             raise UserError("a step needs an optimizer, got None: give one, such as torch.optim.SGD(...)")
         self.refresh()
@@ -394,12 +390,7 @@ def scalar(loss: Any) -> Tensor:
 
 
 class ModelLoss:
-    """The loss of a model at changed parameters. The model itself is left as it is.
-
-    Args:
-        loss: loss(model) is a scalar tensor.
-        model: on one device, in the mode in which the loss is meant.
-    """
+    """The loss of a model, on one device and in its mode, at changed parameters; the model is left as it is."""
 
     def __init__(self, loss: Loss, model: nn.Module) -> None:
         for name, module in model.named_modules():

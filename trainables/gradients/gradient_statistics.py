@@ -140,8 +140,7 @@ class GradientStatistics:
         batch_size: samples of a batch; None: the data's own.
         seed: of the measured batches.
 
-    Raises:
-        UserError: an option out of range, or data without numbers.
+    UserError: an option out of range, or data without numbers.
     """
 
     def __init__(
@@ -174,11 +173,7 @@ class GradientStatistics:
         return number < count and number * self.total_steps // count == step
 
     def measure(self, step: int, *methods: GradientMethod) -> list[GradientMeasurement]:
-        """Measure SGD and these methods if the step is due; return the measurements, SGD's first.
-
-        Args:
-            step: steps executed before.
-            methods: estimators of the same model.
+        """Measure SGD and these methods of its model if the step, from 0, is due; return the measurements, SGD first.
         """
         if not self.is_due(step):
             return []

@@ -74,14 +74,11 @@ class KFAC(GradientMethod):
 
     The distribution is categorical where the batch's last tensor is of integers and the output has a dimension of
     classes more (the last, or dimension 1; negative labels are ignored), Gaussian of variance 1 where it is of as many
-    floating-point numbers as the output. Of another distribution (binary cross entropy) take "empirical". The terms M
-    are the labels that are not ignored where classes are told, samples elsewhere.
+    floating-point numbers as the output; else take "empirical". The terms M are the labels that are not ignored where
+    classes are told, samples elsewhere. Layers that are not `treatable_layers` have their plain gradients. A batch norm
+    in train mode makes a sample's gradient depend on its batch, and is part of G so.
 
-    Treated are Linear and ungrouped Conv1d and Conv2d layers with weights of their own. All other parameters have their
-    plain gradients. A batch norm in train mode makes a sample's gradient depend on its batch, and is part of G so.
-
-    Raises:
-        UserError: an option out of range, no layer to treat, or, in `step`, no known distribution.
+    UserError: an option out of range, no layer to treat, or, in `step`, no known distribution.
     """
 
     name = "kfac"

@@ -259,12 +259,9 @@ class AttachedGradientMethod(SwitchedOn):
 
 
 def check_model(method: str, model: nn.Module, layers: Iterable[str] | None = None) -> None:
-    """Raise UserError for a model that no configuration of the method can train.
+    """Raise UserError for a model that no configuration of an estimator can train.
 
-    Args:
-        method: an estimator.
-        model: to be trained.
-        layers: names or patterns of the estimated parameters, where they are fixed.
+    ``layers`` are names or patterns of the estimated parameters, where they are fixed.
     """
     if method in ("kfac", "gradient_clustering"):
         treatable_layers(model, method)

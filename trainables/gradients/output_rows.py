@@ -28,8 +28,7 @@ class OutputRows:
         weigh: the gradient (B, ...) in, the rows' weights out; None changes nothing.
         keeps_whole: True keeps what the model returned, with its graph; ``weigh`` must then not refer to this object.
 
-    Raises (in the forward pass):
-        UserError: the output is not one tensor with a row for each sample.
+    In the forward pass UserError: the output is not one tensor with a row for each sample.
     """
 
     def __init__(
@@ -120,15 +119,10 @@ def sample_losses(
     returned: Any,
     batch: tuple[Tensor, ...],
 ) -> Tensor:
-    """Return the loss of each sample, from what the model returned for a whole batch: (B,).
+    """Return the loss of each sample (B,), from what the model returned for a whole batch: a tensor, or what holds it.
 
-    Args:
-        loss: (model, batch) -> mean loss; it must only call the model and compare its output with the batch.
-        returned: a tensor (B, ...), or what holds it, such as a mapping or a tuple.
-        batch: tensors (B, ...).
-
-    Raises:
-        UserError: the loss needs more than that.
+    ``loss`` is (model, batch) -> mean loss; UserError unless it only calls the model and compares its output with the
+    batch.
     """
     found = output_of(returned, len(batch[0]))
     output = found.detach()

@@ -65,8 +65,7 @@ class Perturbations:
         key: what else the FLOPs depend on, such as the shapes of the batch.
         like: an instance for the same loss on another batch; its checks are used again.
 
-    Raises:
-        UserError: a loss that is no scalar tensor or does not repeat.
+    UserError: a loss that is no scalar tensor or does not repeat.
     """
 
     def __init__(

@@ -78,20 +78,13 @@ def sign_ste(x: Tensor) -> Tensor:
 def stochastic_rounding_ste(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Return +1 with probability clip((x + 1) / 2, 0, 1), else -1, with the gradient 1[|x| <= 1].
 
-    Args:
-        x: activation.
-        generator: what is drawn from; None for torch's own. Under vmap its ``randomness`` must be named.
+    It draws from the generator; None: torch's own. Under vmap its ``randomness`` must be named.
     """
     return _straight_through(x, _dithered(x.detach(), generator), x.detach())
 
 
 def backward_noise_ste(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Return sign(x), +1 at 0, with the random gradient 1[|x + u| <= 1], u ~ U(-1, 1).
-
-    Args:
-        x: activation.
-        generator: as for `stochastic_rounding_ste`.
-    """
+    """Return sign(x), +1 at 0, with the random gradient 1[|x + u| <= 1], u ~ U(-1, 1), drawn as above."""
     return _straight_through(x, x.detach(), _dithered(x.detach(), generator))
 
 
@@ -112,11 +105,8 @@ def check_mode(mode: str) -> None:
 class BinaryActivation(nn.Module):
     """Sign of the input, with a straight-through estimator of the gradient.
 
-    Args:
-        mode: one of `MODES`. It holds in train mode; in eval mode the activation is the plain sign.
-
-    Raises:
-        UserError: no such mode.
+    The mode, one of `MODES`, holds in train mode; in eval mode the activation is the plain sign. UserError: no such
+    mode.
     """
 
     def __init__(self, mode: str = "sign") -> None:

@@ -97,8 +97,7 @@ def straight_through_direction(
         meter: counts the FLOPs of the passes; None counts nothing.
         key: what the FLOPs depend on beside the model, such as the shapes of the batch.
 
-    Raises:
-        UserError: no binary activations, nothing to train, or a loss that is not a scalar.
+    UserError: no binary activations, nothing to train, or a loss that is not a scalar.
     """
     search = _Search(loss, model, settings, seed, meter, key)
     with search.loss.evaluating():

@@ -71,13 +71,9 @@ class SlicedLayers:
 class SlicedBackward(TorchFunctionMode):
     """Forward passes inside the block are as always; their backward passes go through the rows `keep` alone.
 
-    Layers whose input has not B rows, and operations other than `F.linear`, `F.batch_norm` and convolutions with
-    padding in numbers, are as always; so are those inside attention, recurrent layers, and gradient checkpoints, whose
-    second forward pass torch runs outside of the block.
-
-    Args:
-        samples: B.
-        layers: those that have failed the proof, which is made in a layer's first passes and every `PROOF_EVERY`.
+    Layers whose input has not ``samples`` rows, and operations other than `F.linear`, `F.batch_norm` and convolutions
+    with padding in numbers, are as always; so are those inside attention, recurrent layers, and gradient checkpoints,
+    whose second forward pass torch runs outside of the block.
     """
 
     def __init__(self, samples: int, layers: SlicedLayers) -> None:
@@ -259,15 +255,10 @@ class SkippingRows(OutputRows):
 class ZeroGradients(GradientMethod):
     """Batches drawn uniformly, of which samples with nearly no loss gradient are left out of the backward pass.
 
-    Args:
-        threshold: samples with n_i below it are left out, > 0.
-        unbiased: True keeps some of them with a larger weight, see `kept_weights`.
-
-    A batch norm in train mode makes every sample's gradient depend on the others': in the backward pass it takes the
-    kept samples for its whole batch, so the unbiased form, too, is biased by that.
-
-    Raises:
-        UserError: a threshold out of range.
+    Those are samples with n_i below ``threshold``, > 0; ``unbiased`` keeps some of them with a larger weight, see
+    `kept_weights`. A batch norm in train mode makes every sample's gradient depend on the others': in the backward pass
+    it takes the kept samples for its whole batch, so the unbiased form, too, is biased by that. UserError: a threshold
+    out of range.
     """
 
     name = "zero_gradients"

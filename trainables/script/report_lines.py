@@ -40,12 +40,10 @@ def read_report(line: str, metric: str = "accuracy") -> dict[str, Any] | None:
     """Return what a line reports; None if it is not a report with the study's metric.
 
     The keys of `NUMBERS` and `COUNTED` are at the top level, all others under ``extra``, which is omitted if empty.
+    ReportError: a value of the report is of the wrong kind.
 
     >>> read_report('{"accuracy": 0.91, "step": 200, "lr": 0.1}')
     {'accuracy': 0.91, 'step': 200, 'extra': {'lr': 0.1}}
-
-    Raises:
-        ReportError: a value of the report is of the wrong kind.
     """
     text = line.strip()
     if not (text.startswith("{") and text.endswith("}")):

@@ -64,8 +64,7 @@ class ScriptProcess:
         cwd: the command's working directory.
         folder: where stdout and stderr are appended to `LOG_FILE` and `ERRORS_FILE`, and `REPORTS_FILE` is made empty.
 
-    Raises:
-        OSError: a file cannot be opened, a folder does not exist, or no process can be started.
+    OSError: a file cannot be opened, a folder does not exist, or no process can be started.
     """
 
     def __init__(self, command: str, *, environment: Mapping[str, str], cwd: Path, folder: Path) -> None:
@@ -314,10 +313,8 @@ class ScriptRun:
         trace: what its optimizer records (`trace_file.TRACE_VARIABLE`); empty for nothing.
         steps: of the baseline's optimizer, scaled to the trial's epochs; None for the baseline.
 
-    Raises:
-        UserError: the command has an unknown placeholder.
-        ScriptFailed: its folder is not here; in `train_epoch`, it ended with an error or reported no metric or savings.
-        TrainingDiverged: in `train_epoch`, an accuracy that is not finite.
+    UserError: the command has an unknown placeholder. ScriptFailed: its folder is not here; in `train_epoch`, it ended
+    with an error or reported no metric or savings. TrainingDiverged: in `train_epoch`, an accuracy that is not finite.
     """
 
     def __init__(self, config: TrialConfig, folder: Path | str, *, trace: str = "", steps: int | None = None) -> None:

@@ -266,10 +266,7 @@ def is_locked(layout: Layout) -> bool:
 
 @contextmanager
 def locked(layout: Layout) -> Iterator[None]:
-    """Lock the study for one search; the lock ends with the process, however the process ends.
-
-    UserError: another process holds it.
-    """
+    """Lock the study for one search until the process ends, however it ends. UserError: another process holds it."""
     with open(layout.lock, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -27,10 +27,9 @@ Path = tuple[str | int, ...]
 
 
 class ScheduleError(UserError):
-    """A schedule that cannot be used. The message has the first problem and the number of the others.
+    """A schedule that cannot be used, with one line an error in the order of the file.
 
-    Args:
-        errors: one line each, at least one, in the order of the file.
+    The message has the first problem and the number of the others.
     """
 
     def __init__(self, errors: Sequence[str]) -> None:
@@ -78,12 +77,10 @@ def shown(value: object, length: int = 60) -> str:
 
 
 class Findings:
-    """Collect problems of a schedule.
+    """Collect problems of a schedule, whose name in messages is ``source``.
 
-    Args:
-        source: its name in messages, such as its file's name.
-        lines: by path, from 1.
-        compatible: whether problems that the original language silently accepted are warnings instead of errors.
+    ``lines`` are by path, from 1; ``compatible``: problems that the original language silently accepted are warnings
+    instead of errors.
     """
 
     def __init__(self, source: str, lines: Mapping[Path, int], *, compatible: bool = False) -> None:
@@ -266,14 +263,10 @@ def _unknown_tag(node: Node) -> NotYaml:
 
 
 def open_document(given: str | os.PathLike[str] | Mapping[str, Any], source: str | None = None) -> Document:
-    """Read a schedule's YAML.
+    """Read a schedule's YAML: of a path; or the text, if it has several lines or begins with ``{``; or a mapping.
 
-    Args:
-        given: a file's path; or the text itself, if it has several lines or begins with ``{``; or a mapping.
-        source: name used in messages; by default the file's name.
-
-    Raises:
-        ScheduleError: the file cannot be read, is not UTF-8, or not YAML.
+    ``source`` is its name in messages, by default the file's. ScheduleError: the file cannot be read, is not UTF-8, or
+    not YAML.
     """
     if isinstance(given, Mapping):
         return Document(source or TEXT, plain(given))

@@ -350,16 +350,15 @@ def read_schedule(
     check_lr: CheckLR | None = None,
     source: str | None = None,
 ) -> Schedule:
-    """Read the schedule of a file, a text or a mapping.
+    """Read the schedule of a file, a text or a mapping, given as in `open_document`.
 
     Args:
-        given: path of a YAML file; or its text, if it has several lines or begins with ``{``; or a mapping.
+        given: the schedule.
         compatible: whether problems that the original silently accepted give a `UserWarning` instead of an error.
         check_lr: called with each learning-rate scheduler's class and arguments; raises UserError if they are invalid.
         source: name of the schedule in messages; by default the file's name.
 
-    Raises:
-        ScheduleError: with all errors, each with file and line.
+    ScheduleError: with all errors, each with file and line.
     """
     return _read(open_document(given, source), compatible, check_lr)
 

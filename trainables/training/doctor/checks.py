@@ -259,14 +259,8 @@ def examine(
 ) -> Diagnosis:
     """Return the findings on networks that are trained together, each with a call of it where that is known.
 
-    Args:
-        device: of the training.
-        networks: each with the arguments of a forward pass.
-        optimizers: of the networks.
-        loader: of the batches.
-        loader_share: share of a step that waits for its batch, in [0, 1]; None where it was not measured.
-        zeroed: lines that set gradients to zero.
-        clipped: lines that clip scaled gradients.
+    ``loader_share`` is the share of a step that waits for its batch, in [0, 1], None where it was not measured;
+    ``zeroed`` and ``clipped`` are lines that set gradients to zero and that clip scaled gradients.
     """
     findings = []
     for name, cost, places in (

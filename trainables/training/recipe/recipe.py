@@ -361,7 +361,6 @@ class Recipe:
 
         Learning rates follow the batch size linearly with SGD (Goyal et al. 2017, section 2.1), with its square root
         with other optimizers, whose steps do not grow with the gradient (Malladi et al. 2022, section 5).
-
         ``batch_factor`` is the batch size over the workload's own. UserError: an optimizer without fused steps.
         """
         if self._config.fused_optimizer is not None:
