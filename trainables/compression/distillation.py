@@ -259,7 +259,7 @@ def build_teacher(
                 )
             teacher = build_model(name, sizes["num_classes"], channels=sizes["channels"])
     if settings.checkpoint is not None:
-        load_weights(teacher, settings.checkpoint)
+        load_weights(teacher, settings.checkpoint, what="teacher checkpoint", of="the teacher")
     elif not settings.pretrained:
         warnings.warn(
             f"the teacher {settings.teacher} has neither checkpoint nor pretrained weights: unless its function loads "
@@ -294,26 +294,17 @@ def _sizes(student: nn.Module) -> dict[str, int]:
     return found
 
 
-def load_weights(teacher: nn.Module, checkpoint: str | Path) -> None:
-    """Load a checkpoint's weights into a teacher; a ``module`` of a parallel wrapper in names is ignored.
+def load_weights(model: nn.Module, checkpoint: str | Path, *, what: str, of: str) -> None:
+    """Load a checkpoint's weights into a model; a ``module`` of a parallel wrapper in names is ignored.
 
     The checkpoint is a file with a state dict, or with a dict that has one under one of `_WEIGHTS`, or the folder of a
-    tune_cac checkpoint.
+    tune_cac checkpoint. Errors call checkpoint and model by ``what`` and ``of``.
     """
-    weights = _read(Path(checkpoint))
-    names = {without_parallel(name): name for name in teacher.state_dict()}
-    try:
-        teacher.load_state_dict({names.get(without_parallel(name), name): value for name, value in weights.items()})
-    except RuntimeError as error:
-        told = shorten(" ".join(str(error).splitlines()[1:]), 400, placeholder=" ...")
-        raise UserError(f"teacher checkpoint {checkpoint} does not fit the teacher: {told}") from error
-
-
-def _read(path: Path) -> Mapping[str, Tensor]:
+    path = Path(checkpoint)
     file = path / CHECKPOINT_FILE if path.is_dir() else path
     if not file.is_file():
-        raise UserError(f"teacher checkpoint {path}: there is no such file")
-    rule = f"teacher checkpoint {path} must hold tensors by name, as torch.save(model.state_dict(), file) writes them"
+        raise UserError(f"{what} {path}: there is no such file")
+    rule = f"{what} {path} must hold tensors by name, as torch.save(model.state_dict(), file) writes them"
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -325,7 +316,12 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         raise UserError(f"{rule}, got {type(content).__name__ if content else 'nothing'}")
     if others := [str(name) for name, value in content.items() if not isinstance(value, Tensor)]:
         raise UserError(f"{rule}, got no tensors as {shorten(', '.join(others), 80)}")
-    return content
+    names = {without_parallel(name): name for name in model.state_dict()}
+    try:
+        model.load_state_dict({names.get(without_parallel(name), name): value for name, value in content.items()})
+    except RuntimeError as error:
+        told = shorten(" ".join(str(error).splitlines()[1:]), 400, placeholder=" ...")
+        raise UserError(f"{what} {checkpoint} does not fit {of}: {told}") from error
 
 
 # --- Flags of a training script ---------------------------------------------------------------------------------------

@@ -21,10 +21,9 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.masks import hook_gradient, parameters_as_built
-from trainables.compression.schedule.agp import gradual_share
 from trainables.compression.schedule.configs import PRUNERS, ComponentConfig
 from trainables.compression.schedule.names import assigned, listed, plain_name
-from trainables.compression.schedule.timing import Moment, Timing
+from trainables.compression.schedule.timing import Moment, Timing, gradual_share
 from trainables.compression.structures import Structures, check_group, group_mask, ranked_group
 from trainables.errors import UserError, unknown_name
 
@@ -44,9 +43,11 @@ class Pruner:
         names = tuple(parameters_as_built(model))
         given = getattr(settings, self.argument)
         self.settings = settings
+        # Value of the argument by parameter name, None if it has no values.
         self.values: dict[str, Any] = (
             assigned(given, names) if isinstance(given, Mapping) else dict.fromkeys(listed(given, names))
-        )  # value of the argument by parameter name, None if it has no values
+        )
+        self._first_use: dict[str, list[float]] = {}  # statistics of weights when they were first pruned, by name
         self.targets = tuple(self.values)  # parameter names, at least one
 
     def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
@@ -68,10 +69,11 @@ class Pruner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state in plain types and tensors."""
-        return {}
+        return {"first_use": dict(self._first_use)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state."""
+        self._first_use = dict(state["first_use"])
 
 
 # --- Elements or structures that are not above a threshold ------------------------------------------------------------
@@ -104,20 +106,10 @@ class SensitivityPruner(Pruner):
 
     argument = "sensitivities"
 
-    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
-        super().__init__(settings, model, generator)
-        self._deviations: dict[str, float] = {}
-
     def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
-        if name not in self._deviations:
-            self._deviations[name] = deviation(weight)
-        return threshold_mask(weight, self.values[name] * self._deviations[name])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"deviations": dict(self._deviations)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._deviations = dict(state["deviations"])
+        if name not in self._first_use:
+            self._first_use[name] = [deviation(weight)]
+        return threshold_mask(weight, self.values[name] * self._first_use[name][0])
 
 
 class StructureThresholdPruner(Pruner):
@@ -173,27 +165,17 @@ class SplicingPruner(Pruner):
 
     argument = "sensitivities"
 
-    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
-        super().__init__(settings, model, generator)
-        self._statistics: dict[str, list[float]] = {}
-
     def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
         s, sizes = self.settings, weight.detach().abs()
         grown = 1 + (moment.epoch - moment.timing.starting_epoch) * s.sensitivity_multiplier
-        if name not in self._statistics:
-            self._statistics[name] = [float(sizes.double().mean()), deviation(sizes)]
-        mean, std = self._statistics[name]
+        if name not in self._first_use:
+            self._first_use[name] = [float(sizes.double().mean()), deviation(sizes)]
+        mean, std = self._first_use[name]
         middle = mean + self.values[name] * grown * std
         before = torch.ones_like(sizes) if current is None else current
         cut = torch.where(sizes < s.low_thresh_mult * middle, 0.0, before)
         # Negated "<" instead of ">=", so that a NaN counts as large.
         return torch.where(~(sizes < s.hi_thresh_mult * middle), 1.0, cut).to(sizes.dtype)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"statistics": {name: list(pair) for name, pair in self._statistics.items()}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._statistics = dict(state["statistics"])
 
 
 # --- A share of the elements with the smallest absolute values --------------------------------------------------------

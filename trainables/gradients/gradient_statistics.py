@@ -173,8 +173,7 @@ class GradientStatistics:
         return number < count and number * self.total_steps // count == step
 
     def measure(self, step: int, *methods: GradientMethod) -> list[GradientMeasurement]:
-        """Measure SGD and these methods of its model if the step, from 0, is due; return the measurements, SGD first.
-        """
+        """Measure SGD and these methods of its model if the step, from 0, is due; return that, SGD's first."""
         if not self.is_due(step):
             return []
         sgd, spent = self._sampled(self.sgd, step)
