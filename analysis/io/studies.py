@@ -20,8 +20,6 @@ from analysis.metrics.saving import quality_of
 from trainables.metrics import ROW, current_row, named_row
 from trainables.quality import Quality, quality_in
 
-# --- Trials -----------------------------------------------------------------------------------------------------------
-
 
 def load(path: str | Path) -> pd.DataFrame:
     """Read the trials of a study, running or finished: one row per trial, by number.

@@ -172,9 +172,6 @@ def _check_levels(confidence: float, comparisons: int, resolution: float | None)
         raise UserError(f"the resolution must be > 0, such as 1 / number of test samples, got {resolution}")
 
 
-# --- The table of candidates ------------------------------------------------------------------------------------------
-
-
 def confirm_table(
     trials: pd.DataFrame,
     *,
@@ -286,9 +283,6 @@ def _compared_words(column: str, quality: Quality) -> str:
     if quality.is_accuracy:
         return "test accuracy" if tested else "validation accuracy"
     return f"{quality.name} on the test split" if tested else quality.name
-
-
-# --- A study's own confirmation ---------------------------------------------------------------------------------------
 
 
 def read_confirmation(layout: Layout, ranking: pd.DataFrame, *, allowed_drop: float | str) -> pd.DataFrame | None:

@@ -71,9 +71,6 @@ def seed_noise(accuracy: Any, resolution: float | None) -> NDArray[np.float64]:
     return np.sqrt(np.clip(per_sample, 0, None) * (resolution or 0.0))
 
 
-# --- Probability that a setting stays within the allowed loss on another seed, as a search told it (`StudyInfo.holds`)
-
-
 def with_holds(ranking: pd.DataFrame, holds: Mapping[str, float]) -> pd.DataFrame:
     """Return a ranking with the probability of each trial to stay within the allowed loss on another seed, if known.
 

@@ -26,8 +26,6 @@ from trainables.metrics import RELATIVE
 from trainables.quality import ACCURACY, Quality, allowed_amount, default_drop, read_drop
 from trainables.savings import SAVED, share_saved
 
-# --- Drops of the metric --------------------------------------------------------------------------------------------
-
 
 def reference_values(rows: pd.DataFrame, quality: Quality) -> pd.Series[float]:
     """Return the baseline's value for each row, which is the row's own value and its drop."""
@@ -39,8 +37,6 @@ def allowed_limit(ranking: pd.DataFrame, allowed_drop: float | str) -> float:
     baselines = ranking[is_value(ranking, "role", "baseline")]
     return float(allowed_amount(allowed_drop, float(numbers_of(baselines, quality_of(ranking).name).mean())))
 
-
-# --- Comparison of every trial with the baseline of its own study, workload, seed and searched options ----------------
 
 #: Column added, and the column of which it is the saved share.
 _SAVED = {
@@ -306,8 +302,6 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     words = pd.Series(np.select([more > nothing, more < -nothing], [BEATS, LOSES], EQUAL), index=trials.index)
     return words.astype("string").mask(~judged.to_numpy())
 
-
-# --- Ranking of trials by compute saved and accuracy loss, or the drop of another metric ------------------------------
 
 #: Decimals of an accuracy loss that count: differences of equal counts over equal splits agree to about 1e-16.
 _DECIMALS = 12

@@ -33,8 +33,6 @@ from trainables.gradskip.variables import ratio_name
 from trainables.quality import Quality
 from trainables.savings import BOTH, SAVED, TIME, TRAINING, saved_words
 
-# --- Tables as text cells ---------------------------------------------------------------------------------------------
-
 _ROLES = {"baseline": " (baseline)", "published": " (published)"}
 
 
@@ -179,9 +177,6 @@ def layers(row: pd.Series) -> list[tuple[str, str]]:
     return [(name, percent(share)) for name, share in shares.items()]
 
 
-# --- Sentences on what a search cost ----------------------------------------------------------------------------------
-
-
 def full_trainings(equivalents: float) -> str:
     """Return an amount of compute in trainings of the baseline, as text.
 
@@ -202,9 +197,6 @@ def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:
         line += f"; trained alone, each from its start, they would have cost {alone}"
         line += f", the outcomes {cost.outcome_equivalents:.1f}" if repeats else ""
     return line + "."
-
-
-# --- A study's report as Markdown -------------------------------------------------------------------------------------
 
 
 def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame, best: pd.Series | None,

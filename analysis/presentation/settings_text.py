@@ -45,8 +45,6 @@ def _assignments(values: Mapping[str, Any], names: Iterable[str], digits: int | 
     return " ".join(f"{name}={text(values[name])}" for name in names if values.get(name) is not None)
 
 
-# --- A trial's training recipe as lines of code for a script --------------------------------------------------------
-
 #: Lines of code by field and value; None: any other value.
 _CODE: Mapping[str, Mapping[Any, tuple[str, ...]]] = {
     "precision": {
@@ -224,9 +222,6 @@ def without_files(hold: Mapping[str, Any]) -> dict[str, Any]:
         name: f"YAML of {plural(len(value.strip().splitlines()), 'line')}" if name == "schedule" else value
         for name, value in hold.items()
     }
-
-
-# --- A trial that trains fewer epochs than its study's full run -------------------------------------------------------
 
 
 def cut_words(row: pd.Series) -> str:

@@ -23,8 +23,6 @@ from trainables.quality import ACCURACY, Quality
 from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.store import StageStore, roots
 
-# --- Interventions in words -------------------------------------------------------------------------------------------
-
 #: The key of a compression schedule's actions (`trainables.compression.trial.replay`).
 _SCHEDULE = "compression"
 #: Text templates for the other effects of a stop, by key.

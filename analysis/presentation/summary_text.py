@@ -58,8 +58,6 @@ _TIMES_ALLOWED = 10
 #: Difference of the shares saved in FLOPs and in time above which both are given.
 _TIME_APART = 0.1
 
-# --- A trial's configuration: from its row, in one line, and as lines that a POSIX shell can source -------------------
-
 
 def config_of(row: pd.Series) -> TrialConfig:
     """Return the configuration of a row of `analysis.load`."""
@@ -120,9 +118,6 @@ def short(value: Any) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-# --- The study's result in words --------------------------------------------------------------------------------------
 
 
 def headline(
@@ -355,9 +350,6 @@ def trial_numbers(trials: Sequence[int]) -> str:
     """
     more = f" and {len(trials) - 6} more" if len(trials) > 6 else ""
     return f"trial{'' if len(trials) == 1 else 's'} {', '.join(map(str, trials[:6]))}{more}"
-
-
-# --- The study's result as files to use -------------------------------------------------------------------------------
 
 
 def is_answer(best: pd.Series | None) -> bool:

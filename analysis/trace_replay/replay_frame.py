@@ -122,9 +122,6 @@ def _auto_numbers(rows: NDArray[np.int64], auto: Mapping[str, NDArray[np.float64
     return AutoNumbers(**numbers)
 
 
-# --- forms of settings ------------------------------------------------------------------------------------------------
-
-
 def _columns_of_settings(settings: Any) -> tuple[pd.Index, dict[str, Sequence[Any] | NDArray[Any]]]:
     """Return the index of the settings, and the fields that at least one setting gives, as columns."""
     if isinstance(settings, pd.DataFrame):
@@ -146,9 +143,6 @@ def _columns_of_settings(settings: Any) -> tuple[pd.Index, dict[str, Sequence[An
     given = {name: [getattr(config, name) for config in configs] for name in _READ}
     index = pd.RangeIndex(len(configs))
     return index, {name: values for name, values in given.items() if any(value is not None for value in values)}
-
-
-# --- values ---------------------------------------------------------------------------------------------------------
 
 
 def _is_missing(value: Any) -> bool:
@@ -381,8 +375,6 @@ class _Replay:
             stopped = now_stopped
         return self._found
 
-    # --- finding stops ------------------------------------------------------------------------------------------------
-
     def _look(
         self, looking: NDArray[np.int64], unit: Unit, *, first: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
@@ -429,8 +421,6 @@ class _Replay:
         order = np.lexsort(keys)
         changes = (keys[:, order[1:]] != keys[:, order[:-1]]).any(axis=0)
         return np.split(order, np.flatnonzero(changes) + 1)
-
-    # --- stopping ---------------------------------------------------------------------------------------------------
 
     def _stop(self, rows: NDArray[np.int64], unit: Unit, when: NDArray[np.int64], before: str, after: str) -> None:
         found, total = self._found, self._trace.total_steps
@@ -483,8 +473,6 @@ def _first(flags: NDArray[np.bool_]) -> int:
     place = int(flags.argmax()) if len(flags) else 0
     return place if len(flags) and flags[place] else len(flags)
 
-
-# --- Prediction of what settings stop and save, from recorded training, without training ------------------------------
 
 #: Columns of `replay` with their meanings.
 COLUMNS = {
@@ -570,9 +558,6 @@ def _columns(trace: RunTrace, found: Outcomes, more: NDArray[np.bool_]) -> dict[
         "exact_until": found.certain_until,
         "stage": np.array([stage.id for stage in trace.stages], object)[found.stage],
     }
-
-
-# --- missing records --------------------------------------------------------------------------------------------------
 
 
 def missing_facts(trace: RunTrace, settings: Any) -> list[TrialConfig]:

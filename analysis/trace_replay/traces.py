@@ -90,8 +90,6 @@ def spared(trace: RunTrace, before: str, after: str, effective: NDArray[np.int64
     return rest[0][0] - rest[1][0], rest[0][1] - rest[1][1]
 
 
-# --- Recorded training of a study -------------------------------------------------------------------------------------
-
 #: Key of ``root.json``: the run is a script's, whose layers and costs are all that it left.
 OF_SCRIPT = "of_script"
 #: Counts up to this are exact in float64; larger ones are kept as Python integers.

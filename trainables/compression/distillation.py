@@ -324,9 +324,6 @@ def load_weights(model: nn.Module, checkpoint: str | Path, *, what: str, of: str
         raise UserError(f"{what} {checkpoint} does not fit {of}: {told}") from error
 
 
-# --- Flags of a training script ---------------------------------------------------------------------------------------
-
-
 def add_distillation_args(
     parser: argparse.ArgumentParser, arch_choices: Sequence[str] | None = None, enable_pretrained: bool = True
 ) -> None:

@@ -346,8 +346,6 @@ def folded(weights: Mapping[str, Tensor], model: nn.Module, batchnorms: Mapping[
     return result
 
 
-# --- Builds the components and policies of a schedule for a model -----------------------------------------------------
-
 #: Structures that each extension removes.
 _REMOVES: dict[str, Kind] = {"FilterRemover": "filters", "ChannelRemover": "channels", "StructureRemover": "structures"}
 

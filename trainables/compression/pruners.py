@@ -76,9 +76,6 @@ class Pruner:
         self._first_use = dict(state["first_use"])
 
 
-# --- Elements or structures that are not above a threshold ------------------------------------------------------------
-
-
 def threshold_mask(weight: Tensor, threshold: float) -> Tensor:
     """Return ones where |w| > t, else zeros, of the weight's shape, type and device; a NaN counts as large."""
     return (~(weight.detach().abs() <= threshold)).to(weight.dtype)
@@ -178,9 +175,6 @@ class SplicingPruner(Pruner):
         return torch.where(~(sizes < s.hi_thresh_mult * middle), 1.0, cut).to(sizes.dtype)
 
 
-# --- A share of the elements with the smallest absolute values --------------------------------------------------------
-
-
 def pruned_count(share: float, n: int, group_size: int = 1) -> int:
     """Return k = floor(s n), rounded down to a multiple of the group size; less than n unless s is 1.
 
@@ -231,9 +225,6 @@ class GradualPruner(Pruner):
     def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
         s = self.settings
         return level_mask(weight, gradual_share(s.initial_sparsity, s.final_sparsity, moment.progress))
-
-
-# --- Structures -------------------------------------------------------------------------------------------------------
 
 
 class StructuresPruner(Pruner):
@@ -610,8 +601,6 @@ class ActivationWatch:
         found = state["found"]
         self._loaded = None if found is None else {(module, int(call)): list(names) for module, call, names in found}
 
-
-# --- Pruners by name --------------------------------------------------------------------------------------------------
 
 #: By the class's name in a schedule; ``_AGP`` after it means a share that grows, as the settings say.
 CLASSES: dict[str, type[Pruner]] = {

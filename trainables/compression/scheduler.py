@@ -143,8 +143,6 @@ class CompressionScheduler:
         """Return whether any policy has acted or observed training so far."""
         return any(scheduled.has_acted for scheduled in self.policies)
 
-    # --- callbacks --------------------------------------------------------------------------------------------------
-
     def on_epoch_begin(self, epoch: int, optimizer: Optimizer | None = None, **_: Any) -> None:
         """Handle the start of an epoch."""
         self._use(optimizer)
@@ -214,8 +212,6 @@ class CompressionScheduler:
         """Apply all masks to the weights now."""
         self.masks.apply(forward=True)
 
-    # --- state ------------------------------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """Return masks, state of components and policies, and removed structures, in plain types and tensors.
 
@@ -276,8 +272,6 @@ class CompressionScheduler:
                 scheduled.is_looking = False
         self._open = None
 
-    # --- internal ---------------------------------------------------------------------------------------------------
-
     def _active(self, epoch: int, minibatch: int = 0, per_epoch: int = 1) -> list[tuple[Policy, Moment]]:
         return [
             (s.policy, Moment(epoch=epoch, timing=s.timing, minibatch=minibatch, minibatches_per_epoch=per_epoch))
@@ -306,9 +300,6 @@ class CompressionScheduler:
         with self.unhooked():  # hooks are installed again, since parameters may be new objects
             if self._told is not None:
                 self._told()
-
-
-# --- Check a schedule on the model of a run before training -----------------------------------------------------------
 
 
 def facts_of_run(base: TrialConfig) -> ModelFacts:

@@ -45,8 +45,6 @@ Removed = dict[str, dict[int, list[int]]]
 #: Indices to remove, by (module, side).
 Cuts = dict[tuple[str, int], set[int]]
 
-# --- Modules with channels --------------------------------------------------------------------------------------------
-
 
 def is_depthwise(module: nn.Module) -> bool:
     """Return whether a module is a convolution with one filter for each input channel."""

@@ -209,9 +209,6 @@ def stratified_draw(assignments: Tensor, batch_size: int, generator: torch.Gener
     return numbers, len(clusters) * counts[chosen] / len(assignments)
 
 
-# --- Gradient clustering ----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class GradientCluster:
     """Samples that share a gradient."""

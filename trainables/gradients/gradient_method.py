@@ -260,8 +260,6 @@ class GradientMethod:
         self.iteration = int(state["iteration"])
 
 
-# --- The direction in which a torch optimizer would step, without a step ----------------------------------------------
-
 #: Options of parameter groups that choose an implementation, not a direction.
 _IMPLEMENTATION: dict[str, Any] = {"foreach": None, "fused": None, "capturable": False, "differentiable": False}
 #: Optimizers of torch whose steps do not grow with the learning rate in proportion.

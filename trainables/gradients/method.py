@@ -64,9 +64,6 @@ class SwitchedOn(Attached):
         self._iteration = int(decision_state["iteration"])
 
 
-# --- Estimators of some parameters, which take no part in the backward pass -------------------------------------------
-
-
 class AttachedEstimator(SwitchedOn):
     """An estimator of some parameters; a subclass gives them gradients, or changes them."""
 
@@ -146,8 +143,6 @@ class AttachedStraightThrough(AttachedEstimator):
         for name, parameter in self._parameters.items():
             parameter.grad = found.gradient.get(name)
 
-
-# --- Methods that change the gradient's variance ----------------------------------------------------------------------
 
 _CLASSES: dict[str, type[GradientMethod]] = {
     method.name: method for method in (SVRG, KFAC, GradientClustering, ImportanceSampling, ZeroGradients)
@@ -253,9 +248,6 @@ class AttachedGradientMethod(SwitchedOn):
         kept = training_state.get("gradient_method")
         if kept is not None:
             self._built(int(kept["epoch"]), int(kept["batch_size"])).load_state_dict(kept["state"])
-
-
-# --- All of them ------------------------------------------------------------------------------------------------------
 
 
 def check_model(method: str, model: nn.Module, layers: Iterable[str] | None = None) -> None:

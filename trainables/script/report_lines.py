@@ -106,9 +106,6 @@ def _shown(value: Any) -> str:
     return " ".join(short.repr(value).split())
 
 
-# --- `tune_cac.report` for users' scripts: one line of metrics that a search reads ------------------------------------
-
-
 def report(*, accuracy: Any = None, step: Any = None, **metrics: Any) -> None:
     """Report metrics of the training to a search; outside of a search it prints the same line.
 

@@ -218,8 +218,6 @@ def last_lines_of_failed_process(script: ScriptProcess) -> Sequence[str]:
     return [line for line in printed if line.startswith(first)]
 
 
-# --- A trial that a user's command trains -----------------------------------------------------------------------------
-
 #: What the script prints on stdout and on stderr, in the trial's folder.
 LOG_FILE, ERRORS_FILE = "output.log", "errors.log"
 #: Additional column of a row: facts about the run that a space may use, as JSON.

@@ -43,9 +43,6 @@ def checkpoint_interval(*, write_s: float, step_s: float, total_steps: int, tria
     return max(1, math.ceil(min(cheapest, total_steps)), math.ceil(cost / MOST_WRITING))
 
 
-# --- A run that trains in this process --------------------------------------------------------------------------------
-
-
 @dataclass(kw_only=True)
 class LiveRun:
     """A run in this process, with its recorder and timings."""
@@ -107,9 +104,6 @@ def resume_live(
         run.close()
         raise
     return LiveRun(run=run, recorder=recorder, flops_at_load=run.executed_flops)
-
-
-# --- The steps at which checkpoints are written -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,8 +106,6 @@ def to_drop(
     return dropped
 
 
-# --- Checkpoints in storage -------------------------------------------------------------------------------------------
-
 #: Thinning frees this share of the budget beyond what is needed, so that it is not needed again at once.
 _SPARE_SHARE = 0.1
 

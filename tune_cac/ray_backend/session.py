@@ -184,9 +184,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = earlier
 
 
-# --- A cluster of this process's own ----------------------------------------------------------------------------------
-
-
 @contextmanager
 def _cluster_here(cpus: int, meanwhile: Sequence[str]) -> Iterator[None]:
     # With this token, Ray writes none of its own under the home folder, which may not be writable.
@@ -249,9 +246,6 @@ def _kept_to_itself() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER, services.ConsolePopen = several, popen
-
-
-# --- A cluster that runs already --------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -148,8 +148,6 @@ def shown(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-# --- The sampler and the grid -----------------------------------------------------------------------------------------
-
 #: The sampler that trains distinct outcomes where their savings are known before, else learns from the baseline's run.
 AUTO = "auto"
 #: Names of the samplers.

@@ -67,8 +67,6 @@ def last_row(trial_folder: Path) -> dict[str, Any]:
     return {}
 
 
-# --- A study's folder -------------------------------------------------------------------------------------------------
-
 #: Suffix of the file with which Optuna locks a journal.
 LOCK_FILE_SUFFIX = ".lock"
 #: Seconds after which a lock was left by a process that has ended.

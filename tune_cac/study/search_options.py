@@ -33,8 +33,6 @@ from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
 from tune_cac.study.fixed_params import SAMPLERS, check_hold, check_points, grid_of, with_schedule
 
-# --- Signature and documentation of a function whose keywords are declared options ------------------------------------
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -69,8 +67,6 @@ def with_options(declared: type, *, on_resume: bool = False) -> Callable[[_Funct
 
     return decorate
 
-
-# --- Values of options as users write them ----------------------------------------------------------------------------
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -118,9 +114,6 @@ def read_lengths(text: str) -> tuple[float, ...]:
             f"only runs of full length), got {text!r}"
         )
     return found
-
-
-# --- The options ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -401,8 +394,6 @@ class SearchOptions(StudyOptions):
         named = quality.fields() if quality == own == ACCURACY else quality.all_fields()
         settled = {"metric": None, "direction": None, "metric_unit": None, **named}
         return replace(self, script=None, allowed_drop=drop, **settled)  # type: ignore[arg-type]
-
-    # --- What follows from them ---------------------------------------------------------------------------------------
 
     @property
     def searched_lengths(self) -> str:

@@ -24,8 +24,6 @@ from analysis.trace_replay.same_run import same_run, same_run_text
 from analysis.trace_replay.traces import load_trace
 from trainables.errors import UserError
 
-# --- The files in a study's folder that hold its result: best.env, best.yaml, ranking.csv, report.md ------------------
-
 
 def write_answer(layout: Layout, result: SearchResult) -> None:
     """Write a study's `trials.parquet`, `ranking.csv`, `best.env` and `report.md`.
@@ -51,9 +49,6 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
             file.unlink(missing_ok=True)
         else:
             file.write_text(text, encoding="utf-8")
-
-
-# --- A study's result -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

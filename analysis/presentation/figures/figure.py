@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from analysis.metrics.saving import saved_of
 from trainables.quality import Quality
 
-# --- Columns of trials as plain values, for any dtype and also for missing columns ------------------------------------
-
 
 def saved(frame: pd.DataFrame) -> NDArray[np.float64]:
     """Return each trial's saving of the compute that its study ranks by; NaN if unknown."""
@@ -68,8 +66,6 @@ def plain(value: Any) -> Any:
         return None
     return value
 
-
-# --- One plot of the report as a Plotly figure ------------------------------------------------------------------------
 
 #: Maximum number of layers in a legend; with more, colour and hover text identify the layers.
 MOST_NAMED = 8

@@ -114,8 +114,6 @@ def _timeline_traces(stretches: pd.DataFrame) -> list[dict[str, Any]]:
     return [*traces, empty | {"marker": scale}]
 
 
-# --- All plots of the report ------------------------------------------------------------------------------------------
-
 _MAKERS = (
     pareto, confirmation, timeline, gradient_noise, gradient_variance, layer_noise,
     lambda data: stage_tree(data.stages),

@@ -46,8 +46,6 @@ from trainables.savings import TRAINING
 #: Most rows that are listed of clusters, of failed trials and of the ranking.
 _MOST_CLUSTERS, _MOST_FAILURES, _MOST_RANKED = 30, 200, 200
 
-# --- Elements ---------------------------------------------------------------------------------------------------------
-
 
 class Markup(str):
     """A table's cell that is HTML already."""
@@ -95,9 +93,6 @@ def _table(caption: str, cells: Sequence[Sequence[str]], *, numeric: Sequence[in
     return f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(caption)}"><table>{inner}</table></div>'
 
 
-# --- The header -------------------------------------------------------------------------------------------------------
-
-
 def _header(data: ReportData) -> str:
     """Return the header: the result in one sentence, and what else is said of it."""
     info, quality = data.info, data.quality
@@ -133,9 +128,6 @@ def first_sentence(text: str) -> tuple[str, str]:
     """
     first, *others = re.split(r"(?<=\.)\s+(?=[A-Z])", text, maxsplit=1)
     return first, "".join(others)
-
-
-# --- The sections -----------------------------------------------------------------------------------------------------
 
 
 def _sections(data: ReportData, figures: Mapping[str, Figure]) -> list[tuple[str, str, str]]:
@@ -297,9 +289,6 @@ def _environment(data: ReportData) -> str:
         entries["fixed in every trial but the baseline"] = " ".join(f"{k}={v}" for k, v in held.items())
     found = _facts((str(name), str(value)) for name, value in entries.items())
     return found or _paragraph("Nothing is known of where this ran.", "none")
-
-
-# --- The whole page ---------------------------------------------------------------------------------------------------
 
 
 def report_html(data: ReportData) -> str:

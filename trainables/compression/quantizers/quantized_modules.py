@@ -189,8 +189,6 @@ class _LearnedClip(torch.autograd.Function):
         return gradients[0] * inside, (gradients[0] * above).sum(dtype=alpha.dtype), None
 
 
-# --- Modules that quantizers add to a model's layers -----------------------------------------------------------------
-
 OUTPUT = "quantized_output"
 INPUT = "quantized_input"
 
@@ -425,9 +423,6 @@ class FrozenBias(Frozen):
 def _add_buffers(module: nn.Module, names: tuple[str, ...], options: Mapping[str, Any]) -> None:
     for name in names:
         module.register_buffer(name, torch.zeros((), **options))
-
-
-# --- Adding them to a model -------------------------------------------------------------------------------------------
 
 
 def is_quantized(model: nn.Module) -> bool:

@@ -20,8 +20,6 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from trainables.errors import UserError, nearest_name
 
-# --- Problems, collected with their lines -----------------------------------------------------------------------------
-
 #: Keys and list positions from the schedule's root to a value.
 Path = tuple[str | int, ...]
 
@@ -111,8 +109,6 @@ class Findings:
         for text in self.said(self.warnings):
             warnings.warn(text, UserWarning, stacklevel=3)
 
-
-# --- YAML with lines --------------------------------------------------------------------------------------------------
 
 SEARCH = "!search"
 #: Name in messages of a schedule without a file.

@@ -337,8 +337,6 @@ def _said(error: ErrorDetails, model: type[ComponentConfig], loc: Path) -> str:
     return f"{rule}, got {shown(given)}"
 
 
-# --- The schedule language --------------------------------------------------------------------------------------------
-
 VERSION = 1
 SECTIONS = ("version", *KINDS.values(), "policies")
 

@@ -104,9 +104,6 @@ def found(name: str, cost: str, **values: Any) -> Finding:
     return Finding(name=name, what=what.format(**values), cost=cost, mend=tuple(line.format(**values) for line in mend))
 
 
-# --- Costs: two variants in turns, as ratios --------------------------------------------------------------------------
-
-
 def saving_text(ratios: Sequence[float], of: str) -> str:
     """Return the saving in words, the median pair's with its spread, from the times of one variant over another's."""
     low, high = 1 - max(ratios), 1 - min(ratios)
@@ -242,9 +239,6 @@ def output_difference(model: nn.Module, other: nn.Module, call: ModelCall) -> fl
             scale = float(first.abs().max()) or 1.0
             worst = max(worst, float((first - second).abs().max()) / scale)
     return worst
-
-
-# --- The single findings ----------------------------------------------------------------------------------------------
 
 
 def examine(

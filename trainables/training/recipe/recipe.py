@@ -330,9 +330,6 @@ def computed_again(model: nn.Module) -> tuple[str, ...]:
     return tuple(f"{name} {getattr(type(m), _KIND)}" for name, m in modules if hasattr(type(m), _KIND))
 
 
-# --- A run's training recipe, as its configuration says it ------------------------------------------------------------
-
-
 class Recipe:
     """The recipe of one run; UserError if the device cannot train in its precision."""
 
