@@ -20,10 +20,7 @@ from analysis.formatting import (
 )
 from analysis.io.study_files import StudyInfo
 from analysis.metrics.confirmation import confirmation_of, retrained_saving
-from analysis.metrics.ranking import (
-    accuracy_when_shorter,
-    beats_shorter,
-)
+from analysis.metrics.ranking import accuracy_when_shorter, beats_shorter
 from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.settings_text import (
     compresses,

@@ -36,12 +36,7 @@ from analysis.metrics.ranking import (
     reference_values,
 )
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
-from analysis.presentation.settings_text import (
-    compression_text,
-    cut_words,
-    estimator_text,
-    recipe_text,
-)
+from analysis.presentation.settings_text import compression_text, cut_words, estimator_text, recipe_text
 from trainables.config import TrialConfig, field_kinds
 from trainables.gradients.fields import ESTIMATORS, estimator_in
 from trainables.gradskip.variables import BY_NAME

@@ -20,12 +20,7 @@ from torch import Tensor, nn
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import CLUSTER_MODES, ONLINE_CLUSTER_EVERY, usual_cluster_interval
 from trainables.gradients.gradient_method import Draw, GradientMethod, check_interval, check_option
-from trainables.gradients.layer_signals import (
-    LayerSignals,
-    rows_of_inputs,
-    rows_of_outputs,
-    treatable_layers,
-)
+from trainables.gradients.layer_signals import LayerSignals, rows_of_inputs, rows_of_outputs, treatable_layers
 from trainables.gradients.output_rows import OutputRows
 from trainables.workloads.batch_shapes import shapes_of
 

@@ -20,12 +20,7 @@ from torch import Tensor, nn
 from trainables.errors import TrainingDiverged, UserError, unknown_name
 from trainables.gradients.fields import FISHERS
 from trainables.gradients.gradient_method import Draw, GradientMethod, Gradients, check_interval, check_option
-from trainables.gradients.layer_signals import (
-    LayerSignals,
-    rows_of_inputs,
-    rows_of_outputs,
-    treatable_layers,
-)
+from trainables.gradients.layer_signals import LayerSignals, rows_of_inputs, rows_of_outputs, treatable_layers
 from trainables.gradients.output_rows import output_of
 from trainables.runtime.operator_flops import uncompiled
 from trainables.workloads.batch_shapes import shapes_of

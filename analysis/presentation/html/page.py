@@ -15,12 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.formatting import (
-    allowed_text,
-    drop_words,
-    percent,
-    plural,
-)
+from analysis.formatting import allowed_text, drop_words, percent, plural
 from analysis.metrics.ranking import beats_shorter, control_line
 from analysis.metrics.saving import saved_of_one
 from analysis.presentation.figures.figure import Figure, is_one_of, plain, texts
