@@ -187,10 +187,7 @@ class StudyOptions:
         rare=True,
     )
     metric_unit: str | None = option(
-        None,
-        "unit of the metric in words; fraction: shown in percent and points",
-        metavar="UNIT",
-        rare=True,
+        None, "unit of the metric in words; fraction: shown in percent and points", metavar="UNIT", rare=True
     )
     allowed_drop: float | str | None = option(
         None,

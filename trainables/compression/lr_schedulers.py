@@ -62,10 +62,7 @@ class _MultiStepMultiGammaLR(LambdaLR):
         super().__init__(optimizer, lambda epoch: math.prod(gamma for milestone, gamma in steps if milestone <= epoch))
 
 
-_OURS: dict[str, type[LRScheduler]] = {
-    "PolynomialLR": _PolynomialLR,
-    "MultiStepMultiGammaLR": _MultiStepMultiGammaLR,
-}
+_OURS: dict[str, type[LRScheduler]] = {"PolynomialLR": _PolynomialLR, "MultiStepMultiGammaLR": _MultiStepMultiGammaLR}
 
 
 class ScheduleLR:

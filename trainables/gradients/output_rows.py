@@ -115,9 +115,7 @@ def output_of(output: Any, samples: int) -> Tensor:
 
 
 def sample_losses(
-    loss: Callable[[nn.Module, tuple[Tensor, ...]], Tensor],
-    returned: Any,
-    batch: tuple[Tensor, ...],
+    loss: Callable[[nn.Module, tuple[Tensor, ...]], Tensor], returned: Any, batch: tuple[Tensor, ...]
 ) -> Tensor:
     """Return the loss of each sample (B,), from what the model returned for a whole batch: a tensor, or what holds it.
 

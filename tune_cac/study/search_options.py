@@ -236,10 +236,7 @@ class SearchOptions(StudyOptions):
             self._set(fresh_processes=True, concurrency=self.concurrency or 1)
         # Without shared processes there is no training state that trials could share.
         alone = self.is_script or self.workers_per_trial > 1 or self.fresh_processes
-        self._set(
-            sharing=not alone and self.sharing is not False,
-            hold=check_hold(space, self.fixed),
-        )
+        self._set(sharing=not alone and self.sharing is not False, hold=check_hold(space, self.fixed))
         if self.points is not None:
             check_points(self.points, self.fixed)
 

@@ -328,10 +328,7 @@ def _page(title: str, body: str, note: str, figures: Mapping[str, Figure]) -> st
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-    colours = {
-        "light": {**LIGHT, "depth": list(DEPTH_LIGHT)},
-        "dark": {**DARK, "depth": list(DEPTH_DARK)},
-    }
+    colours = {"light": {**LIGHT, "depth": list(DEPTH_LIGHT)}, "dark": {**DARK, "depth": list(DEPTH_DARK)}}
     light, dark = ("".join(f"--{name}:{value};" for name, value in scheme.items()) for scheme in (LIGHT, DARK))
     return f"""<!doctype html>
 <html lang="en">
