@@ -57,13 +57,17 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     for trial in trials:  # a failed trial that a later search restarted
         if "continues" in trial.user_attrs:
             trials[trial.user_attrs["continues"]].user_attrs.setdefault("continued_by", trial.number)
+
+    def cost(row: Mapping[str, Any]) -> dict[str, Any]:  # until a trial without a result failed or was interrupted
+        return {name: row[name] for name in ("search_flops", "dense_flops") if row.get(name) is not None}
+
     return [
         {
             **{name: trial.user_attrs.get(name) for name in IDENTITY},
             "trial": trial.number,
             "role": trial.user_attrs.get("role", "search"),
             "status": _status(trial),
-            "row": current_row(trial.user_attrs.get("row") or _so_far(trial.user_attrs.get("row_so_far") or {})),
+            "row": current_row(trial.user_attrs.get("row") or cost(trial.user_attrs.get("row_so_far") or {})),
             "config": trial.user_attrs.get("config", {}),
         }
         for trial in trials
@@ -80,11 +84,6 @@ def _status(trial: JournalTrial) -> str:
     if trial.state == "FAIL":
         return "interrupted" if "continued_by" in trial.user_attrs else "failed"
     return "running"
-
-
-def _so_far(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the FLOPs until a trial without a result failed or was interrupted."""
-    return {name: row[name] for name in ("search_flops", "dense_flops") if row.get(name) is not None}
 
 
 def to_frame(records: list[dict[str, Any]]) -> pd.DataFrame:

@@ -45,7 +45,8 @@ def search_cost(trials: pd.DataFrame) -> SearchCost:
     >>> cost.trials, cost.outcomes, cost.search_flops, cost.dense_equivalents, cost.own_equivalents
     (2, 2, 1250, 1.25, 1.7)
     """
-    completed, own = trials["status"] == "completed", own_fraction(trials)
+    completed = trials["status"] == "completed"
+    own = _in_dense_runs(trials, numbers_of(trials, "executed_flops"))  # what each trial would have executed alone
     repeated = pd.Series(False, index=trials.index)
     if "trial" in trials.columns:
         repeated[completed] = ~duplicate_of(trials[completed]).isna()
@@ -63,11 +64,6 @@ def search_cost(trials: pd.DataFrame) -> SearchCost:
 def search_fraction(trials: pd.DataFrame) -> pd.Series[float]:
     """Return what the search executed for each trial, as a fraction of a dense run; NaN where not known."""
     return _in_dense_runs(trials, _search_flops(trials))
-
-
-def own_fraction(trials: pd.DataFrame) -> pd.Series[float]:
-    """Return what each trial would have executed alone, as a fraction of a dense run; NaN where not known."""
-    return _in_dense_runs(trials, numbers_of(trials, "executed_flops"))
 
 
 def _search_flops(trials: pd.DataFrame) -> pd.Series[float]:

@@ -14,7 +14,7 @@ from analysis.formatting import ROUNDING
 from analysis.io.checked import group_codes, plain
 from analysis.io.studies import load
 from analysis.io.study_files import Layout
-from analysis.metrics.duplicates import outcome_of, outcomes
+from analysis.metrics.duplicates import outcomes
 from analysis.metrics.noise import is_constant, resolution_of
 from analysis.metrics.saving import quality_of, saved_of
 from trainables.errors import UserError
@@ -235,7 +235,10 @@ def confirm_table(
     runs["drop"] = quality.sign * (references - runs[name])
     runs["limit"] = allowed_amount(allowed_drop, references)
     runs = runs.dropna(subset=["drop", "compute_saved", SAVED])
-    words = _compared_words(name, quality)
+    tested = name == quality.test
+    words = f"{quality.name} on the test split" if tested else quality.name
+    if quality.is_accuracy:
+        words = "test accuracy" if tested else "validation accuracy"
     candidates = attempts["candidate"].unique()
     comparisons = max(len(candidates), planned)
     rows = []
@@ -262,7 +265,6 @@ def confirm_table(
 def _mean_and_limits(
     column: pd.Series, confidence: float, comparisons: int, resolution: float | None
 ) -> tuple[float, float, float]:
-    """Return mean, low, high; NaN where not known."""
     values = column.to_numpy(dtype=float)
     if len(values) < 2:
         return (float(values[0]) if len(values) else math.nan, math.nan, math.nan)
@@ -275,14 +277,6 @@ def compared_column(trials: pd.DataFrame) -> str:
     quality = quality_of(trials)
     known = quality.test in trials.columns and trials[quality.test].notna().any()
     return quality.test if known or quality.name not in trials.columns else quality.name
-
-
-def _compared_words(column: str, quality: Quality) -> str:
-    """Return the words for the compared values, such as "test accuracy" or "val_loss on the test split"."""
-    tested = column == quality.test
-    if quality.is_accuracy:
-        return "test accuracy" if tested else "validation accuracy"
-    return f"{quality.name} on the test split" if tested else quality.name
 
 
 def read_confirmation(layout: Layout, ranking: pd.DataFrame, *, allowed_drop: float | str) -> pd.DataFrame | None:
@@ -314,7 +308,9 @@ def confirmation_of(confirmation: pd.DataFrame | None, trial: pd.Series) -> pd.S
     """Return the confirmation's row for the outcome of a ranked trial; None where that was not retrained."""
     if confirmation is None:
         return None
-    rows = confirmation[confirmation["candidate"] == outcome_of(trial)]
+    earlier = trial.get("duplicate_of")  # its outcome is that of the earliest trial
+    number = trial["trial"] if earlier is None or pd.isna(earlier) else earlier
+    rows = confirmation[confirmation["candidate"] == int(number)]
     return None if rows.empty else rows.iloc[0]
 
 

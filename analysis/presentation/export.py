@@ -75,11 +75,6 @@ def _about(row: pd.Series, info: StudyInfo) -> list[str]:
     return [line for line in lines if line]
 
 
-def hidden_columns(trials: pd.DataFrame) -> list[str]:
-    """Return the columns that must not influence any choice; only reports show them."""
-    return [name for name in trials.columns if name.startswith("test_")]
-
-
 def one_line(text: str) -> str:
     """Replace each run of white space, including line breaks, by one space: a comment cannot become a command."""
     return " ".join(text.split())

@@ -45,24 +45,23 @@ def _assignments(values: Mapping[str, Any], names: Iterable[str], digits: int | 
     return " ".join(f"{name}={text(values[name])}" for name in names if values.get(name) is not None)
 
 
+_AUTOCAST = "with torch.autocast(device.type, dtype=torch.{value}):  # around forward pass and loss"
 #: Lines of code by field and value; None: any other value.
-_CODE: Mapping[str, Mapping[Any, tuple[str, ...]]] = {
+_CODE: Mapping[str, Mapping[Any, Sequence[str]]] = {
     "precision": {
         "float16": (
-            "with torch.autocast(device.type, dtype=torch.float16):  # around forward pass and loss",
+            _AUTOCAST,
             "scaler = torch.amp.GradScaler(device.type)  # once",
             "scaler.scale(loss).backward(); scaler.unscale_(optimizer)  # then clip",
             "scaler.step(optimizer); scaler.update()",
         ),
-        "bfloat16": (
-            "with torch.autocast(device.type, dtype=torch.bfloat16):  # around the forward pass and the loss",
-        ),
+        "bfloat16": [_AUTOCAST],
     },
     "batch_size": {
-        None: ("batch_size = {value}  # learning rate: times batch size over the old one (its square root for Adam)",)
+        None: ["batch_size = {value}  # learning rate: times batch size over the old one (its square root for Adam)"]
     },
     "clip_grad_norm": {
-        None: ("torch.nn.utils.clip_grad_norm_(model.parameters(), {value:g})  # before optimizer.step()",)
+        None: ["torch.nn.utils.clip_grad_norm_(model.parameters(), {value:g})  # before optimizer.step()"]
     },
     "channels_last": {
         True: (
@@ -71,26 +70,23 @@ _CODE: Mapping[str, Mapping[Any, tuple[str, ...]]] = {
         )
     },
     "fused_optimizer": {
-        True: ("optimizer = torch.optim.SGD(..., fused=True)",),
-        False: ("optimizer = torch.optim.SGD(..., foreach=True)",),
+        True: ["optimizer = torch.optim.SGD(..., fused=True)"],
+        False: ["optimizer = torch.optim.SGD(..., foreach=True)"],
     },
     "activation_checkpointing": {
-        "blocks": ("value = torch.utils.checkpoint.checkpoint(block, value, use_reentrant=False)  # for each block",),
+        "blocks": ["value = torch.utils.checkpoint.checkpoint(block, value, use_reentrant=False)  # for each block"],
         "cheap": (
             "# for each block, keeping the outputs of large products alone (docs/recipe.md):",
             "value = torch.utils.checkpoint.checkpoint(block, value, use_reentrant=False, context_fn=...)",
         ),
     },
     "loader_workers": {
-        0: ("loader = DataLoader(..., num_workers=0)",),
-        None: ("loader = DataLoader(..., num_workers={value}, persistent_workers=True)",),
+        0: ["loader = DataLoader(..., num_workers=0)"],
+        None: ["loader = DataLoader(..., num_workers={value}, persistent_workers=True)"],
     },
-    "cudnn_benchmark": {True: ("torch.backends.cudnn.benchmark = True",)},
-    "deterministic": {True: ("torch.use_deterministic_algorithms(True)",)},
-    "pin_memory": {
-        True: ("loader = DataLoader(..., pin_memory=True)",),
-        False: ("loader = DataLoader(..., pin_memory=False)",),
-    },
+    "cudnn_benchmark": {True: ["torch.backends.cudnn.benchmark = True"]},
+    "deterministic": {True: ["torch.use_deterministic_algorithms(True)"]},
+    "pin_memory": {None: ["loader = DataLoader(..., pin_memory={value})"]},
 }
 
 

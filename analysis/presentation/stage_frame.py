@@ -121,8 +121,6 @@ _COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """Data of one stage from the store."""
-
     link: tuple[str, Intervention] | None
     """Id of the parent and the intervention that starts the stage; None for the root stage."""
     start: int  # its first own iteration

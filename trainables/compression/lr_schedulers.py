@@ -102,7 +102,6 @@ class ScheduleLR:
                 group["momentum"] = values["momentum"]
 
     def _begin(self, rates: Sequence[float]) -> None:
-        """Create torch's schedule at epoch 0."""
         self._scratch = _Scratch(self.optimizer, rates)
         try:
             self._scheduler = self._kind(self._scratch, **self._arguments)
@@ -112,7 +111,6 @@ class ScheduleLR:
             raise UserError(f"{self._class_name} refuses its arguments: {error}") from error
 
     def _move(self, epoch: int, metric: float | None) -> None:
-        """Move torch's schedule to this epoch."""
         if isinstance(self._scheduler, ReduceLROnPlateau):
             assert metric is not None
             self._scheduler.step(metric)
@@ -181,8 +179,13 @@ def build_lr_scheduler(
     if class_name not in classes:
         raise unknown_name("class of lr_schedulers", class_name, classes)
     check_arguments(class_name, arguments, classes[class_name])
-    rates = [_base_rate(group) for group in optimizer.param_groups] if base_lrs is None else base_lrs
-    return ScheduleLR(optimizer, classes[class_name], arguments, rates)
+    if base_lrs is None:
+        now = [group["lr"] for group in optimizer.param_groups]
+        copied = [lr.clone() if isinstance(lr, Tensor) else lr for lr in now]
+        base_lrs = [
+            group.setdefault("initial_lr", lr) for group, lr in zip(optimizer.param_groups, copied, strict=True)
+        ]
+    return ScheduleLR(optimizer, classes[class_name], arguments, base_lrs)
 
 
 def check_lr_scheduler(class_name: str, arguments: Mapping[str, Any]) -> None:
@@ -194,8 +197,3 @@ def check_lr_scheduler(class_name: str, arguments: Mapping[str, Any]) -> None:
     lists = [arguments[key] for key in per_group if isinstance(arguments.get(key), (list, tuple))]
     parameters = [{"params": [torch.zeros(())]} for _ in range(max([1, *map(len, lists)]))]
     build_lr_scheduler(class_name, arguments, torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
-
-
-def _base_rate(group: dict[str, Any]) -> float:
-    rate = group["lr"]
-    return float(group.setdefault("initial_lr", rate.clone() if isinstance(rate, Tensor) else rate))

@@ -549,7 +549,6 @@ def _first_samples(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _shared(model: nn.Module) -> set[str]:
-    """Return all names of the parameters that have more than one name."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(as_built(name))

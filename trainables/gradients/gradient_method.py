@@ -400,7 +400,8 @@ class ModelLoss:
         self._called = _Called(loss, model)
         self._parameters = dict(model.named_parameters())
         self.device = next((p.device for p in self._parameters.values()), torch.device("cpu"))
-        self._norms = [module for module in model.modules() if _updates(module)]
+        norms = nn.modules.batchnorm._NormBase
+        self._norms = [m for m in model.modules() if isinstance(m, norms) and m.training and m.track_running_stats]
         kept = {id(buffer) for norm in self._norms for buffer in norm.buffers(recurse=False)}
         self._buffers = [(f"model.{name}", buffer) for name, buffer in model.named_buffers() if id(buffer) not in kept]
         # All names of a parameter that is used in several places, by its first.
@@ -459,8 +460,3 @@ def _batch_statistics(norms: Iterable[nn.Module]) -> Iterator[None]:
         for norm, buffers in kept:
             norm.track_running_stats = True  # type: ignore[assignment]
             norm._buffers.update(buffers)
-
-
-def _updates(module: nn.Module) -> bool:
-    norms = nn.modules.batchnorm._NormBase
-    return isinstance(module, norms) and module.training and module.track_running_stats

@@ -27,7 +27,12 @@ def treatable_layers(model: nn.Module, needed_by: str | None = None) -> dict[str
     found = {
         name: module
         for name, module in model.named_modules()
-        if _is_treatable(module) and all(owners[id(own)] == 1 for own in module._parameters.values() if own is not None)
+        if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d))
+        and getattr(module, "groups", 1) == 1
+        and type(module).__name__ != "NonDynamicallyQuantizableLinear"  # attention uses its weight without calling it
+        and isinstance(weight := module._parameters.get("weight"), nn.Parameter)
+        and weight.requires_grad
+        and all(owners[id(own)] == 1 for own in module._parameters.values() if own is not None)
     }
     if needed_by is not None and not found:
         kinds = ", ".join(sorted({type(m).__name__ for m in model.modules() if list(m.parameters(recurse=False))}))
@@ -36,15 +41,6 @@ def treatable_layers(model: nn.Module, needed_by: str | None = None) -> dict[str
             f"a model of {kinds or 'no layers'}: use another method"
         )
     return found
-
-
-def _is_treatable(module: nn.Module) -> bool:
-    if type(module).__name__ == "NonDynamicallyQuantizableLinear":  # attention uses its weight without calling it
-        return False
-    if not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)) or getattr(module, "groups", 1) != 1:
-        return False
-    weight = module._parameters.get("weight")
-    return isinstance(weight, nn.Parameter) and weight.requires_grad
 
 
 class LayerSignals:

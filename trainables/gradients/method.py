@@ -223,7 +223,6 @@ class AttachedGradientMethod(SwitchedOn):
         return self._method
 
     def _kept(self, epoch: int) -> TensorSamples:
-        """Return the samples of an epoch, as many as may be kept."""
         assert self._run.epoch_batches is not None
         self._filled = epoch
         most = int(self.settings.get("kept_samples", 1))  # the others only train the loop's own batches

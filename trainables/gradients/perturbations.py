@@ -39,8 +39,6 @@ _ALIVE = 4
 
 
 class _Largest(TorchDispatchMode):
-    """Record the bytes of the largest tensor that is computed."""
-
     nbytes = 0
 
     @classmethod

@@ -109,8 +109,6 @@ def straight_through_direction(
 
 
 class _Search:
-    """The passes of one direction, counted."""
-
     def __init__(
         self,
         loss: Loss,
@@ -165,7 +163,6 @@ class _Search:
         return total
 
     def _sample(self) -> Gradients:
-        """Return one gradient in the estimator's mode."""
         assert self._mode is not None
         with activation_mode(self._model, self._mode), torch.enable_grad():
             value = self._value({})

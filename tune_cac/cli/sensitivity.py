@@ -111,7 +111,6 @@ def _train(run: TrainingRun) -> None:
 def _print(
     rows: Sequence[Row], proposals: Sequence[Proposal], kind: str, allowed: float | str, quality: Quality
 ) -> None:
-    """Print by layer the level that costs at most the allowed drop."""
     from analysis.formatting import drop_text, value_text
 
     with_sensitivity = kind == "element"

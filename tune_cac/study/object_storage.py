@@ -31,8 +31,6 @@ _CHECK = (
 
 
 class _StudyCopy:
-    """Copy of a study's files in object storage."""
-
     def __init__(self, layout: Layout, storage: str) -> None:
         self._layout, self._storage = layout, storage
         self._here, self._there = DiskFiles(layout.root), files_of(storage)

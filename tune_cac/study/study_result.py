@@ -17,7 +17,6 @@ from analysis.metrics.duplicates import outcomes
 from analysis.metrics.noise import with_holds
 from analysis.metrics.ranking import beats_shorter, best, control_line, rank
 from analysis.presentation.best_env import best_env, best_schedule
-from analysis.presentation.export import hidden_columns
 from analysis.presentation.markdown_report import ranked_table, report_markdown, search_cost_line
 from analysis.presentation.summary_text import config_of, headline, is_answer
 from analysis.trace_replay.same_run import same_run, same_run_text
@@ -36,7 +35,8 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
     trials.to_parquet(layout.trials)
     # Settings must not be chosen by the test split, so it stays out of the ranked table.
     beats = beats_shorter(ranking, result.control_line)
-    ranking.drop(columns=hidden_columns(ranking)).assign(beats_shorter=beats).to_csv(layout.ranking, index=False)
+    hidden = [name for name in ranking.columns if name.startswith("test_")]
+    ranking.drop(columns=hidden).assign(beats_shorter=beats).to_csv(layout.ranking, index=False)
     judged = (ranking["role"] == "baseline").any()
     for file, text in (
         (layout.best, best_env(info, found, allowed_drop, **result.about) if judged else None),

@@ -89,7 +89,6 @@ def _table(caption: str, cells: Sequence[Sequence[str]], *, numeric: Sequence[in
 
 
 def _header(data: ReportData) -> str:
-    """Return the header: the result in one sentence, and what else is said of it."""
     info, quality = data.info, data.quality
     counts = data.trials["status"].value_counts()
     told = ", ".join(f"{n} {status}" for status, n in counts.items()) or "none"
@@ -213,7 +212,6 @@ def _stops(data: ReportData, figures: Mapping[str, Figure]) -> str:
 
 
 def _gradients(figures: Mapping[str, Figure]) -> str:
-    """Return the section on gradient statistics."""
     drawn = _pictures(figures, "gradient_noise", "gradient_variance")
     by_layer = _pictures(figures, "layer_noise")
     if not drawn and not by_layer:

@@ -192,8 +192,6 @@ def _line(node: Node) -> int:
 
 
 class _Builder:
-    """Convert YAML nodes to values."""
-
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
         self.duplicates: list[Problem] = []

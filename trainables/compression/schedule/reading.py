@@ -385,8 +385,6 @@ def examine(
 
 
 class _Reader:
-    """Read the sections of a schedule's plain values."""
-
     def __init__(self, given: Mapping[str, Any], findings: Findings, check_lr: CheckLR | None) -> None:
         self._given, self._findings, self._check_lr = given, findings, check_lr
         self._components: dict[str, dict[str, Component | None]] = {}
@@ -547,7 +545,6 @@ def _is_epoch(value: object) -> bool:
 
 
 def _check_use(policy: PlannedPolicy, component: Component, findings: Findings) -> None:
-    """Check that a policy fits its component."""
     path: Path = ("policies", policy.position)
     settings = component.settings
     first, last = policy.timing.starting_epoch, policy.timing.last_epoch
