@@ -1,12 +1,9 @@
-"""Duplicate trials, which repeat the training of an earlier trial, and outcomes, which group them. Pure.
+"""Duplicate trials, which repeat the training of an earlier completed trial, and outcomes, which group them. Pure.
 
-A *duplicate* is a trial with the same training as an earlier completed trial of the same table, shown by one of these:
-
-- it ended in the same stage of the stage tree;
-- its seed and hyperparameters are equal;
-- on the same workload, seed and number of epochs it reported bitwise equal training loss, accuracies and FLOPs, as do
-  two settings that stop the same layers at the same iterations; where no training loss is known, as for many scripts,
-  equal stops (at least one), accuracies and FLOPs.
+Any of these shows a *duplicate*: it ended in the same stage of the stage tree; its seed and hyperparameters are equal;
+on the same workload, seed and number of epochs it reported bitwise equal training loss, accuracies and FLOPs, as do two
+settings that stop the same layers at the same iterations (where no training loss is known, as for many scripts: equal
+stops, at least one, accuracies and FLOPs).
 
 Trials of one *outcome* are one setting: one of them is the candidate for confirmation, and its result on fresh seeds
 applies to all.

@@ -1,14 +1,9 @@
-"""Learning-rate schedules by class name: torch's, and two of the schedule language.
+"""Learning-rate schedules by class name: torch's, and two of the schedule language, which docs/compression.md defines.
 
 A schedule is set to an absolute epoch: if its policy begins at epoch 24, its learning rate is that of a schedule which
-has run from epoch 0. All schedules of an optimizer start from the same base rates.
-
-Symbols: e epoch, >= 0; base the group's learning rate before any schedule (``initial_lr``).
-
-    PolynomialLR(T_max, power)                base (1 - e / T_max)^power, and 0 from T_max on
-    MultiStepMultiGammaLR(milestones, gammas) base times the product of the gammas whose milestones are <= e
-
-torch's `PolynomialLR` (total_iters, power) is a different class; the argument ``T_max`` selects the one above.
+has run from epoch 0. All schedules of an optimizer start from the same base rates, the groups' learning rates before
+any schedule (``initial_lr``). torch's `PolynomialLR` (total_iters, power) is another class than the language's; the
+argument ``T_max`` selects that one.
 """
 
 from __future__ import annotations

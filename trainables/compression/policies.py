@@ -211,8 +211,7 @@ class QuantizationPolicy(Policy):
 class LRPolicy(Policy):
     """Set the learning rates for the next epoch at the end of active epochs, and those of epoch 0 at its start.
 
-    The latter is needed for warm-up schedules (LinearLR, ConstantLR, OneCycleLR, CyclicLR), whose first rate is not the
-    base rate.
+    The first rate of warm-up schedules (LinearLR, ConstantLR, OneCycleLR, CyclicLR) is not the base rate.
     """
 
     def __init__(self, scheduler: ScheduleLR) -> None:

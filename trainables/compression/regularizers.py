@@ -1,11 +1,8 @@
 """Regularization terms of the loss that push weights or groups towards zero, or the groups' norms apart.
 
-Symbols: w a weight; g one of its groups (see `structures`); lambda the strength that the schedule gives a parameter,
->= 0. Terms are summed over the parameters, and over both kinds of groups of ``Rows+Cols``.
-
-    L1               lambda sum |w|
-    group lasso      lambda sum_g ||g||_2          (Yuan and Lin 2006, eq. 2.1, without sqrt of the group size)
-    group variance   lambda / var_g ||g||_2        (Torfi et al. 2018, arXiv:1802.09902; variance unbiased)
+docs/compression.md has the formulas. Symbols: w a weight; g one of its groups (see `structures`); lambda the strength
+that the schedule gives a parameter, >= 0. Terms are summed over the parameters, and over both kinds of groups of
+``Rows+Cols``.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """Thinning: removal of a model's zero filters and channels, which makes it smaller and faster.
 
-A zero filter before a batch norm still outputs a constant, the norm's beta - gamma mean / std, and a filter with a bias
-outputs its bias. Removing the filter treats gamma, beta and bias as zero. Where they are not zero, the model's outputs
-change by `Thinned.difference`; thinning is exact if they are pruned together with the filter.
+Where what follows a removed filter (a norm's shift, a bias) is not zero, the model's outputs change by
+`Thinned.difference`; docs/compression.md says why. All cuts are first tried on a copy, in double precision.
 
-All cuts are first tried on a copy, in double precision.
-
-A cut is (module, side, indices): side 0 the output channels, 1 the input channels. A convolution's weight is
-(C_out, C_in / groups, *kernel), a transposed one's (C_in, C_out / groups, *kernel): there side 0 is dimension 1. Norms,
-PReLU and depthwise convolutions have the same channels on both sides; their cuts have side 0.
+A cut is (module, side, indices): side 0 the output channels, 1 the input channels. A convolution's weight is (C_out,
+C_in / groups, *kernel), a transposed one's (C_in, C_out / groups, *kernel): there side 0 is dimension 1. Norms, PReLU
+and depthwise convolutions have the same channels on both sides; their cuts have side 0.
 """
 
 from __future__ import annotations

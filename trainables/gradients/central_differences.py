@@ -139,12 +139,6 @@ def relative_error(estimated: Mapping[str, Tensor], reference: Mapping[str, Tens
 class CentralDifferenceSGD(NormalisedSGD):
     """Descent along central differences.
 
-        optimizer = CentralDifferenceSGD(model, lr=0.1, epsilon=0.01)
-        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [30_000, 40_000])
-        for x, y in batches:
-            optimizer.step(lambda model: F.cross_entropy(model(x), y))
-            scheduler.step()
-
     Any schedule of torch decays the learning rate and, jointly, epsilon: both keep their ratio.
 
     Args:

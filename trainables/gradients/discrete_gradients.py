@@ -1,12 +1,8 @@
 """Discrete gradient: the smallest change of each weight that lowers the loss, and the best of these together.
 
-For each element d of the parameters, changes of +-stride (i + 1), i = 0, 1, ..., are tried until the loss decreases or
-the change exceeds epsilon; the smallest change delta_d that decreases it is kept, with its sign and its decrease.
-Sorted by an objective, decrease / delta or decrease / delta^2, they are taken while the sum of delta^2 is below
-epsilon^2, and applied together. If the loss does not decrease by that, the better half is taken, until it does.
-
-On smooth functions nearly every delta is the stride, so a step is one along signs, and stalls near a minimum: nothing
-is claimed about convergence. With binary activations the loss is constant in places, where a gradient says nothing.
+docs/gradients.md has the search. On smooth functions nearly every delta is the stride, so a step is one along signs,
+and stalls near a minimum: nothing is claimed about convergence. With binary activations the loss is constant in places,
+where a gradient says nothing.
 
 Shapes: P elements of a parameter; multiples (P,) int64, delta = stride x multiple, negative ones lower the element, 0:
 nothing found; decreases (P,).

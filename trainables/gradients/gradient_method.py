@@ -78,10 +78,6 @@ class Draw:
 class GradientMethod:
     """Gradients of batches drawn uniformly, under any torch optimizer: SGD, SGD with momentum, Adam. Base of others.
 
-        method = GradientMethod(model, loss, loader, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-        for _ in range(1000):
-            method.step()
-
     Args:
         model: in the mode in which it is trained.
         loss: (model, batch) -> mean loss over the batch: a tuple of tensors, or the mapping that the data set yields.

@@ -1,13 +1,7 @@
 """Statistics of gradient estimators in the course of a training, which they do not disturb by a bit.
 
-    statistics = GradientStatistics(model, loader, loss=loss, total_steps=1000)
-    for step in range(1000):
-        statistics.measure(step)          # SGD's; statistics.measure(step, svrg, clustering): others beside it
-        ...                               # the training step
-    statistics.rows()
-
-Symbols: T gradients of a measurement; g_j an element; m_j its mean and V_j its unbiased variance over the T
-(1 / (T - 1)); P elements of a layer or of all.
+Symbols: T gradients of a measurement; g_j an element; m_j its mean and V_j its unbiased variance over the T (1 / (T -
+1)); P elements of a layer or of all.
 
 Source: Faghri et al., arXiv:2007.04532, 2020, section 4. Otherwise than in its code, one pool of T gradients gives both
 mean and variance (two pools of T overestimate the variance by 1 + 1 / T), and nothing is added to small squares.

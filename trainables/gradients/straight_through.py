@@ -1,13 +1,7 @@
-"""Binary activations with straight-through estimators (STE) of their gradient.
+"""Binary activations with straight-through estimators (STE) of their gradient; docs/gradients.md defines each.
 
-Definitions, for an activation x, a gradient g that arrives from above, and u ~ U(-1, 1), drawn anew for each element:
-
-- sign: forward sign(x), which is +1 at 0; backward g 1[|x| <= 1] (Courbariaux et al. 2016, arXiv:1602.02830).
-- stochastic rounding: forward sign(x + u), which is +1 with probability clip((x + 1) / 2, 0, 1); the same backward.
-- backward noise: forward sign(x); backward g 1[|x + u| <= 1], the plain estimator's window at the value whose sign
-  stochastic rounding takes. Its expectation is g clip(1 - |x| / 2, 0, 1): the window smoothed by u, of the same area.
-
-A NaN stays one, so that a diverged training is seen.
+The plain one is that of Courbariaux et al. 2016, arXiv:1602.02830. Backward noise has the plain estimator's window at
+the value whose sign stochastic rounding takes. A NaN stays one, so that a diverged training is seen.
 """
 
 from __future__ import annotations

@@ -97,14 +97,11 @@ class Grid(NamedTuple):
 
 
 def linear_grid(low: Tensor, high: Tensor, bits: int, mode: Mode) -> Grid:
-    """Return the grid for a range (Krishnamoorthi 2018, section 2; Distiller's modes). It always includes 0.
+    """Return the grid for a range (Krishnamoorthi 2018, section 2; docs/compression.md). It always includes 0.
 
-    SYMMETRIC: M = max(|low|, |high|), s = M / ((2^k - 1) / 2), z = 0, q in [-2^(k-1), 2^(k-1) - 1].
-    SYMMETRIC_RESTRICTED: s = M / (2^(k-1) - 1), z = 0, q in [-(2^(k-1) - 1), 2^(k-1) - 1].
-    ASYMMETRIC_UNSIGNED: low and high extended to include 0, s = (high - low) / (2^k - 1), z = round(-low / s),
-    q in [0, 2^k - 1].
-    ASYMMETRIC_SIGNED: the same with 2^(k-1) subtracted from z and q; the represented values are the same.
-    A range of width 0 has s = 1. ``low`` <= ``high`` are () or one per channel; k is at least 2 if symmetric.
+    q is in [-2^(k-1), 2^(k-1) - 1] with SYMMETRIC, without the least with SYMMETRIC_RESTRICTED, in [0, 2^k - 1] with
+    ASYMMETRIC_UNSIGNED, whose values ASYMMETRIC_SIGNED has, too. A range of width 0 has s = 1. ``low`` <= ``high`` are
+    () or one per channel; k is at least 2 if symmetric.
     """
     low, high = wide(low), wide(high)
     if mode.startswith("SYMMETRIC"):
