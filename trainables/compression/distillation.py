@@ -317,8 +317,9 @@ def load_weights(model: nn.Module, checkpoint: str | Path, *, what: str, of: str
     if others := [str(name) for name, value in content.items() if not isinstance(value, Tensor)]:
         raise UserError(f"{rule}, got no tensors as {shorten(', '.join(others), 80)}")
     names = {without_parallel(name): name for name in model.state_dict()}
+    weights: Mapping[str, Tensor] = content
     try:
-        model.load_state_dict({names.get(without_parallel(name), name): value for name, value in content.items()})
+        model.load_state_dict({names.get(without_parallel(name), name): value for name, value in weights.items()})
     except RuntimeError as error:
         told = shorten(" ".join(str(error).splitlines()[1:]), 400, placeholder=" ...")
         raise UserError(f"{what} {checkpoint} does not fit {of}: {told}") from error
