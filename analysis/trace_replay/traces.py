@@ -132,7 +132,6 @@ class TraceStage:
 
     recorded: Stage  # recorded signals and rows
     parent: int | None  # index of its parent in the trace's stages; None for the dense run
-    intervention: Intervention | None  # intervention that leads from the parent to it; None for the dense run
     children: dict[int, dict[str, int]] = field(default_factory=dict)
     """Indices of its children, by iteration and action of their interventions."""
 
@@ -332,11 +331,11 @@ def assemble(
         if link is not None:
             below.setdefault(link[0], []).append((link[1], stage.id))
     dense = by_id.get(root) or Stage(None, "", root, 0)
-    placed = [TraceStage(recorded=dense, parent=None, intervention=None)]
+    placed = [TraceStage(recorded=dense, parent=None)]
     for number, parent in enumerate(placed):  # the list grows during the loop: parents before children
         for intervention, child in sorted(below.get(parent.id, ()), key=lambda c: (c[0].iteration, c[0].action)):
             parent.children.setdefault(intervention.iteration, {})[intervention.action] = len(placed)
-            placed.append(TraceStage(recorded=by_id[child], parent=number, intervention=intervention))
+            placed.append(TraceStage(recorded=by_id[child], parent=number))
     return RunTrace(
         root=root,
         run=dict(values),

@@ -194,10 +194,8 @@ def pruners_section(proposals: Sequence[Proposal], kind: Kind) -> dict[str, Any]
     }
 
 
-def evaluate_workload(
-    workload: Workload, model: nn.Module, split: str, device: Any, metric: str | None = None
-) -> float:
-    """Return a model's accuracy, or another metric, on a split; its modes and all generators are restored."""
-    name = metric or workload.quality.name
+def evaluate_workload(workload: Workload, model: nn.Module, split: str, device: Any) -> float:
+    """Return the workload's metric of a model on a split; the model's modes and all generators are restored."""
+    name = workload.quality.name
     with evaluating(model):
         return float(workload.metrics_on(model, split, device, name)[name])

@@ -30,8 +30,6 @@ class ReportData:
     cost_line: str  # cost of the search, in one sentence
     best_env: str  # the chosen settings as lines that a POSIX shell can source
     status: str = "finished"  # ``finished`` or ``running``
-    history: pd.DataFrame | None = None
-    """One row per epoch and trial: trial, epoch, and the columns of `trainables.metrics.ROW`."""
     controls: pd.DataFrame | None = None
     """Trials that any setting has to beat: control (for example ``shorter 0.8``, ``random stops``), compute_saved,
     accuracy or the study's metric."""
