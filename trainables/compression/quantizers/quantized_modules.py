@@ -265,16 +265,13 @@ class MovingRange(Quantization):
     @torch.no_grad()
     def _see(self, x: Tensor) -> None:
         self.seen += 1
+        batches = self.seen.to(self.low.dtype)
+        weight = 1 / batches  # of this batch in the average: (1 - d) / (1 - d^n)
+        if self.decay != 1:
+            weight = (1 - self.decay) / -torch.expm1(batches * (math.log(self.decay) if self.decay else -math.inf))
         for kept, value in zip((self.low, self.high), torch.aminmax(x), strict=True):
             new = value.to(kept.dtype)
-            kept.copy_(torch.where(self.seen > 1, kept + self._weight_of_new(kept.dtype) * (new - kept), new))
-
-    def _weight_of_new(self, dtype: torch.dtype) -> Tensor:
-        """Return the last batch's weight in the average, (1 - d) / (1 - d^n), as a scalar on the range's device."""
-        batches = self.seen.to(dtype)
-        if self.decay == 1:
-            return 1 / batches
-        return (1 - self.decay) / -torch.expm1(batches * (math.log(self.decay) if self.decay else -math.inf))
+            kept.copy_(torch.where(self.seen > 1, kept + weight * (new - kept), new))
 
 
 class Frozen(Quantization):
