@@ -71,15 +71,11 @@ def option(
 class Option:
     """A declared option; attributes without a text are the arguments of `option`."""
 
-    name: str
-    """Its name in Python."""
-    flag: str
-    """Its flag on the command line."""
-    type: type
-    """Type of a value: str, int, float, bool, or Sequence or Mapping for a flag that may be repeated."""
+    name: str  # its name in Python
+    flag: str  # its flag on the command line
+    type: type  # type of a value: str, int, float, bool, or Sequence or Mapping for a flag that may be repeated
     default: Any
-    default_text: str
-    """Its default in words; empty for none."""
+    default_text: str  # its default in words; empty for none
     meaning: str
     metavar: str | None
     at_least: int | None
