@@ -1,14 +1,8 @@
-"""Knowledge distillation: a model learns from another model's logits.
+"""Knowledge distillation: a model learns from another model's logits; docs/compression.md has the loss.
 
 Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015 (arXiv:1503.02531), section 2.
-
-Symbols: s, t logits of student and teacher; T temperature; p = softmax(t / T), q = softmax(s / T); w_d, w_s, w_t the
-weights; N rows, C classes.
-
-    L = w_s CE(s, labels) + w_d T^2 mean_n sum_c p (log p - log q) + w_t CE(t, labels)
-
-T^2 keeps the gradients of both terms at a similar magnitude when T changes: the gradient of the second term with
-respect to s is w_d T (q - p) / N.
+T^2 keeps the gradients of both terms at a similar magnitude when T changes: that of the second with respect to the
+student's logits s is w_d T (q - p) / N, with p = softmax(t / T), q = softmax(s / T), t the teacher's, N rows.
 
 Shapes: logits (B, C), then N = B, or (B, T', C) for sequences, then N = B T'; labels as the logits without C.
 """
@@ -58,7 +52,7 @@ def distillation_loss(
     teacher_weight: float = 0.0,
     labels: Tensor | None = None,
 ) -> Tensor:
-    """Return L, a scalar; gradients flow to the student only.
+    """Return the loss, a scalar; gradients flow to the student only.
 
     ``student_ce`` is the student's loss against the labels, any scalar training loss. ``labels``, int64, are for the
     teacher's term, a constant, which is left out without them. UserError if shapes do not match.

@@ -42,12 +42,9 @@ if TYPE_CHECKING:
 class CompressionScheduler:
     """Run policies over the epochs of one training run.
 
-    Args:
-        model: the trained model.
-        optimizer: its optimizer; needed for learning rates, learned quantization and thinning.
-        example: runs a model on a batch; needed if batch norms are folded before ranking.
-        before_change: called once, before the model is changed or gets hooks.
-        model_changed: called after modules or shapes have changed.
+    The optimizer is needed for learning rates, learned quantization and thinning; ``example`` runs a model on a batch,
+    needed if batch norms are folded before ranking; ``before_change`` is called once, before the model is changed or
+    gets hooks, ``model_changed`` after modules or shapes have changed.
     """
 
     def __init__(

@@ -1,9 +1,7 @@
 """Central difference gradient: the slope of the loss along each weight, from two forward passes a weight.
 
-    g_i = [L(w + epsilon e_i) - L(w - epsilon e_i)] / (2 epsilon)
-
-P weights take 2 P forward passes. The error against the gradient is of the order of epsilon^2 from the curvature, and
-of u |L| / epsilon from rounding, u the precision of the loss's dtype.
+The error against the gradient is of the order of epsilon^2 from the curvature, and of u |L| / epsilon from rounding, u
+the precision of the dtype of the loss L.
 """
 
 from __future__ import annotations
