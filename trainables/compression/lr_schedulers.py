@@ -175,11 +175,10 @@ def build_lr_scheduler(
         raise unknown_name("class of lr_schedulers", class_name, classes)
     check_arguments(class_name, arguments, classes[class_name])
     if base_lrs is None:
-        now = [group["lr"] for group in optimizer.param_groups]
-        copied = [lr.clone() if isinstance(lr, Tensor) else lr for lr in now]
-        base_lrs = [
-            group.setdefault("initial_lr", lr) for group, lr in zip(optimizer.param_groups, copied, strict=True)
-        ]
+        for group in optimizer.param_groups:
+            rate = group["lr"]
+            group.setdefault("initial_lr", rate.clone() if isinstance(rate, Tensor) else rate)
+        base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
     return ScheduleLR(optimizer, classes[class_name], arguments, base_lrs)
 
 
