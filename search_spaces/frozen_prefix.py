@@ -1,66 +1,95 @@
 """A frozen prefix: through which layer, from when, with what held, for how many epochs; for fine-tuning.
 
 Settings are explicit stops (`CAC_STOP_LAYER_*`). With the default sampler the search decides them one after the other,
-what matters most first (`next_point`): whether norms hold their statistics, then the depth that is frozen from the
-first step on, by bisection, then fewer epochs at that depth, then a deeper prefix that is frozen later.
+what matters most first (`next_point`): whether norms hold their statistics, the depth that is frozen from the first
+step on, by bisection, then a deeper prefix that follows later, then fewer epochs. What would be the answer is trained
+on a second seed; if the mean of both loses too much, the search goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from search_spaces.manual_layers import by_depth, stoppable
+from search_spaces.manual_layers import by_depth, in_order, stoppable
 from search_spaces.space import Space, SpaceContext, Suggests, Tried
 from trainables.gradskip.settings import OFF_FIELD
 
-#: When a prefix may be frozen, as shares of the run.
-STARTS = (0.0, 0.1, 0.25, 0.5)
-#: Share of the run from which the prefix is frozen that was too deep from the first step on.
-LATER = 0.25
+#: When a prefix may be frozen, and when a deeper one may follow it, as shares of the run.
+STARTS, LATER = (0.0, 0.1, 0.25, 0.5), (0.25, 0.5, 0.75)
+#: The one of both that `next_point` tries for what is too deep from the first step on.
+HALF = 0.5
 #: Parts of the depth that are told apart: of a network of many layers the answer is a few layers too shallow.
 PARTS = 16
+#: Seeds on which what would be the answer is trained.
+SEEDS = 2
+LAYER, ITERATION = "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR"
 NORMS, MODE = "CAC_NORM_STATISTICS", "CAC_PREFIX_MODE"
 HELD, MOVING = "hold_all", "go_on"
+#: Parameters that are not asked for where a field is fixed (`--set`).
+SETTLES = {LAYER: ("frozen", "depth"), ITERATION: ("frozen", "start"), NORMS: (NORMS,), MODE: (MODE,)}
 
 
 def prefix_ends(context: SpaceContext) -> tuple[int, ...]:
     """Return the numbers of the parameters through which a prefix may reach: ends of blocks where they are known."""
-    return context.kept_ends or stoppable(context)
+    return tuple(context.fixed.get(LAYER, ()))[:1] or context.kept_ends or stoppable(context)
+
+
+def settled(context: SpaceContext) -> set[str]:
+    """Return the parameters that fixed fields decide."""
+    return {parameter for name, parameters in SETTLES.items() if name in context.fixed for parameter in parameters}
 
 
 def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
-    """Ask for one setting: nothing frozen, or a prefix."""
-    ends = prefix_ends(context)
-    norms = {NORMS: trial.suggest_categorical(NORMS, (HELD, MOVING))} if context.has_norms else {}
-    if not ends or trial.suggest_categorical("frozen", ("prefix", "nothing")) == "nothing":
-        return {**OFF_FIELD, **norms}
-    depth = trial.suggest_int("depth", 0, len(ends) - 1)
-    begin = round(trial.suggest_categorical("start", STARTS) * context.total_steps)
-    mode = trial.suggest_categorical(MODE, ("eval", "train"))
+    """Ask for one setting: nothing frozen, a prefix, or a prefix and later a deeper one."""
+    ends, known = prefix_ends(context), settled(context)
+    found: dict[str, Any] = {}
+    if context.has_norms and NORMS not in known:
+        found[NORMS] = trial.suggest_categorical(NORMS, (HELD, MOVING))
+    kinds = ("prefix", "deepening", "nothing") if len(ends) > 1 else ("prefix", "nothing")
+    kind = "nothing" if not ends else "prefix"
+    if ends and "frozen" not in known:
+        kind = trial.suggest_categorical("frozen", kinds)
+    if kind == "nothing":
+        return {**OFF_FIELD, **found}
+    mode = context.fixed[MODE] if MODE in known else trial.suggest_categorical(MODE, ("eval", "train"))
+    depth = 0 if "depth" in known else trial.suggest_int("depth", 0, len(ends) - 1)
+    start = 0.0 if "start" in known else trial.suggest_categorical("start", STARTS)
+    shares = [(depth, start)]
+    if kind == "deepening":
+        deeper = min(len(ends) - 1, depth + trial.suggest_int("deeper", 1, len(ends) - 1))
+        shares.append((deeper, start + (1 - start) * trial.suggest_categorical("later", LATER)))
+    stops = in_order((depth, min(context.total_steps - 1, round(at * context.total_steps))) for depth, at in shares)
     return {
-        "CAC_STOP_LAYER_NUM": (ends[depth],),
-        "CAC_STOP_LAYER_ITR": (min(context.total_steps - 1, begin),),
+        LAYER: tuple(ends[depth] for depth, _ in stops),
+        ITERATION: tuple(iteration for _, iteration in stops),
         MODE: mode,
         "forward_cache_mb": context.forward_cache_mb if mode == "eval" else 0,
-        **norms,
+        **found,
     }
 
 
-def point(context: SpaceContext, depth: int | None, *, norms: str = HELD, start: float = 0.0) -> dict[str, Any]:
-    """Return the parameters of a prefix frozen through a depth, in evaluation mode; None for nothing frozen."""
-    held = {NORMS: norms} if context.has_norms else {}
-    if not prefix_ends(context):
-        return held
-    if depth is None:
-        return {**held, "frozen": "nothing"}
-    return {**held, "frozen": "prefix", "depth": depth, "start": start, MODE: "eval"}
+def point(
+    context: SpaceContext, depth: int | None, *, norms: str = HELD, start: float = 0.0, deeper: int = 0
+) -> dict[str, Any]:
+    """Return the parameters of a prefix frozen through a depth, in evaluation mode, and later deeper; None: nothing."""
+    known = settled(context)
+    values: dict[str, Any] = {NORMS: norms} if context.has_norms else {}
+    if prefix_ends(context) and depth is None:
+        values["frozen"] = "nothing"
+    elif prefix_ends(context):
+        values |= {"frozen": "prefix", MODE: "eval", "depth": depth, "start": start}
+        if deeper and "frozen" not in known:
+            values |= {"frozen": "deepening", "deeper": deeper, "later": HALF}
+    return {name: value for name, value in values.items() if name not in known}
 
 
 def start(context: SpaceContext) -> dict[str, Any]:
-    """Return the run with held norms and nothing frozen; without norms, a prefix of half of the depth."""
+    """Return a prefix of half of the depth, all norms held."""
     ends = prefix_ends(context)
-    return point(context, None if context.has_norms or not ends else (len(ends) - 1) // 2)
+    return point(context, (len(ends) - 1) // 2 if ends else None)
 
 
 def next_point(context: SpaceContext, tried: Sequence[Tried]) -> Tried | None:
@@ -78,27 +107,44 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
     """Yield the settings that are wanted; what follows depends on how those before have ended."""
     full, ends, norms = context.epochs, prefix_ends(context), HELD
 
-    def at(depth: int | None, start: float = 0.0, epochs: int = full) -> Tried:
-        wanted = Tried(parameters=point(context, depth, norms=norms, start=start), epochs=epochs)
+    def at(depth: int | None, start: float = 0.0, deeper: int = 0, epochs: int = full) -> Tried:
+        parameters = point(context, depth, norms=norms, start=start, deeper=deeper)
+        wanted = Tried(parameters=parameters, epochs=epochs)
         return wanted.among(tried) or wanted
 
-    if context.has_norms:
-        yield at(None)
-        if at(None).lost > 0:
+    def deepest(reached: int, setting: Callable[[int], Tried]) -> Generator[Tried, None, int]:
+        """Bisect beyond a depth, and return the deepest one that is within the allowed loss."""
+        too_deep = len(ends)
+        while too_deep - reached > max(1, len(ends) // PARTS):
+            middle = (reached + too_deep) // 2
+            yield setting(middle)
+            reached, too_deep = (middle, too_deep) if setting(middle).is_within else (reached, middle)
+        return reached
+
+    if context.has_norms and ends:
+        yield (held := at((len(ends) - 1) // 2))
+        if not held.is_within:
             norms = MOVING
-    shallow, deep = -1, len(ends)  # frozen through the first no more than allowed is lost, through the second more
-    while deep - shallow > max(1, len(ends) // PARTS):
-        middle = (shallow + deep) // 2
-        yield at(middle)
-        shallow, deep = (middle, deep) if at(middle).is_within else (shallow, middle)
-    for share in context.lengths if shallow >= 0 else ():
+            yield (moving := at((len(ends) - 1) // 2))
+            norms = MOVING if moving.lost < held.lost else HELD
+    first = yield from deepest(-1, at)
+    # What is too deep from the first step on may follow later.
+    later = partial(at, start=HALF) if first < 0 else lambda depth, **more: at(first, deeper=depth - first, **more)
+    then = yield from deepest(first, later)
+    for share in context.lengths if then >= 0 else ():
         epochs = max(1, round(share * full))
-        yield at(shallow, epochs=epochs)
-        if not at(shallow, epochs=epochs).is_within:
-            yield at(shallow // 2, epochs=epochs)
+        shorter = later(then, epochs=epochs) if then > first else at(first, epochs=epochs)
+        yield shorter
+        if not shorter.is_within:
+            full_length = later(then) if then > first else at(first)
+            if first > 0 and 1 - share * (1 - full_length.saved / 2) > full_length.saved:
+                yield at(first // 2, epochs=epochs)
             break
-    if deep < len(ends):
-        yield at(deep, LATER)
+    answer = max((one for one in tried if one.is_within), key=lambda one: one.saved, default=None)
+    if answer is not None and answer.saved > 0:
+        yield replace(answer, seeds=SEEDS)
+    if context.has_norms and norms == HELD and ends and "frozen" not in settled(context):
+        yield at(None)
 
 
 def notes(context: SpaceContext) -> list[str]:
@@ -121,11 +167,14 @@ SPACE = Space(
     start=start,
     start_is_published=False,
     next_point=next_point,
+    may_be_fixed=(*SETTLES, "forward_cache_mb"),
     uses_forward_cache=True,
     meanings={
-        "frozen": "whether a prefix is frozen",
+        "frozen": "whether a prefix is frozen, and whether a deeper one follows",
         "depth": "depth of the layer that the prefix reaches through, among those listed above",
         "start": "share of the run after which the prefix is frozen",
+        "deeper": "how many layers the deeper prefix reaches further",
+        "later": "share of the rest of the run after which it follows",
     },
     notes=notes,
 )

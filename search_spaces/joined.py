@@ -92,6 +92,7 @@ def joined(spaces: Sequence[Space]) -> Space:
         start=together.start,
         further_starts=together.further_starts,
         uses_forward_cache=any(space.uses_forward_cache for space in spaces),
+        may_be_fixed=tuple(name for space in spaces for name in space.may_be_fixed),
         free=tuple(name for space in spaces for name in space.free),
         start_is_published=all(space.start_is_published for space in spaces),
         meanings={name: meaning for space in spaces for name, meaning in space.meanings.items()},

@@ -46,6 +46,8 @@ class SpaceContext:
     """Those of `unit_ends` up to which outputs can be kept in a forward cache, such as ends of blocks."""
     forward_cache_mb: int = 0
     """Budget of a forward cache on this machine; 0 where inputs do not repeat, or it is not known whether they do."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that the search fixes and that the space would vary (`Space.may_be_fixed`)."""
 
 
 #: A run on which no range of a space has only one value.
@@ -85,14 +87,21 @@ class Tried:
     """Epochs of the run."""
     has_ended: bool = False
     """False while it is being trained."""
+    seeds: int = 1
+    """Seeds on which it is trained or has been trained."""
+    saved: float = 0.0
+    """Compute saved, a fraction of the baseline's."""
     lost: float = math.inf
-    """Loss of the metric against the baseline; infinite as long as it is not known, and if it failed."""
+    """Mean loss of the metric against the baseline; infinite as long as it is not known, and if one run failed."""
     is_within: bool = False
-    """True if that is no more than the allowed loss."""
+    """True if that is no more than the allowed loss, as surely as wanted."""
 
     def among(self, tried: Iterable[Tried]) -> Tried | None:
-        """Return the one of the same parameters and length; None if there is none."""
-        return next((t for t in tried if (t.parameters, t.epochs) == (self.parameters, self.epochs)), None)
+        """Return the one of the same parameters and length on at least as many seeds; None if there is none."""
+        return next(
+            (t for t in tried if (t.parameters, t.epochs) == (self.parameters, self.epochs) and t.seeds >= self.seeds),
+            None,
+        )
 
 
 class Suggests(Protocol):
@@ -222,6 +231,8 @@ class Space:
     next_point: Callable[[SpaceContext, Sequence[Tried]], Tried | None] | None = None
     """Decides what to train after the starting point, given all settings that were begun; a sampler if None. Returns
     None if nothing is left, or one that is being trained decides it."""
+    may_be_fixed: tuple[str, ...] = ()
+    """Fields that it varies and that a search may fix; `suggest` reads them in `SpaceContext.fixed`."""
     free: tuple[str, ...] = ()
     """Choices on which no other parameter depends; then the number of their combinations has no limit."""
     start_is_published: bool = True

@@ -171,9 +171,9 @@ def _are_several(trials: pd.DataFrame) -> bool:
 #: Role of a cut dense run that is a result of its own: the search chose its length, and searches stops on it.
 CUT = "cut"
 #: Values of the column ``control``.
-SHORTER, RANDOM_STOPS = "shorter", "random stops"
+SHORTER, RANDOM_STOPS, OTHER_SEED = "shorter", "random stops", "other seed"
 #: The same as readers see them.
-CONTROL_NAMES = {SHORTER: "cut dense run", RANDOM_STOPS: "random stops"}
+CONTROL_NAMES = {SHORTER: "cut dense run", RANDOM_STOPS: "random stops", OTHER_SEED: "setting on another seed"}
 #: Results of the comparison of a setting with a cut dense run.
 BEATS, EQUAL, LOSES = "yes", "about equal", "no"
 
@@ -321,7 +321,8 @@ def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None) -> pd
 
     Before the other columns stand `rank` (from 1), `within_drop`, `on_front` (the Pareto front of accuracy and `saved`)
     and `duplicate_of` (Int64: an earlier trial, see `duplicates`); where a study searches options of the workload also
-    `baseline` (Int64: the trial of the same options that it is compared with).
+    `baseline` (Int64: the trial of the same options that it is compared with), and where the search trained settings on
+    another seed, `other_seed_drop` (their mean loss there).
 
     UserError: the allowed loss is out of range, a column is missing, or a trial occurs twice. UserWarning: some of
     several studies, workloads or seeds have no completed baseline, or there is none at all.
@@ -350,6 +351,10 @@ def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None) -> pd
     known = np.flatnonzero(~np.isnan(values).any(axis=1))
     done["on_front"] = np.isin(np.arange(len(done)), known[non_dominated(values[known])])
     done["duplicate_of"] = duplicate_of(done)
+    again = trials[is_value(trials, "control", OTHER_SEED) & is_value(trials, "status", "completed")]
+    if len(again) and (baseline := numbers_of(done[is_value(done, "role", "baseline")], quality.name)).size:
+        lost = quality.sign * (baseline.iloc[0] - numbers_of(again, quality.name))
+        done["other_seed_drop"] = done["trial"].map(lost.groupby(again["candidate"]).mean())
     front = ["trial", "role", "within_drop", "on_front", quality.name, quality.drop, "compute_saved", "duplicate_of"]
     if (numbers := _baseline_numbers(trials)) is not None:
         done["baseline"] = numbers

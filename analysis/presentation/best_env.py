@@ -169,7 +169,7 @@ def _about_answer(
     lines += comment_lines(same_run)
     again = confirmation_of(confirmation, best)
     if again is None:
-        return [*lines, f"# {one_seed_sentence(best)}"]
+        return [*lines, *comment_lines(one_seed_sentence(best, allowed_drop).rstrip("."))]
     if not again["confirmed"]:
         return [*lines, f"# Not confirmed: {retraining_sentence(again, words)}."]
     split = "" if pd.isna(best.get(quality.test)) else " and the test split"

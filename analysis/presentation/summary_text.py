@@ -152,7 +152,7 @@ def headline(
     here = f"{percent(saved_of_one(best))} of {share} {words.at(best[quality.drop])} in {metric_words(quality)}"
     unsure = ""
     if again is None:
-        text = f"You can skip {here} (allowed: {words.allowed}). {one_seed_sentence(best)}"
+        text = f"You can skip {here} (allowed: {words.allowed}). {one_seed_sentence(best, allowed_drop)}"
         unsure = _less_sure(without_refuted(ranking, confirmation), saved_of_one(best), sure)
     elif again["confirmed"]:
         text = (
@@ -216,12 +216,16 @@ def _no_recommendation(
     return f"{text} {plural(refuted, 'setting')} did on one seed and not on fresh ones." if refuted else text
 
 
-def one_seed_sentence(best: pd.Series) -> str:
-    """Return how sure an answer of one seed is."""
-    holds = best.get("holds")
+def one_seed_sentence(best: pd.Series, allowed_drop: float | str) -> str:
+    """Return how sure an answer is that was not confirmed."""
+    holds, elsewhere = best.get("holds"), best.get("other_seed_drop")
+    said, another = "One seed, not confirmed", "another"
+    if elsewhere is not None and not pd.isna(elsewhere):
+        ended = DropWords(best, allowed_drop).at(elsewhere)
+        said, another = f"Not confirmed, but a second seed ended {ended} against the same baseline", "a further one"
     if holds is None or pd.isna(holds):
-        return "One seed, not confirmed."
-    return f"One seed, not confirmed; on another it stays within that with a probability of {whole_percent(holds)}."
+        return f"{said}."
+    return f"{said}; on {another} it stays within that with a probability of {whole_percent(holds)}."
 
 
 def _less_sure(ranking: pd.DataFrame, saved: float, sure: float) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import optuna
 import pytest
 
 from search_spaces import SpaceContext, load
-from search_spaces.frozen_prefix import HELD, LATER, MOVING, NORMS, next_point, start
-from search_spaces.space import Tried
+from search_spaces.frozen_prefix import HALF, HELD, MOVING, NORMS, next_point, start
+from search_spaces.space import Tried, describe
 
 SPACE = load("frozen_prefix")
 UNITS = 16
@@ -20,42 +21,59 @@ CONTEXT = SpaceContext(
     unit_ends=tuple(range(1, 2 * UNITS, 2)), has_norms=True, forward_cache_mb=50,
 )  # fmt: skip
 Loss = Callable[[dict[str, Any], int], float]
+SHALLOW = {"frozen": "prefix", "start": 0.0}
 
 
-def searched(loss: Loss, context: SpaceContext = CONTEXT, allowed: float = 0.005) -> list[Tried]:
-    """Train what the space asks for, one after the other."""
+def searched(
+    loss: Loss, context: SpaceContext = CONTEXT, allowed: float = 0.005, elsewhere: Loss | None = None
+) -> list[Tried]:
+    """Train what the space asks for, one after the other; ``elsewhere`` is the loss on the second seed."""
     found: list[Tried] = []
     wanted: Tried | None = Tried(parameters=start(context), epochs=context.epochs)
     while wanted is not None:
-        running = [*found, wanted]
-        assert next_point(context, running) is None  # all of it depends on the one that runs
-        lost = loss(dict(wanted.parameters), wanted.epochs)
-        found.append(
-            Tried(
-                parameters=wanted.parameters, epochs=wanted.epochs, has_ended=True, lost=lost, is_within=lost <= allowed
-            )
-        )
+        earlier = replace(wanted, seeds=1).among(found)
+        found = [one for one in found if one is not earlier]
+        assert (
+            next_point(context, [*found, replace(wanted, has_ended=False)]) is None
+        )  # all depends on the one that runs
+        p, epochs = dict(wanted.parameters), wanted.epochs
+        lost = loss(p, epochs)
+        if wanted.seeds > 1:
+            lost = (lost + (elsewhere or loss)(p, epochs)) / 2
+        depth = p.get("depth", -1) + (1 - HALF) * p.get("deeper", 0)
+        saved = 1 - (1 - (1 - p.get("start", 0.0)) * (depth + 1) / 20) * epochs / context.epochs
+        found.append(replace(wanted, has_ended=True, saved=saved, lost=lost, is_within=lost <= allowed))
         wanted = next_point(context, found)
         assert len(found) < 20
     return found
 
 
+def deepest_frozen(p: Mapping[str, Any]) -> int:
+    """Return the depth that is frozen from the first step on."""
+    return int(p.get("depth", -1)) if p.get("start", 0.0) == 0 else -1
+
+
 def at_full_length(tried: list[Tried]) -> list[int]:
     return [
-        one.parameters["depth"] for one in tried if one.parameters.get("start") == 0 and one.epochs == CONTEXT.epochs
+        one.parameters["depth"]
+        for one in tried
+        if {**one.parameters, **SHALLOW} == one.parameters and one.epochs == CONTEXT.epochs
     ]
 
 
 @pytest.mark.parametrize("deepest", range(-1, UNITS))
-def test_the_deepest_prefix_is_found_by_bisection(deepest: int) -> None:
-    tried = searched(lambda p, epochs: 0.0 if p.get("depth", -1) <= deepest else 0.1)
+def test_the_deepest_prefix_is_found_by_bisection_and_then_what_follows_it(deepest: int) -> None:
+    tried = searched(lambda p, epochs: 0.1 if deepest_frozen(p) > deepest or p.get("deeper", 0) > 2 else 0.0)
     depths = at_full_length(tried)
-    assert len(depths) <= math.ceil(math.log2(UNITS + 1))
+    assert len(depths) <= math.ceil(math.log2(UNITS + 1)) + 1
     assert max([d for d in depths if d <= deepest], default=-1) == deepest
-    if deepest < UNITS - 1:
-        assert deepest + 1 in depths
-        assert tried[-1].parameters["depth"] == deepest + 1
-        assert tried[-1].parameters["start"] == LATER
+    assert deepest + 1 in [*depths, UNITS]
+    later = [one.parameters for one in tried if one.is_within and one.epochs == CONTEXT.epochs]
+    if deepest < 0:
+        assert {"frozen": "prefix", "depth": UNITS - 1, "start": HALF}.items() <= later[-2].items()
+    elif deepest < UNITS - 1:
+        reached = {p["depth"] + p["deeper"] for p in later if p["frozen"] == "deepening"}
+        assert max(reached) == min(deepest + 2, UNITS - 1)
 
 
 def test_of_many_layers_the_answer_is_a_sixteenth_of_the_depth_too_shallow_at_most() -> None:
@@ -63,23 +81,50 @@ def test_of_many_layers_the_answer_is_a_sixteenth_of_the_depth_too_shallow_at_mo
         total_steps=180, epochs=6, layer_names=("p",) * 101, unit_ends=tuple(range(100)), has_norms=True
     )
     for deepest in range(100):
-        tried = searched(lambda p, epochs, deepest=deepest: 0.0 if p.get("depth", -1) <= deepest else 0.1, many)
+        tried = searched(lambda p, epochs, deepest=deepest: 0.0 if deepest_frozen(p) <= deepest else 0.1, many)
         found = max([d for d in at_full_length(tried) if d <= deepest], default=-1)
         assert deepest - 6 < found <= deepest
-        assert len(at_full_length(tried)) <= 5
+        assert len(at_full_length(tried)) <= 6
 
 
-@pytest.mark.parametrize(("gain", "norms"), [(0.1, HELD), (0.0, HELD), (-0.01, MOVING)])
-def test_norms_are_decided_first(gain: float, norms: str) -> None:
-    tried = searched(lambda p, epochs: -gain if p[NORMS] == HELD else 0.0)
-    assert tried[0].parameters == {NORMS: HELD, "frozen": "nothing"}
-    assert {one.parameters[NORMS] for one in tried[1:]} == {norms}
+@pytest.mark.parametrize(("held", "moving", "norms"), [(0.0, 0.1, HELD), (0.02, 0.03, HELD), (0.01, 0.0, MOVING)])
+def test_norms_are_decided_first(held: float, moving: float, norms: str) -> None:
+    tried = searched(lambda p, epochs: held if p[NORMS] == HELD else moving)
+    assert tried[0].parameters == {NORMS: HELD, **SHALLOW, "depth": 7, "CAC_PREFIX_MODE": "eval"}
+    assert {one.parameters[NORMS] for one in tried[2:]} == {norms}
+    alone = {NORMS: HELD, "frozen": "nothing"}
+    assert (tried[-1].parameters == alone) == (norms == HELD)  # the control of what norms gain
 
 
 def test_fewer_epochs_are_tried_at_the_deepest_prefix_until_they_lose_too_much() -> None:
-    tried = searched(lambda p, epochs: 0.0 if p.get("depth", 0) <= 9 and epochs >= 4 else 0.1)
-    shorter = [(one.parameters["depth"], one.epochs) for one in tried if one.epochs < 6]
-    assert shorter == [(9, 4), (9, 3), (4, 3)]
+    deep = 9
+    tried = searched(lambda p, epochs: 0.1 if p.get("depth", 0) + p.get("deeper", 0) > deep or epochs < 4 else 0.0)
+    assert [(one.parameters["depth"], one.epochs) for one in tried if one.epochs < 6] == [(9, 3), (4, 3), (9, 4)]
+
+
+def test_the_answer_is_trained_on_a_second_seed_and_the_search_goes_on_where_it_does_not_hold() -> None:
+    tried = searched(
+        lambda p, epochs: 0.0 if p.get("depth", 0) <= 9 and epochs == 6 and "deeper" not in p else 0.1,
+        elsewhere=lambda p, epochs: 0.1 if p["depth"] > 8 else 0.0,
+    )
+    twice = [(one.parameters["depth"], one.is_within) for one in tried if one.seeds == 2]
+    assert twice == [(9, False), (8, True)]
+
+
+@pytest.mark.parametrize(
+    ("fixed", "asked"),
+    [
+        ({"CAC_STOP_LAYER_NUM": [9]}, {"start", "CAC_PREFIX_MODE", NORMS}),
+        ({"CAC_STOP_LAYER_ITR": [0]}, {"depth", "CAC_PREFIX_MODE", NORMS}),
+        ({"CAC_PREFIX_MODE": "train", NORMS: MOVING}, {"frozen", "depth", "start", "deeper", "later"}),
+    ],
+)
+def test_a_choice_may_be_fixed(fixed: dict[str, Any], asked: set[str]) -> None:
+    context = replace(CONTEXT, fixed=fixed)
+    assert {one.name for one in describe(SPACE, context)} == asked
+    tried = searched(lambda p, epochs: 0.0 if p.get("depth", 0) <= 9 else 0.1, context)
+    assert {name for one in tried for name in one.parameters} <= asked
+    assert len({(str(one.parameters), one.epochs, one.seeds) for one in tried}) == len(tried)
 
 
 def test_a_failed_run_counts_as_too_great_a_loss() -> None:
@@ -99,15 +144,23 @@ def test_without_norms_or_layers() -> None:
 
 
 def test_its_points_are_settings_of_the_space() -> None:
-    for one in searched(lambda p, epochs: 0.0 if p.get("depth", 0) <= 9 else 0.1):
-        trial = optuna.trial.FixedTrial(dict(one.parameters))
+    def stop(depth: int, share: float) -> tuple[int, int]:
+        return 2 * depth + 1, round(180 * share)
+
+    kinds = set()
+    for one in searched(lambda p, epochs: 0.0 if deepest_frozen(p) <= 9 else 0.1):
+        p = one.parameters
+        trial = optuna.trial.FixedTrial(dict(p))
         values = SPACE.suggest(trial, CONTEXT)
-        assert trial.params == one.parameters  # it asks for these and no others
-        if one.parameters["frozen"] == "nothing":
+        assert trial.params == p  # it asks for these and no others
+        kinds.add(p["frozen"])
+        if p["frozen"] == "nothing":
             assert values == {"CAC_VAR_START_THR": -1.0, NORMS: HELD}
-        else:
-            assert values == {
-                "CAC_STOP_LAYER_NUM": (2 * one.parameters["depth"] + 1,),
-                "CAC_STOP_LAYER_ITR": (round(180 * one.parameters["start"]),),
-                "CAC_PREFIX_MODE": "eval", "forward_cache_mb": 50, NORMS: HELD,
-            }  # fmt: skip
+            continue
+        stops = [stop(p["depth"], p["start"])]
+        if p["frozen"] == "deepening":
+            stops.append(stop(p["depth"] + p["deeper"], p["start"] + (1 - p["start"]) * p["later"]))
+        layers, iterations = zip(*stops, strict=True)
+        stopping = {"CAC_STOP_LAYER_NUM": layers, "CAC_STOP_LAYER_ITR": iterations, "CAC_PREFIX_MODE": "eval"}
+        assert values == {**stopping, "forward_cache_mb": 50, NORMS: HELD}
+    assert kinds == {"nothing", "prefix", "deepening"}

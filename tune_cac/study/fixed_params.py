@@ -87,7 +87,8 @@ def check_hold(space: Space, hold: Mapping[str, Any]) -> dict[str, Any]:
     if values:
         searched = searched_fields(space, replace(ANY_RUN, schedule=values.get("schedule")))
         for name in values:
-            if name in searched and name not in RECIPE_FIELDS:  # a fixed field of the recipe is not searched
+            # A fixed field of the recipe is not searched.
+            if name in searched and name not in (*RECIPE_FIELDS, *space.may_be_fixed):
                 raise UserError(
                     f"{name} is searched by space {space.name}, so it can't be fixed, got "
                     f"{name}={shown(values[name])}: leave it out, or take another space"

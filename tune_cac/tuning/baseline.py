@@ -29,6 +29,7 @@ from trainables.gradskip.replay import Blueprint, Unit, signal_name
 from trainables.gradskip.rules.choice import NAMED
 from trainables.gradskip.rules.published_batch import Curve
 from trainables.gradskip.variables import BY_NAME
+from trainables.registry import SCRIPT
 from trainables.stage_tree.root import ensure_costs, method_facts
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.plan import SearchPlan
@@ -187,8 +188,8 @@ class DrawnTrial(Answers):
 
 # --- Warm start from the baseline's run -------------------------------------------------------------------------------
 
-#: The space that is searched where thresholds stop nothing.
-EXPLICIT_STOPS = "manual_layers"
+#: The spaces that are searched where thresholds stop nothing: of scripts, which may have given no model, and of others.
+EXPLICIT_STOPS, FROZEN_PREFIX = "manual_layers", "frozen_prefix"
 #: Spaces that stop layers on a run whose variances do not fall.
 _WORKS = f"--space stop_rules has rules that need no falling variance, --space {EXPLICIT_STOPS} none at all"
 #: Draws that tell whether a space does nothing.
@@ -257,7 +258,7 @@ class WarmStart:
         return (self._why_inert(seed) if self.knows_what_acts else "") or self._without_decay()
 
     def with_explicit_stops(self, seed: int) -> tuple[WarmStart, str] | None:
-        """Return this with explicit stops as the space, and why: thresholds stop (hardly) anything on this run.
+        """Return this with a space of explicit stops, and why: thresholds stop (hardly) anything on this run.
 
         The reason is a replay without stops, or a run without weight decay. None if neither holds, or for other rules.
         """
@@ -270,15 +271,19 @@ class WarmStart:
         reason = inert or self._without_decay()
         if not reason:
             return None
+        why = f"space {self.space.name} does nothing on this run" if inert else reason.partition(":")[0]
+        if self.base.workload != SCRIPT:
+            return replace(self, space=load(FROZEN_PREFIX)), (
+                f"{why}: a frozen prefix is searched instead (--space {FROZEN_PREFIX}), how deep, from when, with what "
+                "held"
+            )
         context = self.context
-        if self.trace is not None and self.trace.run.get(OF_SCRIPT):  # its costs are those of the recorded layers
+        if self.trace is not None:  # its costs are those of the recorded layers
             blueprint = self.trace.blueprint(typical_configs(self.space, context, self.base, self.hold)[0])
             ends = tuple(blueprint.plan.order[unit.end] for unit in _stoppable(blueprint))
             context = replace(context, unit_ends=ends)
-        why = f"space {self.space.name} does nothing on this run" if inert else reason.partition(":")[0]
         return replace(self, space=load(EXPLICIT_STOPS), context=context), (
-            f"{why}: explicit stops of whole units are searched instead (--space {EXPLICIT_STOPS}); --space "
-            "frozen_prefix is made for fine-tuning"
+            f"{why}: explicit stops of whole units are searched instead (--space {EXPLICIT_STOPS})"
         )
 
 

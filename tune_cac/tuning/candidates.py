@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
-from optuna.trial import TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from analysis.formatting import ROUNDING, plural
+from analysis.metrics.noise import is_less
+from analysis.metrics.ranking import CUT, OTHER_SEED
 from search_spaces import SpaceContext
 from search_spaces.grid import GridPoints
 from search_spaces.space import Tried
@@ -26,7 +29,16 @@ from trainables.errors import UserError
 from trainables.quality import allowed_amount
 from tune_cac.study.search_options import AUTO_LENGTHS, read_lengths
 from tune_cac.tuning.plan import SearchPlan
-from tune_cac.tuning.trials import EPOCHS, OF_EPOCHS, StudyTrials, as_key, queued_parameters
+from tune_cac.tuning.probability_on_other_seeds import loss_scale
+from tune_cac.tuning.trials import (
+    EPOCHS,
+    OF_EPOCHS,
+    PredefinedTrial,
+    StudyTrials,
+    as_key,
+    queued_parameters,
+    saved_of_row,
+)
 
 #: Most settings drawn in a row that the study has: by the sampler, which may stay where it was best, and then at
 #: random; then it is taken to have all. 500 draws miss the last one of a hundred with 0.7 %.
@@ -180,7 +192,11 @@ class Candidates:
 
 
 class SpaceWalk:
-    """Start the settings that `Space.next_point` returns."""
+    """Start the settings that `Space.next_point` returns.
+
+    A setting is within the allowed loss if it is so on the study's seed, and on another one with a probability of
+    `SearchPlan.sure`: losses are taken as normal about their mean over the seeds that it was trained on.
+    """
 
     why_ended = "no setting of the space is left to try"
 
@@ -188,41 +204,95 @@ class SpaceWalk:
         self._trials, self._plan, self._context = trials, plan, context
         self.ended = False  # True once nothing is left
 
-    def start_next(self, baseline: Mapping[str, Any]) -> optuna.Trial | None:
-        """Start the next setting; None if none is left, or one that runs decides it. Then `ended` says which."""
+    def start_next(
+        self, baseline: Mapping[str, Any], predefined: Callable[[PredefinedTrial], optuna.Trial]
+    ) -> optuna.Trial | None:
+        """Start the next setting; None if none is left, or one that runs decides it. Then `ended` says which.
+
+        ``predefined`` starts a setting on another seed.
+        """
         tried, epochs = self._tried(baseline), self._plan.base.epochs
         context = replace(self._context(), epochs=epochs)
         if self._plan.lengths != AUTO_LENGTHS:
             context = replace(context, lengths=tuple(s for s in read_lengths(self._plan.lengths or "1.0") if s < 1))
         assert self._plan.space.next_point is not None
-        found = self._plan.space.next_point(context, tried)
+        found = self._plan.space.next_point(context, [one for _, one in tried])
         if found is None:
-            self.ended = all(one.has_ended for one in tried)
+            self.ended = all(one.has_ended for _, one in tried)
             return None
         length = {} if found.epochs == epochs else {EPOCHS: found.epochs}
-        attrs = {"role": "search", **({**length, OF_EPOCHS: epochs} if length else {})}
-        self._trials.study.enqueue_trial({**found.parameters, **length}, user_attrs=attrs)
+        attrs = {**length, OF_EPOCHS: epochs} if length else {}
+        if again := next((t for t, one in tried if replace(found, seeds=1).among([one])), None):
+            return predefined(self._on_seed(again, self._plan.base.seed + found.seeds - 1))
+        self._trials.study.enqueue_trial({**found.parameters, **length}, user_attrs={"role": "search", **attrs})
         return self._trials.study.ask()
 
-    def _tried(self, baseline: Mapping[str, Any]) -> list[Tried]:
-        allowed, quality = allowed_amount(self._plan.allowed_drop, baseline["quality"]), self._plan.base.quality
-        found = []
-        for trial in self._trials.all():
-            attrs = trial.user_attrs
-            if attrs.get("role") in ("baseline", "control") or "continued_by" in attrs:
-                continue
-            row = attrs.get("row")
-            lost = math.inf if row is None else quality.lost(row["quality"], baseline["quality"])
+    def _on_seed(self, trial: FrozenTrial, seed: int) -> PredefinedTrial:
+        """Return a trial's setting on another seed."""
+        base, config = self._plan.base.to_dict(), trial.user_attrs["config"]
+        values = {name: value for name, value in config.items() if base.get(name) != value}
+        attrs = {"role": "control", "control": OTHER_SEED, "candidate": trial.number}
+        if EPOCHS in values:
+            attrs[OF_EPOCHS] = base["epochs"]
+        return PredefinedTrial(attrs=attrs, values={**values, "seed": wrapped_seed(seed)})
+
+    def _tried(self, baseline: Mapping[str, Any]) -> list[tuple[FrozenTrial, Tried]]:
+        """Return the settings that were begun, each with its trial on the study's seed."""
+        found, holds = [], self.holds()
+        allowed = allowed_amount(self._plan.allowed_drop, baseline["quality"])
+        for trial, further in self._settings():
+            runs = [trial, *further]
+            losses = self._losses(runs, baseline)
+            row = trial.user_attrs.get("row")
             found.append(
-                Tried(
-                    parameters={n: value for n, value in queued_parameters(trial).items() if n != EPOCHS},
-                    epochs=attrs.get(EPOCHS, self._plan.base.epochs),
-                    has_ended=row is not None or trial.state.is_finished(),
-                    lost=lost,
-                    is_within=lost <= allowed + ROUNDING,
+                (
+                    trial,
+                    Tried(
+                        parameters={n: value for n, value in queued_parameters(trial).items() if n != EPOCHS},
+                        epochs=trial.user_attrs.get(EPOCHS, self._plan.base.epochs),
+                        has_ended=all("row" in t.user_attrs or t.state.is_finished() for t in runs),
+                        seeds=len(runs),
+                        saved=0.0 if row is None else saved_of_row(row, self._plan.base.saving, baseline),
+                        lost=float(np.mean(losses)),
+                        is_within=losses[0] <= allowed + ROUNDING and not is_less(holds[trial.number], self._plan.sure),
+                    ),
                 )
             )
         return found
+
+    def _settings(self) -> Iterator[tuple[FrozenTrial, list[FrozenTrial]]]:
+        """Yield the begun settings on the study's seed, each with its runs on other seeds."""
+        begun = [t for t in self._trials.all() if "continued_by" not in t.user_attrs]
+        for trial in begun:
+            if trial.user_attrs.get("role") not in ("baseline", "control", CUT):
+                yield trial, [other for other in begun if other.user_attrs.get("candidate") == trial.number]
+
+    def _losses(self, runs: Iterable[FrozenTrial], baseline: Mapping[str, Any]) -> list[float]:
+        """Return the losses of runs against the baseline, infinite where they are not known."""
+        quality, rows = self._plan.base.quality, [trial.user_attrs.get("row") for trial in runs]
+        return [math.inf if row is None else quality.lost(row["quality"], baseline["quality"]) for row in rows]
+
+    def holds(self) -> dict[int, float]:
+        """Return probabilities that settings stay within the allowed loss on another seed, by their trials."""
+        baseline = self._trials.baseline_row()
+        if baseline is None:
+            return {}
+        rows = [trial.user_attrs.get("row") for trial in self._trials.all()]
+        values = [float(row["quality"]) for row in rows if row is not None]
+        scale = loss_scale(baseline["quality"], values, self._plan.base.quality, self._plan.allowed_drop)
+        found = {}
+        for trial, further in self._settings():
+            losses = self._losses([trial, *further], baseline)
+            # Of the mean of n runs, of the baseline, and of both on the other seed.
+            deviation = scale.seed_noise * math.sqrt(1 / len(losses) + 3)
+            found[trial.number] = 0.5 * math.erfc(
+                (float(np.mean(losses)) - scale.other_limit) / deviation / math.sqrt(2)
+            )
+        return found
+
+    def unsure(self) -> list[int]:
+        """Return trials whose settings are less sure to hold on another seed than the answer is to be."""
+        return [trial for trial, share in self.holds().items() if is_less(share, self._plan.sure)]
 
 
 # --- The trials of a grid search: its points in their order, each once, whatever interrupted the search ---------------

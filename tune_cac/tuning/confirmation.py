@@ -45,7 +45,7 @@ class FixedListSearch(StudySearch):
 
     def __init__(self, plan: SearchPlan, wanted: Sequence[PredefinedTrial]) -> None:
         super().__init__(plan)
-        self.outcomes = None  # none is chosen, and runs of several seeds say nothing of other seeds to it
+        self.outcomes = self.walk = None  # none is chosen, and runs of several seeds say nothing of other seeds to it
         self._wanted = list(wanted)
         self._again = self._failed_before()
 

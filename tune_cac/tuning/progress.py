@@ -85,6 +85,8 @@ class SearchProgress(tune.Callback):
         measured = f"{self._quality.name} {value_text(row['quality'], self._quality)}"
         if role == CUT:
             measured = f"{row['epoch']} dense epochs, {measured}"
+        elif role == "control" and (seed := trial.config["config"]["seed"]) != self._searcher.plan.base.seed:
+            measured += f", the best setting on seed {seed}"
         elif role != "control" and not further:
             measured += f", saved {percent(saved_of_row(row, self._saving, self.baselines.get(options)))}"
         named = f"baseline of {options}, trial {number}" if further else f"trial {number}"

@@ -207,7 +207,7 @@ def _run(
                     f"--lengths {options.lengths} has no effect: runs are cut where auto searches Gradient-Skip alone, "
                     "those of a script if its command takes {epochs}"
                 )
-            if options.sure != SURE and searcher.outcomes is None:
+            if options.sure != SURE and searcher.outcomes is searcher.walk is None:
                 say("--sure has no effect: auto alone tells what holds on other seeds, where it searches Gradient-Skip")
             to_run = info.trials - searcher.trials.finished_count()
             if to_run > 0 or _lacks_beside(searcher, options):
@@ -307,7 +307,10 @@ def _grid(options: SearchOptions, context: SpaceContext | None) -> GridPoints | 
 
 def _as_searched(context: SpaceContext, options: SearchOptions) -> SpaceContext:
     """Return the facts on a run with what its search fixes: the schedule and the options of the workload."""
-    return replace(context, schedule=options.fixed.get("schedule"), workload_options=tuple(options.workload_options))
+    fixed = {name: value for name, value in options.fixed.items() if name in options.loaded_space.may_be_fixed}
+    return replace(
+        context, schedule=options.fixed.get("schedule"), workload_options=tuple(options.workload_options), fixed=fixed
+    )
 
 
 def _search(

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from trainables.workloads.base import Workload
 
 
+#: Placeholder until the baseline has reported its run; no space is evaluated with it.
+UNKNOWN_RUN = SpaceContext(total_steps=1, layer_names=(), unit_ends=())
+
+
 def run_context(config: TrialConfig, *, caches: bool = False) -> SpaceContext:
     """Return the facts on a run before any training: builds the model once, on the CPU, and checks user code.
 
@@ -42,7 +46,6 @@ def run_context(config: TrialConfig, *, caches: bool = False) -> SpaceContext:
     """
     if config.workload == SCRIPT:
         from trainables.script.run import check_command
-        from tune_cac.tuning.scripts import UNKNOWN_RUN
 
         check_command(config)
         return UNKNOWN_RUN

@@ -34,11 +34,10 @@ from tune_cac.messages import say
 from tune_cac.study.fixed_params import with_watch
 from tune_cac.tuning.baseline import WarmStart, learn, never_acts, warn_of_nothing_learned
 from tune_cac.tuning.plan import SearchPlan
+from tune_cac.tuning.run_context import UNKNOWN_RUN
 from tune_cac.tuning.searcher import StudySearch
 from tune_cac.tuning.trials import BestSetting, PredefinedTrial
 
-#: Placeholder until the baseline has reported its run; no space is evaluated with it.
-UNKNOWN_RUN = SpaceContext(total_steps=1, layer_names=(), unit_ends=())
 #: Said where a baseline with our optimizer left no variances.
 NOT_RECORDED = (
     "the baseline's run could not be recorded, so what settings stop is not known before they are trained and they are "
@@ -102,7 +101,7 @@ class ScriptSearch(StudySearch):
 
     def __init__(self, plan: SearchPlan) -> None:
         self._placeholders = set(names(read_options(plan.base.options)["command"]))
-        run = replace(UNKNOWN_RUN, workload_options=plan.context.workload_options)
+        run = replace(UNKNOWN_RUN, workload_options=plan.context.workload_options, fixed=plan.context.fixed)
         lengths = plan.lengths if "epochs" in self._placeholders else ""
         super().__init__(replace(plan, context=run, sharing=False, lengths=lengths))
 
@@ -161,7 +160,9 @@ class ScriptSearch(StudySearch):
             layer_names=tuple(facts["layer_names"]),
             unit_ends=tuple(facts["unit_ends"]),
             watch=tuple(facts["watch"]),
+            has_norms=facts.get("has_norms", False),
             workload_options=self._context.workload_options,
+            fixed=self._context.fixed,
         )
 
     def _known(self, base: TrialConfig, facts: Mapping[str, Any], root: str | None) -> WarmStart:

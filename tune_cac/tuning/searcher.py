@@ -33,6 +33,7 @@ from tune_cac.tuning.controls import RandomStops, RunLengths, cut_with_norms_of,
 from tune_cac.tuning.outcomes import OutcomeQueue
 from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.restarts import Restarts
+from tune_cac.tuning.run_context import run_context
 from tune_cac.tuning.trials import EPOCHS, BestSetting, PredefinedTrial, StudyTrials, open_study
 
 #: Ray's value for a search that suggests no more.
@@ -94,8 +95,9 @@ class StudySearch(Searcher):
         is_published = plan.space.start_is_published and not plan.hold  # held: not as published
         self._start_role = "published" if is_published else "search"
         self._grid = None if plan.grid is None else GridWalk(self.trials, plan.grid, self._start_role)
-        walks = plan.space.next_point is not None and plan.learns and plan.grid is None
-        self.walk = SpaceWalk(self.trials, plan, lambda: self.learn().context) if walks else None
+        self.walk: SpaceWalk | None = None  # decides settings in place of a sampler
+        if plan.space.next_point is not None and plan.learns and plan.grid is None:
+            self._walk_through(plan.space)
         chooses = plan.learns and plan.repeats and plan.grid is None and self.walk is None
         cuts = chooses and plan.lengths and plan.space.method == "gradskip" and not plan.space.options
         # Of cut dense runs those that the study has are known in any case.
@@ -134,6 +136,9 @@ class StudySearch(Searcher):
         yield
         del actor  # it lives as long as this reference
         self._claims_name = None
+
+    def _walk_through(self, space: Space) -> None:
+        self.walk = SpaceWalk(self.trials, replace(self.plan, space=space), lambda: self.learn().context)
 
     # --- before trials are asked for ---
 
@@ -224,13 +229,16 @@ class StudySearch(Searcher):
             return FINISHED
         if trial is None and self._with_controls:
             return self._next_control(shorter_alone=True)  # they depend on no other trial, so no processor idles
-        if isinstance(trial, optuna.Trial) and self._to_ask is not None and trial.user_attrs.get("role") != CUT:
+        counts = isinstance(trial, optuna.Trial) and trial.user_attrs.get("role") not in (CUT, "control")
+        if counts and self._to_ask is not None:
             self._to_ask -= 1
         return trial
 
     def _ask(self) -> optuna.Trial | str | None:
         """Return the next trial that can change training; None until the baseline ends."""
         baseline = self.trials.baseline_row()
+        if baseline is not None:
+            self.learn()  # first of all, for it may search another space
         if baseline is None and not any(t.state == TrialState.RUNNING for t in self.trials.baselines()):
             return self.trials.start_baseline()
         if (run := self.lengths.next()) is not None:
@@ -247,7 +255,7 @@ class StudySearch(Searcher):
         if (now := self.trials.counts()) == self._nothing_at:  # asked again while others run
             return None
         if self.walk is not None:
-            trial = self.walk.start_next(baseline)
+            trial = self.walk.start_next(baseline, self.restarts.start_predefined)
         elif self.outcomes is not None and self.outcomes.predicts:
             trial = self.outcomes.start_next(baseline)
         else:
@@ -277,6 +285,8 @@ class StudySearch(Searcher):
         With ``shorter_alone`` the latter are left out, as long as the best setting is not known. Of a space that
         decides itself: a dense run of the best's norms, cut to its compute.
         """
+        if self.trials.baseline_row() is not None:
+            self.learn()
         if self.walk is not None:
             best = None if shorter_alone else self.best()
             found = cut_with_norms_of(self.plan.base, best) if best and shorter_trainings(self.plan.base) else []
@@ -316,16 +326,17 @@ class StudySearch(Searcher):
 
     def write_holds(self) -> None:
         """Write the probabilities that outcomes hold on another seed into `study.json`, unless it has the same."""
-        if self.outcomes is None or self.gave_up:
+        if (chooser := self.outcomes or self.walk) is None or self.gave_up:
             return
-        layout, known = Layout(self.plan.journal.parent), self.outcomes.holds()
+        layout, known = Layout(self.plan.journal.parent), chooser.holds()
         holds = {str(trial): share for trial, share in known.items()}
         if (info := layout.read_info()).holds != holds:
             layout.write_info(replace(info, holds=holds))
 
     def unsure(self) -> list[int]:
         """Return trials that are less sure to hold on another seed than the answer is to be, as far as is known."""
-        return [] if self.outcomes is None or self.gave_up else self.outcomes.unsure()
+        chooser = self.outcomes or self.walk
+        return [] if chooser is None or self.gave_up else chooser.unsure()
 
     def learn(self) -> WarmStart:
         """Return what the baseline's run shows about this space; nothing is known if it failed."""
@@ -337,13 +348,20 @@ class StudySearch(Searcher):
 
     def _acting(self, known: WarmStart) -> WarmStart:
         """Return what is known, and search explicit stops where the space's thresholds stop nothing on this run."""
-        found = known.with_explicit_stops(self.plan.seed) if self.plan.learns and self._grid is None else None
+        may = self.plan.learns and self.judges and self._grid is None
+        found = known.with_explicit_stops(self.plan.seed) if may else None
         if found is None:
             return known
         if self.trials.why_little != found[1]:  # else an earlier session has said so
             self.trials.tell_why_little(found[1])
         self._search_space, self._start_role = found[0].space, "search"
-        return found[0]
+        if found[0].space.next_point is None:
+            return found[0]
+        self.outcomes, self.lengths.searched = None, False
+        self._walk_through(found[0].space)
+        run = run_context(self.plan.base, caches=self.plan.worker_resources is None)
+        context = replace(found[0].context, kept_ends=run.kept_ends, forward_cache_mb=run.forward_cache_mb)
+        return replace(found[0], context=context)
 
     def _learned(self, epochs: int, root: str | None) -> WarmStart:
         base, context = self.plan.base, self._context

@@ -63,6 +63,17 @@ def test_bytes_are_those_of_gradients_and_state() -> None:
     end_counting(record)
 
 
+def test_norms_of_a_given_model_are_known() -> None:
+    for net, has_norms in (
+        (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), True),
+        (model(), False),
+    ):
+        record = record_of()
+        record.add(gradskip.SGD(net.parameters(), lr=0.1, model=net).gradskip, net)
+        assert summary_of(record)["has_norms"] is has_norms
+        end_counting(record)
+
+
 @pytest.mark.parametrize("given", [True, False])
 def test_a_smaller_batch_and_an_evaluation_with_gradients_cost_what_they_do(given: bool) -> None:
     net = model()

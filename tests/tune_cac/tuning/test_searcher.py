@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -298,7 +299,7 @@ def test_a_run_without_weight_decay_is_said_to_be_none_for_the_variance_rule(
         search.trials.why_little.startswith("weight decay is 0, so hardly anything drives weight variance below")
         == there
     )
-    assert ("--space manual_layers" in search.trials.why_little) == there
+    assert ("--space frozen_prefix" in search.trials.why_little) == there
 
 
 @pytest.mark.usefixtures("tiny")
@@ -310,3 +311,24 @@ def test_a_tree_that_cannot_be_read_or_written_teaches_nothing(tmp_path: Path) -
     with pytest.warns(UserWarning, match="nothing was learned from the baseline: "):
         assert search.suggest("a") is not None
     assert search.learn().trace is None
+
+
+def test_a_walk_trains_the_answer_on_a_second_seed_and_goes_on_where_the_mean_loses_too_much(tmp_path: Path) -> None:
+    """Every depth loses nothing on the study's seed; on the other one the deepest loses 4 points, 1 being allowed."""
+    context = replace(CONTEXT, layer_names=("a", "b", "c", "d", "e"), unit_ends=(0, 1, 2, 3))
+    search = searcher(tmp_path, space="frozen_prefix", context=context, sure=0.5)
+    asked: list[tuple[int, int]] = []  # seed and layer
+    while isinstance(sent := search.suggest("a"), dict):
+        config = sent["config"]
+        deepest, begins = max(config["CAC_STOP_LAYER_NUM"]), max(config["CAC_STOP_LAYER_ITR"])
+        asked.append((config["seed"], deepest))
+        loses = config["epochs"] < search.plan.base.epochs or (config["seed"] == 1 and deepest == 3)
+        search.on_trial_complete("a", row(0.86 if loses else 0.9, 0.2 * deepest - 0.1 * begins / 300))
+    assert [deepest for seed, deepest in asked if seed == 1] == [3, 3, 2]  # from the first step on, later, less
+    assert search.walk is not None
+    assert search.walk.ended
+    best = search.best()
+    assert best is not None
+    assert best.config["CAC_STOP_LAYER_NUM"] == [2]
+    roles = {t.user_attrs["role"] for t in told(tmp_path) if t.user_attrs["config"]["seed"] == 1}
+    assert roles == {"control"}
