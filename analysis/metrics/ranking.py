@@ -377,6 +377,12 @@ def best(ranking: pd.DataFrame, *, sure: float = 0.0) -> pd.Series | None:
     """Return the first trial of a ranking that is within the allowed accuracy loss, None if there is none.
 
     It stays within that on another seed with a probability (column `holds`) of at least `sure`, where that is known.
+
+    >>> ranking = pd.DataFrame({"trial": [2, 1, 0], "within_drop": [False, True, True]})
+    >>> int(best(ranking)["trial"])
+    1
+    >>> best(ranking.head(1)) is None
+    True
     """
     within = ranking[ranking["within_drop"].astype(bool) & ~is_unsure(ranking, sure)]
     return within.iloc[0] if len(within) else None
