@@ -24,7 +24,7 @@ def treatable_layers(model: nn.Module, needed_by: str | None = None) -> dict[str
     weight from a parametrization. UserError: there is none, and a method is named that needs one.
     """
     owners = Counter(id(own) for module in model.modules() for own in module._parameters.values() if own is not None)
-    found = {
+    found: dict[str, nn.Module] = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d))
