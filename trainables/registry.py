@@ -81,7 +81,7 @@ WORKLOADS: dict[str, Entry] = {
         home="trainables.workloads.images.workload:Images",
         default_epochs=30,
         description="your images: Hugging Face Parquet or folders by class (--data PATH), on resnet20, resnet18, ... "
-        "(--model NAME, or package.module:function)",
+        "(--model NAME, package.module:function, or pretrained: transformers:NAME, timm:NAME, torchvision:NAME)",
         needs=("data",),
     ),
     "rosenbrock": Entry(

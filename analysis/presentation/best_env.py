@@ -45,7 +45,7 @@ from trainables.gradients.fields import estimator_in
 from trainables.gradskip.settings import OFF
 from trainables.gradskip.variables import BY_NAME
 from trainables.savings import saved_words
-from trainables.script.placeholders import EPOCHS_VARIABLE
+from trainables.script.placeholders import CACHE_VARIABLE, EPOCHS_VARIABLE
 
 
 def environment_lines(config: TrialConfig, *, schedule: str, is_cut: bool = False) -> list[str]:
@@ -78,16 +78,24 @@ def environment_lines(config: TrialConfig, *, schedule: str, is_cut: bool = Fals
         lines.append(f"# It compresses, too, and no variable says how: the schedule is {schedule}.")
     # Without a method no layer stops; the variables express this by turning auto mode off.
     environment = (config.gradskip_settings() if config.skips_gradients else OFF).to_environment()
-    if config.forward_cache_mb:
-        lines.append(f"# The trial had forward_cache_mb={config.forward_cache_mb}, which no variable sets.")
     if ours := [name for name in environment if not BY_NAME[name].published]:
         lines.append("# Unknown to the published library, read by tune_cac.gradskip, which wants model= for them:")
         lines += textwrap.wrap(", ".join(ours), width=LINE_WIDTH, initial_indent="#   ", subsequent_indent="#   ")
     # A variable left over in the shell could override these or conflict with them.
-    unset = [name for name in (*BY_NAME, *(() if is_cut else (EPOCHS_VARIABLE,))) if name not in environment]
+    beside = {EPOCHS_VARIABLE: is_cut, CACHE_VARIABLE: bool(config.forward_cache_mb)}
+    unset = [name for name in BY_NAME if name not in environment] + [
+        name for name, is_set in beside.items() if not is_set
+    ]
     lines += textwrap.wrap(" ".join(unset), width=LINE_WIDTH, initial_indent="unset ", subsequent_indent="unset ")
     # shlex.quote leaves plain numbers, names and comma lists unquoted.
-    return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in environment.items())]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    if config.forward_cache_mb:
+        lines += [
+            "# Outputs of the frozen part were kept, which saved its forward passes: `tune_cac trial` reads this; in a",
+            "#   script, `for batch in optimizer.gradskip.cache(loader)` does the same.",
+            f"export {CACHE_VARIABLE}={config.forward_cache_mb}",
+        ]
+    return lines
 
 
 def _recipe_comments(config: TrialConfig) -> list[str]:

@@ -170,6 +170,8 @@ def headline(
     confirmed = again is not None and bool(again["confirmed"])
     parts = (
         text,
+        _on_test_split(best, words) if again is None else "",
+        _frozen(best),
         _held_norms_alone(ranking, best, words) or _baseline_warning(ranking, best, allowed_drop),
         time_beside(best),
         unsure,
@@ -185,21 +187,21 @@ class DropWords:
     def __init__(self, row: pd.Series, allowed_drop: float | str) -> None:
         self.quality: Quality = quality_of(row)
         baseline = float(reference_values(row.to_frame().T, self.quality).iloc[0])
-        self._limit = float(allowed_amount(allowed_drop, baseline))
+        self.limit = float(allowed_amount(allowed_drop, baseline))
         self.allowed = allowed_text(allowed_drop, self.quality, baseline=baseline)  # the allowed drop
 
     def at(self, drop: float) -> str:
         """Return ``at a loss of ...``, or that nothing is lost."""
         how = "loss" if self.quality.direction == "max" else "rise"
         if drop > ROUNDING:
-            return f"at a {how} of {drop_text(drop, self.quality, allowed=self._limit)}"
+            return f"at a {how} of {drop_text(drop, self.quality, allowed=self.limit)}"
         return f"at no {how}{'' if drop >= -ROUNDING else f' ({drop_text(-drop, self.quality)} better)'}"
 
     def at_most(self, high: float) -> str:
         """Return the upper end of an interval as a clause."""
         if high <= 0:
             return "nothing is lost"
-        return f"the {drop_words(self.quality)} is at most {drop_text(high, self.quality, allowed=self._limit)}"
+        return f"the {drop_words(self.quality)} is at most {drop_text(high, self.quality, allowed=self.limit)}"
 
 
 def _no_recommendation(
@@ -222,7 +224,10 @@ def one_seed_sentence(best: pd.Series, allowed_drop: float | str) -> str:
     said, another = "One seed, not confirmed", "another"
     if elsewhere is not None and not pd.isna(elsewhere):
         ended = DropWords(best, allowed_drop).at(elsewhere)
-        said, another = f"Not confirmed, but a second seed ended {ended} against the same baseline", "a further one"
+        said, another = (
+            f"Not confirmed; other seeds ended {ended} on average, against the same baseline",
+            "a further one",
+        )
     if holds is None or pd.isna(holds):
         return f"{said}."
     return f"{said}; on {another} it stays within that with a probability of {whole_percent(holds)}."
@@ -237,6 +242,24 @@ def _less_sure(ranking: pd.DataFrame, saved: float, sure: float) -> str:
     first = others.iloc[0]
     alone = whole_percent(first["holds"])
     return f"Trial {first['trial']} saves {percent(first[SAVED])} here, but would hold elsewhere with {alone} alone."
+
+
+def _on_test_split(best: pd.Series, words: DropWords) -> str:
+    """Return that more than the allowed drop was lost on the test split; empty otherwise."""
+    lost = best.get(words.quality.test_drop)
+    if lost is None or pd.isna(lost) or lost <= words.limit + ROUNDING:
+        return ""
+    return f"On the test split, which decided nothing, it ends {words.at(lost)}."
+
+
+def _frozen(best: pd.Series) -> str:
+    """Return what a setting of explicit stops freezes, and from when; empty for others."""
+    events = json.loads(best.get("stop_events") or "[]")
+    if not events or any(event["rule"] != "manual" or not event["name"] for event in events):
+        return ""
+    when = ["the first step" if event["iteration"] == 0 else f"iteration {event['iteration']}" for event in events]
+    parts = [f"all up to {event['name']} from {begin} on" for event, begin in zip(events, when, strict=True)]
+    return f"It freezes {', '.join(parts)}."
 
 
 def _held_norms_alone(ranking: pd.DataFrame, best: pd.Series, words: DropWords) -> str:

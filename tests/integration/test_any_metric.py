@@ -117,16 +117,6 @@ def test_a_minimised_study_is_the_mirror_image_of_one_with_its_negative(
 
 
 @pytest.mark.thorough
-def test_a_factory_with_a_metric_of_its_own_takes_its_unit_and_another_name(folder: Path) -> None:
-    given = {"workload": "errors_of_mine:make", "trials": 1, "controls": False, "results": folder / "results"}
-    found = tune_cac.search(**given, name="own", metric="cost", allowed_drop=1.5)  # nats: above what a fraction may be
-    assert found.allowed_drop == 1.5
-    found = tune_cac.search(**given, name="hits", metric="hits", direction="max", metric_unit="fraction")
-    assert found.trials["hits"].between(0, 1).all()
-    assert found.trials["cost"].notna().all()
-
-
-@pytest.mark.thorough
 def test_a_script_whose_last_value_is_no_number_fails_by_its_name(
     folder: Path, one_ray: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,24 +127,6 @@ def test_a_script_whose_last_value_is_no_number_fails_by_its_name(
     given = ["--metric", "r2", "--trials", "1", "--retries", "0", "--name", "r"]
     assert main(["search", "--script", f"{sys.executable} train.py", *given]) == 1
     assert 'such as {"r2": 0.91, "step": 100}' in capsys.readouterr().err  # the line that would report it
-
-
-@pytest.mark.thorough
-def test_a_script_reports_any_numbers(folder: Path, one_ray: None, capsys: pytest.CaptureFixture[str]) -> None:
-    command = f"{sys.executable} train.py"
-    assert main(
-        ["search", "--script", command, "--metric", "rmse", "--allowed-drop", "0.5", "--trials", "2", "--name", "s",
-         "--no-controls"]
-    ) == 0  # fmt: skip
-    trials = analysis.load("results/s")
-    assert trials["rmse"].notna().all()
-    assert trials["mae"].between(0, 5).all()
-    assert trials["accuracy"].between(0, 1).all()  # a further metric here
-    assert "accuracy_drop" not in trials.columns
-    assert json.loads(Path("results/s/study.json").read_text())["metric"] == "rmse"
-    said = capsys.readouterr()
-    assert "rise in rmse" in said.out
-    assert "accurac" not in said.out + said.err
 
 
 @pytest.mark.parametrize(

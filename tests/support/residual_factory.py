@@ -72,7 +72,16 @@ def make(how: str = "shuffled") -> dict[str, Any]:
         train = DataLoader(Noisy(data(), 0 if how == "noisy" else 100), batch_size=16, shuffle=True)
     elif how == "stream":
         train = _Stream()
-    return {"model": Network, "train": train, "validation": DataLoader(data(), batch_size=COUNT), "epochs": 4}
+    model = _trained if how == "trained" else Network
+    return {"model": model, "train": train, "validation": DataLoader(data(), batch_size=COUNT), "epochs": 4}
+
+
+def _trained() -> Network:
+    """Return a network whose norms have statistics of an earlier training."""
+    network = Network()
+    with torch.no_grad():
+        network(data().tensors[0])
+    return network
 
 
 class _Stream:

@@ -27,9 +27,9 @@ from trainables.compression.model_copies import bare_copy
 from trainables.compression.schedule.configs import KnowledgeDistillationConfig
 from trainables.compression.schedule.names import without_parallel
 from trainables.errors import UserError, unknown_name
-from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
 from trainables.runtime.isolation import kept_generators
 from trainables.workloads.models import MODELS, build_model
+from trainables.workloads.models.pretrained import read_weights
 from trainables.workloads.user_code import import_attribute
 
 
@@ -216,8 +216,6 @@ def _checked(output: Any, who: str) -> Tensor:
 
 #: The name of a teacher with the student's architecture.
 SAME = "same"
-#: Keys under which a checkpoint may store the weights.
-_WEIGHTS = ("model", "state_dict", "model_state_dict")
 #: Seed for initial weights, so that a resumed run without loaded weights has the same teacher.
 _SEED = 0
 
@@ -291,27 +289,10 @@ def _sizes(student: nn.Module) -> dict[str, int]:
 def load_weights(model: nn.Module, checkpoint: str | Path, *, what: str, of: str) -> None:
     """Load a checkpoint's weights into a model; a ``module`` of a parallel wrapper in names is ignored.
 
-    The checkpoint is a file with a state dict, or with a dict that has one under one of `_WEIGHTS`, or the folder of a
-    tune_cac checkpoint. Errors call checkpoint and model by ``what`` and ``of``.
+    `read_weights` says what a checkpoint may be. Errors call checkpoint and model by ``what`` and ``of``.
     """
-    path = Path(checkpoint)
-    file = path / CHECKPOINT_FILE if path.is_dir() else path
-    if not file.is_file():
-        raise UserError(f"{what} {path}: there is no such file")
-    rule = f"{what} {path} must hold tensors by name, as torch.save(model.state_dict(), file) writes them"
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        raise UserError(f"{rule}, but reading it raised {type(error).__name__}: {first}") from error
-    if isinstance(content, Mapping):
-        content = next((content[key] for key in _WEIGHTS if isinstance(content.get(key), Mapping)), content)
-    if not isinstance(content, Mapping) or not content:
-        raise UserError(f"{rule}, got {type(content).__name__ if content else 'nothing'}")
-    if others := [str(name) for name, value in content.items() if not isinstance(value, Tensor)]:
-        raise UserError(f"{rule}, got no tensors as {shorten(', '.join(others), 80)}")
+    weights = read_weights(Path(checkpoint), what)
     names = {without_parallel(name): name for name in model.state_dict()}
-    weights: Mapping[str, Tensor] = content
     try:
         model.load_state_dict({names.get(without_parallel(name), name): value for name, value in weights.items()})
     except RuntimeError as error:

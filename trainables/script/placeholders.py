@@ -16,6 +16,8 @@ from trainables.errors import UserError, unknown_name
 
 #: Variable of a user's shell with the number of epochs to train, where these are fewer than those of the full run.
 EPOCHS_VARIABLE = "TUNE_CAC_EPOCHS"
+#: Variable of a best.env with the budget of the forward cache that the best setting had, in MB; `trial` reads it.
+CACHE_VARIABLE = "TUNE_CAC_FORWARD_CACHE_MB"
 _NAME = "[A-Za-z][A-Za-z0-9_]*"
 _IN_BRACES = re.compile(rf"\{{\{{(?P<text>{_NAME})\}}\}}|(?<!\$)\{{(?P<name>{_NAME})\}}")
 

@@ -34,7 +34,7 @@ from trainables.gradskip.settings import OFF, Settings
 from trainables.gradskip.variables import BY_NAME, is_number
 from trainables.metrics import METHOD_DEFAULTS, METRICS, MODEL_DEFAULTS, further_columns
 from trainables.savings import share_saved
-from trainables.script.placeholders import EPOCHS_VARIABLE, fill
+from trainables.script.placeholders import CACHE_VARIABLE, EPOCHS_VARIABLE, fill
 from trainables.script.report_lines import REPORTS_FILE, ReportError, read_report
 from trainables.storage import DiskFiles, copy_files, files_of, is_uri
 from trainables.workload_options import SCRIPT_OPTIONS, read_options
@@ -289,7 +289,7 @@ def _working_directory(config: TrialConfig) -> Path:
 
 def _environment(config: TrialConfig, folder: Path, trace: str) -> dict[str, str]:
     """Return this process's variables, with the trial's in place of all ``CAC_*`` and of a sourced ``best.env``."""
-    others = ("CAC_", EPOCHS_VARIABLE)
+    others = ("CAC_", EPOCHS_VARIABLE, CACHE_VARIABLE)
     return {
         "PET_REDIRECTS": _REDIRECTS,
         "PET_LOG_DIR": str(folder / RANKS_FOLDER),

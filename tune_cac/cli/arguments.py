@@ -39,7 +39,8 @@ COMPATIBLE = argument(
 #: The options of a workload that many have.
 DATA_AND_MODEL = (
     argument("--data", metavar="PATH", help="the workload's data, such as image Parquet or an image folder"),
-    argument("--model", help="the workload's model, such as resnet18"),
+    argument("--model", help="the workload's model, such as resnet18 or transformers:NAME"),
+    argument("--weights", metavar="FILE", help="weights that the model begins with"),
 )
 #: Options of a workload, for `workload_options`.
 WORKLOAD_OPTIONS = (
@@ -65,10 +66,13 @@ RUN = (
 def workload_options(arguments: argparse.Namespace) -> tuple[str, ...] | None:
     """Return the workload's options as a configuration holds them; None if none was given."""
     texts = list(getattr(arguments, "workload_options", None) or [])
-    if getattr(arguments, "data", None) is not None:
-        texts.append(f"data={Path(arguments.data).expanduser().absolute()}")  # a trial has another working directory
-    if getattr(arguments, "model", None) is not None:
-        texts.append(f"model={arguments.model}")
+    for name in ("data", "model", "weights"):
+        if (value := getattr(arguments, name, None)) is not None:
+            kind = "transformers:" if name == "model" else ""
+            path = Path(value.removeprefix(kind)).expanduser()
+            if value.startswith(kind) and path.exists():  # a trial has another working directory
+                value = f"{kind}{path.absolute()}"
+            texts.append(f"{name}={value}")
     return canonical(read_options(texts)) if texts else None
 
 

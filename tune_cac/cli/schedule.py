@@ -109,7 +109,7 @@ def facts_of_workload(name: str, options: Sequence[str]) -> tuple[ModelFacts, st
         model = given.get("model", "resnet20")
         if ":" in model:
             raise UserError(f"model {model} is tried on images of the data: give --data PATH, too")
-        published = 10 if model in MODELS and MODELS[model].image_size < 64 else 1000
+        published = MODELS[model].classes if model in MODELS else 1000
         if not (count := given.get("classes", str(published))).isdecimal():
             raise UserError(f"classes of workload images must be an integer, got {count!r}")
         classes = int(count)

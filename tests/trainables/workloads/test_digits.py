@@ -7,6 +7,7 @@ from statistics import mean
 import numpy as np
 import pytest
 import torch
+from runs import finish
 
 from trainables.config import TrialConfig
 from trainables.gradients import BinaryActivation
@@ -53,8 +54,7 @@ def test_six_convolutions_with_batch_norm() -> None:
 def accuracies(seed: int, **variables: object) -> tuple[float, float]:
     config = TrialConfig(seed=seed, **variables)  # type: ignore[arg-type]
     with TrainingRun(config) as run:
-        while not run.finished:
-            row = run.train_epoch()
+        row = finish(run)[-1]
     return row["quality"], row["test_quality"]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainables.config import TrialConfig
-from trainables.gradskip.layers import has_running_statistics, make_plan
+from trainables.gradskip.layers import has_trained_statistics, make_plan
 from trainables.runtime.isolation import kept_generators
 from trainables.training.doctor.checks import Diagnosis, examine, now_s
 from trainables.training.doctor.observation import NetworkCalls
@@ -135,8 +135,8 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
 
 def earlier_statistics(model: nn.Module) -> dict[Any, tuple[Tensor, Tensor]]:
     """Return copies of running mean and variance, (C,), of the norms that have those of an earlier training."""
-    norms: list[Any] = [module for module in model.modules() if has_running_statistics(module)]
-    return {n: (n.running_mean.clone(), n.running_var.clone()) for n in norms if n.running_mean.any()}
+    norms: list[Any] = [module for module in model.modules() if has_trained_statistics(module)]
+    return {n: (n.running_mean.clone(), n.running_var.clone()) for n in norms}
 
 
 def moved_norms(norms: Mapping[Any, tuple[Tensor, Tensor]], steps: int) -> tuple[tuple[float, float], ...]:

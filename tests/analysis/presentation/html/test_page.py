@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
@@ -181,13 +180,6 @@ def test_no_plotly_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(UserError, match=r"needs? plotly, which is not installed: pip install"):
         report_html(report_data(3))
-
-
-@pytest.mark.slow
-def test_importing_loads_no_plotter_and_nothing_that_trains() -> None:
-    code = "import sys, analysis.presentation.html; print(' '.join(sorted(m.split('.')[0] for m in sys.modules)))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"plotly", "matplotlib", "torch", "ray", "scipy", "sklearn", "optuna", "tune_cac"} & set(loaded)
 
 
 def cells(html: str) -> list[list[str]]:
