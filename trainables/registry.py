@@ -26,7 +26,7 @@ class Method:
     """Module with `start_replay` and `blueprint_key`. None: the method never acts."""
 
 
-_COMPRESSION = "trainables.compression.trial"
+_COMPRESSION = ("trainables.compression.trial.method:attach", "trainables.compression.trial.replay")
 _GRADIENTS = ("trainables.gradients.method:attach", "trainables.gradients.replay")
 METHODS: dict[str, Method] = {
     name: Method(name=name, description=description, home=home, replay_module=replay_module)
@@ -36,9 +36,8 @@ METHODS: dict[str, Method] = {
         ("gradskip", "CAC Gradient-Skip: layers whose weight variance has fallen below its peak stop",
          "trainables.gradskip.controller:attach", "trainables.gradskip.replay"),
         ("compression", "a compression schedule: pruning, regularization, quantization, thinning, distillation",
-         f"{_COMPRESSION}.method:attach", f"{_COMPRESSION}.replay"),
-        ("gradskip+compression", "Gradient-Skip while a compression schedule prunes",
-         f"{_COMPRESSION}.method:attach_with_gradskip", f"{_COMPRESSION}.with_gradskip_replay"),
+         *_COMPRESSION),
+        ("gradskip+compression", "Gradient-Skip while a compression schedule prunes", *_COMPRESSION),
         ("central_difference", "gradients from differences of the loss, without a backward pass", *_GRADIENTS),
         ("discrete_gradient", "the smallest changes of weights that lower the loss, the best of them together",
          *_GRADIENTS),

@@ -20,10 +20,7 @@ from analysis.formatting import (
 )
 from analysis.io.study_files import StudyInfo
 from analysis.metrics.confirmation import confirmation_of, retrained_saving
-from analysis.metrics.ranking import (
-    accuracy_when_shorter,
-    beats_shorter,
-)
+from analysis.metrics.ranking import accuracy_when_shorter, beats_shorter
 from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.settings_text import (
     compresses,
@@ -54,11 +51,9 @@ from trainables.script.placeholders import CACHE_VARIABLE, EPOCHS_VARIABLE
 def environment_lines(config: TrialConfig, *, schedule: str, is_cut: bool = False) -> list[str]:
     """Return lines for a POSIX shell: comments, ``export`` of the configuration's variables, ``unset`` of all others.
 
-    Args:
-        config: configuration of a trial.
-        schedule: location of its compression schedule, which no variable can set; mentioned in a comment if the trial
-            compresses. A trial that only compresses has no lines to unset or export.
-        is_cut: whether lines before these set the epochs of a run (`settings_text.length_lines`).
+    ``schedule`` is the location of a compression schedule, which no variable can set, for a comment; a trial that only
+    compresses has no other lines. ``is_cut`` says whether lines before these set the epochs
+    (`settings_text.length_lines`).
     """
     lines = _recipe_comments(config)
     if config.method == "recipe":
@@ -123,13 +118,8 @@ def best_env(
 ) -> str:  # fmt: skip
     """Return the best settings as lines that a POSIX shell can source, with comments on their confirmation.
 
-    Args:
-        info: description of the study.
-        best: the recommended trial.
-        allowed_drop: allowed drop of the metric, as for `analysis.rank`.
-        confirmation: from `analysis.confirm_table`; None if no confirmation was started.
-        line: from `analysis.control_line`; adds the accuracy of a cut dense run.
-        same_run: which values train as the best setting did, in one line (`analysis.trace_replay.same_run`).
+    Arguments are those of `summary_text.headline`; ``same_run`` says which values train as the best setting did, in one
+    line (`analysis.trace_replay.same_run`).
     """
     lines = _about_answer(info, best, allowed_drop, confirmation, line, same_run)
     config, is_cut = TrialConfig(method="none"), False

@@ -36,12 +36,7 @@ from analysis.metrics.ranking import (
     reference_values,
 )
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
-from analysis.presentation.settings_text import (
-    compression_text,
-    cut_words,
-    estimator_text,
-    recipe_text,
-)
+from analysis.presentation.settings_text import compression_text, cut_words, estimator_text, recipe_text
 from trainables.config import TrialConfig, field_kinds
 from trainables.gradients.fields import ESTIMATORS, estimator_in
 from trainables.gradskip.variables import BY_NAME
@@ -57,8 +52,6 @@ TREE_CAPTION = (
 _TIMES_ALLOWED = 10
 #: Difference of the shares saved in FLOPs and in time above which both are given.
 _TIME_APART = 0.1
-
-# --- A trial's configuration: from its row, in one line, and as lines that a POSIX shell can source -------------------
 
 
 def config_of(row: pd.Series) -> TrialConfig:
@@ -122,9 +115,6 @@ def short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-# --- The study's result in words --------------------------------------------------------------------------------------
-
-
 def headline(
     ranking: pd.DataFrame,
     best: pd.Series | None,
@@ -143,8 +133,7 @@ def headline(
         allowed_drop: allowed drop of the metric, as for `analysis.rank`.
         confirmation: from `analysis.confirm_table`; None if no confirmation was started.
         line: from `analysis.control_line`; None for no comparison with a cut dense run.
-        why_little: why the space's settings have little or no effect on this run (`StudyInfo.why_little`); said if no
-            setting is recommended.
+        why_little: why the space's settings do little on this run (`StudyInfo.why_little`); said if none is best.
         sure: as for `analysis.best`.
     """
     if len(ranking) == 0:
@@ -193,19 +182,13 @@ def headline(
 
 
 class DropWords:
-    """Words for drops of one study's metric.
-
-    Args:
-        row: a trial of it, with a value and a drop.
-        allowed_drop: allowed drop, as for `analysis.rank`.
-    """
+    """Words for drops of one study's metric, given a trial of it with a value and a drop."""
 
     def __init__(self, row: pd.Series, allowed_drop: float | str) -> None:
         self.quality: Quality = quality_of(row)
         baseline = float(reference_values(row.to_frame().T, self.quality).iloc[0])
         self.limit = float(allowed_amount(allowed_drop, baseline))
-        self.allowed = allowed_text(allowed_drop, self.quality, baseline=baseline)
-        """The allowed drop."""
+        self.allowed = allowed_text(allowed_drop, self.quality, baseline=baseline)  # the allowed drop
 
     def at(self, drop: float) -> str:
         """Return ``at a loss of ...``, or that nothing is lost."""
@@ -359,8 +342,7 @@ def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.Data
 def _against_shorter(best: pd.Series, line: pd.DataFrame | None, *, confirmed: bool) -> str:
     """Return a sentence if a cut dense run of the same compute is not beaten, or was not tried; empty otherwise.
 
-    For a confirmed setting the sentence is returned even if a cut dense run is beaten, because confirmation compares
-    with the baseline only.
+    Of a confirmed setting also if it is beaten, because confirmation compares with the baseline only.
     """
     if line is None or len(line) == 0 or saving_of(best) != TRAINING:
         return ""
@@ -390,9 +372,6 @@ def trial_numbers(trials: Sequence[int]) -> str:
     """
     more = f" and {len(trials) - 6} more" if len(trials) > 6 else ""
     return f"trial{'' if len(trials) == 1 else 's'} {', '.join(map(str, trials[:6]))}{more}"
-
-
-# --- The study's result as files to use -------------------------------------------------------------------------------
 
 
 def is_answer(best: pd.Series | None) -> bool:

@@ -31,13 +31,11 @@ def fill(command: str, values: Mapping[str, Any]) -> str:
     """Return the command with values for its placeholders, quoted so that the shell reads the values unchanged.
 
     Quoting follows the quotes around the placeholder: ``{OUT}/log``, ``"{OUT}/log"`` and ``'{OUT}/log'`` are the same
-    word. Lists are joined with commas, True and False are 1 and 0, None is empty.
+    word. Lists are joined with commas, True and False are 1 and 0, None is empty. UserError: a placeholder has no
+    value.
 
     >>> fill("train.py --thr {THR} --out '{OUT}'", {"THR": 0.5, "OUT": "my runs"})
     "train.py --thr 0.5 --out 'my runs'"
-
-    Raises:
-        UserError: a placeholder has no value.
     """
     quotes = _quotes(command)
 

@@ -89,16 +89,11 @@ def _refuse(errors: Sequence[str]) -> int:
     return 2
 
 
-# --- the model ------------------------------------------------------------------------------------------------------
-
-
 def facts_of_workload(name: str, options: Sequence[str]) -> tuple[ModelFacts, str]:
     """Return names and shapes of a workload's model, and its name in messages.
 
     A built-in model of the workload ``images`` needs no data; it then has as many classes as where it was published.
-
-    Raises:
-        UserError: as in `trainables.workloads.build`, or raised by the model.
+    UserError: as in `trainables.workloads.build`, or raised by the model.
     """
     from trainables.compression.policies import model_facts
     from trainables.runtime.isolation import isolated
@@ -120,9 +115,6 @@ def facts_of_workload(name: str, options: Sequence[str]) -> tuple[ModelFacts, st
         classes = int(count)
         with torch.device("meta"):  # shapes only, which saves time and memory
             return model_facts(build_model(model, classes)), f"{model} with {classes} classes (without data)"
-
-
-# --- output ---------------------------------------------------------------------------------------------------------
 
 
 def _counted(schedule: Schedule) -> str:

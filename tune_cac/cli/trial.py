@@ -107,7 +107,6 @@ def _train(run: TrainingRun, config: TrialConfig) -> dict[str, Any]:
 
 
 def _results(run: TrainingRun, config: TrialConfig, row: Mapping[str, Any]) -> list[str]:
-    """Return the results of a trained run in words."""
     import pandas as pd
 
     from analysis.formatting import metric_words, percent, value_text

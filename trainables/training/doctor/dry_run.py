@@ -103,10 +103,8 @@ class DryRun:
 def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_UNITS) -> DryRun:
     """Train a few steps without a method, evaluate and count FLOPs; restore the process's state afterwards.
 
-    Args:
-        config: what is trained, where, with how many threads; its method is ignored.
-        steps: steps to time after one warm-up step, >= 1. Fewer (two) where a step takes long.
-        most_units: count the savings of stops for at most this many units, evenly spread; None counts all.
+    After one warm-up step so many ``steps`` are timed, >= 1; fewer (two) where a step takes long. The savings of stops
+    are counted for at most ``most_units`` units, evenly spread; None: for all.
     """
     with _TimedRun(replace(config, method="none", forward_cache_mb=0)) as run:
         norms = earlier_statistics(run.model)

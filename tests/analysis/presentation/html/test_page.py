@@ -135,7 +135,7 @@ def test_plotly_is_there_once_and_every_plot_has_its_figure() -> None:
 
 def test_what_is_not_known_has_no_section_or_one_line() -> None:
     bare = replace(
-        report_data(12), history=None, controls=None, confirmation=None, stages=None, environment={},
+        report_data(12), controls=None, confirmation=None, stages=None, environment={},
     )  # fmt: skip
     html = report_html(bare)
     titles = [text for level, text in Reader(html).headings if level == "h2"]

@@ -10,7 +10,6 @@ from torch import nn
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.training.recipe import recipe as compiling
 from trainables.training.recipe.recipe import Recipe, with_kernels
 from trainables.training.run import TrainingRun
 from trainables.workloads import build_for
@@ -115,19 +114,9 @@ def test_a_batch_size_of_a_workload_that_chooses_it_is_refused() -> None:
         build_for(TrialConfig(workload="text", batch_size=8))
 
 
-def test_without_a_compiler_the_model_trains_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "why_not", lambda _: "InvalidCxxCompiler: No working C++ compiler found")
-    model, found = nn.Linear(2, 1), recipe(compile_mode="default")
-    with pytest.warns(UserWarning, match="compile_mode=default has no effect: torch.compile does not work here"):
-        found.compile(model)
-    assert not found.compiled
-    assert model._compiled_call_impl is None
-
-
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"precision": "half"}, "unknown precision 'half'"),
     ({"activation_checkpointing": "all"}, "unknown activation_checkpointing 'all'"),
-    ({"compile_mode": "fast"}, "unknown compile_mode 'fast'"),
     ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
     ({"loader_workers": -1}, "loader_workers must be an integer >= 0, got -1"),
     ({"loader_workers": True}, "loader_workers must be an integer >= 0, got True"),
@@ -135,12 +124,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"clip_grad_norm": 0.0}, "clip_grad_norm must be a number above 0, got 0.0: leave it out for no clipping"),
     ({"cudnn_benchmark": True, "deterministic": True}, "cudnn_benchmark must be False with deterministic=True"),
     ({"fused_optimizer": True, "precision": "float16"}, "fused_optimizer must be False with precision=float16 and Gra"),
-    ({"compile_mode": "default", "forward_cache_mb": 5}, "forward_cache_mb must be 0 with compile_mode=default, got 5"),
     ({"precision": "bfloat16", "forward_cache_mb": 5}, "forward_cache_mb must be 0 with precision=bfloat16, got 5"),
-    (
-        {"compile_mode": "default", "activation_checkpointing": "cheap"},
-        "activation_checkpointing must be left out with compile_mode, got cheap",
-    ),
     (
         {"method": "kfac", "precision": "bfloat16"},
         "method kfac computes gradients of its own in float32, got precision=bfloat16",
