@@ -33,7 +33,7 @@ SPACES: dict[str, str] = {
     "gradient_clustering": "stratified batches over clusters of gradients: how many, how often",
     "importance_sampling": "samples drawn by loss or gradient: score, even share, how often",
     "zero_gradients": "samples with nearly no loss gradient left out of the backward pass",
-    "training_recipe": "precision, batch size, kernels, loading, by the clock",
+    "training_recipe": "precision, batch size, kernels, loading, compilation, by the clock",
     "schedule": "a compression schedule of yours: its values marked !search",
 }
 

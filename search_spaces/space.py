@@ -64,6 +64,7 @@ ANY_RUN = SpaceContext(
         "fused_optimizer": (None, True),
         "channels_last": (None, True),
         "activation_checkpointing": (None, "cheap", "blocks"),
+        "compile_mode": (None, "default"),
         "loader_workers": (None, 1, 2),
         "cudnn_benchmark": (None, True),
         "pin_memory": (None, False),

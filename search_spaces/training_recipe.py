@@ -6,6 +6,7 @@ Every trial trains alone, because its time is measured. Joined with a space of G
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from search_spaces.space import Space, SpaceContext, Suggests
@@ -16,6 +17,8 @@ from trainables.training.recipe.fields import RECIPE_MEANINGS
 DEFAULT = "unchanged"
 #: Fields whose first alternative the search starts with: they are faster on many machines, and train the same model.
 STARTS_WITH = ("precision", "fused_optimizer", "channels_last")
+#: A compiled model is not checkpointed: the compiler itself chooses what is computed again.
+_EXCLUDES = {"activation_checkpointing": "compile_mode"}
 
 
 def choices(context: SpaceContext) -> dict[str, tuple[str, ...]]:
@@ -30,7 +33,12 @@ def _text(value: Any) -> str:
 def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     """Ask for each field that makes a difference on the run; those left at their default are not set."""
     found: dict[str, Any] = {}
-    for name, texts in choices(context).items():
+    texts_of = choices(context)
+    # What excludes another field is asked for before it.
+    for name in sorted(context.recipe, key=lambda name: name in _EXCLUDES):
+        if _EXCLUDES.get(name) in found:
+            continue
+        texts = texts_of[name]
         value = context.recipe[name][texts.index(trial.suggest_categorical(name, texts))]
         if value is not None:
             found[name] = value
@@ -44,16 +52,27 @@ def start(context: SpaceContext) -> dict[str, Any]:
 
 def one_by_one(context: SpaceContext) -> list[dict[str, str]]:
     """Return the baseline with one choice changed, for each choice: what each brings by itself."""
-    texts_of = choices(context)
+    texts_of, found = choices(context), []
     unchanged = {name: texts[0] for name, texts in texts_of.items()}
-    return [{**unchanged, name: text} for name, texts in texts_of.items() for text in texts[1:]]
+    for name, texts in texts_of.items():
+        for text in texts[1:]:
+            changed = {**unchanged, name: text}
+            found.append({key: value for key, value in changed.items() if key not in _excluded(changed)})
+    return found
+
+
+def _excluded(chosen: Mapping[str, str]) -> set[str]:
+    return {name for name, other in _EXCLUDES.items() if chosen.get(other, DEFAULT) != DEFAULT}
 
 
 def notes(context: SpaceContext) -> list[str]:
     """Return lines on what is searched and how it is measured."""
     if not context.recipe:
         return ["nothing of the recipe makes a difference for this workload"]
-    return ["trials run one at a time, each alone and in a process of its own, so that times and memory are comparable"]
+    return [
+        "trials run one at a time, each alone and in a process of its own, so that times and memory are comparable; "
+        "the time of compilation counts"
+    ]
 
 
 SPACE = Space(
@@ -62,7 +81,7 @@ SPACE = Space(
     suggest=suggest,
     start=start,
     further_starts=one_by_one,
-    free=tuple(RECIPE_MEANINGS),
+    free=tuple(name for name in RECIPE_MEANINGS if name not in _EXCLUDES.values()),
     start_is_published=False,
     meanings=RECIPE_MEANINGS,
     notes=notes,

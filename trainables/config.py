@@ -43,7 +43,7 @@ _INTEGERS: dict[str, tuple[int, int | None]] = {
 }  # fmt: skip
 _REQUIRED = ("epochs", "seed", "threads", "workers", "forward_cache_mb")
 #: Fields of earlier versions.
-_GONE = ("CAC_RULE_NOISE", "network_settings", "compile_mode")
+_GONE = ("CAC_RULE_NOISE", "network_settings")
 
 
 @dataclass(frozen=True, kw_only=True)

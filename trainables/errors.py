@@ -20,7 +20,6 @@ GONE = {
     "--part": "a grid is one study, whose trials run at once: leave it out",
     "--study-storage": "the journal on a disk that all nodes see, or --results s3://..., takes its place",
     "--fresh-processes": "a search finds out by itself whether training repeats: leave it out",
-    "compile_mode": "a step took 1.02 times as long with it: call model.compile() in a workload of yours",
     "--early-ending": "it saved 0 to 1.7 % of a study: leave it out",
     **dict.fromkeys(("csv", "parquet"), "the study's folder has ranking.csv and trials.parquet"),
     **dict.fromkeys(("latex", "markdown"), "the study's report.md has the table"),

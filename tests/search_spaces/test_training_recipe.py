@@ -26,7 +26,7 @@ def test_a_run_is_asked_for_what_makes_a_difference_on_it() -> None:
     digits = context_of("digits").recipe
     assert digits["batch_size"] == (None, 32, 128, 256)
     assert digits["loader_workers"] == (None, 1, 2)
-    assert {"channels_last", "fused_optimizer", "activation_checkpointing"} <= set(digits)
+    assert {"channels_last", "fused_optimizer", "activation_checkpointing", "compile_mode"} <= set(digits)
     text = context_of("text").recipe
     assert not {"batch_size", "loader_workers", "channels_last"} & set(text)
     assert {"precision", "activation_checkpointing", "fused_optimizer"} <= set(text)
@@ -34,6 +34,7 @@ def test_a_run_is_asked_for_what_makes_a_difference_on_it() -> None:
     assert not {"cudnn_benchmark", "pin_memory"} & set(digits)
     gpu = context_of("digits", device="cuda").recipe
     assert gpu["precision"] == (None, "bfloat16", "float16")
+    assert gpu["compile_mode"] == (None, "default", "reduce-overhead", "max-autotune")
     assert {"cudnn_benchmark", "pin_memory"} <= set(gpu)
 
 

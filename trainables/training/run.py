@@ -250,6 +250,7 @@ class TrainingRun:
         warm_up(workload, self.model, self.device, config.seed)
         self._loader = self.recipe.loader(workload)
         self._stack.callback(self._loader.close)
+        self.recipe.compile(self.model)
         self._train_time_before_s = 0.0
         self._training_since_s: float | None = None
         self._wall_time_before_s, self._peak_before = 0.0, 0  # in the processes that saved the loaded checkpoint
@@ -482,7 +483,7 @@ class TrainingRun:
         evaluated here or was known.
         """
         self.model.eval()
-        with torch.no_grad(), kept_generators([self.device]):
+        with torch.no_grad(), kept_generators([self.device]), self.recipe.evaluation():
             yield
 
     def _metrics(self, split: str) -> dict[str, float]:

@@ -21,7 +21,7 @@ from trainables.registry import SCRIPT, WORKLOADS, is_factory
 from trainables.runtime.processors import processors
 from trainables.savings import TIME
 from trainables.script.placeholders import names
-from trainables.training.recipe.fields import BFLOAT16, CHECKPOINTING, FLOAT16, RECIPE_FIELDS, recipe_of
+from trainables.training.recipe.fields import BFLOAT16, CHECKPOINTING, COMPILE_MODES, FLOAT16, RECIPE_FIELDS, recipe_of
 from trainables.workload_options import PLACES, read_options
 from tune_cac.messages import say
 from tune_cac.study.search_options import SearchOptions
@@ -115,11 +115,14 @@ def recipe_choices(config: TrialConfig, workload: Workload, model: nn.Module) ->
         "fused_optimizer": (None, True) if has_kernels(optimizer) else (),
         "channels_last": (None, True) if convolves else (),
         "activation_checkpointing": (None, *CHECKPOINTING) if blocks_of(model) else (),
+        "compile_mode": (None, *(COMPILE_MODES if on_gpu else COMPILE_MODES[:1])),
         "loader_workers": (None, *sorted({0, 1, 2} - {workload.loader_workers})) if workload.by_step else (),
         "cudnn_benchmark": (None, True) if on_gpu else (),
         "pin_memory": (None, False) if on_gpu else (),
     }
-    fixed = recipe_of(config)
+    fixed = {*recipe_of(config)}
+    if fixed & {"compile_mode", "activation_checkpointing"}:  # one excludes the other
+        fixed |= {"compile_mode", "activation_checkpointing"}
     return {name: values for name, values in found.items() if values and name not in fixed}
 
 

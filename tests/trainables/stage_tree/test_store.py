@@ -90,7 +90,7 @@ def test_norms_that_hold_from_the_first_step_on_are_whatever_else_trains() -> No
 
 RECIPES: dict[str, Any] = {
     "precision": "bfloat16", "clip_grad_norm": 0.5, "activation_checkpointing": "cheap", "channels_last": True,
-    "fused_optimizer": True, "cudnn_benchmark": True, "deterministic": True,
+    "fused_optimizer": True, "compile_mode": "default", "cudnn_benchmark": True, "deterministic": True,
 }  # fmt: skip
 
 

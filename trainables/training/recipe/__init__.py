@@ -1,1 +1,1 @@
-"""The training recipe: precision, memory and loading of a run, each a field of its configuration."""
+"""The training recipe: precision, memory, loading and compilation of a run, each a field of its configuration."""

@@ -17,6 +17,8 @@ PRECISIONS = (FLOAT32, BFLOAT16, FLOAT16)
 CHEAP, BLOCKS = "cheap", "blocks"
 #: What is computed again in the backward pass instead of being kept: all of a block but its large products, or all.
 CHECKPOINTING = (CHEAP, BLOCKS)
+#: Modes of torch.compile.
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,7 @@ class RecipeFields:
     activation_checkpointing: str | None = None  # `CHECKPOINTING`. None: nothing
     channels_last: bool | None = None  # of weights and images. None: False
     fused_optimizer: bool | None = None  # False: a kernel an operation (foreach). None: torch's choice
+    compile_mode: str | None = None  # `COMPILE_MODES`. None: not compiled
     loader_workers: int | None = None  # >= 0. None: the workload's choice, 0 where its data lies in memory
     pin_memory: bool | None = None  # transfers from there overlap the computation. None: True on a GPU
     cudnn_benchmark: bool | None = None  # the fastest need not repeat bit for bit. None: False
@@ -49,6 +52,7 @@ RECIPE_MEANINGS = {
     "activation_checkpointing": "what is computed again in the backward pass instead of being kept",
     "channels_last": "whether the channels are the innermost dimension",
     "fused_optimizer": "whether an optimizer step is one kernel",
+    "compile_mode": "mode of torch.compile",
     "loader_workers": "processes that prepare batches",
     "pin_memory": "whether batches lie in page-locked memory",
     "cudnn_benchmark": "whether cuDNN times its algorithms and takes the fastest",
@@ -71,7 +75,7 @@ def check_recipe(config: Any, estimator: str | None) -> None:
     given = recipe_of(config)
     if not given:
         return
-    choices = {"precision": PRECISIONS, "activation_checkpointing": CHECKPOINTING}
+    choices = {"precision": PRECISIONS, "activation_checkpointing": CHECKPOINTING, "compile_mode": COMPILE_MODES}
     lowest = {"batch_size": 1, "loader_workers": 0}
     for name, value in given.items():
         if name in choices:
@@ -95,7 +99,12 @@ def check_recipe(config: Any, estimator: str | None) -> None:
             "fused_optimizer must be False with precision=float16 and Gradient-Skip, got True: a fused step hides from "
             "the rule that it was skipped for an overflow; leave fused_optimizer out, or take precision=bfloat16"
         )
-    for name in ("activation_checkpointing", "precision"):
+    if config.compile_mode is not None and config.activation_checkpointing is not None:
+        raise UserError(
+            f"activation_checkpointing must be left out with compile_mode, got {config.activation_checkpointing}: the "
+            "compiler itself chooses what is computed again"
+        )
+    for name in ("compile_mode", "activation_checkpointing", "precision"):
         if config.forward_cache_mb and name in given and given[name] != FLOAT32:
             raise UserError(
                 f"forward_cache_mb must be 0 with {name}={given[name]}, got {config.forward_cache_mb}: the outputs of "

@@ -54,7 +54,8 @@ def check_precision(precision: str, device: torch.device) -> None:
 class MixedPrecision:
     """Autocast and gradient scaling of one run; does nothing in float32.
 
-    UserError: the device cannot train in this precision.
+    Raises:
+        UserError: the device cannot train in this precision.
     """
 
     def __init__(self, precision: str, device: torch.device) -> None:
@@ -111,6 +112,58 @@ class MixedPrecision:
             self._scaler.load_state_dict(state)
 
 
+# --- Compilation of a run's model by torch.compile, where this machine can --------------------------------------------
+
+#: Versions of the compiled code that are kept: each stop of Gradient-Skip makes one, and so do evaluations.
+MOST_VERSIONS = 64
+
+
+def compile_model(model: nn.Module, mode: str, device: torch.device) -> bool:
+    """Compile a model in place, with a warning where that is not possible; return whether it is compiled.
+
+    Its names, weights and buffers stay as they are; copies of it are not compiled.
+    """
+    reason = why_not(device.type)
+    if reason:
+        warnings.warn(
+            f"compile_mode={mode} has no effect: torch.compile does not work here ({reason}). The model is trained "
+            "without it; install a C++ compiler, or leave compile_mode out",
+            stacklevel=2,
+        )
+        return False
+    model.__class__ = _compilable(type(model))  # type: ignore[arg-type]  # classes hash
+    # Versions of other models that this process trained must not count against this one's. A version for all shapes
+    # rounds differently from one for a shape, so which of them a step takes would depend on the steps before it.
+    model.compile(mode=mode, dynamic=False, recompile_limit=MOST_VERSIONS, isolate_recompiles=True)
+    return True
+
+
+@cache
+def _compilable(base: type[nn.Module]) -> type[nn.Module]:
+    """Return the same class with a `forward` of this file: torch compiles none of its own, such as nn.Sequential's."""
+
+    def forward(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        return base.forward(self, *arguments, **keywords)
+
+    return _with_forward(base, forward)
+
+
+def _with_forward(base: type[nn.Module], forward: Callable[..., Any], **more: Any) -> type[nn.Module]:
+    named = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    return type(base.__name__, (base,), {"forward": forward, **named, **more})
+
+
+@cache
+def why_not(device_type: str) -> str:
+    """Return why torch.compile does not work in this process, tried on an addition; empty where it does."""
+    try:
+        torch.compile(lambda value: value + 1)(torch.ones(2, device=device_type))
+    except Exception as error:  # noqa: BLE001  # of the compiler, its C++ compiler or its loader
+        lines = str(error).strip().splitlines()
+        return lines[0] if lines else type(error).__name__
+    return ""
+
+
 # --- Loader of a run's batches: prepared by worker processes where asked for, in page-locked memory where that helps --
 
 #: Batches that each worker prepares ahead.
@@ -120,7 +173,8 @@ AHEAD = 2
 class BatchLoader(Dataset[Batch]):
     """Batches of a run, which depend on seed, epoch and step alone, whoever prepares them.
 
-    UserError: workers for a workload that prepares its batches itself.
+    Raises:
+        UserError: workers for a workload that prepares its batches itself.
     """
 
     def __init__(self, workload: Workload, seed: int, *, workers: int | None = None, pin_memory: bool = False) -> None:
@@ -273,8 +327,7 @@ def _checkpointed(base: type[nn.Module], kind: str, is_chain: bool) -> type[nn.M
             value = _computed_again(kind, segment, partial(reduce, lambda value, layer: layer(value), segment), value)
         return value
 
-    named = {"__module__": base.__module__, "__qualname__": base.__qualname__, _KIND: kind}
-    return type(base.__name__, (base,), {"forward": forward, **named})
+    return _with_forward(base, forward, **{_KIND: kind})
 
 
 def _segments(chain: nn.Module) -> list[list[nn.Module]]:
@@ -336,6 +389,7 @@ class Recipe:
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         self._config, self._device = config, device
         self.precision = MixedPrecision(config.precision or FLOAT32, device)  # autocast and gradient scaling
+        self.compiled = False
 
     def set_process(self) -> None:
         """Set what holds for the process; `ProcessState` restores it after the run."""
@@ -369,6 +423,15 @@ class Recipe:
         self.precision.watch(optimizer)
         return optimizer
 
+    def compile(self, model: nn.Module) -> None:
+        """Compile the model, once everything that looks at its layers has done so."""
+        if self._config.compile_mode is not None:
+            self.compiled = compile_model(model, self._config.compile_mode, self._device)
+
+    def evaluation(self) -> AbstractContextManager[Any]:
+        """Return the block in which the model is evaluated: in float32 and as it is, whatever it is trained with."""
+        return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
+
     def loader(self, workload: Workload) -> BatchLoader:
         config, on_gpu = self._config, self._device.type == "cuda"
         if config.pin_memory and not on_gpu:
@@ -401,7 +464,9 @@ def with_kernels(
     """Return an optimizer like this one, without its state, whose step is one kernel or one kernel an operation.
 
     ``fused=None`` keeps its kernels; ``parameters`` has what stands for each of its parameters, None for themselves.
-    UserError: its class has no fused step.
+
+    Raises:
+        UserError: its class has no fused step.
     """
     kind = type(optimizer)
     if not has_kernels(optimizer):

@@ -10,6 +10,7 @@ from torch import nn
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
+from trainables.training.recipe import recipe as compiling
 from trainables.training.recipe.recipe import Recipe, with_kernels
 from trainables.training.run import TrainingRun
 from trainables.workloads import build_for
@@ -124,6 +125,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"clip_grad_norm": 0.0}, "clip_grad_norm must be a number above 0, got 0.0: leave it out for no clipping"),
     ({"cudnn_benchmark": True, "deterministic": True}, "cudnn_benchmark must be False with deterministic=True"),
     ({"fused_optimizer": True, "precision": "float16"}, "fused_optimizer must be False with precision=float16 and Gra"),
+    ({"compile_mode": "fast"}, "unknown compile_mode 'fast'"),
+    ({"compile_mode": "default", "forward_cache_mb": 5}, "forward_cache_mb must be 0 with compile_mode=default, got 5"),
     ({"precision": "bfloat16", "forward_cache_mb": 5}, "forward_cache_mb must be 0 with precision=bfloat16, got 5"),
     (
         {"method": "kfac", "precision": "bfloat16"},
@@ -142,3 +145,12 @@ def test_a_wrong_value_is_refused_in_one_line(given: dict[str, Any], words: str)
 
 def test_fields_that_leave_gradients_as_they_are_go_with_an_estimator() -> None:
     TrialConfig(method="kfac", batch_size=32, loader_workers=1, precision="float32")
+
+
+def test_without_a_compiler_the_model_trains_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "why_not", lambda _: "InvalidCxxCompiler: No working C++ compiler found")
+    model, found = nn.Linear(2, 1), recipe(compile_mode="default")
+    with pytest.warns(UserWarning, match="compile_mode=default has no effect: torch.compile does not work here"):
+        found.compile(model)
+    assert not found.compiled
+    assert model._compiled_call_impl is None

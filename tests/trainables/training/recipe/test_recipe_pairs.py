@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from runs import MEASURED, Row, finish, without
 from schedule_texts import PRUNING
 from thorough import rest_thorough
+from torch import nn
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
@@ -25,12 +28,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "compression": SCHEDULE,
     "gradskip+compression": {**STOPS, **SCHEDULE},
 }
-#: Values of each field that differ in what they do on a CPU.
+#: Values of each field that differ in what they do on a CPU; of the compiler's modes one, since others are for GPUs.
 VALUES: dict[str, tuple[Any, ...]] = {
     "method": tuple(METHODS),
     "precision": PRECISIONS,
     "activation_checkpointing": (None, *CHECKPOINTING),
     "fused_optimizer": (None, True, False),
+    "compile_mode": (None, "default"),
     "batch_size": (None, 100),
     "clip_grad_norm": (None, 0.5),
     "channels_last": (None, True),
@@ -95,13 +99,24 @@ def train(run: TrainingRun) -> tuple[list[Row], list[torch.Tensor]]:
     return without(finish(run), MEASURED), [t.clone() for t in run.model.state_dict().values()]
 
 
+def only_graphs(model: nn.Module, compile_as_usual: Callable[..., None], *, mode: str, **options: Any) -> None:
+    """Compile a model up to where code would be generated."""
+    compile_as_usual(model, backend="aot_eager", **options)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:pin_memory", "ignore:cudnn_benchmark")
 @pytest.mark.parametrize("row", rest_thorough(ROWS), ids=lambda row: "-".join(str(value) for value in row.values()))
-def test_a_pair_trains_and_resumes_bit_exactly_in_the_middle_of_an_epoch(row: Combination, tmp_path: Path) -> None:
+def test_a_pair_trains_and_resumes_bit_exactly_in_the_middle_of_an_epoch(
+    row: Combination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = config_of(row)
+    if row["compile_mode"] and row["method"] != "gradskip":
+        # One row, and the tests of compiling.py, generate code; the graphs alone are made in a tenth of the time.
+        monkeypatch.setattr(nn.Module, "compile", partialmethod(only_graphs, nn.Module.compile))
     with TrainingRun(config) as run:
         rows, weights = train(run)
+        assert run.recipe.compiled == (row["compile_mode"] is not None)
     assert rows[1]["train_loss"] < rows[0]["train_loss"]
     with TrainingRun(config) as run:
         run.begin_epoch()
