@@ -38,8 +38,8 @@ COMPATIBLE = argument(
 )
 #: The options of a workload that many have.
 DATA_AND_MODEL = (
-    argument("--data", metavar="PATH", help="the workload's data, such as image Parquet or an image folder"),
-    argument("--model", help="the workload's model, such as resnet18"),
+    argument("--data", metavar="PATH", help="the workload's data, such as image Parquet or a folder"),
+    argument("--model", help="the workload's model, such as resnet18, or its folder"),
 )
 #: Options of a workload, for `workload_options`.
 WORKLOAD_OPTIONS = (
@@ -68,7 +68,8 @@ def workload_options(arguments: argparse.Namespace) -> tuple[str, ...] | None:
     if getattr(arguments, "data", None) is not None:
         texts.append(f"data={Path(arguments.data).expanduser().absolute()}")  # a trial has another working directory
     if getattr(arguments, "model", None) is not None:
-        texts.append(f"model={arguments.model}")
+        is_folder = Path(arguments.model, "config.json").is_file()  # of a pretrained model
+        texts.append(f"model={Path(arguments.model).absolute() if is_folder else arguments.model}")
     return canonical(read_options(texts)) if texts else None
 
 
