@@ -187,16 +187,14 @@ def test_each_network_of_the_gan_stops_by_its_own_settings(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_the_fine_tuned_model_is_saved_as_it_was_trained(tmp_path: Path) -> None:
-    """Under pasted settings: what they freeze is as it was, the rest is not, and what is loaded says the same."""
-    import torch
+    """Under pasted settings: what they freeze took its one step, and what is loaded says what was trained."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     source, data = save_tiny_bert(tmp_path / "model"), write_sentences(tmp_path / "texts", train=64)
-    last = 20  # of the embeddings and the first block: 5 and 16 parameters
-    (tmp_path / "best.env").write_text(
-        f"export CAC_STOP_LAYER_NUM={last} CAC_STOP_LAYER_ITR=0 CAC_PREFIX_MODE=eval TUNE_CAC_EPOCHS=2\n"
-    )
-    command = f". ./best.env && {sys.executable} {example('fine_tune.py')} {source} {data}/train.csv tuned"
+    settings = "CAC_WATCH=linear CAC_STOP_LAYER_NUM=20 CAC_STOP_LAYER_ITR=0 CAC_PREFIX_MODE=eval TUNE_CAC_EPOCHS=2"
+    (tmp_path / "best.env").write_text(f"export {settings}\n")  # the embeddings and the first block
+    program = example("fine_tune.py")
+    command = f". ./best.env && {sys.executable} {program} {source} {data}/train.csv tuned"
     *epochs, scores = run(tmp_path, "sh", "-c", command)
     assert len(epochs) == 2
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "tuned").eval()
@@ -204,9 +202,9 @@ def test_the_fine_tuned_model_is_saved_as_it_was_trained(tmp_path: Path) -> None
     first = AutoTokenizer.from_pretrained(tmp_path / "tuned")(sentences(64, 0)[0][0], return_tensors="pt")
     assert [float(score) for score in scores.split(": ")[1].split()] == model(**first).logits[0].tolist()
     pretrained = AutoModelForSequenceClassification.from_pretrained(source)
-    same = [torch.equal(a, b) for a, b in zip(model.parameters(), pretrained.parameters(), strict=True)]
-    assert same[: last + 1] == [True] * (last + 1)
-    assert not any(same[last + 1 :])
+    moved = [float((a - b).abs().max()) for a, b in zip(model.parameters(), pretrained.parameters(), strict=True)]
+    one_step = 1.02 * 5e-5  # of AdamW, with its weight decay
+    assert max(moved[:21]) < one_step < min(moved[-4:-2])  # the pooler's; a new head begins elsewhere
 
 
 def test_every_example_is_run_and_says_what_it_is() -> None:

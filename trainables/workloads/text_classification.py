@@ -112,9 +112,7 @@ def read_rows(path: Path, text: str, label: str) -> tuple[list[str], list[str]]:
     texts, labels = (table.column(names.index(name)).to_pylist() for name in (text, label))
     for row, values in enumerate(zip(texts, labels, strict=True)):
         if None in values or values[1] == "":
-            raise UserError(
-                f"{path}, row {row} (from 0) must have a text and a label, got {values[0]!r}, {values[1]!r}"
-            )
+            raise UserError(f"{path}, row {row} (from 0) must have a text and a label, got {values}")
     return [str(value) for value in texts], [str(value) for value in labels]
 
 
@@ -185,7 +183,7 @@ def _pretrained(kind: str, model: str, **more: Any) -> Any:
 
 @dataclass(kw_only=True, eq=False)
 class TextClassification(Workload):
-    """Texts in files, a pretrained model with a new head, AdamW, linear warm-up and cosine to 0.
+    """Texts in files, a pretrained model, AdamW, linear warm-up and cosine to 0.
 
     Raises:
         UserError: an option out of range, or data or a model that cannot be read.
@@ -194,7 +192,7 @@ class TextClassification(Workload):
     data: str
     """A file (CSV with a line of names, TSV without quotes, Parquet), or a folder with such by split."""
     model: str
-    """A folder of ``save_pretrained``, or a name on the hub."""
+    """A folder of ``save_pretrained``, or a name on the hub; its head is new unless it has one for as many classes."""
     text: str = "text"
     """Column of the texts, or its number from 0 where a file has no line of names."""
     label: str = "label"
