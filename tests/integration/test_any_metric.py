@@ -13,6 +13,7 @@ import optuna
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from thorough import rest_thorough
 from user_factories import HEAD
 
 import analysis
@@ -200,7 +201,7 @@ def test_a_metric_that_is_undefined_in_one_epoch_ends_a_trial_only_in_the_last(
             run.train_epoch()
 
 
-@pytest.mark.parametrize("space", ["auto_thresholds", "frozen_prefix"])
+@pytest.mark.parametrize("space", rest_thorough(["frozen_prefix", "auto_thresholds"]))
 def test_a_regression_is_searched_by_its_loss(space: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "diabetes.py").write_text((Path(__file__).parents[1] / "support" / "diabetes.py").read_text())
     given = ["--workload", "diabetes:make", "--allowed-drop", "20%", "--trials", "3", "--name", "s"]

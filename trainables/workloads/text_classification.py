@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,15 +27,14 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from trainables.errors import UserError, unknown_name
 from trainables.workloads.base import VALIDATION_LOSS, Batch, Workload, check_positive, digest_of
+from trainables.workloads.images.source import SPLIT_NAMES
 from trainables.workloads.images.workload import hold_out
 from trainables.workloads.sample_access import TensorSamples
 from trainables.workloads.seeded_loader import shuffled_batches
 from trainables.workloads.text import learning_rate_share
 
 EVALUATION_BATCH_SIZE = 128
-#: Splits by the beginning of a file's name.
-SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
-          "dev": "validation", "test": "test"}  # fmt: skip
+#: Kinds of files; of a split the first kind that is there is read.
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
 
@@ -57,21 +55,17 @@ def find_files(data: str) -> dict[str, list[Path]]:
     """Return the files of each split: a file is all training data, those of a folder are told apart by their names.
 
     Raises:
-        UserError: there are none for training, or files of one split with several names or kinds.
+        UserError: there are none for training.
     """
     root = Path(data).expanduser()
     if root.is_file():
         return {"train": [root]}
     for folder in (root, root / "data"):  # the latter as in repositories of Hugging Face
-        found: defaultdict[str, list[Path]] = defaultdict(list)
-        for path in sorted(folder.glob("*.*")):
-            split = SPLITS.get(re.split(r"[-_.]", path.name)[0])
-            if split is not None and path.suffix in SUFFIXES:
-                found[split].append(path)
-        for paths in found.values():
-            if len({(re.split(r"[-_.]", path.name)[0], path.suffix) for path in paths}) > 1:
-                listed = ", ".join(path.name for path in paths)
-                raise UserError(f"{folder} must have files of one name and kind for a split, got {listed}")
+        found = {}
+        for split, names in {**SPLIT_NAMES, "validation": (*SPLIT_NAMES["validation"], "dev")}.items():
+            patterns = (f"{name}{part}{kind}" for name in names for kind in SUFFIXES for part in ("", "-*"))
+            if paths := next(filter(None, (sorted(folder.glob(pattern)) for pattern in patterns)), None):
+                found[split] = paths
         if "train" in found:
             return found
     raise UserError(
@@ -274,8 +268,6 @@ class TextClassification(Workload):
         return scores
 
     def evaluate(self, model: nn.Module, split: str, device: Any) -> dict[str, float]:
-        if split not in self.splits:
-            raise unknown_name("split", split, self.splits)
         return self._metrics(model, self.evaluation_batches(split), device)
 
     def evaluate_a_little(self, model: nn.Module, device: Any) -> dict[str, float]:
