@@ -197,6 +197,7 @@ def test_resumes_bit_exactly_after_an_early_and_a_late_epoch(method: str, worklo
         assert all(torch.equal(a, b) for a, b in zip(weights, part(begin, saved, 4), strict=True))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_config_is_refused(tmp_path: Path) -> None:
     with TrainingRun(config_of("none", "digits")) as run:
         run.train_epoch()

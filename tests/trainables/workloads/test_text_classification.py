@@ -23,6 +23,8 @@ from tune_cac.cli.arguments import workload_options
 
 NAME = "text_classification"
 
+pytestmark = pytest.mark.slow  # importing transformers takes seconds
+
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
