@@ -52,6 +52,8 @@ METHODS: dict[str, Method] = {
     )
 }  # fmt: skip
 
+#: Options with a flag of their own.
+_FLAGS = {"data": "--data PATH", "model": "--model NAME"}
 #: Name of the workload that runs a command of the user's.
 SCRIPT = "script"
 
@@ -96,6 +98,13 @@ WORKLOADS: dict[str, Entry] = {
         description="the next character of the manual that ships with Python: two transformer blocks, no convolution; "
         "half a minute a run on one core",
     ),
+    "text_classification": Entry(
+        home="trainables.workloads.text_classification:TextClassification",
+        default_epochs=3,
+        description="your texts by class: CSV, TSV or Parquet (--data PATH), on a pretrained transformer (--model "
+        "FOLDER, or its name on the Hugging Face hub); needs tune-cac[transformers]",
+        needs=("data", "model"),
+    ),
     "gan_digits": Entry(
         home="trainables.workloads.gan_digits:GanDigits",
         default_epochs=60,
@@ -126,7 +135,7 @@ def check_workload(name: str, options: Iterable[str] = ()) -> None:
             raise UserError("workload script needs a command: give --script 'python train.py'")
     for need in WORKLOADS[name].needs if name in WORKLOADS else ():
         if need not in given:
-            raise UserError(f"workload {name} needs {'--data PATH' if need == 'data' else f'--option {need}=...'}")
+            raise UserError(f"workload {name} needs {_FLAGS.get(need, f'--option {need}=...')}")
 
 
 def is_factory(name: str) -> bool:

@@ -13,6 +13,7 @@ import optuna
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from thorough import rest_thorough
 from user_factories import HEAD
 
 import analysis
@@ -170,3 +171,19 @@ def test_a_metric_that_is_undefined_in_one_epoch_ends_a_trial_only_in_the_last(
         run.train_epoch()
         with pytest.raises(TrainingDiverged, match="the cost is nan in epoch 2"):
             run.train_epoch()
+
+
+@pytest.mark.parametrize("space", rest_thorough(["frozen_prefix", "auto_thresholds"]))
+def test_a_regression_is_searched_by_its_loss(space: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "diabetes.py").write_text((Path(__file__).parents[1] / "support" / "diabetes.py").read_text())
+    given = ["--workload", "diabetes:make", "--allowed-drop", "20%", "--trials", "3", "--name", "s"]
+    assert main(["search", "--space", space, *given]) == 0
+    trials = analysis.load("results/s")
+    assert (trials["status"] == "completed").all()
+    assert trials["val_loss"].between(0.2, 1.5).all()  # of targets with variance 1
+    np.testing.assert_allclose(trials["val_loss_drop"], trials["val_loss"] - trials["val_loss"].iloc[0])
+    assert (trials["compute_saved"] > 0).any()
+    said = capsys.readouterr()
+    texts = [said.out, said.err, *(Path("results/s", name).read_text() for name in ("best.env", "report.md"))]
+    assert not re.search("accurac|points", "".join(texts))
+    assert "rise in val_loss" in said.out

@@ -11,6 +11,7 @@ import torch
 from image_files import noise, write_parquet
 from runs import MEASURED, Row, facts, finish, without
 from schedule_texts import PRUNING
+from tiny_bert import save_tiny_bert, write_sentences
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
@@ -64,7 +65,7 @@ ACTIVE: dict[str, dict[str, Any]] = {
 }
 #: The same for workloads with fewer layers than those stop.
 FEW_LAYERS: dict[str, dict[str, Any]] = {"binary_mlp": {"CAC_STOP_LAYER_NUM": (1, 3)}}
-#: Options under which a workload's run of three epochs takes a second; images get their data below.
+#: Options under which a workload's run of three epochs takes a second; images and texts get their data below.
 SHORT: dict[str, tuple[str, ...]] = {
     "binary_mlp": ("steps_per_epoch=7", "batch_size=32"),
     "text": ("steps_per_epoch=7", "batch_size=2"),
@@ -109,6 +110,8 @@ def image_data(tmp_path_factory: pytest.TempPathFactory) -> None:
         labels = [number % 4 for number in range(count)]
         write_parquet(folder / f"{split}-00000.parquet", list(noise(count, 8)), labels)
     SHORT["images"] = (f"data={folder}", "batch_size=6", f"cache={folder / 'cache'}")
+    texts, model = write_sentences(folder / "texts", train=40, dev=12), save_tiny_bert(folder / "model")
+    SHORT["text_classification"] = (f"data={texts}", f"model={model}", "batch_size=6")
 
 
 def config_of(method: str, workload: str, **more: Any) -> TrialConfig:
@@ -194,6 +197,7 @@ def test_resumes_bit_exactly_after_an_early_and_a_late_epoch(method: str, worklo
         assert all(torch.equal(a, b) for a, b in zip(weights, part(begin, saved, 3), strict=True))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_config_is_refused(tmp_path: Path) -> None:
     with TrainingRun(config_of("none", "digits")) as run:
         run.train_epoch()

@@ -31,14 +31,14 @@ def test_three_disjoint_thirds_of_all_images() -> None:
 
 
 def test_the_order_is_drawn_once_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainables.workloads import digits
+    from trainables.workloads import seeded_loader
 
-    digits._order.cache_clear()
+    seeded_loader.shuffled_batches.cache_clear()
     draws = []
-    monkeypatch.setattr(digits, "epoch_seed", lambda epoch, seed: draws.append(epoch) or epoch)
+    monkeypatch.setattr(seeded_loader, "epoch_seed", lambda epoch, seed: draws.append(epoch) or epoch)
     for epoch in range(3):
         assert len(list(Digits().train_batches(epoch, 0))) == Digits().steps_per_epoch
-    digits._order.cache_clear()
+    seeded_loader.shuffled_batches.cache_clear()
     assert draws == [0, 1, 2]
 
 
