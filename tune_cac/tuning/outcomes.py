@@ -35,12 +35,10 @@ from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.probability_on_other_seeds import (
     WORTHWHILE,
     WORTHWHILE_AREA,
-    Depths,
     LossScale,
     Posterior,
     are_new,
     area_of,
-    features_of,
     loss_scale,
     posterior,
     worthwhile,
@@ -245,7 +243,6 @@ class OutcomeQueue:
         self._quality, self._seed, self._epochs = plan.base.quality, plan.base.seed, plan.base.epochs
         self._outcomes: dict[int, list[Outcome]] = {}  # by epochs
         self._unpredicted: list[DrawnSetting] = []  # of the full length
-        self._depths: Depths | None = None
         self._holds: tuple[int, dict[int, float]] = 0, {}  # how many trials had ended, and probabilities of theirs
         self.ended = False  # True once no outcome is left that is worth its training
 
@@ -446,20 +443,11 @@ class OutcomeQueue:
         )
 
     def _features(self, runs: Sequence[Outcome] | Sequence[BegunOutcome]) -> NDArray[np.float64]:
-        if self._depths is None:  # of stops on a run whose outcomes are known, as they were counted on it
-            run = next(known for epochs, known in self._roots().items() if self._drawn(epochs, known))
-            self._depths = Depths(read_trace(StageStore(self._plan.tree, run.trace.root)))
-        depths, total = self._depths, self._total_steps
-        rows = [
-            features_of(
-                [(when / total, depths.of(number)) for when, number in one.stops],
-                depths.levels,
-                end=one.epochs / self._epochs,
-                saved=one.saved,
-            )
-            for one in runs
-        ]
-        return np.array(rows, float).reshape(len(rows), len(depths.levels) + 2)
+        rows = []
+        for one in runs:
+            end = one.epochs / self._epochs
+            rows.append((one.saved, end, one.stops[0][0] / (end * self._total_steps) if one.stops else 1.0))
+        return np.array(rows, float).reshape(-1, 3)
 
     def _costs(self, left: Sequence[Outcome], tried: Sequence[BegunOutcome]) -> NDArray[np.float64]:
         """Return (m,) full trainings that are executed after the steps shared with others.
