@@ -1,15 +1,15 @@
 """Model of the quality that a search chooses outcomes by: a Gaussian process of the losses that outcomes cause.
 
-The mean rises with the square of the compute saved, and losses beyond it are smooth in features that are shares, so
-that they mean the same on every network, whatever the unit of the metric.
+The mean rises with the squares of the share of the backward pass that is frozen and of the share of the run that is
+cut. Losses beyond it are smooth in features that are shares, so that they mean the same on every network.
 
 A loss is measured on one seed against one baseline, and another seed would give another one. Runs of one length share
 their beginning, and so the effect of the seed, the less the more their stops differ; a shorter run shares nothing with
 the baseline. A model that does not know this takes a lucky length for a good one. So the process is one of the
 quality, over the features and the seed: the baseline is one of its runs, and a loss the difference of two of them.
 
-Shapes: n outcomes trained, m candidates. Features (n, 3): compute saved, share of the full run at which the outcome's
-run ends, share of its own run at which the first layer stops.
+Shapes: n outcomes trained, m candidates. Features (n, 3): share of the backward FLOPs of its own run that an outcome
+spares, share of the full run at which its run ends, share of its own run at which its first layer stops.
 """
 
 from __future__ import annotations
@@ -85,12 +85,13 @@ def limit_between_counts(allowed: float, values: Sequence[float], quality: Quali
 
 # --- The Gaussian process ---------------------------------------------------------------------------------------------
 
-#: Loss that is expected of saving all compute, in units, as large as its standard deviation.
-_SLOPE = 2.0
+#: Loss, in units, that is expected of a run without backward passes, or without steps, before anything is known: that
+#: of half of either is the allowed one.
+_EXPECTED = 4.0
 #: Expected, least and largest standard deviation, in units, of losses beyond the mean and of a run's noise.
 _BEYOND, _NOISE = (1.0, 0.1, 10.0), (0.3, 0.05, 1.5)
 #: Distance in features over which losses beyond the mean are alike, and effects of one seed on runs of one length.
-_LENGTH, _SEED_LENGTH = 1.5, 1.0
+_LENGTH, _SEED_LENGTH = 1.0, 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,13 +163,6 @@ def _likeliest(negative: Callable[[Array], tuple[float, Array]], expected: Array
     return found.x, found.fun
 
 
-def _slope(rising: Array, losses: Array, variance: float) -> float:
-    """Return the expected slope of losses on what they rise with, not below 0; ``variance`` is that of a loss."""
-    expected, weight = 1 / _SLOPE**2, 1 / variance
-    found = (expected * _SLOPE + weight * rising @ losses) / (expected + weight * rising @ rising)
-    return max(0.0, float(found))
-
-
 def posterior(trained: Array, losses: Array, candidates: Array, *, unit: float, noise: float = 0.0) -> Posterior:
     """Return what trained outcomes say of candidates.
 
@@ -182,28 +176,29 @@ def posterior(trained: Array, losses: Array, candidates: Array, *, unit: float, 
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
 
-    # Diverged trainings are as bad as one that lost ten times the unit: the fit must not follow them.
-    scaled, rising = np.clip(losses / unit, -10.0, 10.0), trained[:, 0] ** 2
-    slope = _slope(rising, scaled, 0.25 + (noise / unit) ** 2)
+    def expected(features: Array) -> Array:
+        found: Array = _EXPECTED * (features[:, 0] ** 2 + (1 - features[:, 1]) ** 2)
+        return found
 
     def runs(features: Array, *, seed: int) -> Array:
         """Return features and seed of the baseline and of runs."""
-        rows = np.vstack([[0.0, 1.0, 1.0], features])
+        rows = np.vstack([[[0.0, 1.0, 1.0]], features])
         return np.column_stack([rows, np.full(len(rows), seed)])
 
     process = GaussianProcessRegressor(_kernel(noise / unit), optimizer=_likeliest)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # of hyperparameters at their bounds
-        process.fit(runs(trained, seed=0), np.append(0.0, scaled - slope * rising))
+        # Diverged trainings are as bad as one that lost ten times the unit: the fit must not follow them.
+        beyond = np.clip(losses / unit, -10.0, 10.0) - expected(trained)
+        process.fit(runs(trained, seed=0), np.append(0.0, beyond))
     here, deviation = process.predict(runs(candidates, seed=0), return_std=True)
     there, other = process.predict(runs(candidates, seed=1), return_cov=True)
     of_run = process.kernel_.k2.noise_level
-    expected = slope * candidates[:, 0] ** 2
     variance = np.diag(other)[1:] + other[0, 0] - 2 * other[0, 1:] - of_run
     return Posterior(
-        mean=(expected + here[1:]) * unit,
+        mean=(expected(candidates) + here[1:]) * unit,
         deviation=np.sqrt(np.maximum(deviation[1:] ** 2 - of_run, 0.0)) * unit,
-        other_mean=(expected + there[1:] - there[0]) * unit,
+        other_mean=(expected(candidates) + there[1:] - there[0]) * unit,
         other_deviation=np.sqrt(variance) * unit,
     )
 
