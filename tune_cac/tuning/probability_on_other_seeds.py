@@ -176,29 +176,26 @@ def posterior(trained: Array, losses: Array, candidates: Array, *, unit: float, 
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
 
-    def expected(features: Array) -> Array:
-        found: Array = _EXPECTED * (features[:, 0] ** 2 + (1 - features[:, 1]) ** 2)
-        return found
-
     def runs(features: Array, *, seed: int) -> Array:
         """Return features and seed of the baseline and of runs."""
         rows = np.vstack([[[0.0, 1.0, 1.0]], features])
         return np.column_stack([rows, np.full(len(rows), seed)])
 
+    frozen, end = np.vstack([trained, candidates])[:, :2].T
+    known, expected = np.split(_EXPECTED * (frozen**2 + (1 - end) ** 2), [len(trained)])
     process = GaussianProcessRegressor(_kernel(noise / unit), optimizer=_likeliest)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # of hyperparameters at their bounds
         # Diverged trainings are as bad as one that lost ten times the unit: the fit must not follow them.
-        beyond = np.clip(losses / unit, -10.0, 10.0) - expected(trained)
-        process.fit(runs(trained, seed=0), np.append(0.0, beyond))
+        process.fit(runs(trained, seed=0), np.append(0.0, np.clip(losses / unit, -10.0, 10.0) - known))
     here, deviation = process.predict(runs(candidates, seed=0), return_std=True)
     there, other = process.predict(runs(candidates, seed=1), return_cov=True)
     of_run = process.kernel_.k2.noise_level
     variance = np.diag(other)[1:] + other[0, 0] - 2 * other[0, 1:] - of_run
     return Posterior(
-        mean=(expected(candidates) + here[1:]) * unit,
+        mean=(expected + here[1:]) * unit,
         deviation=np.sqrt(np.maximum(deviation[1:] ** 2 - of_run, 0.0)) * unit,
-        other_mean=(expected(candidates) + there[1:] - there[0]) * unit,
+        other_mean=(expected + there[1:] - there[0]) * unit,
         other_deviation=np.sqrt(variance) * unit,
     )
 
