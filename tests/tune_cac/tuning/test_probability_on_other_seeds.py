@@ -90,7 +90,7 @@ def test_a_lucky_length_is_not_taken_for_a_good_one() -> None:
     losses = np.full(20, -1.0)
     found = posterior(shorter, losses, shorter[:1], unit=1.0, noise=1.0)
     assert found.mean[0] == pytest.approx(-1.0, abs=0.15)
-    assert found.other_mean[0] > -0.6  # regression to the mean
+    assert found.other_mean[0] > -0.3  # regression to the mean
     assert posterior(shorter, losses, shorter[:1], unit=1.0).other_mean[0] == pytest.approx(-1.0, abs=0.2)
 
 
@@ -157,7 +157,7 @@ def test_what_loses_forty_samples_holds_nowhere_whatever_is_allowed(allowed_drop
     scale = scale_of(allowed_drop)
     found = modelled(LOST / SAMPLES, scale)
     assert found.share_within(scale.limit).max() < 0.01
-    assert found.other_share_within(scale.other_limit).max() < 0.25  # a seed may be a lucky one for the baseline
+    assert found.other_share_within(scale.other_limit).max() < 0.1
 
 
 @pytest.mark.parametrize("baseline", [1.0, 1e-3, 1e-6, 1e-8, -1e-6])
