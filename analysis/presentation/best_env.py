@@ -114,14 +114,13 @@ def _recipe_comments(config: TrialConfig) -> list[str]:
 
 def best_env(
     info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
-    line: pd.DataFrame | None = None, same_run: str = "",
+    line: pd.DataFrame | None = None,
 ) -> str:  # fmt: skip
     """Return the best settings as lines that a POSIX shell can source, with comments on their confirmation.
 
-    Arguments are those of `summary_text.headline`; ``same_run`` says which values train as the best setting did, in one
-    line (`analysis.trace_replay.same_run`).
+    Arguments are those of `summary_text.headline`.
     """
-    lines = _about_answer(info, best, allowed_drop, confirmation, line, same_run)
+    lines = _about_answer(info, best, allowed_drop, confirmation, line)
     config, is_cut = TrialConfig(method="none"), False
     if best is not None and is_answer(best):
         config, is_cut = config_of(best), bool(cut_words(best))
@@ -135,18 +134,18 @@ def best_env(
 
 def best_schedule(
     info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
-    line: pd.DataFrame | None = None, same_run: str = "",
+    line: pd.DataFrame | None = None,
 ) -> str | None:  # fmt: skip
     """Return the best trial's compression schedule as plain YAML, with the comments of `best_env`; None without one."""
     if best is None or not is_answer(best) or not compresses(config := config_of(best)):
         return None
-    about = _about_answer(info, best, allowed_drop, confirmation, line, same_run)
+    about = _about_answer(info, best, allowed_drop, confirmation, line)
     return schedule_text(config, [*about, "# Epochs are those of a run of this length."])
 
 
 def _about_answer(
     info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, confirmation: pd.DataFrame | None,
-    line: pd.DataFrame | None, same_run: str,
+    line: pd.DataFrame | None,
 ) -> list[str]:  # fmt: skip
     """Return the comments at the top of a file with the best settings: their origin and confirmation."""
     study = f"# tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {info.seed}"
@@ -174,7 +173,6 @@ def _about_answer(
         reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
         value = f"{metric_words(quality)} {value_text(reached, quality)}"
         lines.append(f"# Dense run cut to the same compute: {value} on that seed; beaten: {word}.")
-    lines += comment_lines(same_run)
     again = confirmation_of(confirmation, best)
     if again is None:
         return [*lines, *comment_lines(one_seed_sentence(best, allowed_drop).rstrip("."))]

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.formatting import drop_text, drop_words, metric_words, percent, value_text
 from analysis.io.study_files import StudyInfo
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
-from analysis.presentation.best_env import comment_lines, environment_lines
+from analysis.presentation.best_env import environment_lines
 from analysis.presentation.settings_text import compresses, cut_words, length_lines, schedule_text
 from analysis.presentation.summary_text import config_of, searched_options, time_beside
 from trainables.errors import UserError, unknown_name
@@ -19,7 +19,7 @@ from trainables.savings import saved_words
 TRIAL_FORMATS = ("env", "yaml", "json", "schedule")
 
 
-def export_trial(row: pd.Series, info: StudyInfo, format: str, *, same_run: str = "") -> str:
+def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
     """Return the settings of one completed trial, a row of `analysis.load` or `analysis.rank`, as text.
 
     Args:
@@ -28,7 +28,6 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str, *, same_run: str 
         format: ``env``: lines for a POSIX shell that set these settings and unset all others; config fields without a
             variable are not included. ``yaml`` and ``json``: the whole config, for `TrialConfig.from_mapping`.
             ``schedule``: the compression schedule as plain YAML with the marked values filled in.
-        same_run: which values train as the trial did, in one line (`analysis.trace_replay.same_run`).
 
     UserError: an unknown format, a trial without a result, or the schedule of one without compression.
     """
@@ -42,7 +41,7 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str, *, same_run: str 
     config = config_of(row)
     if format == "json":
         return json.dumps(config.to_dict(), indent=2) + "\n"
-    about = [f"# {one_line(line)}" for line in _about(row, info)] + comment_lines(same_run)
+    about = [f"# {one_line(line)}" for line in _about(row, info)]
     if format == "yaml":
         import yaml
 

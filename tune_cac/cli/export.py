@@ -46,7 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _trial(layout: Layout, info: StudyInfo, number: int, format: str) -> str:
     from analysis.io.studies import load
     from analysis.presentation.export import export_trial
-    from tune_cac.study.study_result import same_run_line
 
     trials = load(layout.root)
     found = trials[trials["trial"] == number]
@@ -54,8 +53,7 @@ def _trial(layout: Layout, info: StudyInfo, number: int, format: str) -> str:
         there = f"it has {trials['trial'].min()} to {trials['trial'].max()}" if len(trials) else "it has none yet"
         raise UserError(f"no trial {number} in {layout.root}: {there}")
     trial = found.iloc[0]
-    exact = "" if format == "json" or trial["status"] != "completed" else same_run_line(layout.root, trial)
-    return export_trial(trial, info, format, same_run=exact)
+    return export_trial(trial, info, format)
 
 
 def _best(layout: Layout, info: StudyInfo, drop: float | str, format: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,7 @@ from analysis.metrics.noise import with_holds
 from analysis.metrics.ranking import beats_shorter, best, control_line, rank
 from analysis.presentation.best_env import best_env, best_schedule
 from analysis.presentation.markdown_report import ranked_table, report_markdown, search_cost_line
-from analysis.presentation.summary_text import config_of, headline, is_answer
-from analysis.trace_replay.same_run import same_run, same_run_text
-from analysis.trace_replay.traces import load_trace
-from trainables.errors import UserError
+from analysis.presentation.summary_text import headline
 
 
 def write_answer(layout: Layout, result: SearchResult) -> None:
@@ -97,33 +93,16 @@ class SearchResult:
         """Return the cost in one sentence."""
         return search_cost_line(self.cost)
 
-    @cached_property
-    def same_run(self) -> str:
-        """Return in one line which values train as the best setting did, bit for bit; empty if that is not known."""
-        return same_run_line(self.folder, self.best) if is_answer(self.best) else ""
-
     @property
     def about(self) -> dict[str, Any]:
         """Return what the comments of ``best.env`` and ``best.yaml`` tell beside the setting."""
-        return {"confirmation": self.confirmation, "line": self.control_line, "same_run": self.same_run}
+        return {"confirmation": self.confirmation, "line": self.control_line}
 
     def table(self, top: int | None = None) -> list[list[str]]:
         """Return the ranked table as text cells, header first."""
         return ranked_table(
             self.ranking, top=top, beats=beats_shorter(self.ranking, self.control_line), allowed_drop=self.allowed_drop
         )
-
-
-def same_run_line(folder: Path, trial: pd.Series | None) -> str:
-    """Return in one line which values train as a completed trial did, bit for bit; empty if that is not known."""
-    if trial is None:
-        return ""
-    try:
-        trace = load_trace(folder, epochs=int(trial["epochs"]))
-        found = same_run_text(same_run(trace, config_of(trial), stage=str(trial["stage"])))
-    except (UserError, OSError, LookupError, ValueError):  # no recorded run, a damaged one, or of another version
-        return ""
-    return f"trial {trial['trial']} is the same run, bit for bit, with any one of these: {found}" if found else ""
 
 
 def answer(layout: Layout, *, allowed_drop: float | str, interrupted: bool = False) -> SearchResult:

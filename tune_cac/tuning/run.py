@@ -228,8 +228,6 @@ def _run(
             layout.write_info(replace(layout.read_info(), script_epochs=int(reported["epoch"])))
         found = replace(answer(layout, allowed_drop=options.drop, interrupted=interrupted), used_up=used_up)
         write_answer(layout, found)
-        if found.same_run:
-            say(found.same_run)
         return found
 
 

@@ -479,12 +479,11 @@ def test_a_cut_run_is_ranked_and_told_with_and_without_stops(cut_study: Layout) 
     assert settings_text(ranking.iloc[3]) == "-"
     info = cut_study.read_info()
     for row in (best, dense):
-        text = best_env(info, row, 0.005, line=line, same_run="trial 3 is the same run with a threshold")
+        text = best_env(info, row, 0.005, line=line)
         assert (
             "\n# Train 15 of 30 epochs, with a learning-rate schedule of that length:\nexport TUNE_CAC_EPOCHS=15\n"
             in text
         )
-        assert "# trial 3 is the same run with a threshold.\n" in text
     assert "export CAC_VAR_START_THR=0.97\n" in best_env(info, best, 0.005)
     assert "export CAC_VAR_START_THR=-1" in best_env(info, dense, 0.005)  # no layer stops
     assert "export TUNE_CAC_EPOCHS" not in best_env(info, ranking.iloc[2], 0.005)

@@ -63,7 +63,9 @@ def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
     progress.on_trial_complete(0, [], control)
     assert progress.ended == 1
     assert progress.summary() == "nothing saved yet, compute so far: 1.5 full trainings, 1 control"
-    assert capsys.readouterr().err.splitlines()[-1] == "[control 1] trial 1: accuracy 0.9900, the best setting on seed 1"
+    assert (
+        capsys.readouterr().err.splitlines()[-1] == "[control 1] trial 1: accuracy 0.9900, the best setting on seed 1"
+    )
 
 
 def test_a_cost_budget_is_not_used_up_before_the_baseline_says_what_a_training_costs() -> None:
