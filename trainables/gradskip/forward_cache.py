@@ -127,7 +127,6 @@ def _read_inputs(is_training: bool, arguments: Any) -> tuple[Kind, list[int]] | 
     """Return the kind of a forward pass's arguments and a key for each row; None where that is not possible."""
     leaves = [*leaves_in(arguments)]
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    whole = [t for t in tensors if t.dim() == 0]
     rows = next((len(t) for t in tensors if t.dim()), 0)
     if rows == 0 or not all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves):
         return None  # an object may hold tensors that nobody sees here, such as a cache of keys and values
@@ -199,7 +198,7 @@ class _Forward:
         return copy.deepcopy(self._original, memo)
 
     def __reduce__(self) -> Any:
-        return self._original.__reduce__()  # type: ignore[misc]
+        return self._original.__reduce__()
 
 
 def _meta(y: Any) -> Any:

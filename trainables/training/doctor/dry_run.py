@@ -166,14 +166,14 @@ class _TimedRun(TrainingRun):
         self.loader_times_s: list[float] = []
         super().__init__(config)
 
-    def _batches(self) -> Iterator[tuple[Batch, Tensor | None]]:
+    def _batches(self) -> Iterator[Batch]:
         batches = super()._batches()
         begun = time.perf_counter()
-        for found in batches:
+        for batch in batches:
             self.loader_times_s.append(time.perf_counter() - begun)
             if len(self.loader_times_s) == 1:
-                self.first_batch = to_meta(found[0])
-            yield found
+                self.first_batch = to_meta(batch)
+            yield batch
             begun = time.perf_counter()
 
     def train_timed(self, wanted: int) -> tuple[float, ...]:
