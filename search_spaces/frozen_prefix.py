@@ -3,7 +3,7 @@
 Settings are explicit stops (`CAC_STOP_LAYER_*`). With the default sampler the search decides them one after the other,
 what matters most first (`next_point`): whether norms hold their statistics, the depth that is frozen from the first
 step on, by bisection, then a deeper prefix that follows later, then fewer epochs. What would be the answer is trained
-on a second seed; if the mean of both loses too much, the search goes on.
+on further seeds; if the mean of all loses too much, the search goes on.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ STARTS, LATER = (0.0, 0.1, 0.25, 0.5), (0.25, 0.5, 0.75)
 HALF = 0.5
 #: Parts of the depth that are told apart: of a network of many layers the answer is a few layers too shallow.
 PARTS = 16
-#: Seeds on which what would be the answer is trained.
-SEEDS = 2
+#: Further seeds on which what would be the answer is trained: one at least, and as many as cost together no more than
+#: this share of a training.
+MOST_SEEDS, SHARE_OF_SEEDS = 3, 0.6
 LAYER, ITERATION = "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR"
 NORMS, MODE = "CAC_NORM_STATISTICS", "CAC_PREFIX_MODE"
 HELD, MOVING = "hold_all", "go_on"
@@ -112,14 +113,15 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
         wanted = Tried(parameters=parameters, epochs=epochs)
         return wanted.among(tried) or wanted
 
-    def deepest(reached: int, setting: Callable[[int], Tried]) -> Generator[Tried, None, int]:
-        """Bisect beyond a depth, and return the deepest one that is within the allowed loss."""
-        too_deep = len(ends)
+    def deepest(
+        reached: int, too_deep: int, setting: Callable[[int], Tried]
+    ) -> Generator[Tried, None, tuple[int, int]]:
+        """Bisect between two depths; return the deepest one that is within the allowed loss, and one that is not."""
         while too_deep - reached > max(1, len(ends) // PARTS):
             middle = (reached + too_deep) // 2
             yield setting(middle)
             reached, too_deep = (middle, too_deep) if setting(middle).is_within else (reached, middle)
-        return reached
+        return reached, too_deep
 
     if context.has_norms and ends:
         yield (held := at((len(ends) - 1) // 2))
@@ -127,24 +129,38 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
             norms = MOVING
             yield (moving := at((len(ends) - 1) // 2))
             norms = MOVING if moving.lost < held.lost else HELD
-    first = yield from deepest(-1, at)
-    # What is too deep from the first step on may follow later.
-    later = partial(at, start=HALF) if first < 0 else lambda depth, **more: at(first, deeper=depth - first, **more)
-    then = yield from deepest(first, later)
-    for share in context.lengths if then >= 0 else ():
+    first, too_deep = yield from deepest(-1, len(ends), at)
+    found: Callable[..., Tried] | None = partial(at, first) if first >= 0 else None
+    if found is None or _is_worth_deepening(context, found().saved, at(too_deep).saved):
+        # What is too deep from the first step on may follow later.
+        later = (
+            partial(at, start=HALF) if found is None else lambda depth, **more: at(first, deeper=depth - first, **more)
+        )
+        then, _ = yield from deepest(first, len(ends), later)
+        found = partial(later, then) if then > first else found
+    for share in context.lengths:
         epochs = max(1, round(share * full))
-        shorter = later(then, epochs=epochs) if then > first else at(first, epochs=epochs)
-        yield shorter
-        if not shorter.is_within:
-            full_length = later(then) if then > first else at(first)
-            if first > 0 and 1 - share * (1 - full_length.saved / 2) > full_length.saved:
+        if found is None:
+            break
+        yield found(epochs=epochs)
+        if not found(epochs=epochs).is_within:
+            if first > 0 and 1 - share * (1 - found().saved / 2) > found().saved:
                 yield at(first // 2, epochs=epochs)
             break
     answer = max((one for one in tried if one.is_within), key=lambda one: one.saved, default=None)
     if answer is not None and answer.saved > 0:
-        yield replace(answer, seeds=SEEDS)
+        further = min(MOST_SEEDS, max(1, int(SHARE_OF_SEEDS / max(1e-9, 1 - answer.saved))))
+        yield from (replace(answer, seeds=1 + count) for count in range(1, further + 1))
     if context.has_norms and norms == HELD and ends and "frozen" not in settled(context):
         yield at(None)
+
+
+def _is_worth_deepening(context: SpaceContext, saved: float, saved_deeper: float) -> bool:
+    """Return whether a deeper prefix from half of the run on saves more than its forward cache costs to begin anew."""
+    filled_again = (
+        saved / 3 / context.epochs if context.forward_cache_mb else 0.0
+    )  # a forward pass is a third of a step
+    return (1 - HALF) * (saved_deeper - saved) > filled_again
 
 
 def notes(context: SpaceContext) -> list[str]:

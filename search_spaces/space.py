@@ -41,7 +41,7 @@ class SpaceContext:
     lengths: tuple[float, ...] = (2 / 3, 1 / 2)
     """Shorter runs that a space may try, as shares of the run, longest first."""
     has_norms: bool = False
-    """True if the model has norms with running statistics."""
+    """True if the model has norms with running statistics of an earlier training."""
     kept_ends: tuple[int, ...] = ()
     """Those of `unit_ends` up to which outputs can be kept in a forward cache, such as ends of blocks."""
     forward_cache_mb: int = 0

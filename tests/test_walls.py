@@ -36,6 +36,8 @@ def loaded_by(statement: str) -> set[str]:
             "import trainables.training.run; import trainables.gradskip.optimizers",
             {"ray", "pandas", "tune_cac", "analysis"},
         ),
+        ("import trainables.stage_tree.checkpoints, trainables.stage_tree.leases", {"torch", "ray", "numpy"}),
+        ("import analysis.presentation.html", {"torch", "ray", "plotly", "matplotlib", "scipy", "sklearn", "optuna"}),
         ("import tune_cac.ray_backend.worker_classes", {"torch"}),  # a worker that only starts scripts
         ("import tune_cac; dir(tune_cac)", {"torch", "ray", "pandas", "optuna"}),
         ("import tune_cac as cac; cac.gradskip.SGD", {"ray", "pandas", "optuna"}),

@@ -26,7 +26,7 @@ class Method:
     """Module with `start_replay` and `blueprint_key`. None: the method never acts."""
 
 
-_COMPRESSION = "trainables.compression.trial"
+_COMPRESSION = ("trainables.compression.trial.method:attach", "trainables.compression.trial.replay")
 _GRADIENTS = ("trainables.gradients.method:attach", "trainables.gradients.replay")
 METHODS: dict[str, Method] = {
     name: Method(name=name, description=description, home=home, replay_module=replay_module)
@@ -36,9 +36,8 @@ METHODS: dict[str, Method] = {
         ("gradskip", "CAC Gradient-Skip: layers whose weight variance has fallen below its peak stop",
          "trainables.gradskip.controller:attach", "trainables.gradskip.replay"),
         ("compression", "a compression schedule: pruning, regularization, quantization, thinning, distillation",
-         f"{_COMPRESSION}.method:attach", f"{_COMPRESSION}.replay"),
-        ("gradskip+compression", "Gradient-Skip while a compression schedule prunes",
-         f"{_COMPRESSION}.method:attach_with_gradskip", f"{_COMPRESSION}.with_gradskip_replay"),
+         *_COMPRESSION),
+        ("gradskip+compression", "Gradient-Skip while a compression schedule prunes", *_COMPRESSION),
         ("central_difference", "gradients from differences of the loss, without a backward pass", *_GRADIENTS),
         ("discrete_gradient", "the smallest changes of weights that lower the loss, the best of them together",
          *_GRADIENTS),
@@ -53,6 +52,8 @@ METHODS: dict[str, Method] = {
     )
 }  # fmt: skip
 
+#: Options with a flag of their own.
+_FLAGS = {"data": "--data PATH", "model": "--model NAME"}
 #: Name of the workload that runs a command of the user's.
 SCRIPT = "script"
 
@@ -82,7 +83,7 @@ WORKLOADS: dict[str, Entry] = {
         home="trainables.workloads.images.workload:Images",
         default_epochs=30,
         description="your images: Hugging Face Parquet or folders by class (--data PATH), on resnet20, resnet18, ... "
-        "(--model NAME, or package.module:function)",
+        "(--model NAME, package.module:function, or pretrained: transformers:NAME, timm:NAME, torchvision:NAME)",
         needs=("data",),
     ),
     "rosenbrock": Entry(
@@ -96,6 +97,13 @@ WORKLOADS: dict[str, Entry] = {
         default_epochs=30,
         description="the next character of the manual that ships with Python: two transformer blocks, no convolution; "
         "half a minute a run on one core",
+    ),
+    "text_classification": Entry(
+        home="trainables.workloads.text_classification:TextClassification",
+        default_epochs=3,
+        description="your texts by class: CSV, TSV or Parquet (--data PATH), on a pretrained transformer (--model "
+        "FOLDER, or its name on the Hugging Face hub); needs tune-cac[transformers]",
+        needs=("data", "model"),
     ),
     "gan_digits": Entry(
         home="trainables.workloads.gan_digits:GanDigits",
@@ -127,7 +135,7 @@ def check_workload(name: str, options: Iterable[str] = ()) -> None:
             raise UserError("workload script needs a command: give --script 'python train.py'")
     for need in WORKLOADS[name].needs if name in WORKLOADS else ():
         if need not in given:
-            raise UserError(f"workload {name} needs {'--data PATH' if need == 'data' else f'--option {need}=...'}")
+            raise UserError(f"workload {name} needs {_FLAGS.get(need, f'--option {need}=...')}")
 
 
 def is_factory(name: str) -> bool:

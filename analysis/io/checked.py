@@ -17,8 +17,7 @@ KEYS = ("study", "workload", "seed", "options")
 def plain(trials: pd.DataFrame, *, needed: Sequence[str] = ()) -> pd.DataFrame:
     """Return a shallow copy without attributes, which pandas would copy at every access to a column.
 
-    Raises:
-        UserError: a needed column is missing.
+    UserError: a needed column is missing.
     """
     if missing := [name for name in needed if name not in trials.columns]:
         raise UserError(

@@ -30,12 +30,7 @@ _ALWAYS = ("epochs", "seed", "threads")
 
 
 def row_dtypes(quality: Quality = ACCURACY, further: Iterable[str] = ()) -> dict[str, str]:
-    """Return the columns that trials report, in order, with their dtypes.
-
-    Args:
-        quality: the metric by which they are compared.
-        further: further metrics of the trials, which stand after it.
-    """
+    """Return the columns that trials of a metric report, in order, with their dtypes; ``further`` ones after it."""
     found = {}
     for name, metric in row_metrics(quality).items():
         found[name] = metric.dtype
@@ -55,10 +50,7 @@ def further_names(rows: Iterable[Mapping[str, object]], quality: Quality) -> lis
 
 
 def trial_dtypes(quality: Quality = ACCURACY, further: Iterable[str] = ()) -> dict[str, str]:
-    """Return the columns of a frame of trials, in order, with their dtypes; without those relative to the baseline.
-
-    Args are those of `row_dtypes`.
-    """
+    """Return the columns of a frame of trials as `row_dtypes`, without those relative to the baseline."""
     config = {name: _BY_KIND[kind] for name, kind in field_kinds().items()}
     return {**IDENTITY, **row_dtypes(quality, further), **config}
 

@@ -35,14 +35,10 @@ _UNKNOWN: dict[str, Any] = {}
 class JournalTrial:
     """State of one trial at the end of the journal."""
 
-    number: int = 0
-    """Number within its study, from 0."""
-    state: str = "RUNNING"
-    """Optuna's state: RUNNING, COMPLETE, PRUNED, FAIL or WAITING."""
-    user_attrs: dict[str, Any] = field(default_factory=dict)
-    """User attributes that the search wrote."""
-    values: list[float] | None = None
-    """Objectives, where reported to Optuna."""
+    number: int = 0  # number within its study, from 0
+    state: str = "RUNNING"  # Optuna's state: RUNNING, COMPLETE, PRUNED, FAIL or WAITING
+    user_attrs: dict[str, Any] = field(default_factory=dict)  # user attributes that the search wrote
+    values: list[float] | None = None  # objectives, where reported to Optuna
 
 
 def read_study(path: Path) -> list[JournalTrial]:
@@ -50,11 +46,9 @@ def read_study(path: Path) -> list[JournalTrial]:
 
     Damaged lines are left out with one warning that names them, but for an incomplete last one, which may be being
     written. Where an append after an incomplete line joined two lines, the second is read. A trial whose creation was
-    lost is kept with what later lines say of it, so that the trials after it keep their numbers.
-
-    Raises:
-        UserError: the file does not exist or cannot be read, or holds no study of a search; or a damaged line does not
-            even tell what it was, so that it may have created a trial.
+    lost is kept with what later lines say of it, so that the trials after it keep their numbers. UserError: the file
+    does not exist or cannot be read, or holds no study of a search; or a damaged line does not even tell what it was,
+    so that it may have created a trial.
     """
     try:
         content = path.read_bytes()

@@ -20,26 +20,14 @@ from analysis.metrics.saving import quality_of
 from trainables.metrics import ROW, current_row, named_row
 from trainables.quality import Quality, quality_in
 
-# --- Trials -----------------------------------------------------------------------------------------------------------
-
 
 def load(path: str | Path) -> pd.DataFrame:
-    """Read the trials of a study, running or finished.
+    """Read the trials of a study, running or finished: one row per trial, by number.
 
-    Args:
-        path: the folder that a search wrote (of which the Parquet file is read unless the journal is newer), or its
-            journal.
-
-    Returns:
-        One row per trial, by number: the columns of `analysis.io.dtypes.IDENTITY`, of `trainables.metrics` and the
-        fields of `TrialConfig`, all of them whatever the study's version; their units, directions and meanings are in
-        ``df.attrs["columns"]``.
-
-    Raises:
-        UserError: nothing can be read.
-
-    Warns:
-        UserWarning: part of the data is damaged; the rest is read.
+    The path is the folder that a search wrote (of which the Parquet file is read unless the journal is newer), or its
+    journal. Columns are those of `analysis.io.dtypes.IDENTITY`, of `trainables.metrics` and the fields of
+    `TrialConfig`, all of them whatever the study's version; their units, directions and meanings are in
+    ``df.attrs["columns"]``. UserError: nothing can be read. UserWarning: part of the data is damaged; the rest is read.
     """
     layout = Layout(Path(path))
     if layout.root.is_file():
@@ -62,22 +50,24 @@ def load(path: str | Path) -> pd.DataFrame:
 def read_journal(path: Path) -> list[dict[str, Any]]:
     """Return a record per trial: trial, role, status, error, control, candidate, row (result columns), config.
 
-    A trial that failed or was interrupted has no result; its row has only its cost, where known.
-
-    Raises:
-        UserError: the file does not exist, or contains no study.
+    A trial that failed or was interrupted has no result; its row has only its cost, where known. UserError: the file
+    does not exist, or contains no study.
     """
     trials = read_study(path)
     for trial in trials:  # a failed trial that a later search restarted
         if "continues" in trial.user_attrs:
             trials[trial.user_attrs["continues"]].user_attrs.setdefault("continued_by", trial.number)
+
+    def cost(row: Mapping[str, Any]) -> dict[str, Any]:  # until a trial without a result failed or was interrupted
+        return {name: row[name] for name in ("search_flops", "dense_flops") if row.get(name) is not None}
+
     return [
         {
             **{name: trial.user_attrs.get(name) for name in IDENTITY},
             "trial": trial.number,
             "role": trial.user_attrs.get("role", "search"),
             "status": _status(trial),
-            "row": current_row(trial.user_attrs.get("row") or _so_far(trial.user_attrs.get("row_so_far") or {})),
+            "row": current_row(trial.user_attrs.get("row") or cost(trial.user_attrs.get("row_so_far") or {})),
             "config": trial.user_attrs.get("config", {}),
         }
         for trial in trials
@@ -94,11 +84,6 @@ def _status(trial: JournalTrial) -> str:
     if trial.state == "FAIL":
         return "interrupted" if "continued_by" in trial.user_attrs else "failed"
     return "running"
-
-
-def _so_far(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the FLOPs until a trial without a result failed or was interrupted."""
-    return {name: row[name] for name in ("search_flops", "dense_flops") if row.get(name) is not None}
 
 
 def to_frame(records: list[dict[str, Any]]) -> pd.DataFrame:
@@ -137,16 +122,9 @@ def history(path: str | Path) -> pd.DataFrame:
     A trial that continued from the checkpoint of an interrupted one gets its earlier epochs from that trial, which also
     keeps its own rows. Of an epoch that was reported more than once, the last report counts.
 
-    Args:
-        path: the folder that a search wrote.
-
-    Returns:
-        One row per trial and epoch, sorted by both: ``trial``, ``role``, the columns of `trainables.metrics.ROW`.
-        Counts are sums since the run's start. ``df.attrs``: ``columns`` (units and meanings) and ``quality`` (the
-        metric).
-
-    Raises:
-        UserError: there is no study.
+    One row per trial and epoch, sorted by both: ``trial``, ``role``, the columns of `trainables.metrics.ROW`. Counts
+    are sums since the run's start. ``df.attrs``: ``columns`` (units and meanings) and ``quality`` (the metric).
+    UserError: there is no study in the folder.
     """
     layout = Layout(Path(path))
     layout.read_info()

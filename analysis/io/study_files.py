@@ -71,8 +71,6 @@ class StudyInfo(StudyOptions):
 
 
 class _File:
-    """Path of a file or folder in a study folder."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 
@@ -84,31 +82,19 @@ class _File:
 class Layout:
     """Paths of the files in one study folder."""
 
-    root: Path
-    """The study folder."""
+    root: Path  # the study folder
 
-    info = _File("study.json")
-    """Settings of the study."""
-    journal = _File("optuna.journal")
-    """Optuna's journal."""
-    lock = _File("search.lock")
-    """Lock that a running search holds."""
-    ray = _File("ray")
-    """Folder of the Ray experiments, one per search command: ``run-000``, ``run-001``, ..."""
-    tree = _File("tree")
-    """Folder of the shared training: one folder per root, and checkpoints."""
-    trials = _File("trials.parquet")
-    """Table of trials, one row per trial."""
-    ranking = _File("ranking.csv")
-    """Ranked table."""
-    best = _File("best.env")
-    """Best settings as a shell file to source."""
-    best_schedule = _File("best.yaml")
-    """Compression schedule of the best settings, written where they compress."""
-    report = _File("report.md")
-    """Report in Markdown."""
-    page = _File("report.html")
-    """Report in HTML."""
+    info = _File("study.json")  # settings of the study
+    journal = _File("optuna.journal")  # Optuna's journal
+    lock = _File("search.lock")  # lock that a running search holds
+    ray = _File("ray")  # folder of the Ray experiments, one per search command: ``run-000``, ``run-001``, ...
+    tree = _File("tree")  # folder of the shared training: one folder per root, and checkpoints
+    trials = _File("trials.parquet")  # table of trials, one row per trial
+    ranking = _File("ranking.csv")  # ranked table
+    best = _File("best.env")  # best settings as a shell file to source
+    best_schedule = _File("best.yaml")  # compression schedule of the best settings, written where they compress
+    report = _File("report.md")  # report in Markdown
+    page = _File("report.html")  # report in HTML
 
     @property
     def shared_tree(self) -> Path | str:
@@ -122,11 +108,7 @@ class Layout:
         return Layout(self.root / "confirmation")
 
     def read_info(self) -> StudyInfo:
-        """Read the settings of the study.
-
-        Raises:
-            UserError: there is no study, or this version cannot read it.
-        """
+        """Read the settings of the study. UserError: there is no study, or this version cannot read it."""
         try:
             values: dict[str, Any] = json.loads(self.info.read_text())
         except FileNotFoundError:

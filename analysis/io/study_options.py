@@ -48,7 +48,7 @@ def option(
     """Declare an option as a field of a dataclass.
 
     Args:
-        default: its default; None where that is found out later.
+        default: its default; None where that is found out later, then perhaps in ``default_words``.
         meaning: its description for users.
         flag: its flag; empty for ``--name-of-the-field``.
         metavar: name of the value in the help; None for the flag's.
@@ -71,15 +71,11 @@ def option(
 class Option:
     """A declared option; attributes without a text are the arguments of `option`."""
 
-    name: str
-    """Its name in Python."""
-    flag: str
-    """Its flag on the command line."""
-    type: type
-    """Type of a value: str, int, float, bool, or Sequence or Mapping for a flag that may be repeated."""
+    name: str  # its name in Python
+    flag: str  # its flag on the command line
+    type: type  # type of a value: str, int, float, bool, or Sequence or Mapping for a flag that may be repeated
     default: Any
-    default_text: str
-    """Its default in words; empty for none."""
+    default_text: str  # its default in words; empty for none
     meaning: str
     metavar: str | None
     at_least: int | None
@@ -187,10 +183,7 @@ class StudyOptions:
         rare=True,
     )
     metric_unit: str | None = option(
-        None,
-        "unit of the metric in words; fraction: shown in percent and points",
-        metavar="UNIT",
-        rare=True,
+        None, "unit of the metric in words; fraction: shown in percent and points", metavar="UNIT", rare=True
     )
     allowed_drop: float | str | None = option(
         None,

@@ -23,28 +23,19 @@ _ENDED = ("completed", "failed")
 class SearchCost:
     """Total cost of the trials of a study."""
 
-    trials: int
-    """Trials that completed or failed."""
-    search_flops: int
-    """FLOPs that the search executed, including those of failed, interrupted and running trials."""
+    trials: int  # trials that completed or failed
+    search_flops: int  # FLOPs that the search executed, including those of failed, interrupted and running trials
     dense_equivalents: float
     """The same in dense runs: the FLOPs of each trial divided by its own full budget with nothing stopped, summed."""
-    own_equivalents: float
-    """FLOPs that the trials with a result would have executed alone, in dense runs."""
-    completed: int
-    """Trials that completed."""
-    outcomes: int
-    """Those of them that are not `duplicate_of` an earlier one."""
+    own_equivalents: float  # FLOPs that the trials with a result would have executed alone, in dense runs
+    completed: int  # trials that completed
+    outcomes: int  # those of them that are not `duplicate_of` an earlier one
     outcome_equivalents: float
     """FLOPs that these would have executed alone, in dense runs: repeating an outcome is no training."""
 
 
 def search_cost(trials: pd.DataFrame) -> SearchCost:
-    """Return what a study's search executed.
-
-    Args:
-        trials: one row per trial, as `analysis.load` gives it. Where `search_flops` is missing, a trial trained alone,
-            so its `executed_flops` count.
+    """Return what a study's search executed. Where `search_flops` is missing, a trial's `executed_flops` count.
 
     >>> trials = pd.DataFrame({
     ...     "role": ["baseline", "search"], "status": "completed", "dense_flops": 1000,
@@ -54,7 +45,8 @@ def search_cost(trials: pd.DataFrame) -> SearchCost:
     >>> cost.trials, cost.outcomes, cost.search_flops, cost.dense_equivalents, cost.own_equivalents
     (2, 2, 1250, 1.25, 1.7)
     """
-    completed, own = trials["status"] == "completed", own_fraction(trials)
+    completed = trials["status"] == "completed"
+    own = _in_dense_runs(trials, numbers_of(trials, "executed_flops"))  # what each trial would have executed alone
     repeated = pd.Series(False, index=trials.index)
     if "trial" in trials.columns:
         repeated[completed] = ~duplicate_of(trials[completed]).isna()
@@ -72,11 +64,6 @@ def search_cost(trials: pd.DataFrame) -> SearchCost:
 def search_fraction(trials: pd.DataFrame) -> pd.Series[float]:
     """Return what the search executed for each trial, as a fraction of a dense run; NaN where not known."""
     return _in_dense_runs(trials, _search_flops(trials))
-
-
-def own_fraction(trials: pd.DataFrame) -> pd.Series[float]:
-    """Return what each trial would have executed alone, as a fraction of a dense run; NaN where not known."""
-    return _in_dense_runs(trials, numbers_of(trials, "executed_flops"))
 
 
 def _search_flops(trials: pd.DataFrame) -> pd.Series[float]:

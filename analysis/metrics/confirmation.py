@@ -14,7 +14,7 @@ from analysis.formatting import ROUNDING
 from analysis.io.checked import group_codes, plain
 from analysis.io.studies import load
 from analysis.io.study_files import Layout
-from analysis.metrics.duplicates import outcome_of, outcomes
+from analysis.metrics.duplicates import outcomes
 from analysis.metrics.noise import is_constant, resolution_of
 from analysis.metrics.saving import quality_of, saved_of
 from trainables.errors import UserError
@@ -52,16 +52,11 @@ FEWEST_PAIRS = 3
 class Interval:
     """Mean of a sample with its confidence interval."""
 
-    mean: float
-    """Mean of the sample."""
-    low: float
-    """Lower end."""
-    high: float
-    """Upper end."""
-    confidence: float
-    """Probability that this interval and all others of the same comparison hold together."""
-    n: int
-    """Size of the sample."""
+    mean: float  # mean of the sample
+    low: float  # lower end
+    high: float  # upper end
+    confidence: float  # probability that this interval and all others of the same comparison hold together
+    n: int  # size of the sample
 
 
 def paired_interval(
@@ -69,14 +64,8 @@ def paired_interval(
 ) -> Interval:
     """Return the interval of `mean_limits` for one sample of paired differences.
 
-    Args:
-        differences: (n,) finite differences, one per seed, n >= 2.
-        confidence: in (0, 1).
-        comparisons: intervals that are to hold together, >= 1.
-        resolution: least half-width, > 0; see `mean_limits`.
-
-    Raises:
-        UserError: a number is out of range.
+    The (n,) differences are finite, one per seed, n >= 2; ``comparisons`` intervals, >= 1, are to hold together;
+    ``resolution`` is the least half-width, > 0. UserError: a number is out of range.
 
     >>> found = paired_interval([0.001, 0.002, 0.0, 0.001], comparisons=5, resolution=0.0005)
     >>> round(found.mean, 4), round(found.low, 4), round(found.high, 4)
@@ -183,9 +172,6 @@ def _check_levels(confidence: float, comparisons: int, resolution: float | None)
         raise UserError(f"the resolution must be > 0, such as 1 / number of test samples, got {resolution}")
 
 
-# --- The table of candidates ------------------------------------------------------------------------------------------
-
-
 def confirm_table(
     trials: pd.DataFrame,
     *,
@@ -213,14 +199,11 @@ def confirm_table(
         resolution: 1 / number of test samples, see `mean_limits`; only for accuracy losses.
         planned: number of selected candidates, where some have not begun yet.
 
-    Returns:
-        One row per candidate, confirmed ones first, then by `saved`, largest first: `candidate`, `seeds` (pairs),
-        `failed` (seeds on which it failed and the baseline did not), means and intervals of training compute saved, of
-        the compute that the study ranks by (`saved`) and of the accuracy loss (fractions; intervals NaN below two
-        pairs), `confidence`, `confirmed`, `refuted`, and `compared`, the accuracy that was compared, in words.
-
-    Raises:
-        UserError: a number is out of range, or the trials are not of a confirmation study.
+    One row per candidate, confirmed ones first, then by `saved`, largest first: `candidate`, `seeds` (pairs), `failed`
+    (seeds on which it failed and the baseline did not), means and intervals of training compute saved, of the compute
+    that the study ranks by (`saved`) and of the accuracy loss (fractions; intervals NaN below two pairs), `confidence`,
+    `confirmed`, `refuted`, and `compared`, the accuracy that was compared, in words. UserError: a number is out of
+    range, or the trials are not of a confirmation study.
 
     >>> trials = pd.DataFrame({
     ...     "role": ["baseline"] * 3 + ["candidate"] * 3, "candidate": [None] * 3 + [17] * 3, "seed": [1, 2, 3] * 2,
@@ -252,7 +235,10 @@ def confirm_table(
     runs["drop"] = quality.sign * (references - runs[name])
     runs["limit"] = allowed_amount(allowed_drop, references)
     runs = runs.dropna(subset=["drop", "compute_saved", SAVED])
-    words = _compared_words(name, quality)
+    tested = name == quality.test
+    words = f"{quality.name} on the test split" if tested else quality.name
+    if quality.is_accuracy:
+        words = "test accuracy" if tested else "validation accuracy"
     candidates = attempts["candidate"].unique()
     comparisons = max(len(candidates), planned)
     rows = []
@@ -279,7 +265,6 @@ def confirm_table(
 def _mean_and_limits(
     column: pd.Series, confidence: float, comparisons: int, resolution: float | None
 ) -> tuple[float, float, float]:
-    """Return mean, low, high; NaN where not known."""
     values = column.to_numpy(dtype=float)
     if len(values) < 2:
         return (float(values[0]) if len(values) else math.nan, math.nan, math.nan)
@@ -294,27 +279,11 @@ def compared_column(trials: pd.DataFrame) -> str:
     return quality.test if known or quality.name not in trials.columns else quality.name
 
 
-def _compared_words(column: str, quality: Quality) -> str:
-    """Return the words for the compared values, such as "test accuracy" or "val_loss on the test split"."""
-    tested = column == quality.test
-    if quality.is_accuracy:
-        return "test accuracy" if tested else "validation accuracy"
-    return f"{quality.name} on the test split" if tested else quality.name
-
-
-# --- A study's own confirmation ---------------------------------------------------------------------------------------
-
-
 def read_confirmation(layout: Layout, ranking: pd.DataFrame, *, allowed_drop: float | str) -> pd.DataFrame | None:
     """Return the table of a study's confirmation (`analysis.confirm_table`), None where there is none or no candidate.
 
-    Warns where the confirmation cannot be read, and returns None.
-
-    Args:
-        layout: files of the study.
-        ranking: ranking of the study; candidates get the number of their outcome (`duplicates`), as a trial that ended
-            later may have the same outcome.
-        allowed_drop: largest drop allowed, as for `rank`.
+    Candidates get the number of their outcome in the study's ranking (`duplicates`), as a trial that ended later may
+    have the same outcome. Warns where the confirmation cannot be read, and returns None.
     """
     child = layout.confirmation
     if not child.info.is_file() or not child.journal.is_file():
@@ -339,7 +308,9 @@ def confirmation_of(confirmation: pd.DataFrame | None, trial: pd.Series) -> pd.S
     """Return the confirmation's row for the outcome of a ranked trial; None where that was not retrained."""
     if confirmation is None:
         return None
-    rows = confirmation[confirmation["candidate"] == outcome_of(trial)]
+    earlier = trial.get("duplicate_of")  # its outcome is that of the earliest trial
+    number = trial["trial"] if earlier is None or pd.isna(earlier) else earlier
+    rows = confirmation[confirmation["candidate"] == int(number)]
     return None if rows.empty else rows.iloc[0]
 
 

@@ -23,14 +23,11 @@ _CLUSTERS = {
 def gradient_statistics(epochs: pd.DataFrame) -> pd.DataFrame:
     """Return the gradient statistics that trials measured, one row per measurement, estimator and layer.
 
-    Args:
-        epochs: rows of `analysis.history`; the last rows of trials (`analysis.load`) have the last epoch's alone.
-
-    Returns:
-        In the order of the rows: ``study`` (if the epochs have it), ``trial``, ``epoch``, ``step`` (iteration, from 0),
-        ``estimator`` (``sgd`` or a method's name), ``layer`` (a parameter's name, empty for all together), the
-        measurement's ``gradient_evaluations``, and the statistics of `trainables.gradients.GradientMoments`;
-        ``mean``, ``bias`` and ``bias_noise`` are NaN for single layers.
+    Of rows of `analysis.history`; the last rows of trials (`analysis.load`) have the last epoch's alone. Columns:
+    ``study`` (if the epochs have it), ``trial``, ``epoch``, ``step`` (iteration, from 0), ``estimator`` (``sgd`` or a
+    method's name), ``layer`` (a parameter's name, empty for all together), the measurement's ``gradient_evaluations``,
+    and the statistics of `trainables.gradients.GradientMoments`; ``mean``, ``bias`` and ``bias_noise`` are NaN for
+    single layers.
 
     >>> text = '[{"step": 8, "estimator": "sgd", "total": {"snr": 0.5}, "layers": {"conv1": {"snr": 0.25}}}]'
     >>> found = gradient_statistics(pd.DataFrame({"trial": [3], "epoch": [1], "gradient_statistics": [text]}))
@@ -49,13 +46,9 @@ def gradient_statistics(epochs: pd.DataFrame) -> pd.DataFrame:
 def gradient_clusters(epochs: pd.DataFrame) -> pd.DataFrame:
     """Return the clusters of similar gradients that trials found after their last epoch, the largest first.
 
-    Args:
-        epochs: rows of `analysis.history` or of `analysis.load`.
-
-    Returns:
-        One row per cluster: ``study`` (if the epochs have it), ``trial``, ``epoch``, ``cluster`` (from 0), ``size``
-        (samples), ``share`` (of all clusters' samples), ``spread`` (mean squared distance of the gradients from the
-        centre), ``examples`` (a tuple: numbers of the samples nearest to it).
+    Of rows of `analysis.history` or of `analysis.load`. Columns: ``study`` (if the epochs have it), ``trial``,
+    ``epoch``, ``cluster`` (from 0), ``size`` (samples), ``share`` (of all clusters' samples), ``spread`` (mean squared
+    distance of the gradients from the centre), ``examples`` (a tuple: numbers of the samples nearest to it).
 
     >>> text = '[{"size": 3, "spread": 0.5, "examples": [7, 1]}, {"size": 1, "spread": 0.0, "examples": [4]}]'
     >>> found = gradient_clusters(pd.DataFrame({"trial": [3], "epoch": [30], "gradient_clusters": [text]}))

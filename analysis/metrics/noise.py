@@ -22,13 +22,10 @@ _MOST_LOOKED_AT = 64
 
 
 def resolution_of(accuracies: pd.Series[float]) -> float | None:
-    """Infer the size of a split from accuracies, which are counts over it, and return one sample as a fraction.
+    """Infer the size of a split from accuracies, which are counts over it; return 1 / size, None where all are 0 or 1.
 
     The denominator of an accuracy as a reduced fraction is at most the split's size; the largest one is used. A size
     that is inferred too small makes intervals wider.
-
-    Returns:
-        1 / size; None where all accuracies are 0 or 1.
     """
     known = accuracies[np.isfinite(accuracies.astype("float64"))].unique()[:_MOST_LOOKED_AT]
     size = max((_denominator(float(value)) for value in known), default=1)
@@ -64,9 +61,7 @@ def seed_noise(accuracy: Any, resolution: float | None) -> NDArray[np.float64]:
     neural network training with respect to test sets and distributions", arXiv 2304.01910). The variance of a
     difference is twice the smaller of the two. On digits that is .006; 12 seeds of five lengths gave .004 to .007.
 
-    Args:
-        accuracy: fractions, of any shape.
-        resolution: 1 / n; None where not known, which gives 0.
+    The accuracies may have any shape; without a resolution, 1 / n, it is 0.
 
     >>> seed_noise([0.975], 1 / 599).round(4).tolist()
     [0.0065]
@@ -76,15 +71,10 @@ def seed_noise(accuracy: Any, resolution: float | None) -> NDArray[np.float64]:
     return np.sqrt(np.clip(per_sample, 0, None) * (resolution or 0.0))
 
 
-# --- Probability that a setting stays within the allowed loss on another seed, as a search told it (`StudyInfo.holds`)
-
-
 def with_holds(ranking: pd.DataFrame, holds: Mapping[str, float]) -> pd.DataFrame:
     """Return a ranking with the probability of each trial to stay within the allowed loss on another seed, if known.
 
-    Args:
-        ranking: from `analysis.rank`.
-        holds: the probabilities by the trials' numbers (`StudyInfo.holds`); empty for a ranking as it is.
+    ``holds`` has the probabilities by the trials' numbers (`StudyInfo.holds`).
     """
     if not holds:
         return ranking

@@ -11,10 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def non_dominated(values: ArrayLike) -> NDArray[np.bool_]:
-    """Return a mask of the rows that no other row dominates; equal rows are on the front together.
-
-    Args:
-        values: (N, 2) numbers, none of them NaN.
+    """Return a mask of the (N, 2) rows that no other row dominates; equal rows are on the front together.
 
     >>> non_dominated([[1, 2], [2, 1], [1, 1], [2, 1]]).tolist()
     [True, True, False, True]
@@ -31,11 +28,9 @@ def non_dominated(values: ArrayLike) -> NDArray[np.bool_]:
 
 
 def hypervolume(values: ArrayLike, reference: ArrayLike) -> float:
-    """Compute the area that the rows dominate above a reference point, in the product of the columns' units.
+    """Compute the area that (N, 2) rows dominate above a reference point (2,), in the product of the columns' units.
 
-    Args:
-        values: (N, 2) finite numbers, in any order, with or without dominated rows.
-        reference: (2,) finite numbers. A row that is not better than it in both columns adds nothing.
+    A row that is not better than the reference in both columns adds nothing.
 
     >>> hypervolume([[3, 1], [1, 2]], [0, 0])
     4.0

@@ -1,22 +1,9 @@
-"""Ranking of trials by compute saved and accuracy loss, or the drop of another metric (`trainables.quality`).
+"""Ranking of trials by compute saved and accuracy loss, or the drop of another metric; docs/analysis.md defines it.
 
-Compute is that of training, that of inference or their mean, as the study specifies (`analysis.metrics.saving`).
-
-| trial | ranking | front |
-|---|---|---|
-| completed | by its values | by its values |
-| failed, pruned, interrupted, running | left out: no result (an interrupted one goes on as a later trial) | left out |
-| completed, an objective missing (NaN) | after the others of its kind | left out |
-| of several studies or seeds, its own without a baseline | after the others; a warning says so | left out |
-| tie in the order | the higher accuracy first, then the earlier trial | |
-| equal in all objectives | see tie | on the front together |
-| duplicate of an earlier one (`analysis.metrics.duplicates`) | stays; `duplicate_of` is the earlier trial | stays |
-| role ``control`` | left out | left out |
-| role ``baseline`` | ranked like any other: it saves nothing at no loss | like any other |
-
-What is said of accuracy holds for a study's own metric, too: a higher accuracy is a better value of it. Among trials of
-one study, workload and seed, the front uses accuracy. Among several, and among several combinations of searched options
-of the workload, each trial counts by the accuracy loss against its own baseline.
+What is said of accuracy holds for a study's own metric, too: a higher accuracy is a better value of it. The front uses
+accuracy among trials of one study, workload and seed; among several, and among combinations of searched options of the
+workload, it uses the accuracy loss of each against its own baseline. A trial that lacks one of the two objectives comes
+after the others of its kind, and is on no front.
 """
 
 from __future__ import annotations
@@ -39,8 +26,6 @@ from trainables.metrics import RELATIVE
 from trainables.quality import ACCURACY, Quality, allowed_amount, default_drop, read_drop
 from trainables.savings import SAVED, share_saved
 
-# --- Drops of the metric --------------------------------------------------------------------------------------------
-
 
 def reference_values(rows: pd.DataFrame, quality: Quality) -> pd.Series[float]:
     """Return the baseline's value for each row, which is the row's own value and its drop."""
@@ -52,8 +37,6 @@ def allowed_limit(ranking: pd.DataFrame, allowed_drop: float | str) -> float:
     baselines = ranking[is_value(ranking, "role", "baseline")]
     return float(allowed_amount(allowed_drop, float(numbers_of(baselines, quality_of(ranking).name).mean())))
 
-
-# --- Comparison of every trial with the baseline of its own study, workload, seed and searched options ----------------
 
 #: Column added, and the column of which it is the saved share.
 _SAVED = {
@@ -75,19 +58,14 @@ def relative_names(quality: Quality) -> list[str]:
 def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
     """Return trials with the columns of `trainables.metrics.RELATIVE`: drops of the metric, shares saved.
 
-    A trial is compared with the completed trial of role ``baseline`` of the same study, workload, seed and searched
-    options (of those columns that exist); with several, with the mean of the longest ones. Without one, columns keep
-    their values, NaN where there are none yet. `saved`, the compute that the study ranks by, needs no baseline.
+    Each is compared with the completed trial of role ``baseline`` of its study, workload, seed and searched options (as
+    far as there are such columns); with several, with the mean of the longest ones. Without one, columns keep their
+    values, NaN where there are none yet. `saved`, the compute that the study ranks by, needs no baseline.
 
-    For a trial with another number of epochs than its baseline, such as a cut dense run, or with another full budget in
+    Of trials with another number of epochs than their baseline, such as a cut dense run, or another full budget in
     FLOPs, such as a script that knows only what it executed, `compute_saved` and `backward_saved` are recomputed
-    against the baseline's: ``1 - executed_flops / dense_flops``, and likewise for the backward FLOPs.
-
-    Args:
-        trials: one row per trial, as `analysis.load` gives it.
-
-    Raises:
-        UserError: a column of numbers holds text.
+    against the baseline's: ``1 - executed_flops / dense_flops``, and likewise. UserError: a column of numbers holds
+    text.
 
     >>> trials = pd.DataFrame({
     ...     "role": ["baseline", "search", "search"], "status": "completed", "seed": [0, 0, 1],
@@ -224,18 +202,12 @@ def dense_with_held_norms(trials: pd.DataFrame) -> list[Any]:
 
 
 def control_line(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return savings and accuracies of the baseline and of the controls of kind ``shorter``, ascending.
+    """Return savings and accuracies of the baseline and of the controls of kind ``shorter`` of one study, ascending.
 
-    Args:
-        trials: one row per trial of one study, as `analysis.load` gives it.
-
-    Returns:
-        Columns ``trial``, ``epochs``, ``compute_saved`` (against the baseline's budget), ``accuracy`` or the study's
-        metric; no rows without a completed baseline or cut dense run. ``line.attrs``: ``quality`` (the metric) and
-        ``resolution`` (one sample of the validation split as a fraction, None where it is not known).
-
-    Raises:
-        UserError: a column is missing or holds text instead of numbers; the controls are of several studies or seeds.
+    Columns: ``trial``, ``epochs``, ``compute_saved`` (against the baseline's budget), ``accuracy`` or the study's
+    metric; no rows without a completed baseline or cut dense run. ``line.attrs``: ``quality`` (the metric) and
+    ``resolution`` (one sample of the validation split as a fraction, None where it is not known). UserError: a column
+    is missing or holds text instead of numbers; the controls are of several studies or seeds.
 
     >>> trials = pd.DataFrame({
     ...     "trial": [0, 1, 2, 3], "role": ["baseline", "search", "control", "control"], "status": "completed",
@@ -275,10 +247,6 @@ def _quality_of(line: pd.DataFrame) -> Quality:
 def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]:
     """Return (N,) values of the metric that cut dense runs reach at these savings; NaN beyond the shortest.
 
-    Args:
-        line: from `control_line`.
-        saved: (N,) fractions of the baseline's compute.
-
     >>> line = pd.DataFrame({"compute_saved": [0.0, 0.2, 0.4], "accuracy": [0.97, 0.968, 0.95]})
     >>> accuracy_when_shorter(line, [0.1, 0.3, 0.5]).round(4).tolist()
     [0.969, 0.959, nan]
@@ -299,11 +267,7 @@ def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]
 def insignificant_difference(line: pd.DataFrame, accuracy: Any) -> NDArray[np.float64]:
     """Return the difference up to which a setting and a cut dense run are about equal: a sample or the seed noise.
 
-    Of other metrics than an accuracy neither is known: 0.
-
-    Args:
-        line: from `control_line`.
-        accuracy: fractions, of any shape.
+    The accuracy may have any shape. Of other metrics than an accuracy neither is known: 0.
     """
     quality = _quality_of(line)
     if not quality.is_accuracy:
@@ -315,10 +279,9 @@ def insignificant_difference(line: pd.DataFrame, accuracy: Any) -> NDArray[np.fl
 def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     """Return whether each trial is better in the metric than a cut dense run of the same compute, judged by one seed.
 
-    Returns:
-        ``yes``, ``no`` or, within `insignificant_difference`, ``about equal``, on the trials' index; NA beyond the
-        line's end, for its own points, for trials that save nothing or did not complete, and where the study ranks by
-        other compute than that of training.
+    That is ``yes``, ``no`` or, within `insignificant_difference`, ``about equal``; NA beyond the line's end, for its
+    own points, for trials that save nothing or did not complete, and where the study ranks by other compute than that
+    of training.
 
     >>> line = pd.DataFrame({"compute_saved": [0.0, 0.2, 0.4], "accuracy": [0.97, 0.968, 0.95]})
     >>> trials = pd.DataFrame({
@@ -340,8 +303,6 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     return words.astype("string").mask(~judged.to_numpy())
 
 
-# --- Ranking of trials by compute saved and accuracy loss, or the drop of another metric ------------------------------
-
 #: Decimals of an accuracy loss that count: differences of equal counts over equal splits agree to about 1e-16.
 _DECIMALS = 12
 
@@ -358,18 +319,13 @@ def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None) -> pd
             largest drop in its unit, >= 0; or text such as ``2%`` of the baseline's value. By default 0.005, and 1 % of
             a metric that is no fraction.
 
-    Returns:
-        The trials with `rank` (from 1), `within_drop`, `on_front` (the Pareto front of accuracy and `saved`: no other
-        trial is at least as good in both and better in one) and `duplicate_of` (Int64: an earlier trial, see
-        `duplicates`) before the other columns; where a study searches options of the workload also `baseline` (Int64:
-        the trial of the same options that it is compared with), and where the search trained settings on another seed,
-        `other_seed_drop` (their mean loss there).
+    Before the other columns stand `rank` (from 1), `within_drop`, `on_front` (the Pareto front of accuracy and `saved`)
+    and `duplicate_of` (Int64: an earlier trial, see `duplicates`); where a study searches options of the workload also
+    `baseline` (Int64: the trial of the same options that it is compared with), and where the search trained settings on
+    another seed, `other_seed_drop` (their mean loss there).
 
-    Raises:
-        UserError: the allowed loss is out of range, a column is missing, or a trial occurs twice.
-
-    Warns:
-        UserWarning: some of several studies, workloads or seeds have no completed baseline, or there is none at all.
+    UserError: the allowed loss is out of range, a column is missing, or a trial occurs twice. UserWarning: some of
+    several studies, workloads or seeds have no completed baseline, or there is none at all.
 
     >>> trials = pd.DataFrame({
     ...     "trial": [0, 1, 2, 3], "role": ["baseline", "search", "search", "search"], "status": "completed", "seed": 0,

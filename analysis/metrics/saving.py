@@ -15,11 +15,8 @@ from trainables.savings import BOTH, INFERENCE, SAVED, TIME, TRAINING, ranked_sa
 def quality_of(trials: pd.DataFrame | pd.Series | None) -> Quality:
     """Return the metric by which trials are compared: by their columns ``metric``, ``direction`` and ``metric_unit``.
 
-    Args:
-        trials: rows of studies of one metric, or one row. Where there is no ``metric``, and for None: the accuracy.
-
-    Raises:
-        UserError: the rows are of several metrics.
+    Of rows of studies, or one row; where there is no ``metric``, and for None: the accuracy. UserError: the rows are of
+    several metrics.
 
     >>> quality_of(pd.DataFrame({"metric": ["val_loss", "val_loss"], "direction": "min"})).direction
     'min'
@@ -45,9 +42,8 @@ def _text(value: Any) -> str | None:
 def saved_of(trials: pd.DataFrame) -> pd.Series[float]:
     """Return what each trial saves of the compute that its study ranks by: fractions, NaN where not known.
 
-    Args:
-        trials: one row per trial, with a column ``compute_saved``, which counts where there is no column ``saving`` or
-            ``inference_saved`` and for rows without a ``saving``.
+    ``compute_saved`` counts where there is no column ``saving`` or ``inference_saved``, and for rows without a
+    ``saving``.
 
     >>> trials = pd.DataFrame({
     ...     "saving": [None, "training", "inference", "both"], "compute_saved": 0.2, "inference_saved": 0.6,

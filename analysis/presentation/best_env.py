@@ -20,10 +20,7 @@ from analysis.formatting import (
 )
 from analysis.io.study_files import StudyInfo
 from analysis.metrics.confirmation import confirmation_of, retrained_saving
-from analysis.metrics.ranking import (
-    accuracy_when_shorter,
-    beats_shorter,
-)
+from analysis.metrics.ranking import accuracy_when_shorter, beats_shorter
 from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.settings_text import (
     compresses,
@@ -48,17 +45,15 @@ from trainables.gradients.fields import estimator_in
 from trainables.gradskip.settings import OFF
 from trainables.gradskip.variables import BY_NAME
 from trainables.savings import saved_words
-from trainables.script.placeholders import EPOCHS_VARIABLE
+from trainables.script.placeholders import CACHE_VARIABLE, EPOCHS_VARIABLE
 
 
 def environment_lines(config: TrialConfig, *, schedule: str, is_cut: bool = False) -> list[str]:
     """Return lines for a POSIX shell: comments, ``export`` of the configuration's variables, ``unset`` of all others.
 
-    Args:
-        config: configuration of a trial.
-        schedule: location of its compression schedule, which no variable can set; mentioned in a comment if the trial
-            compresses. A trial that only compresses has no lines to unset or export.
-        is_cut: whether lines before these set the epochs of a run (`settings_text.length_lines`).
+    ``schedule`` is the location of a compression schedule, which no variable can set, for a comment; a trial that only
+    compresses has no other lines. ``is_cut`` says whether lines before these set the epochs
+    (`settings_text.length_lines`).
     """
     lines = _recipe_comments(config)
     if config.method == "recipe":
@@ -83,16 +78,24 @@ def environment_lines(config: TrialConfig, *, schedule: str, is_cut: bool = Fals
         lines.append(f"# It compresses, too, and no variable says how: the schedule is {schedule}.")
     # Without a method no layer stops; the variables express this by turning auto mode off.
     environment = (config.gradskip_settings() if config.skips_gradients else OFF).to_environment()
-    if config.forward_cache_mb:
-        lines.append(f"# The trial had forward_cache_mb={config.forward_cache_mb}, which no variable sets.")
     if ours := [name for name in environment if not BY_NAME[name].published]:
         lines.append("# Unknown to the published library, read by tune_cac.gradskip, which wants model= for them:")
         lines += textwrap.wrap(", ".join(ours), width=LINE_WIDTH, initial_indent="#   ", subsequent_indent="#   ")
     # A variable left over in the shell could override these or conflict with them.
-    unset = [name for name in (*BY_NAME, *(() if is_cut else (EPOCHS_VARIABLE,))) if name not in environment]
+    beside = {EPOCHS_VARIABLE: is_cut, CACHE_VARIABLE: bool(config.forward_cache_mb)}
+    unset = [name for name in BY_NAME if name not in environment] + [
+        name for name, is_set in beside.items() if not is_set
+    ]
     lines += textwrap.wrap(" ".join(unset), width=LINE_WIDTH, initial_indent="unset ", subsequent_indent="unset ")
     # shlex.quote leaves plain numbers, names and comma lists unquoted.
-    return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in environment.items())]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    if config.forward_cache_mb:
+        lines += [
+            "# Outputs of the frozen part were kept, which saved its forward passes: `tune_cac trial` reads this; in a",
+            "#   script, `for batch in optimizer.gradskip.cache(loader)` does the same.",
+            f"export {CACHE_VARIABLE}={config.forward_cache_mb}",
+        ]
+    return lines
 
 
 def _recipe_comments(config: TrialConfig) -> list[str]:
@@ -115,13 +118,8 @@ def best_env(
 ) -> str:  # fmt: skip
     """Return the best settings as lines that a POSIX shell can source, with comments on their confirmation.
 
-    Args:
-        info: description of the study.
-        best: the recommended trial.
-        allowed_drop: allowed drop of the metric, as for `analysis.rank`.
-        confirmation: from `analysis.confirm_table`; None if no confirmation was started.
-        line: from `analysis.control_line`; adds the accuracy of a cut dense run.
-        same_run: which values train as the best setting did, in one line (`analysis.trace_replay.same_run`).
+    Arguments are those of `summary_text.headline`; ``same_run`` says which values train as the best setting did, in one
+    line (`analysis.trace_replay.same_run`).
     """
     lines = _about_answer(info, best, allowed_drop, confirmation, line, same_run)
     config, is_cut = TrialConfig(method="none"), False

@@ -20,19 +20,17 @@ TRIAL_FORMATS = ("env", "yaml", "json", "schedule")
 
 
 def export_trial(row: pd.Series, info: StudyInfo, format: str, *, same_run: str = "") -> str:
-    """Return the settings of one completed trial as text.
+    """Return the settings of one completed trial, a row of `analysis.load` or `analysis.rank`, as text.
 
     Args:
-        row: a row of `analysis.load` or `analysis.rank`.
+        row: the trial.
         info: description of its study.
         format: ``env``: lines for a POSIX shell that set these settings and unset all others; config fields without a
             variable are not included. ``yaml`` and ``json``: the whole config, for `TrialConfig.from_mapping`.
             ``schedule``: the compression schedule as plain YAML with the marked values filled in.
         same_run: which values train as the trial did, in one line (`analysis.trace_replay.same_run`).
 
-    Raises:
-        UserError: if the format is unknown, if the trial has no result, or if the schedule of a trial without
-            compression is requested.
+    UserError: an unknown format, a trial without a result, or the schedule of one without compression.
     """
     if format not in TRIAL_FORMATS:
         raise unknown_name("--format", format, TRIAL_FORMATS)
@@ -75,11 +73,6 @@ def _about(row: pd.Series, info: StudyInfo) -> list[str]:
         f"One seed. {'Epochs' if row['method'] == 'compression' else 'Iterations'} are those of a run of this length.",
     ]
     return [line for line in lines if line]
-
-
-def hidden_columns(trials: pd.DataFrame) -> list[str]:
-    """Return the columns that must not influence any choice; only reports show them."""
-    return [name for name in trials.columns if name.startswith("test_")]
 
 
 def one_line(text: str) -> str:

@@ -33,8 +33,6 @@ from trainables.gradskip.variables import ratio_name
 from trainables.quality import Quality
 from trainables.savings import BOTH, SAVED, TIME, TRAINING, saved_words
 
-# --- Tables as text cells ---------------------------------------------------------------------------------------------
-
 _ROLES = {"baseline": " (baseline)", "published": " (published)"}
 
 
@@ -46,20 +44,16 @@ def ranked_table(
     beats: pd.Series[Any] | None = None,
     allowed_drop: float | str | None = None,
 ) -> list[list[str]]:
-    """Return the ranked table.
+    """Return the ranked table of an `analysis.rank`, its first ``top`` rows and the baseline.
 
     ``saved`` is the saving that the study ranks by, ``GFLOPs`` the trial's own training compute without sharing,
     ``search cost`` the compute that the search executed for it, as a fraction of a dense run, ``MACs`` those of the
     nonzero weights as a share of the original model's, ``other seeds`` the probability of staying within the allowed
     loss on another seed. Columns that do not belong to the study's saving, or of which it knows nothing, are left out.
 
-    Args:
-        ranking: from `analysis.rank`.
-        top: rows to show; None for all. The baseline is always included.
-        test: add the metric on the test split, which a search must not choose by.
-        allowed_drop: allowed drop of the ranking; a drop above it gets enough decimals to show that.
-        beats: from `analysis.beats_shorter`, on the ranking's index; adds a column with the comparison to a cut
-            dense run.
+    ``test`` adds the metric on the test split, which a search must not choose by, ``beats`` (from
+    `analysis.beats_shorter`) the comparison with a cut dense run; a drop above ``allowed_drop`` gets enough decimals to
+    show that.
     """
     saving, quality = saving_of(ranking), quality_of(ranking)
     limit = None if allowed_drop is None else allowed_limit(ranking, allowed_drop)
@@ -122,13 +116,10 @@ def stop_table(row: pd.Series) -> list[list[str]]:
 
 
 def confirmation_table(confirmation: pd.DataFrame, saved: str, allowed: float, quality: Quality) -> list[list[str]]:
-    """Return the candidates that were retrained on fresh seeds.
+    """Return the candidates that were retrained on fresh seeds (`analysis.confirm_table`).
 
-    Args:
-        confirmation: from `analysis.confirm_table`.
-        saved: the compute saving that the study ranks by, in words.
-        allowed: allowed drop in the metric's unit.
-        quality: the metric.
+    ``saved`` is the compute saving that the study ranks by, in words, ``allowed`` the allowed drop in the metric's
+    unit.
     """
     unit = drop_unit(quality)
     table = [["trial", "seeds", saved, f"{drop_words(quality)}{unit}", f"interval{unit}", "confidence", "confirmed"]]
@@ -186,9 +177,6 @@ def layers(row: pd.Series) -> list[tuple[str, str]]:
     return [(name, percent(share)) for name, share in shares.items()]
 
 
-# --- Sentences on what a search cost ----------------------------------------------------------------------------------
-
-
 def full_trainings(equivalents: float) -> str:
     """Return an amount of compute in trainings of the baseline, as text.
 
@@ -211,22 +199,12 @@ def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:
     return line + "."
 
 
-# --- A study's report as Markdown -------------------------------------------------------------------------------------
-
-
 def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame, best: pd.Series | None,
                     allowed_drop: float | str, *, top: int = 20,
                     confirmation: pd.DataFrame | None = None) -> str:  # fmt: skip
     """Return the report: headline, best trial on the test split, settings, ranked table, failures, versions.
 
-    Args:
-        info: description of the study.
-        trials: from `analysis.load`.
-        ranking: from `analysis.rank`.
-        best: from `analysis.best`.
-        allowed_drop: allowed drop of the metric, as for `analysis.rank`.
-        top: rows of the ranked table.
-        confirmation: from `analysis.confirm_table`; None if no confirmation was started.
+    Arguments are those of `summary_text.headline`; ``top`` is the number of rows of the ranked table.
     """
     line, quality = control_line(trials), info.quality
     said = headline(

@@ -17,9 +17,7 @@ from trainables.training.recipe.fields import RECIPE_FIELDS
 def estimator_text(values: Mapping[str, Any], *, digits: int | None = None) -> str:
     """Return the fields of an estimator as ``--set`` takes them, separated by spaces; empty if none is set.
 
-    Args:
-        values: fields of `TrialConfig`; None: not set.
-        digits: significant digits of numbers, None for all.
+    ``digits`` are significant digits of numbers, None for all.
 
     >>> estimator_text({"gradient_layers": ("fc.weight", "fc.bias"), "gradient_epsilon": 0.0123456}, digits=4)
     'gradient_layers=fc.weight,fc.bias gradient_epsilon=0.01235'
@@ -47,26 +45,23 @@ def _assignments(values: Mapping[str, Any], names: Iterable[str], digits: int | 
     return " ".join(f"{name}={text(values[name])}" for name in names if values.get(name) is not None)
 
 
-# --- A trial's training recipe as lines of code for a script --------------------------------------------------------
-
+_AUTOCAST = "with torch.autocast(device.type, dtype=torch.{value}):  # around forward pass and loss"
 #: Lines of code by field and value; None: any other value.
-_CODE: Mapping[str, Mapping[Any, tuple[str, ...]]] = {
+_CODE: Mapping[str, Mapping[Any, Sequence[str]]] = {
     "precision": {
         "float16": (
-            "with torch.autocast(device.type, dtype=torch.float16):  # around forward pass and loss",
+            _AUTOCAST,
             "scaler = torch.amp.GradScaler(device.type)  # once",
             "scaler.scale(loss).backward(); scaler.unscale_(optimizer)  # then clip",
             "scaler.step(optimizer); scaler.update()",
         ),
-        "bfloat16": (
-            "with torch.autocast(device.type, dtype=torch.bfloat16):  # around the forward pass and the loss",
-        ),
+        "bfloat16": [_AUTOCAST],
     },
     "batch_size": {
-        None: ("batch_size = {value}  # learning rate: times batch size over the old one (its square root for Adam)",)
+        None: ["batch_size = {value}  # learning rate: times batch size over the old one (its square root for Adam)"]
     },
     "clip_grad_norm": {
-        None: ("torch.nn.utils.clip_grad_norm_(model.parameters(), {value:g})  # before optimizer.step()",)
+        None: ["torch.nn.utils.clip_grad_norm_(model.parameters(), {value:g})  # before optimizer.step()"]
     },
     "channels_last": {
         True: (
@@ -75,37 +70,28 @@ _CODE: Mapping[str, Mapping[Any, tuple[str, ...]]] = {
         )
     },
     "fused_optimizer": {
-        True: ("optimizer = torch.optim.SGD(..., fused=True)",),
-        False: ("optimizer = torch.optim.SGD(..., foreach=True)",),
+        True: ["optimizer = torch.optim.SGD(..., fused=True)"],
+        False: ["optimizer = torch.optim.SGD(..., foreach=True)"],
     },
     "activation_checkpointing": {
-        "blocks": ("value = torch.utils.checkpoint.checkpoint(block, value, use_reentrant=False)  # for each block",),
+        "blocks": ["value = torch.utils.checkpoint.checkpoint(block, value, use_reentrant=False)  # for each block"],
         "cheap": (
             "# for each block, keeping the outputs of large products alone (docs/recipe.md):",
             "value = torch.utils.checkpoint.checkpoint(block, value, use_reentrant=False, context_fn=...)",
         ),
     },
-    "compile_mode": {
-        None: ('model.compile(mode="{value}", dynamic=False)  # an nn.Sequential must be inside another module',)
-    },
     "loader_workers": {
-        0: ("loader = DataLoader(..., num_workers=0)",),
-        None: ("loader = DataLoader(..., num_workers={value}, persistent_workers=True)",),
+        0: ["loader = DataLoader(..., num_workers=0)"],
+        None: ["loader = DataLoader(..., num_workers={value}, persistent_workers=True)"],
     },
-    "cudnn_benchmark": {True: ("torch.backends.cudnn.benchmark = True",)},
-    "deterministic": {True: ("torch.use_deterministic_algorithms(True)",)},
-    "pin_memory": {
-        True: ("loader = DataLoader(..., pin_memory=True)",),
-        False: ("loader = DataLoader(..., pin_memory=False)",),
-    },
+    "cudnn_benchmark": {True: ["torch.backends.cudnn.benchmark = True"]},
+    "deterministic": {True: ["torch.use_deterministic_algorithms(True)"]},
+    "pin_memory": {None: ["loader = DataLoader(..., pin_memory={value})"]},
 }
 
 
 def recipe_lines(values: Mapping[str, Any]) -> list[str]:
     """Return Python lines that give a script this recipe.
-
-    Args:
-        values: fields of `TrialConfig`; None: not set.
 
     >>> recipe_lines({"loader_workers": 2, "clip_grad_norm": 0.5})
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -137,12 +123,7 @@ def compresses(config: TrialConfig) -> bool:
 def schedule_text(config: TrialConfig, about: Sequence[str] = ()) -> str:
     """Return the schedule of a configuration that compresses as YAML for a plain training loop, without marks.
 
-    Args:
-        config: configuration of a trial.
-        about: comment lines to begin with, with their number signs.
-
-    Raises:
-        UserError: the schedule cannot be read.
+    ``about`` are comment lines to begin with, with their number signs. UserError: the schedule cannot be read.
     """
     from trainables.compression.schedule import dump
 
@@ -159,9 +140,6 @@ def compression_text(values: Mapping[str, Any]) -> str:
     r"""Return the compression fields of a configuration in short; empty if none is set.
 
     Epochs are those of the schedule: from the first that prunes to the one after the last.
-
-    Args:
-        values: fields of `TrialConfig` that are set.
 
     >>> compression_text({"pruning_sensitivities": ("conv1.weight=0.5", "fc.weight=0"), "pruning_start_epoch": 3})
     's: conv1 0.5 from epoch 3'
@@ -240,9 +218,6 @@ def without_files(hold: Mapping[str, Any]) -> dict[str, Any]:
         name: f"YAML of {plural(len(value.strip().splitlines()), 'line')}" if name == "schedule" else value
         for name, value in hold.items()
     }
-
-
-# --- A trial that trains fewer epochs than its study's full run -------------------------------------------------------
 
 
 def cut_words(row: pd.Series) -> str:

@@ -23,8 +23,6 @@ from trainables.quality import ACCURACY, Quality
 from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.store import StageStore, roots
 
-# --- Interventions in words -------------------------------------------------------------------------------------------
-
 #: The key of a compression schedule's actions (`trainables.compression.trial.replay`).
 _SCHEDULE = "compression"
 #: Text templates for the other effects of a stop, by key.
@@ -36,12 +34,10 @@ _HOW = {
 
 
 def action_words(action: str, layer_names: Sequence[str], *, before: str | None = None) -> str:
-    """Describe an action in words.
+    """Describe an intervention's action in words.
 
-    Args:
-        action: an intervention's action.
-        layer_names: names of the parameters by number, as far as they are known.
-        before: the action of the previous intervention, if there was one.
+    ``layer_names`` are those of the parameters by number, as far as they are known; ``before`` is the action of the
+    previous intervention, if there was one.
 
     >>> action_words('{"braking":6,"stop":[0,1]}', ["conv1.weight", "conv1.bias"])
     'stop through conv1.bias, braking 6'
@@ -125,16 +121,11 @@ _COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """Data of one stage from the store."""
-
     link: tuple[str, Intervention] | None
     """Id of the parent and the intervention that starts the stage; None for the root stage."""
-    start: int
-    """Its first own iteration."""
-    known_until: int
-    """The iteration after the last recorded one."""
-    result: Mapping[str, Any]
-    """The row at the end of the run; empty if the stage was not trained to the end."""
+    start: int  # its first own iteration
+    known_until: int  # the iteration after the last recorded one
+    result: Mapping[str, Any]  # the row at the end of the run; empty if the stage was not trained to the end
 
     @property
     def begin(self) -> int:
@@ -144,29 +135,22 @@ class _Read:
 def stage_frame(path: str | Path) -> pd.DataFrame:
     """Return the stages of a study in tree order: parents before their children, siblings by iteration.
 
-    A stage whose path to the root was lost because a file was corrupt is left out until a trial writes the file again.
+    One row per stage; none if the study, which may be searched now, has no tree. A stage whose path to the root was
+    lost because a file was corrupt is left out until a trial writes the file again. ``df.attrs``: ``total_steps`` of a
+    whole run, ``saving`` (the compute that the study ranks by) and ``quality`` (its metric). UserError: there is no
+    study at the path.
 
-    Args:
-        path: the folder that a search wrote; the search may be running.
-
-    Returns:
-        One row per stage; none if the study has no tree. ``df.attrs``: ``total_steps`` of a whole run, ``saving`` (the
-        compute that the study ranks by) and ``quality`` (its metric).
-
-        - ``root``, ``stage``, ``parent``: ids; ``parent`` is missing for a root stage.
-        - ``depth``: number of interventions from the root to the stage.
-        - ``begin``: iteration of the intervention that starts the stage, missing for a root stage; ``start``: its
-          first own iteration; ``known_until``: the iteration after the last recorded one.
-        - ``action``: the intervention in words.
-        - ``trials``: numbers of the trials whose training contains the stage; ``ends``: of those that end in it.
-        - ``accuracy`` (validation) or the study's metric, ``compute_saved``, ``inference_saved``, ``saved``
-          (fractions; the study ranks by the last one): results of the run that ends in the stage, NaN if none was
-          trained to the end. Of a run with fewer epochs, what is saved of the compute of the study's longest one.
-        - ``checkpoints``, ``checkpoint_bytes`` (contents shared by two stages count for both), ``checkpoint_steps``:
-          number, bytes and ascending iterations of its checkpoints.
-
-    Raises:
-        UserError: if there is no study at the path.
+    - ``root``, ``stage``, ``parent``: ids; ``parent`` is missing for a root stage.
+    - ``depth``: number of interventions from the root to the stage.
+    - ``begin``: iteration of the intervention that starts the stage, missing for a root stage; ``start``: its first own
+      iteration; ``known_until``: the iteration after the last recorded one.
+    - ``action``: the intervention in words.
+    - ``trials``: numbers of the trials whose training contains the stage; ``ends``: of those that end in it.
+    - ``accuracy`` (validation) or the study's metric, ``compute_saved``, ``inference_saved``, ``saved`` (fractions; the
+      study ranks by the last one): results of the run that ends in the stage, NaN if none was trained to the end. Of a
+      run with fewer epochs, what is saved of the compute of the study's longest one.
+    - ``checkpoints``, ``checkpoint_bytes`` (contents that two stages share count for both), ``checkpoint_steps``:
+      number, bytes and ascending iterations of its checkpoints.
     """
     tree, trials = Layout(Path(path)).shared_tree, load(path)
     saving, quality = saving_of(trials), quality_of(trials)
@@ -197,14 +181,7 @@ def stage_frame(path: str | Path) -> pd.DataFrame:
 def _root_rows(
     store: StageStore, facts: Mapping[str, Any], last: Mapping[int, str], checkpoints: Checkpoints
 ) -> list[dict[str, Any]]:
-    """Return the rows of one root's stages in tree order.
-
-    Args:
-        store: of the root.
-        facts: the root's own facts.
-        last: last stage of each completed trial by its number.
-        checkpoints: of the whole tree.
-    """
+    """Return the rows of one root's stages in tree order; ``last`` has the last stage of each completed trial."""
     stages = {}
     for name, link in store.links().items():  # one at a time: all traces of a long run may not fit into memory
         read = store.stage(name, 0 if link is None else link[1].iteration + 1)
@@ -264,21 +241,17 @@ def _in_order(stages: Mapping[str, _Read]) -> list[tuple[str, int]]:
 def most_visited(frame: pd.DataFrame, count: int) -> set[str]:
     """Return the ids of the ``count`` stages with the most trials; the ancestors of each stage are included.
 
-    Stages with equally many trials are taken in the frame's order, so that paths are shown to their ends, early stops
-    first.
+    Of stages with equally many trials those of early stops come first, as in the frame.
     """
     visits = frame["trials"].map(len).sort_values(ascending=False, kind="stable")
     return set(frame.loc[visits.index[:count], "stage"])
 
 
 def tree_text(frame: pd.DataFrame, *, depth: int | None = None, top: int | None = None) -> str:
-    """Return the tree as indented lines, each stage once; empty for a frame without rows.
+    """Return the tree of a `stage_frame` as indented lines, each stage once; empty for a frame without rows.
 
-    Args:
-        frame: from `stage_frame`, in its order.
-        depth: largest depth to show, in interventions, >= 0; None for all.
-        top: number of stages to show, >= 1, those with the most trials; None for all. Omitted stages are counted in a
-            line at their position.
+    ``depth`` is the largest to show, in interventions; ``top`` the number of stages to show, those with the most
+    trials; None for all. Omitted stages are counted in a line at their position.
     """
     shown = most_visited(frame, len(frame) if top is None else top)
     if depth is not None:

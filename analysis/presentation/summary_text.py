@@ -36,12 +36,7 @@ from analysis.metrics.ranking import (
     reference_values,
 )
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
-from analysis.presentation.settings_text import (
-    compression_text,
-    cut_words,
-    estimator_text,
-    recipe_text,
-)
+from analysis.presentation.settings_text import compression_text, cut_words, estimator_text, recipe_text
 from trainables.config import TrialConfig, field_kinds
 from trainables.gradients.fields import ESTIMATORS, estimator_in
 from trainables.gradskip.variables import BY_NAME
@@ -57,8 +52,6 @@ TREE_CAPTION = (
 _TIMES_ALLOWED = 10
 #: Difference of the shares saved in FLOPs and in time above which both are given.
 _TIME_APART = 0.1
-
-# --- A trial's configuration: from its row, in one line, and as lines that a POSIX shell can source -------------------
 
 
 def config_of(row: pd.Series) -> TrialConfig:
@@ -122,9 +115,6 @@ def short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-# --- The study's result in words --------------------------------------------------------------------------------------
-
-
 def headline(
     ranking: pd.DataFrame,
     best: pd.Series | None,
@@ -143,8 +133,7 @@ def headline(
         allowed_drop: allowed drop of the metric, as for `analysis.rank`.
         confirmation: from `analysis.confirm_table`; None if no confirmation was started.
         line: from `analysis.control_line`; None for no comparison with a cut dense run.
-        why_little: why the space's settings have little or no effect on this run (`StudyInfo.why_little`); said if no
-            setting is recommended.
+        why_little: why the space's settings do little on this run (`StudyInfo.why_little`); said if none is best.
         sure: as for `analysis.best`.
     """
     if len(ranking) == 0:
@@ -181,6 +170,8 @@ def headline(
     confirmed = again is not None and bool(again["confirmed"])
     parts = (
         text,
+        _on_test_split(best, words) if again is None else "",
+        _frozen(best),
         _held_norms_alone(ranking, best, words) or _baseline_warning(ranking, best, allowed_drop),
         time_beside(best),
         unsure,
@@ -191,32 +182,26 @@ def headline(
 
 
 class DropWords:
-    """Words for drops of one study's metric.
-
-    Args:
-        row: a trial of it, with a value and a drop.
-        allowed_drop: allowed drop, as for `analysis.rank`.
-    """
+    """Words for drops of one study's metric, given a trial of it with a value and a drop."""
 
     def __init__(self, row: pd.Series, allowed_drop: float | str) -> None:
         self.quality: Quality = quality_of(row)
         baseline = float(reference_values(row.to_frame().T, self.quality).iloc[0])
-        self._limit = float(allowed_amount(allowed_drop, baseline))
-        self.allowed = allowed_text(allowed_drop, self.quality, baseline=baseline)
-        """The allowed drop."""
+        self.limit = float(allowed_amount(allowed_drop, baseline))
+        self.allowed = allowed_text(allowed_drop, self.quality, baseline=baseline)  # the allowed drop
 
     def at(self, drop: float) -> str:
         """Return ``at a loss of ...``, or that nothing is lost."""
         how = "loss" if self.quality.direction == "max" else "rise"
         if drop > ROUNDING:
-            return f"at a {how} of {drop_text(drop, self.quality, allowed=self._limit)}"
+            return f"at a {how} of {drop_text(drop, self.quality, allowed=self.limit)}"
         return f"at no {how}{'' if drop >= -ROUNDING else f' ({drop_text(-drop, self.quality)} better)'}"
 
     def at_most(self, high: float) -> str:
         """Return the upper end of an interval as a clause."""
         if high <= 0:
             return "nothing is lost"
-        return f"the {drop_words(self.quality)} is at most {drop_text(high, self.quality, allowed=self._limit)}"
+        return f"the {drop_words(self.quality)} is at most {drop_text(high, self.quality, allowed=self.limit)}"
 
 
 def _no_recommendation(
@@ -239,7 +224,10 @@ def one_seed_sentence(best: pd.Series, allowed_drop: float | str) -> str:
     said, another = "One seed, not confirmed", "another"
     if elsewhere is not None and not pd.isna(elsewhere):
         ended = DropWords(best, allowed_drop).at(elsewhere)
-        said, another = f"Not confirmed, but a second seed ended {ended} against the same baseline", "a further one"
+        said, another = (
+            f"Not confirmed; other seeds ended {ended} on average, against the same baseline",
+            "a further one",
+        )
     if holds is None or pd.isna(holds):
         return f"{said}."
     return f"{said}; on {another} it stays within that with a probability of {whole_percent(holds)}."
@@ -254,6 +242,24 @@ def _less_sure(ranking: pd.DataFrame, saved: float, sure: float) -> str:
     first = others.iloc[0]
     alone = whole_percent(first["holds"])
     return f"Trial {first['trial']} saves {percent(first[SAVED])} here, but would hold elsewhere with {alone} alone."
+
+
+def _on_test_split(best: pd.Series, words: DropWords) -> str:
+    """Return that more than the allowed drop was lost on the test split; empty otherwise."""
+    lost = best.get(words.quality.test_drop)
+    if lost is None or pd.isna(lost) or lost <= words.limit + ROUNDING:
+        return ""
+    return f"On the test split, which decided nothing, it ends {words.at(lost)}."
+
+
+def _frozen(best: pd.Series) -> str:
+    """Return what a setting of explicit stops freezes, and from when; empty for others."""
+    events = json.loads(best.get("stop_events") or "[]")
+    if not events or any(event["rule"] != "manual" or not event["name"] for event in events):
+        return ""
+    when = ["the first step" if event["iteration"] == 0 else f"iteration {event['iteration']}" for event in events]
+    parts = [f"all up to {event['name']} from {begin} on" for event, begin in zip(events, when, strict=True)]
+    return f"It freezes {', '.join(parts)}."
 
 
 def _held_norms_alone(ranking: pd.DataFrame, best: pd.Series, words: DropWords) -> str:
@@ -336,8 +342,7 @@ def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.Data
 def _against_shorter(best: pd.Series, line: pd.DataFrame | None, *, confirmed: bool) -> str:
     """Return a sentence if a cut dense run of the same compute is not beaten, or was not tried; empty otherwise.
 
-    For a confirmed setting the sentence is returned even if a cut dense run is beaten, because confirmation compares
-    with the baseline only.
+    Of a confirmed setting also if it is beaten, because confirmation compares with the baseline only.
     """
     if line is None or len(line) == 0 or saving_of(best) != TRAINING:
         return ""
@@ -367,9 +372,6 @@ def trial_numbers(trials: Sequence[int]) -> str:
     """
     more = f" and {len(trials) - 6} more" if len(trials) > 6 else ""
     return f"trial{'' if len(trials) == 1 else 's'} {', '.join(map(str, trials[:6]))}{more}"
-
-
-# --- The study's result as files to use -------------------------------------------------------------------------------
 
 
 def is_answer(best: pd.Series | None) -> bool:

@@ -51,25 +51,19 @@ _READ = (*BY_NAME, "forward_cache_mb", "method")
 class Batch:
     """Group of settings that are replayed together."""
 
-    rows: NDArray[np.int64]
-    """(n,) indices of the settings in the given order."""
-    config: TrialConfig
-    """Configuration of all n settings; for the variance rule, without its numbers."""
+    rows: NDArray[np.int64]  # (n,) indices of the settings in the given order
+    config: TrialConfig  # configuration of all n settings; for the variance rule, without its numbers
     auto: AutoNumbers | None = None
     """Numbers of the variance rule for each setting; None: all n settings equal `config`."""
-    never_acts: bool = False
-    """True if these settings stop nothing on any run."""
-    foreign: bool = False
-    """True if these settings also compress, so that they cannot be replayed."""
+    never_acts: bool = False  # true if these settings stop nothing on any run
+    foreign: bool = False  # true if these settings also compress, so that they cannot be replayed
 
 
 def batches(settings: Any) -> tuple[pd.Index, list[Batch]]:
     """Group settings, in any form that `replay` takes, by how they are replayed.
 
     Returns their index, and batches that contain each setting once; DataFrame rows that compress are `foreign`.
-
-    Raises:
-        UserError: an unknown variable, an invalid value, or a setting outside a DataFrame that compresses.
+    UserError: an unknown variable, an invalid value, or a setting outside a DataFrame that compresses.
     """
     index, columns = _columns_of_settings(settings)
     count = len(index)
@@ -128,9 +122,6 @@ def _auto_numbers(rows: NDArray[np.int64], auto: Mapping[str, NDArray[np.float64
     return AutoNumbers(**numbers)
 
 
-# --- forms of settings ------------------------------------------------------------------------------------------------
-
-
 def _columns_of_settings(settings: Any) -> tuple[pd.Index, dict[str, Sequence[Any] | NDArray[Any]]]:
     """Return the index of the settings, and the fields that at least one setting gives, as columns."""
     if isinstance(settings, pd.DataFrame):
@@ -152,9 +143,6 @@ def _columns_of_settings(settings: Any) -> tuple[pd.Index, dict[str, Sequence[An
     given = {name: [getattr(config, name) for config in configs] for name in _READ}
     index = pd.RangeIndex(len(configs))
     return index, {name: values for name, values in given.items() if any(value is not None for value in values)}
-
-
-# --- values ---------------------------------------------------------------------------------------------------------
 
 
 def _is_missing(value: Any) -> bool:
@@ -214,8 +202,7 @@ class RecordedPath:
 
     def __init__(self, trace: RunTrace, config: TrialConfig) -> None:
         self._trace = trace
-        self.stage = 0
-        """Index of the deepest recorded stage on the path."""
+        self.stage = 0  # index of the deepest recorded stage on the path
         self.own = trace.begins(config)
         """True if the path ends in this stage; False after a step that was never trained."""
         self.certain_until = trace.total_steps
@@ -251,8 +238,7 @@ class RecordedPath:
 def replay_one(trace: RunTrace, config: TrialConfig) -> Outcomes:
     """Replay one configuration of any rule.
 
-    Raises:
-        UserError: the study has not recorded the plan of layers or the costs for it, or a layer number is too large.
+    UserError: the study has not recorded the plan of layers or the costs for it, or a layer number is too large.
     """
     replay, path, known = follow(trace, config)
     found = nothing_stopped(1, trace)
@@ -347,8 +333,7 @@ def _views(trace: RunTrace, name: str) -> Callable[[int | None], tuple[NDArray[A
 def replay_auto(trace: RunTrace, config: TrialConfig, numbers: AutoNumbers) -> Outcomes:
     """Replay the variance rule for n settings; ``config`` is theirs without the numbers of the rule.
 
-    Raises:
-        UserError: the study has not recorded the plan of layers or the costs for these settings.
+    UserError: the study has not recorded the plan of layers or the costs for these settings.
     """
     replay = _Replay(trace, config, numbers)
     found = replay.run()
@@ -389,8 +374,6 @@ class _Replay:
                 self._note(rows, unit, when[fired], ratios[fired], rules[fired])
             stopped = now_stopped
         return self._found
-
-    # --- finding stops ------------------------------------------------------------------------------------------------
 
     def _look(
         self, looking: NDArray[np.int64], unit: Unit, *, first: bool
@@ -438,8 +421,6 @@ class _Replay:
         order = np.lexsort(keys)
         changes = (keys[:, order[1:]] != keys[:, order[:-1]]).any(axis=0)
         return np.split(order, np.flatnonzero(changes) + 1)
-
-    # --- stopping ---------------------------------------------------------------------------------------------------
 
     def _stop(self, rows: NDArray[np.int64], unit: Unit, when: NDArray[np.int64], before: str, after: str) -> None:
         found, total = self._found, self._trace.total_steps
@@ -493,8 +474,6 @@ def _first(flags: NDArray[np.bool_]) -> int:
     return place if len(flags) and flags[place] else len(flags)
 
 
-# --- Prediction of what settings stop and save, from recorded training, without training ------------------------------
-
 #: Columns of `replay` with their meanings.
 COLUMNS = {
     "stops": "stops decided",
@@ -530,12 +509,9 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
             the trace. A hundred thousand settings of the variance rule take seconds as a DataFrame. Rows that also
             compress have NaN savings and no other results.
 
-    Returns:
-        One row per setting, on the index of the settings, with the columns of `COLUMNS`.
-
-    Raises:
-        UserError: an unknown variable, an invalid value, a `TrialConfig` that compresses, or a setting for which the
-            study has not recorded the plan of layers or costs (`missing_facts`, `missing_costs`).
+    One row per setting, on the index of the settings, with the columns of `COLUMNS`. UserError: an unknown variable, an
+    invalid value, a `TrialConfig` that compresses, or a setting for which the study has not recorded the plan of layers
+    or costs (`missing_facts`, `missing_costs`).
     """
     index, found = batches(settings)
     predicted = nothing_stopped(len(index), trace)
@@ -584,9 +560,6 @@ def _columns(trace: RunTrace, found: Outcomes, more: NDArray[np.bool_]) -> dict[
     }
 
 
-# --- missing records --------------------------------------------------------------------------------------------------
-
-
 def missing_facts(trace: RunTrace, settings: Any) -> list[TrialConfig]:
     """Return one configuration for each plan of layers that `replay` of these settings needs and the trace lacks."""
     configs = [batch.config for batch in batches(settings)[1] if _is_followed(batch)]
@@ -597,8 +570,7 @@ def missing_facts(trace: RunTrace, settings: Any) -> list[TrialConfig]:
 def missing_costs(trace: RunTrace, settings: Any) -> list[str]:
     """Return sets of parameters (`RunTrace.trains`) whose costs the trace lacks and `replay` of settings may need.
 
-    Raises:
-        UserError: the study has not recorded the plan of layers of a setting (`missing_facts`).
+    UserError: the study has not recorded the plan of layers of a setting (`missing_facts`).
     """
     wanted = {trace.trains: None}
     for batch in batches(settings)[1]:

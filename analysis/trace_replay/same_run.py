@@ -40,14 +40,9 @@ VARIED: dict[str, dict[str, tuple[float, float, float] | range | int]] = {
 def same_run(trace: RunTrace, config: TrialConfig, *, stage: str | None = None) -> dict[str, tuple[float, float]]:
     """Return lowest and highest value of each variable of the setting's rule with which the training is the same.
 
-    Args:
-        trace: the recorded runs of the setting's length, its own among them.
-        config: the setting.
-        stage: the last stage of its run, where the trace may be that of another run; None if it is its own.
-
-    Returns:
-        By variable, each varied alone; without variables of which only the setting's own value is proved. Empty for
-        explicit stops, and where the setting's own run was not recorded.
+    Each is varied alone; variables of which only the setting's own value is proved are left out. Empty for explicit
+    stops, and where the setting's own run was not recorded. The trace has the recorded runs of the setting's length;
+    ``stage`` is the last one of its run, where the trace may be that of another run; None if it is its own.
     """
     varied = varied_variables(config)
     own = config.to_dict()
@@ -100,13 +95,9 @@ def _ends(trace: RunTrace, tried: list[dict[str, Any]], config: TrialConfig) -> 
 
 
 def _values(tries: tuple[float, float, float] | range | int, own: Any, most: int, *, every: bool) -> list[Any]:
-    """Return ascending values to try, the setting's own among them.
+    """Return ascending values of `VARIED` to try, the setting's own among them.
 
-    Args:
-        tries: of `VARIED`.
-        own: the setting's.
-        most: highest value of a variable in iterations.
-        every: whether none may be left out between two of them.
+    ``most`` is the highest value of a variable in iterations; ``every``: none may be left out between two of them.
     """
     if isinstance(tries, tuple):
         low, high, distance = tries

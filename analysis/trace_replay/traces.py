@@ -79,11 +79,8 @@ def trains_after(trace: RunTrace, blueprint: Blueprint, through: int) -> str:
 def spared(trace: RunTrace, before: str, after: str, effective: NDArray[np.int64] | int) -> tuple[Any, Any]:
     """Return the FLOPs (all, backward) that a change of the training parameters saves, from a step to the end.
 
-    Args:
-        trace: recorded training, with the costs of both sets.
-        before: the parameters that train, in the form of `RunTrace.trains`.
-        after: the parameters that train from the step on.
-        effective: first step (of each of m settings) that costs less, at most the run's length.
+    ``before`` and ``after`` have the form of `RunTrace.trains`; ``effective`` is the first step (of each of m settings)
+    that costs less, at most the run's length.
     """
     rest = []
     for trains in (before, after):
@@ -92,8 +89,6 @@ def spared(trace: RunTrace, before: str, after: str, effective: NDArray[np.int64
         rest.append((whole[0] - first[0], whole[1] - first[1]))
     return rest[0][0] - rest[1][0], rest[0][1] - rest[1][1]
 
-
-# --- Recorded training of a study -------------------------------------------------------------------------------------
 
 #: Key of ``root.json``: the run is a script's, whose layers and costs are all that it left.
 OF_SCRIPT = "of_script"
@@ -107,8 +102,7 @@ class StepCosts:
 
     forward: NDArray[Any]
     """(E + 1,) forward FLOPs of an epoch's first 0..E steps; int64, or Python integers where those are too large."""
-    backward: NDArray[Any]
-    """(E + 1,) the same for the backward pass."""
+    backward: NDArray[Any]  # (E + 1,) the same for the backward pass
 
     @classmethod
     def of_epoch(cls, steps: Iterable[tuple[int, int, int]], total_steps: int) -> StepCosts:
@@ -136,12 +130,8 @@ class StepCosts:
 class TraceStage:
     """One recorded stage."""
 
-    recorded: Stage
-    """Recorded signals and rows."""
-    parent: int | None
-    """Index of its parent in the trace's stages; None for the dense run."""
-    intervention: Intervention | None
-    """Intervention that leads from the parent to it; None for the dense run."""
+    recorded: Stage  # recorded signals and rows
+    parent: int | None  # index of its parent in the trace's stages; None for the dense run
     children: dict[int, dict[str, int]] = field(default_factory=dict)
     """Indices of its children, by iteration and action of their interventions."""
 
@@ -179,20 +169,13 @@ class TraceStage:
 class RunTrace:
     """Recorded training of one root: the dense run and every stage that trials have trained from it."""
 
-    root: str
-    """Id of the root."""
-    run: Mapping[str, Any]
-    """Common properties of its runs: workload, epochs, seed, ..."""
-    total_steps: int
-    """Optimizer steps of the full run."""
-    steps_per_epoch: int
-    """Optimizer steps of an epoch."""
-    layer_names: tuple[str, ...]
-    """Names of the parameters by number."""
-    trains: str
-    """Text with ``1`` or ``0`` for each parameter by number: whether it trains at the start."""
-    stages: tuple[TraceStage, ...]
-    """Stages, the dense run first, parents before children."""
+    root: str  # id of the root
+    run: Mapping[str, Any]  # common properties of its runs: workload, epochs, seed, ...
+    total_steps: int  # optimizer steps of the full run
+    steps_per_epoch: int  # optimizer steps of an epoch
+    layer_names: tuple[str, ...]  # names of the parameters by number
+    trains: str  # text with ``1`` or ``0`` for each parameter by number: whether it trains at the start
+    stages: tuple[TraceStage, ...]  # stages, the dense run first, parents before children
     facts: Mapping[str, Blueprint] = field(default_factory=dict)
     """Facts about the model that rules need, by `facts_key`."""
     costs: Mapping[str, StepCosts] = field(default_factory=dict)
@@ -265,17 +248,16 @@ def facts_key(config: TrialConfig) -> str:
 
 
 def load_trace(path: str | Path, *, root: str | None = None, epochs: int | None = None) -> RunTrace:
-    """Read the recorded training of a study for `replay`.
+    """Read the recorded training of a study, in the folder that a search wrote, for `replay`.
 
     Args:
-        path: the folder that a search wrote.
+        path: the folder.
         root: id of one of the study's roots, or a prefix of it; None for the longest run with the most recorded steps,
             if possible the baseline's. A study has one root for each number of epochs, one more for
             ``CAC_NORM_STATISTICS=hold_all``, and more after a change of code, data or machine.
         epochs: of the run; None for any.
 
-    Raises:
-        UserError: there is no study, no recorded training or no matching root, or the dense run is not complete.
+    UserError: there is no study, no recorded training or no matching root, or the dense run is not complete.
     """
     layout = Layout(Path(path))
     layout.read_info()
@@ -339,12 +321,8 @@ def assemble(
 ) -> RunTrace:
     """Assemble a trace from its parts; stages without a path from the root (a damaged file between) are left out.
 
-    Args:
-        values: contents of ``root.json``.
-        root: id of the root and of its first stage.
-        stages: each with its parent's id and intervention, None for the first.
-        facts: blueprints in plain types, by `facts_key`.
-        costs: as in `RunTrace`.
+    Those are the contents of ``root.json``, the id of the root and its first stage, stages, each with its parent's id
+    and intervention, None for the first, blueprints in plain types, by `facts_key`, and costs as in `RunTrace`.
     """
     by_id: dict[str, Stage] = {}
     below: dict[str, list[tuple[Intervention, str]]] = {}
@@ -353,11 +331,11 @@ def assemble(
         if link is not None:
             below.setdefault(link[0], []).append((link[1], stage.id))
     dense = by_id.get(root) or Stage(None, "", root, 0)
-    placed = [TraceStage(recorded=dense, parent=None, intervention=None)]
+    placed = [TraceStage(recorded=dense, parent=None)]
     for number, parent in enumerate(placed):  # the list grows during the loop: parents before children
         for intervention, child in sorted(below.get(parent.id, ()), key=lambda c: (c[0].iteration, c[0].action)):
             parent.children.setdefault(intervention.iteration, {})[intervention.action] = len(placed)
-            placed.append(TraceStage(recorded=by_id[child], parent=number, intervention=intervention))
+            placed.append(TraceStage(recorded=by_id[child], parent=number))
     return RunTrace(
         root=root,
         run=dict(values),

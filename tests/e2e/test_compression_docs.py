@@ -151,15 +151,3 @@ def test_commands_parse(line: str) -> None:
     schedule = getattr(arguments, "schedule", None)
     if schedule is not None and not schedule.startswith("results/"):
         assert f"# {schedule}" in PAGE + COMMANDS
-
-
-def anchors(markdown: str) -> set[str]:
-    headings = re.findall(r"^#+ (.+)$", markdown, flags=re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_links_lead_somewhere() -> None:
-    for target, anchor in re.findall(r"\]\(([^)#]+)(?:#([^)]*))?\)", PAGE):
-        file = FILE.parent / target
-        assert file.exists(), target
-        assert not anchor or anchor in anchors(file.read_text()), anchor

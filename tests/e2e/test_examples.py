@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from image_files import write_folder
+from tiny_bert import save_tiny_bert, sentences, write_sentences
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -182,6 +183,30 @@ def test_each_network_of_the_gan_stops_by_its_own_settings(tmp_path: Path) -> No
         "epoch 2: discriminator stopped through parameter 4",
     ]
     assert done.stdout.count('"frechet_distance"') == 2
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_the_fine_tuned_model_is_saved_as_it_was_trained(tmp_path: Path) -> None:
+    """Under pasted settings: what they freeze took its one step, and what is loaded says what was trained."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    source, data = save_tiny_bert(tmp_path / "model"), write_sentences(tmp_path / "texts", train=64)
+    settings = "CAC_WATCH=linear CAC_STOP_LAYER_NUM=20 CAC_STOP_LAYER_ITR=0 CAC_PREFIX_MODE=eval TUNE_CAC_EPOCHS=2"
+    (tmp_path / "best.env").write_text(f"export {settings}\n")  # the embeddings and the first block
+    program = example("fine_tune.py")
+    command = f". ./best.env && {sys.executable} {program} {source} {data}/train.csv tuned"
+    *epochs, scores = run(tmp_path, "sh", "-c", command)
+    assert len(epochs) == 2
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "tuned").eval()
+    assert model.config.id2label == {0: "neg", 1: "pos"}
+    first = AutoTokenizer.from_pretrained(tmp_path / "tuned")(sentences(64, 0)[0][0], return_tensors="pt")
+    assert [float(score) for score in scores.split(": ")[1].split()] == model(**first).logits[0].tolist()
+    pretrained = AutoModelForSequenceClassification.from_pretrained(source)
+    pairs = zip(model.parameters(), pretrained.parameters(), strict=True)
+    moved = [float((a - b).detach().abs().max()) for a, b in pairs]
+    one_step = 1.02 * 5e-5  # of AdamW, with its weight decay
+    assert max(moved[:21]) < one_step < min(moved[-4:-2])  # the pooler's; a new head begins elsewhere
 
 
 def test_every_example_is_run_and_says_what_it_is() -> None:

@@ -13,6 +13,7 @@ import optuna
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from thorough import rest_thorough
 from user_factories import HEAD
 
 import analysis
@@ -117,16 +118,6 @@ def test_a_minimised_study_is_the_mirror_image_of_one_with_its_negative(
 
 
 @pytest.mark.thorough
-def test_a_factory_with_a_metric_of_its_own_takes_its_unit_and_another_name(folder: Path) -> None:
-    given = {"workload": "errors_of_mine:make", "trials": 1, "controls": False, "results": folder / "results"}
-    found = tune_cac.search(**given, name="own", metric="cost", allowed_drop=1.5)  # nats: above what a fraction may be
-    assert found.allowed_drop == 1.5
-    found = tune_cac.search(**given, name="hits", metric="hits", direction="max", metric_unit="fraction")
-    assert found.trials["hits"].between(0, 1).all()
-    assert found.trials["cost"].notna().all()
-
-
-@pytest.mark.thorough
 def test_a_script_whose_last_value_is_no_number_fails_by_its_name(
     folder: Path, one_ray: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,24 +128,6 @@ def test_a_script_whose_last_value_is_no_number_fails_by_its_name(
     given = ["--metric", "r2", "--trials", "1", "--retries", "0", "--name", "r"]
     assert main(["search", "--script", f"{sys.executable} train.py", *given]) == 1
     assert 'such as {"r2": 0.91, "step": 100}' in capsys.readouterr().err  # the line that would report it
-
-
-@pytest.mark.thorough
-def test_a_script_reports_any_numbers(folder: Path, one_ray: None, capsys: pytest.CaptureFixture[str]) -> None:
-    command = f"{sys.executable} train.py"
-    assert main(
-        ["search", "--script", command, "--metric", "rmse", "--allowed-drop", "0.5", "--trials", "2", "--name", "s",
-         "--no-controls"]
-    ) == 0  # fmt: skip
-    trials = analysis.load("results/s")
-    assert trials["rmse"].notna().all()
-    assert trials["mae"].between(0, 5).all()
-    assert trials["accuracy"].between(0, 1).all()  # a further metric here
-    assert "accuracy_drop" not in trials.columns
-    assert json.loads(Path("results/s/study.json").read_text())["metric"] == "rmse"
-    said = capsys.readouterr()
-    assert "rise in rmse" in said.out
-    assert "accurac" not in said.out + said.err
 
 
 @pytest.mark.parametrize(
@@ -198,3 +171,19 @@ def test_a_metric_that_is_undefined_in_one_epoch_ends_a_trial_only_in_the_last(
         run.train_epoch()
         with pytest.raises(TrainingDiverged, match="the cost is nan in epoch 2"):
             run.train_epoch()
+
+
+@pytest.mark.parametrize("space", rest_thorough(["frozen_prefix", "auto_thresholds"]))
+def test_a_regression_is_searched_by_its_loss(space: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "diabetes.py").write_text((Path(__file__).parents[1] / "support" / "diabetes.py").read_text())
+    given = ["--workload", "diabetes:make", "--allowed-drop", "20%", "--trials", "3", "--name", "s"]
+    assert main(["search", "--space", space, *given]) == 0
+    trials = analysis.load("results/s")
+    assert (trials["status"] == "completed").all()
+    assert trials["val_loss"].between(0.2, 1.5).all()  # of targets with variance 1
+    np.testing.assert_allclose(trials["val_loss_drop"], trials["val_loss"] - trials["val_loss"].iloc[0])
+    assert (trials["compute_saved"] > 0).any()
+    said = capsys.readouterr()
+    texts = [said.out, said.err, *(Path("results/s", name).read_text() for name in ("best.env", "report.md"))]
+    assert not re.search("accurac|points", "".join(texts))
+    assert "rise in val_loss" in said.out

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
-import torch
 import yaml
-from commands_run import run_here, wait_for_trials
-from runs import assert_equals_alone, comparable
+from commands_run import run_here
+from runs import assert_equals_alone
 from studies import study_of
 
 import analysis
@@ -23,7 +16,6 @@ from analysis.io.study_files import Layout
 from analysis.presentation.summary_text import config_of
 from trainables.compression.schedule import read_schedule
 from trainables.compression.trial.from_config import schedule_of
-from trainables.workloads import build
 from tune_cac.cli.main import main
 
 
@@ -78,53 +70,6 @@ def test_a_published_schedule_is_searched_as_distiller_read_it(tmp_path: Path) -
     written = yaml.safe_load((tmp_path / "results" / "s" / "best.yaml").read_text())
     assert "extras" not in written
     assert written["version"] == 1
-
-
-# --- sensitivities, with and without sharing ------------------------------------------------------------------------
-
-
-SENSITIVITIES = (
-    "--space", "pruning_sensitivities", "--saving", "both", "--trials", "5", "--epochs", "5", "--concurrency", "1",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def study(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A search over a tree."""
-    folder = tmp_path_factory.mktemp("sensitivities")
-    search(folder, *SENSITIVITIES, "--name", "shared")
-    return folder / "results" / "shared"
-
-
-@pytest.mark.thorough
-@slow
-def test_sensitivities_are_searched_alike_with_and_without_sharing(study: Path, tmp_path: Path) -> None:
-    search(tmp_path, *SENSITIVITIES, "--name", "alone", "--no-sharing")
-    unshared = tmp_path / "results" / "alone"
-    shared, alone = analysis.load(study), analysis.load(unshared)
-    assert suggested(study) == suggested(unshared)
-    assert len({json.dumps(params) for params in suggested(study)}) == 5
-    pd.testing.assert_frame_equal(comparable(shared), comparable(alone))
-    assert set(shared["status"]) == {"completed"}
-    assert (alone["search_flops"] == alone["executed_flops"]).all()
-    # Pruning begins with epoch 1 of 5: that much of the dense run is everybody's, or nearly.
-    assert shared["search_flops"].sum() < 0.97 * alone["search_flops"].sum()
-    for _, trial in shared.iloc[1:3].iterrows():
-        assert_equals_alone(trial)
-
-
-@pytest.mark.thorough
-@slow
-def test_both_means_the_mean_of_both(study: Path) -> None:
-    trials = analysis.load(study)
-    ranking = analysis.rank(trials, allowed_drop=0.005)
-    expected = (trials["compute_saved"] + trials["inference_saved"]) / 2
-    assert ranking.set_index("trial")["saved"].to_dict() == pytest.approx(
-        dict(zip(trials["trial"], expected, strict=True))
-    )
-    told = [trial.values[1] for trial in study_of(study).trials]
-    assert told == pytest.approx(expected.tolist())
-    assert Layout(study).read_info().saving == "both"
 
 
 # --- a schedule with marks ------------------------------------------------------------------------------------------
@@ -183,75 +128,21 @@ def test_thresholds_and_sensitivities_are_searched_at_once(tmp_path: Path) -> No
         assert_equals_alone(trial)
 
 
-# --- accidents ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.thorough
-@slow
-def test_gradual_pruning_goes_on_after_a_kill(tmp_path: Path) -> None:
-    arguments = ["search", "--space", "agp", "--trials", "4", "--epochs", "6", "--name", "s", "--concurrency", "2"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tune_cac", *arguments, "--no-controls"], cwd=tmp_path, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    study = tmp_path / "results" / "s"
-    before = wait_for_trials(study, 2, process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    search_again = subprocess.run(
-        [sys.executable, "-m", "tune_cac", "search", "--resume", "s"], cwd=tmp_path, capture_output=True, text=True,
-        timeout=400,
-    )  # fmt: skip
-    assert search_again.returncode == 0, search_again.stderr
-    after = analysis.load(study)
-    completed = after[after["status"] == "completed"]
-    assert len(completed) == 4
-    assert set(after["status"]) <= {"completed", "interrupted"}
-    done = before[before["status"] == "completed"].set_index("trial")
-    assert (after.set_index("trial").loc[done.index, "wall_time_s"] == done["wall_time_s"]).all()
-    assert_equals_alone(completed.iloc[-1])
-
-
-@pytest.mark.thorough
-@slow
-def test_a_teacher_is_searched_for_its_temperature(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    torch.save(build("digits").make_model().state_dict(), tmp_path / "teacher.pt")
-    search(
-        tmp_path, "--space", "distillation", "--set", f"distill_checkpoint={tmp_path / 'teacher.pt'}", "--trials", "3",
-        "--epochs", "2", "--name", "s", "--concurrency", "1",
-    )  # fmt: skip
-    trials = analysis.load(tmp_path / "results" / "s")
-    assert set(trials["status"]) == {"completed"}
-    assert (trials["compute_saved"].iloc[1:] < 0).all()  # the teacher costs
-    assert_equals_alone(trials.iloc[1])
-
-
 # --- refused before anything starts ---------------------------------------------------------------------------------
 
-PLAIN = """
-pruners: {p: {class: SparsityLevelParameterPruner, levels: {conv1.weight: 0.5}}}
-policies: [{pruner: {instance_name: p}, epochs: [1]}]
-"""
 #: What each part of a wrong search says, in one line.
 REFUSED: list[tuple[list[str], str]] = [
     (["--space", "schedule"], "searches a schedule of yours: give its file by --schedule, got none"),
     (["--space", "schedule", "--schedule", "missing.yaml"], "missing.yaml"),
     (["--schedule", "mine.yaml"], "--schedule needs a space of compression, such as schedule, got --space"),
     (["--space", "distillation"], "space distillation needs a teacher: --set distill_teacher=NAME"),
-    (["--space", "distillation", "--set", "distill_checkpoint=nowhere.pt"], "nowhere.pt: there is no such file"),
     (["--space", "distillation", "--set", "distill_teacher=resnet21"], "resnet2"),
     (["--space", "agp", "--script", "python train.py"], "a script compresses by itself: space agp needs a workload"),
     (["--space", "agp", "--workers-per-trial", "2"], "space agp trains in one process, got --workers-per-trial 2"),
     (["--space", "agp", "--saving", "memory"], "memory"),
     (["--space", "agp", "--epochs", "1"], "needs two active epochs"),
-    (["--space", "agp+agp"], "a space can be searched once in a trial, got agp+agp"),
-    (["--space", "agp+stop_rules"], "space stop_rules can't be searched together with compression"),
-    (["--space", "auto_thresholds+manual_layers"], "spaces of Gradient-Skip can't be searched together"),
-    (["--space", "agp", "--set", "agp_final_sparsity=0.5"], "agp_final_sparsity is searched by space agp"),
     (["--space", "agp+auto_thresholds", "--set", "CAC_RULE=plasticity"], "CAC_RULE=plasticity can't be combined"),
     (["--space", "agp", "--set", "pruning_weights=3"], "pruning_weights"),
-    (["--space", "schedule", "--schedule", "plain.yaml"], "searches marked values, and the schedule has none"),
     (["--space", "schedule", "--schedule", "names.yaml"], "conv9.weight"),
     (["--space", "schedule", "--schedule", "late.yaml"], "the schedule never acts, for it begins in epoch 24"),
     (["--space", "schedule", "--schedule", "wrong.yaml"], "wrong.yaml"),
@@ -273,7 +164,6 @@ def test_a_wrong_search_ends_in_one_line_before_ray_starts(
     pruner = "pruners: {p: {class: SparsityLevelParameterPruner, levels: {%s: !search {low: 0.2, high: 0.5}}}}\n"
     policy = "policies: [{pruner: {instance_name: p}, epochs: [%d]}]\n"
     Path("mine.yaml").write_text(MARKED)
-    Path("plain.yaml").write_text("version: 1\n" + PLAIN)
     Path("names.yaml").write_text("version: 1\n" + pruner % "conv9.weight" + policy % 1)
     Path("late.yaml").write_text("version: 1\n" + pruner % "conv1.weight" + policy % 24)
     Path("wrong.yaml").write_text("version: 1\n" + pruner % "conv1.weight" + "polices: []\n")

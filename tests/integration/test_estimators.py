@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from commands_run import run_here
 from runs import assert_equals_alone
 
 import analysis
-from trainables.config import TrialConfig
-from trainables.errors import UserError
 
 pytestmark = pytest.mark.slow
 
@@ -103,22 +100,3 @@ def test_a_grid_and_gradient_skip_beside_it_are_compared_at_equal_compute(one_ra
     for _, row in joined.head(2).iterrows():
         assert_equals_alone(row)
     assert "zero_threshold=" in (tmp_path / "results" / "both" / "best.env").read_text()
-
-
-@pytest.mark.thorough
-def test_replay_claims_no_saving_of_an_estimator(one_ray: None, tmp_path: Path) -> None:
-    search = ("search", "--space", "central_difference", "--trials", "2", "--epochs", "2", "--name", "s")
-    done = run_here(tmp_path, *search, "--no-controls")
-    assert done.returncode == 0, done.stderr
-    study = str(tmp_path / "results" / "s")
-    refused = run_here(tmp_path, "replay", study, "--set", "gradient_epsilon=0.1")
-    assert refused.returncode == 2, refused.stdout
-    assert "replay predicts Gradient-Skip alone, got settings of " in refused.stderr
-    assert len(refused.stderr.splitlines()) == 1
-    trace = analysis.load_trace(study)
-    with pytest.raises(UserError, match="replay predicts Gradient-Skip alone, got a setting with method central_diff"):
-        analysis.replay(trace, TrialConfig(method="central_difference", epochs=2))
-    # Gradient-Skip's own thresholds are predicted from the same study's dense run.
-    assert run_here(tmp_path, "replay", study, "--set", "CAC_VAR_START_THR=0.99").returncode == 0
-    frame = pd.DataFrame([{"method": "central_difference", "gradient_epsilon": 0.1}], dtype=object)
-    assert analysis.replay(analysis.load_trace(study), frame)["compute_saved"].isna().all()

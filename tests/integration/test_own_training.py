@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -166,14 +167,16 @@ def test_images(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(list((tmp_path / "results" / ".images").glob("*/meta.json"))) == 1  # decoded once
 
 
-def test_how_much_of_a_network_to_freeze(tmp_path: Path, tune_cac_command: Run) -> None:
+def test_how_much_of_a_network_to_freeze(
+    tmp_path: Path, tune_cac_command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A residual network as a factory: depth by bisection, what is frozen computed once a sample, a second seed."""
     support = Path(__file__).parents[1] / "support"
     (tmp_path / "residual_factory.py").write_text((support / "residual_factory.py").read_text())
-    workload = ("--workload", "residual_factory:make")
+    workload = ("--workload", "residual_factory:make", "--option", "how=trained")
     done = tune_cac_command("search", "--space", "frozen_prefix", *workload, "--name", "s", "--allowed-drop", "0.2")
     assert done.returncode == 0, done.stderr
-    assert "no setting of the space is left to try" in done.stderr
+    assert "all that the space tries one after the other is done" in done.stderr
     trials = analysis.load(tmp_path / "results" / "s")
     assert set(trials["status"]) == {"completed"}
     prefixes = trials[trials["CAC_PREFIX_MODE"] == "eval"]
@@ -184,11 +187,18 @@ def test_how_much_of_a_network_to_freeze(tmp_path: Path, tune_cac_command: Run) 
         assert_equals_alone(trial)
     best = analysis.best(analysis.rank(trials, allowed_drop=0.2))
     assert best is not None
-    (elsewhere,) = trials.index[trials["control"] == "other seed"]
-    assert trials.loc[elsewhere, "CAC_STOP_LAYER_NUM"] == best["CAC_STOP_LAYER_NUM"]
-    assert trials.loc[elsewhere, "seed"] == 1
-    assert_equals_alone(trials.loc[elsewhere])
-    assert "a second seed ended at" in done.stdout
+    elsewhere = trials.index[trials["control"] == "other seed"]
+    own = trials.loc[elsewhere[trials.loc[elsewhere, "CAC_STOP_LAYER_NUM"] == best["CAC_STOP_LAYER_NUM"]]]
+    assert 1 in own["seed"].tolist()
+    assert_equals_alone(own.iloc[0])
+    assert "other seeds ended at" in done.stdout
     (cut,) = trials.index[controls].drop(elsewhere)  # to its compute, with its norms
     assert trials.loc[cut, "epochs"] == int((1 - best["compute_saved"]) * 4)
+    assert f"It freezes all up to {json.loads(best['stop_events'])[0]['name']} from the first step on" in done.stdout
+    sourced = (tmp_path / "results" / "s" / "best.env").read_text()
+    for name, value in re.findall(r"^export (\w+)=(\S+)$", sourced, re.MULTILINE):
+        monkeypatch.setenv(name, value)
+    again = tune_cac_command("trial", *workload)
+    assert f"validation accuracy {best['accuracy']:.4f}" in again.stdout
+    assert re.search(rf"^ +{best['epochs']} ", again.stdout, re.MULTILINE)
     assert ("Holding all norms alone" in done.stdout) == (best["CAC_NORM_STATISTICS"] == "hold_all")

@@ -216,8 +216,6 @@ def test_a_trial_that_raises_is_counted_and_shown_and_the_others_go_on(
     states = [t.state.name for t in study_of(Path("results/s")).trials]
     assert states.count("FAIL") == 1
     assert states.count("RUNNING") == 0
-    for _, row in trials[trials["status"] == "completed"].iterrows():
-        assert_equals_alone(row)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +264,7 @@ def test_an_interrupted_search_resumes(tmp_path: Path, ending: signal.Signals, f
         # The dense run of before was used; a rule that acts in the first steps finds nothing to share.
         assert (acting["search_flops"] <= acting["executed_flops"]).all()
         assert acting["search_flops"].sum() < acting["executed_flops"].sum()
-    for _, row in after[after["status"] == "completed"].iterrows():
+    for _, row in after[(after["status"] == "completed") & ~after["trial"].isin(done)].iterrows():
         assert_equals_alone(row)
     nothing_left = start(tmp_path, "search", "--resume", "s")
     _, err = nothing_left.communicate(timeout=120)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from commands_run import Run, run_here
+from commands_run import run_here
 from runs import assert_equals_alone, comparable
 
 import analysis
@@ -60,17 +60,6 @@ def test_the_search_costs_less_and_says_so(both: Path) -> None:
     assert f"{spent:.1f} full trainings for 7 trials" in (both / "shared.txt").read_text()
 
 
-def test_tree_says_what_the_trials_did(both: Path, tune_cac_command: Run) -> None:
-    done = tune_cac_command("tree", str(both / "results" / "shared"))
-    assert done.returncode == 0, done.stderr
-    assert "dense run" in done.stdout
-    assert "stop through" in done.stdout
-    refused = tune_cac_command("tree", str(both / "results" / "alone"))
-    assert refused.returncode == 2
-    assert "has no stage tree: its trials were trained alone (--no-sharing)" in refused.stderr
-    assert len(refused.stderr.splitlines()) == 1
-
-
 def test_replay_predicts_what_was_trained(both: Path) -> None:
     """Of trials in the tree replay knows everything, to the bit."""
     study = both / "results" / "shared"
@@ -81,19 +70,6 @@ def test_replay_predicts_what_was_trained(both: Path) -> None:
     assert found["compute_saved"].tolist() == acting["compute_saved"].tolist()
     assert found["accuracy"].tolist() == acting["accuracy"].tolist()
     assert found["stop_events"].tolist() == acting["stop_events"].tolist()
-
-
-@pytest.mark.thorough
-def test_a_second_search_uses_the_tree(both: Path) -> None:
-    study = both / "results" / "shared"
-    done = run_here(both, "search", "--trials", "1", "--epochs", EPOCHS, "--name", "shared", *SEARCH[-3:])
-    assert done.returncode == 0, done.stderr
-    added = analysis.load(study).iloc[7:]
-    assert len(added) == 1
-    assert (added["search_flops"] <= added["executed_flops"]).all()
-    assert added["search_flops"].sum() < added["executed_flops"].sum()  # the dense prefix was known
-    for _, row in added.iterrows():
-        assert_equals_alone(row)
 
 
 def trial_processes(parent: int) -> Iterator[int]:

@@ -52,19 +52,6 @@ def test_every_rule_trains_and_its_answer_can_be_written(tmp_path: Path) -> None
 
 
 @pytest.mark.thorough
-def test_manual_layers_stop_where_they_say(tmp_path: Path) -> None:
-    done = run_here(
-        tmp_path, "search", "--space", "manual_layers", "--trials", "6", "--epochs", "3", "--name", "s", "--no-controls"
-    )
-    _, *others = searched(done, tmp_path / "results" / "s")
-    for config in others:
-        assert config.CAC_STOP_LAYER_NUM is not None
-        assert set(config.CAC_STOP_LAYER_NUM) <= {2, 5, 8, 11, 14, 17}  # conv, norm weight, norm bias
-    trials = analysis.load(tmp_path / "results" / "s")
-    assert (trials["compute_saved"] > 0).any()
-
-
-@pytest.mark.thorough
 def test_held_values_are_part_of_the_study(tmp_path: Path) -> None:
     study = tmp_path / "results" / "s"
     arguments = (

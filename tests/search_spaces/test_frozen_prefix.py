@@ -18,7 +18,7 @@ SPACE = load("frozen_prefix")
 UNITS = 16
 CONTEXT = SpaceContext(
     total_steps=180, epochs=6, layer_names=tuple(f"p{n}" for n in range(2 * UNITS + 1)),
-    unit_ends=tuple(range(1, 2 * UNITS, 2)), has_norms=True, forward_cache_mb=50,
+    unit_ends=tuple(range(1, 2 * UNITS, 2)), has_norms=True,
 )  # fmt: skip
 Loss = Callable[[dict[str, Any], int], float]
 SHALLOW = {"frozen": "prefix", "start": 0.0}
@@ -32,6 +32,7 @@ def searched(
     wanted: Tried | None = Tried(parameters=start(context), epochs=context.epochs)
     while wanted is not None:
         earlier = replace(wanted, seeds=1).among(found)
+        assert wanted.seeds == (1 if earlier is None else earlier.seeds + 1)
         found = [one for one in found if one is not earlier]
         assert (
             next_point(context, [*found, replace(wanted, has_ended=False)]) is None
@@ -39,7 +40,7 @@ def searched(
         p, epochs = dict(wanted.parameters), wanted.epochs
         lost = loss(p, epochs)
         if wanted.seeds > 1:
-            lost = (lost + (elsewhere or loss)(p, epochs)) / 2
+            lost = (lost + (wanted.seeds - 1) * (elsewhere or loss)(p, epochs)) / wanted.seeds
         depth = p.get("depth", -1) + (1 - HALF) * p.get("deeper", 0)
         saved = 1 - (1 - (1 - p.get("start", 0.0)) * (depth + 1) / 20) * epochs / context.epochs
         found.append(replace(wanted, has_ended=True, saved=saved, lost=lost, is_within=lost <= allowed))
@@ -107,8 +108,17 @@ def test_the_answer_is_trained_on_a_second_seed_and_the_search_goes_on_where_it_
         lambda p, epochs: 0.0 if p.get("depth", 0) <= 9 and epochs == 6 and "deeper" not in p else 0.1,
         elsewhere=lambda p, epochs: 0.1 if p["depth"] > 8 else 0.0,
     )
-    twice = [(one.parameters["depth"], one.is_within) for one in tried if one.seeds == 2]
-    assert twice == [(9, False), (8, True)]
+    again = [(one.parameters["depth"], one.is_within) for one in tried if one.seeds > 1]
+    assert again == [(9, False), (8, True)]
+
+
+def test_a_cheap_answer_is_trained_on_more_seeds_and_no_deepening_begins_a_cache_anew_for_little() -> None:
+    cached = replace(CONTEXT, forward_cache_mb=50)
+    tried = searched(lambda p, epochs: 0.0 if deepest_frozen(p) <= 14 and epochs == 6 else 0.1, cached)
+    assert max(one.seeds for one in tried) == 3  # each costs a quarter of a training
+    kinds = [{one.parameters["frozen"] for one in searched(lambda p, epochs: 0.1 * (deepest_frozen(p) > 9), c)}
+             for c in (cached, CONTEXT)]  # fmt: skip
+    assert ["deepening" in found for found in kinds] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -162,5 +172,5 @@ def test_its_points_are_settings_of_the_space() -> None:
             stops.append(stop(p["depth"] + p["deeper"], p["start"] + (1 - p["start"]) * p["later"]))
         layers, iterations = zip(*stops, strict=True)
         stopping = {"CAC_STOP_LAYER_NUM": layers, "CAC_STOP_LAYER_ITR": iterations, "CAC_PREFIX_MODE": "eval"}
-        assert values == {**stopping, "forward_cache_mb": 50, NORMS: HELD}
+        assert values == {**stopping, "forward_cache_mb": 0, NORMS: HELD}
     assert kinds == {"nothing", "prefix", "deepening"}

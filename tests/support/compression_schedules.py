@@ -5,10 +5,17 @@ Its model: convolutions 0, 3, 6 and 9 of 4, 4, 6 and 6 filters, each with batch 
 
 from __future__ import annotations
 
+import io
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from runs import Row
+
+from trainables.config import TrialConfig
+from trainables.training.run import TrainingRun
 
 EPOCHS = 4
 CONVOLUTIONS = ["0.weight", "3.weight", "6.weight", "9.weight"]
@@ -154,3 +161,23 @@ def distilled(checkpoint: Path) -> dict[str, Any]:
 def text(schedule: dict[str, Any]) -> str:
     """As YAML."""
     return str(yaml.safe_dump(schedule, sort_keys=False))
+
+
+@cache
+def trained_alone(
+    config: TrialConfig, cuts: tuple[int, ...] = ()
+) -> tuple[list[Row], dict[str, torch.Tensor], dict[int, bytes]]:
+    """Rows and weights of a run, and its states before these steps, as they are saved."""
+    states = {}
+    with TrainingRun(config) as run:
+        rows = []
+        while not run.finished:
+            run.begin_epoch()
+            while not run.epoch_is_trained:
+                if run.step in cuts:
+                    file = io.BytesIO()
+                    torch.save(run.state_dict(), file)
+                    states[run.step] = file.getvalue()
+                run.train_step()
+            rows.append(run.end_epoch())
+        return rows, {name: value.clone() for name, value in run.model.state_dict().items()}, states

@@ -25,21 +25,6 @@ def conv_model() -> nn.Module:
     )
 
 
-def short_conv_model() -> nn.Module:
-    """Two convolutions with batch norm and a linear layer: 9 parameters, 4-D at 0 and 4."""
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 3, 3),
-        nn.BatchNorm2d(3),
-        nn.ReLU(),
-        nn.Conv2d(3, 4, 3, bias=False),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(64, 5),
-    )
-
-
 def conv_batches(count: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Random images and labels."""
     generator = torch.Generator().manual_seed(1)

@@ -5,7 +5,6 @@ Shapes: pixels (N, H, W, 3) uint8.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -36,7 +35,6 @@ def write_parquet(
     *,
     image: str = "img",
     label: str = "label",
-    names: Sequence[str] | None = None,
     group_rows: int | None = None,
 ) -> Path:
     """A file as Hugging Face writes it; images are pixels, bytes, or {"bytes": ..., "path": ...}."""
@@ -46,9 +44,6 @@ def write_parquet(
         rows.append(content if isinstance(content, dict) else {"bytes": content, "path": None})
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     table = pa.table({image: pa.array(rows, kind), label: pa.array(labels)})
-    if names is not None:
-        features = {image: {"_type": "Image"}, label: {"names": list(names), "_type": "ClassLabel"}}
-        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path, row_group_size=group_rows)
     return path

@@ -43,7 +43,6 @@ def report_data(trials: int = 60, *, seed: int = 0, allowed_drop: float = 0.005,
         "headline": headline(ranking, found, allowed_drop),
         "cost_line": search_cost_line(search_cost(frame)),
         "best_env": best_env(info, found, allowed_drop),
-        "history": history(frame),
         "controls": controls(),
         "confirmation": confirmation(ranking),
         "stages": stages(),
@@ -100,19 +99,6 @@ def _record(number: int, rng: np.random.Generator) -> dict[str, Any]:
     row |= {"gradient_bytes": round(10**6 * (1 - 1.2 * saved)), "peak_memory_bytes": round(10**8 * (1 - 0.2 * saved))}
     row |= {"stopped_through": 3 * (stops - 1) if stops else -1, "stop_events": json.dumps(events)}
     return record | {"role": "published" if number == 1 else "search", "row": row, "config": config}
-
-
-def history(trials: pd.DataFrame) -> pd.DataFrame:
-    """Accuracies that approach each trial's last one."""
-    done = trials[trials["status"] == "completed"].head(40)
-    epochs = np.arange(1, EPOCHS + 1)
-    return pd.concat(
-        [
-            pd.DataFrame({"trial": t, "epoch": epochs, "accuracy": a - 0.6 * np.exp(-epochs / (4 + t % 3))})
-            for t, a in zip(done["trial"], done["accuracy"], strict=True)
-        ],
-        ignore_index=True,
-    )
 
 
 def controls() -> pd.DataFrame:

@@ -93,7 +93,17 @@ def make(how: str = "shuffled") -> dict[str, Any]:
         more = {"views": 2}
     elif how == "stream":
         train = _Stream()
-    return {**more, "model": Network, "train": train, "validation": DataLoader(data(), batch_size=COUNT), "epochs": 4}
+    model = _trained if how == "trained" else Network
+    parts = {"model": model, "train": train, "validation": DataLoader(data(), batch_size=COUNT), "epochs": 4}
+    return {**more, **parts}
+
+
+def _trained() -> Network:
+    """Return a network whose norms have statistics of an earlier training."""
+    network = Network()
+    with torch.no_grad():
+        network(data().tensors[0])
+    return network
 
 
 class _Stream:

@@ -7,6 +7,7 @@ from typing import Any
 
 import optuna
 from optuna.storages.journal import JournalFileBackend
+from runs import finish
 
 import search_spaces
 from analysis.io.study_files import STUDY_NAME, Layout, StudyInfo
@@ -90,7 +91,5 @@ def learning(
         made.begin()
         made.suggest("baseline")
         with SharedRun(base, Sharing(tree=folder / "tree", budget_bytes=0)) as run:
-            while not run.finished:
-                last = run.train_epoch()
-        made.on_trial_complete("baseline", last)
+            made.on_trial_complete("baseline", finish(run)[-1])
     return made

@@ -1,14 +1,8 @@
-"""Knowledge distillation: a model learns from another model's logits.
+"""Knowledge distillation: a model learns from another model's logits; docs/compression.md has the loss.
 
 Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015 (arXiv:1503.02531), section 2.
-
-Symbols: s, t logits of student and teacher; T temperature; p = softmax(t / T), q = softmax(s / T); w_d, w_s, w_t the
-weights; N rows, C classes.
-
-    L = w_s CE(s, labels) + w_d T^2 mean_n sum_c p (log p - log q) + w_t CE(t, labels)
-
-T^2 keeps the gradients of both terms at a similar magnitude when T changes: the gradient of the second term with
-respect to s is w_d T (q - p) / N.
+T^2 keeps the gradients of both terms at a similar magnitude when T changes: that of the second with respect to the
+student's logits s is w_d T (q - p) / N, with p = softmax(t / T), q = softmax(s / T), t the teacher's, N rows.
 
 Shapes: logits (B, C), then N = B, or (B, T', C) for sequences, then N = B T'; labels as the logits without C.
 """
@@ -33,9 +27,9 @@ from trainables.compression.model_copies import bare_copy
 from trainables.compression.schedule.configs import KnowledgeDistillationConfig
 from trainables.compression.schedule.names import without_parallel
 from trainables.errors import UserError, unknown_name
-from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
 from trainables.runtime.isolation import kept_generators
 from trainables.workloads.models import MODELS, build_model
+from trainables.workloads.models.pretrained import read_weights
 from trainables.workloads.user_code import import_attribute
 
 
@@ -58,7 +52,7 @@ def distillation_loss(
     teacher_weight: float = 0.0,
     labels: Tensor | None = None,
 ) -> Tensor:
-    """Return L, a scalar; gradients flow to the student only.
+    """Return the loss, a scalar; gradients flow to the student only.
 
     ``student_ce`` is the student's loss against the labels, any scalar training loss. ``labels``, int64, are for the
     teacher's term, a constant, which is left out without them. UserError if shapes do not match.
@@ -104,8 +98,7 @@ class KnowledgeDistillationPolicy:
         temperature: T, > 0.
         loss_weights: of the terms. ``teacher`` adds a constant, and only if `before_backward` is given labels.
 
-    Raises:
-        UserError: a number is out of range, or the teacher shares parameters with the student.
+    UserError: a number is out of range, or the teacher shares parameters with the student.
     """
 
     def __init__(
@@ -177,12 +170,8 @@ class KnowledgeDistillationPolicy:
     def before_backward(self, loss: Tensor, labels: Tensor | None = None) -> Tensor:
         """Return the loss for the backward pass, computed from the last call of the student.
 
-        Args:
-            loss: the student's loss against the labels, a scalar.
-            labels: class numbers, int64, needed only for the value of the teacher's term, which has no gradient.
-
-        Raises:
-            UserError: the student was not called since the last loss, or more than once.
+        ``labels``, int64, are needed only for the value of the teacher's term, which has no gradient. UserError: the
+        student was not called since the last loss, or more than once.
         """
         if not self.calls_teacher_each_step:
             return self.loss_weights.student * loss
@@ -227,8 +216,6 @@ def _checked(output: Any, who: str) -> Tensor:
 
 #: The name of a teacher with the student's architecture.
 SAME = "same"
-#: Keys under which a checkpoint may store the weights.
-_WEIGHTS = ("model", "state_dict", "model_state_dict")
 #: Seed for initial weights, so that a resumed run without loaded weights has the same teacher.
 _SEED = 0
 
@@ -264,7 +251,7 @@ def build_teacher(
                 )
             teacher = build_model(name, sizes["num_classes"], channels=sizes["channels"])
     if settings.checkpoint is not None:
-        load_weights(teacher, settings.checkpoint)
+        load_weights(teacher, settings.checkpoint, what="teacher checkpoint", of="the teacher")
     elif not settings.pretrained:
         warnings.warn(
             f"the teacher {settings.teacher} has neither checkpoint nor pretrained weights: unless its function loads "
@@ -299,41 +286,18 @@ def _sizes(student: nn.Module) -> dict[str, int]:
     return found
 
 
-def load_weights(teacher: nn.Module, checkpoint: str | Path) -> None:
-    """Load a checkpoint's weights into a teacher; a ``module`` of a parallel wrapper in names is ignored.
+def load_weights(model: nn.Module, checkpoint: str | Path, *, what: str, of: str) -> None:
+    """Load a checkpoint's weights into a model; a ``module`` of a parallel wrapper in names is ignored.
 
-    The checkpoint is a file with a state dict, or with a dict that has one under one of `_WEIGHTS`, or the folder of a
-    tune_cac checkpoint.
+    `read_weights` says what a checkpoint may be. Errors call checkpoint and model by ``what`` and ``of``.
     """
-    weights = _read(Path(checkpoint))
-    names = {without_parallel(name): name for name in teacher.state_dict()}
+    weights = read_weights(Path(checkpoint), what)
+    names = {without_parallel(name): name for name in model.state_dict()}
     try:
-        teacher.load_state_dict({names.get(without_parallel(name), name): value for name, value in weights.items()})
+        model.load_state_dict({names.get(without_parallel(name), name): value for name, value in weights.items()})
     except RuntimeError as error:
         told = shorten(" ".join(str(error).splitlines()[1:]), 400, placeholder=" ...")
-        raise UserError(f"teacher checkpoint {checkpoint} does not fit the teacher: {told}") from error
-
-
-def _read(path: Path) -> Mapping[str, Tensor]:
-    file = path / CHECKPOINT_FILE if path.is_dir() else path
-    if not file.is_file():
-        raise UserError(f"teacher checkpoint {path}: there is no such file")
-    rule = f"teacher checkpoint {path} must hold tensors by name, as torch.save(model.state_dict(), file) writes them"
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        raise UserError(f"{rule}, but reading it raised {type(error).__name__}: {first}") from error
-    if isinstance(content, Mapping):
-        content = next((content[key] for key in _WEIGHTS if isinstance(content.get(key), Mapping)), content)
-    if not isinstance(content, Mapping) or not content:
-        raise UserError(f"{rule}, got {type(content).__name__ if content else 'nothing'}")
-    if others := [str(name) for name, value in content.items() if not isinstance(value, Tensor)]:
-        raise UserError(f"{rule}, got no tensors as {shorten(', '.join(others), 80)}")
-    return content
-
-
-# --- Flags of a training script ---------------------------------------------------------------------------------------
+        raise UserError(f"{what} {checkpoint} does not fit {of}: {told}") from error
 
 
 def add_distillation_args(

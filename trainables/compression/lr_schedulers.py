@@ -1,14 +1,9 @@
-"""Learning-rate schedules by class name: torch's, and two of the schedule language.
+"""Learning-rate schedules by class name: torch's, and two of the schedule language, which docs/compression.md defines.
 
 A schedule is set to an absolute epoch: if its policy begins at epoch 24, its learning rate is that of a schedule which
-has run from epoch 0. All schedules of an optimizer start from the same base rates.
-
-Symbols: e epoch, >= 0; base the group's learning rate before any schedule (``initial_lr``).
-
-    PolynomialLR(T_max, power)                base (1 - e / T_max)^power, and 0 from T_max on
-    MultiStepMultiGammaLR(milestones, gammas) base times the product of the gammas whose milestones are <= e
-
-torch's `PolynomialLR` (total_iters, power) is a different class; the argument ``T_max`` selects the one above.
+has run from epoch 0. All schedules of an optimizer start from the same base rates, the groups' learning rates before
+any schedule (``initial_lr``). torch's `PolynomialLR` (total_iters, power) is another class than the language's; the
+argument ``T_max`` selects that one.
 """
 
 from __future__ import annotations
@@ -62,10 +57,7 @@ class _MultiStepMultiGammaLR(LambdaLR):
         super().__init__(optimizer, lambda epoch: math.prod(gamma for milestone, gamma in steps if milestone <= epoch))
 
 
-_OURS: dict[str, type[LRScheduler]] = {
-    "PolynomialLR": _PolynomialLR,
-    "MultiStepMultiGammaLR": _MultiStepMultiGammaLR,
-}
+_OURS: dict[str, type[LRScheduler]] = {"PolynomialLR": _PolynomialLR, "MultiStepMultiGammaLR": _MultiStepMultiGammaLR}
 
 
 class ScheduleLR:
@@ -105,7 +97,6 @@ class ScheduleLR:
                 group["momentum"] = values["momentum"]
 
     def _begin(self, rates: Sequence[float]) -> None:
-        """Create torch's schedule at epoch 0."""
         self._scratch = _Scratch(self.optimizer, rates)
         try:
             self._scheduler = self._kind(self._scratch, **self._arguments)
@@ -115,7 +106,6 @@ class ScheduleLR:
             raise UserError(f"{self._class_name} refuses its arguments: {error}") from error
 
     def _move(self, epoch: int, metric: float | None) -> None:
-        """Move torch's schedule to this epoch."""
         if isinstance(self._scheduler, ReduceLROnPlateau):
             assert metric is not None
             self._scheduler.step(metric)
@@ -184,8 +174,12 @@ def build_lr_scheduler(
     if class_name not in classes:
         raise unknown_name("class of lr_schedulers", class_name, classes)
     check_arguments(class_name, arguments, classes[class_name])
-    rates = [_base_rate(group) for group in optimizer.param_groups] if base_lrs is None else base_lrs
-    return ScheduleLR(optimizer, classes[class_name], arguments, rates)
+    if base_lrs is None:
+        for group in optimizer.param_groups:
+            rate = group["lr"]
+            group.setdefault("initial_lr", rate.clone() if isinstance(rate, Tensor) else rate)
+        base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+    return ScheduleLR(optimizer, classes[class_name], arguments, base_lrs)
 
 
 def check_lr_scheduler(class_name: str, arguments: Mapping[str, Any]) -> None:
@@ -197,8 +191,3 @@ def check_lr_scheduler(class_name: str, arguments: Mapping[str, Any]) -> None:
     lists = [arguments[key] for key in per_group if isinstance(arguments.get(key), (list, tuple))]
     parameters = [{"params": [torch.zeros(())]} for _ in range(max([1, *map(len, lists)]))]
     build_lr_scheduler(class_name, arguments, torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
-
-
-def _base_rate(group: dict[str, Any]) -> float:
-    rate = group["lr"]
-    return float(group.setdefault("initial_lr", rate.clone() if isinstance(rate, Tensor) else rate))

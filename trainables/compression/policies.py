@@ -40,19 +40,15 @@ class Training:
     model: nn.Module
     masks: Masks
     optimizer: Optimizer | None = None
-    model_changed: Callable[[], None] = lambda: None
-    """Called after modules or shapes have changed."""
-    example: Callable[[nn.Module], object] | None = None
-    """Runs a model on a batch."""
-    removed: list[Any] = field(default_factory=list)
-    """Records of removed structures, one per thinning, in their order."""
+    model_changed: Callable[[], None] = lambda: None  # called after modules or shapes have changed
+    example: Callable[[nn.Module], object] | None = None  # runs a model on a batch
+    removed: list[Any] = field(default_factory=list)  # records of removed structures, one per thinning, in their order
 
 
 class Policy:
     """Base of all policies, which apply a component in their active epochs; this class does nothing."""
 
-    epochs_before: int = 0
-    """Number of epochs before the first active one in which `look` is called."""
+    epochs_before: int = 0  # number of epochs before the first active one in which `look` is called
 
     def look(self, training: Training) -> None:
         """Start observing training; called again after an interruption."""
@@ -215,8 +211,7 @@ class QuantizationPolicy(Policy):
 class LRPolicy(Policy):
     """Set the learning rates for the next epoch at the end of active epochs, and those of epoch 0 at its start.
 
-    The latter is needed for warm-up schedules (LinearLR, ConstantLR, OneCycleLR, CyclicLR), whose first rate is not the
-    base rate.
+    The first rate of warm-up schedules (LinearLR, ConstantLR, OneCycleLR, CyclicLR) is not the base rate.
     """
 
     def __init__(self, scheduler: ScheduleLR) -> None:
@@ -350,8 +345,6 @@ def folded(weights: Mapping[str, Tensor], model: nn.Module, batchnorms: Mapping[
     return result
 
 
-# --- Builds the components and policies of a schedule for a model -----------------------------------------------------
-
 #: Structures that each extension removes.
 _REMOVES: dict[str, Kind] = {"FilterRemover": "filters", "ChannelRemover": "channels", "StructureRemover": "structures"}
 
@@ -362,12 +355,9 @@ class Scheduled:
 
     policy: Policy
     timing: Timing
-    component: str | None = None
-    """Name of its component in the scheduler's state; None without state."""
-    is_looking: bool = False
-    """True if its component currently observes training."""
-    has_acted: bool = False
-    """True if it was active, or its component has observed training, in any epoch so far."""
+    component: str | None = None  # name of its component in the scheduler's state; None without state
+    is_looking: bool = False  # true if its component currently observes training
+    has_acted: bool = False  # true if it was active, or its component has observed training, in any epoch so far
 
     def looks_in(self, epoch: int) -> bool:
         """Return whether its component observes training in an epoch."""

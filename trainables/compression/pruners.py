@@ -32,17 +32,11 @@ from trainables.errors import UserError, unknown_name
 class Pruner:
     """Decide which elements of some weights are zero.
 
-    Args:
-        settings: one of `trainables.compression.schedule.configs.PRUNERS`.
-        model: the model to prune.
-        generator: on the CPU, for all random numbers.
-
-    Raises:
-        UserError: a name matches no parameter, or a weight does not have the requested structures.
+    ``settings`` are one of `trainables.compression.schedule.configs.PRUNERS`; the generator, on the CPU, is for all
+    random numbers. UserError: a name matches no parameter, or a weight does not have the requested structures.
     """
 
-    argument: ClassVar[str] = "weights"
-    """The argument that names parameters, in a list or with a value each."""
+    argument: ClassVar[str] = "weights"  # the argument that names parameters, in a list or with a value each
     epochs_before: ClassVar[int] = 0
     """Number of epochs before the first active one at which the pruner starts to observe training (`start`)."""
 
@@ -50,20 +44,17 @@ class Pruner:
         names = tuple(parameters_as_built(model))
         given = getattr(settings, self.argument)
         self.settings = settings
+        # Value of the argument by parameter name, None if it has no values.
         self.values: dict[str, Any] = (
             assigned(given, names) if isinstance(given, Mapping) else dict.fromkeys(listed(given, names))
         )
-        """Value of the argument by parameter name, None if it has no values."""
-        self.targets = tuple(self.values)
-        """Parameter names, at least one."""
+        self._first_use: dict[str, list[float]] = {}  # statistics of weights when they were first pruned, by name
+        self.targets = tuple(self.values)  # parameter names, at least one
 
     def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
-        """Return new masks by name, for the targets whose mask changes.
+        """Return new masks by name, for the targets whose mask changes, at a moment of an active epoch.
 
-        Args:
-            weights: of all targets, detached.
-            current: the masks of targets that have one.
-            moment: a moment of an active epoch.
+        ``weights`` are those of all targets, detached, ``current`` the masks of targets that have one.
         """
         return {name: self.mask(name, weights[name], current.get(name), moment) for name in self.targets}
 
@@ -79,13 +70,11 @@ class Pruner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state in plain types and tensors."""
-        return {}
+        return {"first_use": dict(self._first_use)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state."""
-
-
-# --- Elements or structures that are not above a threshold ------------------------------------------------------------
+        self._first_use = dict(state["first_use"])
 
 
 def threshold_mask(weight: Tensor, threshold: float) -> Tensor:
@@ -115,20 +104,10 @@ class SensitivityPruner(Pruner):
 
     argument = "sensitivities"
 
-    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
-        super().__init__(settings, model, generator)
-        self._deviations: dict[str, float] = {}
-
     def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
-        if name not in self._deviations:
-            self._deviations[name] = deviation(weight)
-        return threshold_mask(weight, self.values[name] * self._deviations[name])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"deviations": dict(self._deviations)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._deviations = dict(state["deviations"])
+        if name not in self._first_use:
+            self._first_use[name] = [deviation(weight)]
+        return threshold_mask(weight, self.values[name] * self._first_use[name][0])
 
 
 class StructureThresholdPruner(Pruner):
@@ -184,30 +163,17 @@ class SplicingPruner(Pruner):
 
     argument = "sensitivities"
 
-    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
-        super().__init__(settings, model, generator)
-        self._statistics: dict[str, list[float]] = {}
-
     def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
         s, sizes = self.settings, weight.detach().abs()
         grown = 1 + (moment.epoch - moment.timing.starting_epoch) * s.sensitivity_multiplier
-        if name not in self._statistics:
-            self._statistics[name] = [float(sizes.double().mean()), deviation(sizes)]
-        mean, std = self._statistics[name]
+        if name not in self._first_use:
+            self._first_use[name] = [float(sizes.double().mean()), deviation(sizes)]
+        mean, std = self._first_use[name]
         middle = mean + self.values[name] * grown * std
         before = torch.ones_like(sizes) if current is None else current
         cut = torch.where(sizes < s.low_thresh_mult * middle, 0.0, before)
         # Negated "<" instead of ">=", so that a NaN counts as large.
         return torch.where(~(sizes < s.hi_thresh_mult * middle), 1.0, cut).to(sizes.dtype)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"statistics": {name: list(pair) for name, pair in self._statistics.items()}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._statistics = dict(state["statistics"])
-
-
-# --- A share of the elements with the smallest absolute values --------------------------------------------------------
 
 
 def pruned_count(share: float, n: int, group_size: int = 1) -> int:
@@ -262,9 +228,6 @@ class GradualPruner(Pruner):
         return level_mask(weight, gradual_share(s.initial_sparsity, s.final_sparsity, moment.progress))
 
 
-# --- Structures -------------------------------------------------------------------------------------------------------
-
-
 class StructuresPruner(Pruner):
     """Base of all pruners of structures: one map per weight, or the leader's map for all.
 
@@ -276,8 +239,7 @@ class StructuresPruner(Pruner):
         blocks = getattr(settings, "kwargs", None)
         self.structures = Structures(ranked_group(settings.group_type), *([blocks.block_shape[:2]] if blocks else []))
         self.has_leader = settings.group_dependency == "Leader"
-        self.ranked = self.targets[:1] if self.has_leader else self.targets
-        """Names of the weights that are ranked."""
+        self.ranked = self.targets[:1] if self.has_leader else self.targets  # names of the weights that are ranked
         self.generator = generator
         self._check(parameters_as_built(model))
 
@@ -640,8 +602,6 @@ class ActivationWatch:
         found = state["found"]
         self._loaded = None if found is None else {(module, int(call)): list(names) for module, call, names in found}
 
-
-# --- Pruners by name --------------------------------------------------------------------------------------------------
 
 #: By the class's name in a schedule; ``_AGP`` after it means a share that grows, as the settings say.
 CLASSES: dict[str, type[Pruner]] = {

@@ -1,11 +1,8 @@
 """Regularization terms of the loss that push weights or groups towards zero, or the groups' norms apart.
 
-Symbols: w a weight; g one of its groups (see `structures`); lambda the strength that the schedule gives a parameter,
->= 0. Terms are summed over the parameters, and over both kinds of groups of ``Rows+Cols``.
-
-    L1               lambda sum |w|
-    group lasso      lambda sum_g ||g||_2          (Yuan and Lin 2006, eq. 2.1, without sqrt of the group size)
-    group variance   lambda / var_g ||g||_2        (Torfi et al. 2018, arXiv:1802.09902; variance unbiased)
+docs/compression.md has the formulas. Symbols: w a weight; g one of its groups (see `structures`); lambda the strength
+that the schedule gives a parameter, >= 0. Terms are summed over the parameters, and over both kinds of groups of
+``Rows+Cols``.
 """
 
 from __future__ import annotations
@@ -35,22 +32,15 @@ from trainables.errors import UserError
 LEAST_VARIANCE = 1e-12
 
 
-def _l1(weight: Tensor, strength: float) -> list[Tensor]:
-    return [strength * weight.abs().sum(dtype=at_least_single(weight.dtype))]
-
-
-def _group_lasso(weight: Tensor, regime: tuple[float, str]) -> list[Tensor]:
-    return [regime[0] * group_norms(weight, kind).sum() for kind in parts_of(regime[1])]
-
-
-def _group_variance(weight: Tensor, regime: tuple[float, str]) -> list[Tensor]:
-    return [regime[0] / group_norms(weight, regime[1]).var(unbiased=True).clamp(min=LEAST_VARIANCE)]
-
-
+#: Terms of a weight by the regularizer's class, given lambda, or (lambda, group).
 _TERMS: dict[str, Callable[[Tensor, Any], list[Tensor]]] = {
-    "L1Regularizer": _l1,
-    "GroupLassoRegularizer": _group_lasso,
-    "GroupVarianceRegularizer": _group_variance,
+    "L1Regularizer": lambda weight, strength: [strength * weight.abs().sum(dtype=at_least_single(weight.dtype))],
+    "GroupLassoRegularizer": lambda weight, regime: [
+        regime[0] * group_norms(weight, kind).sum() for kind in parts_of(regime[1])
+    ],
+    "GroupVarianceRegularizer": lambda weight, regime: [
+        regime[0] / group_norms(weight, regime[1]).var(unbiased=True).clamp(min=LEAST_VARIANCE)
+    ],
 }
 
 

@@ -42,12 +42,9 @@ if TYPE_CHECKING:
 class CompressionScheduler:
     """Run policies over the epochs of one training run.
 
-    Args:
-        model: the trained model.
-        optimizer: its optimizer; needed for learning rates, learned quantization and thinning.
-        example: runs a model on a batch; needed if batch norms are folded before ranking.
-        before_change: called once, before the model is changed or gets hooks.
-        model_changed: called after modules or shapes have changed.
+    The optimizer is needed for learning rates, learned quantization and thinning; ``example`` runs a model on a batch,
+    needed if batch norms are folded before ranking; ``before_change`` is called once, before the model is changed or
+    gets hooks, ``model_changed`` after modules or shapes have changed.
     """
 
     def __init__(
@@ -100,8 +97,7 @@ class CompressionScheduler:
             base_lrs: base learning rate of each parameter group; by default ``initial_lr``, or the current rates.
             **hooks: ``example``, ``before_change`` and ``model_changed`` of the class.
 
-        Raises:
-            UserError: the schedule is invalid, or has names that the model does not have.
+        UserError: the schedule is invalid, or has names that the model does not have.
         """
         read = schedule if isinstance(schedule, Schedule) else read_schedule(schedule, compatible=compatible)
         read = resolve(read, model_facts(model), compatible=compatible).schedule
@@ -143,8 +139,6 @@ class CompressionScheduler:
     def has_acted(self) -> bool:
         """Return whether any policy has acted or observed training so far."""
         return any(scheduled.has_acted for scheduled in self.policies)
-
-    # --- callbacks --------------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, epoch: int, optimizer: Optimizer | None = None, **_: Any) -> None:
         """Handle the start of an epoch."""
@@ -215,8 +209,6 @@ class CompressionScheduler:
         """Apply all masks to the weights now."""
         self.masks.apply(forward=True)
 
-    # --- state ------------------------------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """Return masks, state of components and policies, and removed structures, in plain types and tensors.
 
@@ -277,8 +269,6 @@ class CompressionScheduler:
                 scheduled.is_looking = False
         self._open = None
 
-    # --- internal ---------------------------------------------------------------------------------------------------
-
     def _active(self, epoch: int, minibatch: int = 0, per_epoch: int = 1) -> list[tuple[Policy, Moment]]:
         return [
             (s.policy, Moment(epoch=epoch, timing=s.timing, minibatch=minibatch, minibatches_per_epoch=per_epoch))
@@ -307,9 +297,6 @@ class CompressionScheduler:
         with self.unhooked():  # hooks are installed again, since parameters may be new objects
             if self._told is not None:
                 self._told()
-
-
-# --- Check a schedule on the model of a run before training -----------------------------------------------------------
 
 
 def facts_of_run(base: TrialConfig) -> ModelFacts:

@@ -13,12 +13,13 @@ from itertools import groupby
 from math import floor, isfinite
 from typing import Any, Literal, NamedTuple, get_args
 
-import torch
 from torch import Tensor, nn
 
 from trainables.compression.masks import parameters_as_built
 from trainables.compression.model_copies import evaluating
+from trainables.compression.pruners import kept_after
 from trainables.compression.schedule.names import listed
+from trainables.compression.structures import Structures
 from trainables.errors import UserError
 from trainables.quality import ACCURACY, Quality, allowed_amount, read_drop
 from trainables.workloads.base import Workload
@@ -37,24 +38,18 @@ class Row(NamedTuple):
     """Result for one weight pruned to one level."""
 
     parameter: str
-    sparsity: float
-    """The level."""
-    top1: float
-    """Accuracy, in [0, 1], or the workload's own metric."""
+    sparsity: float  # the level
+    top1: float  # accuracy, in [0, 1], or the workload's own metric
 
 
 class Proposal(NamedTuple):
     """Proposed level and sensitivity of one weight."""
 
     parameter: str
-    elements: int
-    """Number of elements of the weight."""
-    level: float
-    """The largest level up to which all levels are within the allowed accuracy loss."""
-    top1: float
-    """Accuracy at that level."""
-    sensitivity: float
-    """s: the threshold s std(w) prunes the weight to that level; 0 for level 0."""
+    elements: int  # number of elements of the weight
+    level: float  # the largest level up to which all levels are within the allowed accuracy loss
+    top1: float  # accuracy at that level
+    sensitivity: float  # s: the threshold s std(w) prunes the weight to that level; 0 for level 0
 
 
 def prunable(model: nn.Module, kind: Kind = "element") -> dict[str, nn.Parameter]:
@@ -83,11 +78,8 @@ def sensitivity_analysis(
         kind: what is pruned: elements, whole filters or whole channels.
         on_row: called with each row as soon as it is available.
 
-    Returns:
-        Rows by parameter, in the model's order, and ascending level.
-
-    Raises:
-        UserError: a level is out of range, the kind is unknown, a name matches nothing, or no parameter can be pruned.
+    Rows are by parameter, in the model's order, and ascending level. UserError: a level is out of range, the kind is
+    unknown, a name matches nothing, or no parameter can be pruned.
     """
     if kind not in get_args(Kind):
         raise UserError(f"kind of a sensitivity analysis must be one of {', '.join(get_args(Kind))}, got {kind!r}")
@@ -104,12 +96,11 @@ def sensitivity_analysis(
     for name, parameter in known.items():
         if name not in chosen:
             continue
-        smallest = order(parameter, kind)
         saved = parameter.detach().clone()
         try:
             for level in ascending:
                 if level > 0:
-                    _prune(parameter.detach(), smallest[: count_at(level, len(smallest))], kind)
+                    parameter.detach().mul_(_mask(saved, level, kind))
                 rows.append(Row(name, level, evaluate(model) if level > 0 else dense))
                 if on_row is not None:
                     on_row(rows[-1])
@@ -118,13 +109,14 @@ def sensitivity_analysis(
     return rows
 
 
-def _prune(parameter: Tensor, numbers: Tensor, kind: Kind) -> None:
-    """Zero elements, filters or channels by index."""
+def _mask(weight: Tensor, level: float, kind: Kind) -> Tensor:
+    """Return the mask that removes the smallest elements, filters or channels at this level."""
     if kind == "element":
-        chosen = torch.zeros(parameter.numel(), dtype=torch.bool, device=parameter.device)
-        parameter.masked_fill_(chosen.index_fill_(0, numbers, True).view(parameter.shape), 0)
-    else:
-        parameter.index_fill_(0 if kind == "filter" else 1, numbers, 0)
+        kept = kept_after(weight.abs().flatten(), count_at(level, weight.numel()))
+        return kept.view(weight.shape)
+    structures = Structures("Filters" if kind == "filter" else "Channels")
+    sizes = structures.split(weight.abs()).mean(1)
+    return structures.spread(kept_after(sizes, count_at(level, len(sizes))), weight)
 
 
 def count_at(level: float, number: int) -> int:
@@ -134,16 +126,6 @@ def count_at(level: float, number: int) -> int:
     (29, 1)
     """
     return floor(level * number + _ROUNDING)
-
-
-def order(weight: Tensor, kind: Kind) -> Tensor:
-    """Return the indices of elements (of the flattened weight), filters or channels, smallest first: (n,) int64."""
-    sizes = weight.detach().abs()
-    if kind == "element":
-        sizes = sizes.reshape(-1)
-    else:
-        sizes = (sizes if kind == "filter" else sizes.transpose(0, 1)).flatten(1).mean(1)
-    return sizes.argsort(stable=True)
 
 
 def proposed_sensitivities(
@@ -212,10 +194,8 @@ def pruners_section(proposals: Sequence[Proposal], kind: Kind) -> dict[str, Any]
     }
 
 
-def evaluate_workload(
-    workload: Workload, model: nn.Module, split: str, device: Any, metric: str | None = None
-) -> float:
-    """Return a model's accuracy, or another metric, on a split; its modes and all generators are restored."""
-    name = metric or workload.quality.name
+def evaluate_workload(workload: Workload, model: nn.Module, split: str, device: Any) -> float:
+    """Return the workload's metric of a model on a split; the model's modes and all generators are restored."""
+    name = workload.quality.name
     with evaluating(model):
         return float(workload.metrics_on(model, split, device, name)[name])

@@ -53,19 +53,11 @@ def ranked_group(group: str) -> str:
     return "Cols" if group == "Rows" else group
 
 
-def lacking_weight(group: str, shape: Sequence[int]) -> str:
-    """Return a description of the weight that a group needs if this shape does not have its structures, else "".
-
-    >>> lacking_weight("Rows", (8, 3, 3, 3))
-    'a matrix, 2 dimensions'
-    """
-    return next((what for counts, what in map(_WEIGHTS.__getitem__, parts_of(group)) if len(shape) not in counts), "")
-
-
 def check_group(group: str, name: str, shape: Sequence[int]) -> None:
     """Raise UserError unless a weight of this shape has a group's structures."""
-    if wanted := lacking_weight(group, shape):
-        raise UserError(f"{group} of {name} need {wanted}, got shape {'x'.join(map(str, shape)) or '()'}")
+    for counts, wanted in map(_WEIGHTS.__getitem__, parts_of(group)):
+        if len(shape) not in counts:
+            raise UserError(f"{group} of {name} need {wanted}, got shape {'x'.join(map(str, shape)) or '()'}")
 
 
 def group_count(shape: Sequence[int], group: str) -> int:

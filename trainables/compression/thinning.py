@@ -1,14 +1,11 @@
 """Thinning: removal of a model's zero filters and channels, which makes it smaller and faster.
 
-A zero filter before a batch norm still outputs a constant, the norm's beta - gamma mean / std, and a filter with a bias
-outputs its bias. Removing the filter treats gamma, beta and bias as zero. Where they are not zero, the model's outputs
-change by `Thinned.difference`; thinning is exact if they are pruned together with the filter.
+Where what follows a removed filter (a norm's shift, a bias) is not zero, the model's outputs change by
+`Thinned.difference`; docs/compression.md says why. All cuts are first tried on a copy, in double precision.
 
-All cuts are first tried on a copy, in double precision.
-
-A cut is (module, side, indices): side 0 the output channels, 1 the input channels. A convolution's weight is
-(C_out, C_in / groups, *kernel), a transposed one's (C_in, C_out / groups, *kernel): there side 0 is dimension 1. Norms,
-PReLU and depthwise convolutions have the same channels on both sides; their cuts have side 0.
+A cut is (module, side, indices): side 0 the output channels, 1 the input channels. A convolution's weight is (C_out,
+C_in / groups, *kernel), a transposed one's (C_in, C_out / groups, *kernel): there side 0 is dimension 1. Norms, PReLU
+and depthwise convolutions have the same channels on both sides; their cuts have side 0.
 """
 
 from __future__ import annotations
@@ -44,8 +41,6 @@ Record = list[list[Any]]
 Removed = dict[str, dict[int, list[int]]]
 #: Indices to remove, by (module, side).
 Cuts = dict[tuple[str, int], set[int]]
-
-# --- Modules with channels --------------------------------------------------------------------------------------------
 
 
 def is_depthwise(module: nn.Module) -> bool:
@@ -208,8 +203,7 @@ class _Part:
         self.type: str = node.type.name
         self.module: nn.Module = node.module
         self.name = names.get(self.module, "")
-        self.indices: dict[int, list[int]] = defaultdict(list)
-        """The module's own indices, by root channel r."""
+        self.indices: dict[int, list[int]] = defaultdict(list)  # the module's own indices, by root channel r
         self.is_one_number = self.type == "PRELU" and width(self.module, 0) == 1
         """True for a PReLU that has one slope for all channels."""
         weighted = self.type in (*_WEIGHTED, "DEPTHWISE_CONV")
@@ -415,14 +409,10 @@ _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
 class Thinned:
     """Result of a thinning."""
 
-    record: Record
-    """The cuts, for `thin_again`, one of each module and side. Empty if nothing was cut."""
-    removed: Removed
-    """The same by parameter."""
-    exact: bool
-    """True if the outputs on the example are unchanged in eval mode, apart from rounding."""
-    difference: float
-    """The largest absolute change of an output on the example."""
+    record: Record  # the cuts, for `thin_again`, one of each module and side. Empty if nothing was cut.
+    removed: Removed  # the same by parameter
+    exact: bool  # true if the outputs on the example are unchanged in eval mode, apart from rounding
+    difference: float  # the largest absolute change of an output on the example
 
 
 def thin(
@@ -447,8 +437,7 @@ def thin(
             with the filters that produced them; ``structures`` does both.
         round_to: widths stay multiples of this, >= 1.
 
-    Raises:
-        UserError: torch_pruning is not installed or cannot trace the model.
+    UserError: torch_pruning is not installed or cannot trace the model.
     """
     trial = _Trial(model, _first_samples(tuple(example_inputs)))
     record: Record = []
@@ -557,7 +546,6 @@ def _first_samples(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _shared(model: nn.Module) -> set[str]:
-    """Return all names of the parameters that have more than one name."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(as_built(name))

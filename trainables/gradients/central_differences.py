@@ -1,9 +1,7 @@
 """Central difference gradient: the slope of the loss along each weight, from two forward passes a weight.
 
-    g_i = [L(w + epsilon e_i) - L(w - epsilon e_i)] / (2 epsilon)
-
-P weights take 2 P forward passes. The error against the gradient is of the order of epsilon^2 from the curvature, and
-of u |L| / epsilon from rounding, u the precision of the loss's dtype.
+The error against the gradient is of the order of epsilon^2 from the curvature, and of u |L| / epsilon from rounding, u
+the precision of the dtype of the loss L.
 """
 
 from __future__ import annotations
@@ -37,9 +35,8 @@ def central_difference(
 ) -> dict[str, Tensor]:
     """Return the central difference gradient of a loss by parameter name, each of the parameter's shape.
 
-    The model, its buffers and all generators are afterwards as before. Weights of layers are changed at the layers'
-    outputs (`perturbations`); the other parameters as they are. An estimate that takes more than five seconds shows on
-    stderr how far it is.
+    The model, its buffers and all generators are afterwards as before. An estimate that takes more than five seconds
+    shows on stderr how far it is.
 
     Args:
         loss: loss(model) is a scalar tensor, regularization terms included.
@@ -49,12 +46,9 @@ def central_difference(
         names: names or patterns of parameters (``conv*``); None: those that require a gradient.
         memory_bytes: bound on the memory of the changes that are evaluated at once.
 
-    Raises:
-        UserError: an epsilon that is not above 0, or too small to change a weight; a loss that is no scalar tensor or
-            does not repeat; a name that matches nothing.
-
-    Warns:
-        UserWarning: an epsilon at which rounding dominates, or a loss that `torch.func.vmap` cannot treat.
+    UserError: an epsilon that is not above 0, or too small to change a weight; a loss that is no scalar tensor or does
+    not repeat; a name that matches nothing. UserWarning: an epsilon at which rounding dominates, or a loss that
+    `torch.func.vmap` cannot treat.
     """
     chosen = matching_names(model, names)
     losses = Perturbations(loss, model, memory_bytes=memory_bytes)
@@ -143,12 +137,6 @@ def relative_error(estimated: Mapping[str, Tensor], reference: Mapping[str, Tens
 class CentralDifferenceSGD(NormalisedSGD):
     """Descent along central differences.
 
-        optimizer = CentralDifferenceSGD(model, lr=0.1, epsilon=0.01)
-        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [30_000, 40_000])
-        for x, y in batches:
-            optimizer.step(lambda model: F.cross_entropy(model(x), y))
-            scheduler.step()
-
     Any schedule of torch decays the learning rate and, jointly, epsilon: both keep their ratio.
 
     Args:
@@ -191,14 +179,9 @@ class CentralDifferenceSGD(NormalisedSGD):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Tensor:  # type: ignore[override]  # the loss takes the model
-        """Take one step and return the loss before it.
+        """Take one step and return the loss before it; ``closure(model)`` is the loss, a scalar tensor.
 
-        Args:
-            closure: the loss, of which `closure(model)` is a scalar tensor.
-
-        Raises:
-            UserError: as `central_difference`, or no loss.
-            TrainingDiverged: the loss is not finite.
+        UserError: as `central_difference`, or no loss. TrainingDiverged: the loss is not finite.
         """
         if closure is None:
             raise UserError("step(loss) needs the loss: a function of the model that returns a scalar tensor")

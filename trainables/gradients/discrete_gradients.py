@@ -1,12 +1,8 @@
 """Discrete gradient: the smallest change of each weight that lowers the loss, and the best of these together.
 
-For each element d of the parameters, changes of +-stride (i + 1), i = 0, 1, ..., are tried until the loss decreases or
-the change exceeds epsilon; the smallest change delta_d that decreases it is kept, with its sign and its decrease.
-Sorted by an objective, decrease / delta or decrease / delta^2, they are taken while the sum of delta^2 is below
-epsilon^2, and applied together. If the loss does not decrease by that, the better half is taken, until it does.
-
-On smooth functions nearly every delta is the stride, so a step is one along signs, and stalls near a minimum: nothing
-is claimed about convergence. With binary activations the loss is constant in places, where a gradient says nothing.
+docs/gradients.md has the search. On smooth functions nearly every delta is the stride, so a step is one along signs,
+and stalls near a minimum: nothing is claimed about convergence. With binary activations the loss is constant in places,
+where a gradient says nothing.
 
 Shapes: P elements of a parameter; multiples (P,) int64, delta = stride x multiple, negative ones lower the element, 0:
 nothing found; decreases (P,).
@@ -38,22 +34,15 @@ _MOST_AT_ONCE = 2**21
 class DiscreteGradient:
     """Result of a search: the changes that lower the loss, and those that are made together."""
 
-    stride: float
-    """Smallest change that was tried."""
+    stride: float  # smallest change that was tried
     multiples: Mapping[str, Tensor]
     """Smallest change that lowers the loss, in strides with its sign, by parameter name; 0 where none was found."""
-    decreases: Mapping[str, Tensor]
-    """By how much it lowers the loss; 0 where none was found."""
-    taken: Mapping[str, Tensor]
-    """The changes that are made together, to be added to the parameters; zeros elsewhere."""
-    loss_before: float
-    """Loss of the model as it was."""
-    loss_after: float
-    """Loss with the changes that were taken; equal to `loss_before` if none was."""
-    retries: int
-    """Number of smaller sets that were tried, since the ones before did not lower the loss."""
-    evaluations: int
-    """Losses that were evaluated."""
+    decreases: Mapping[str, Tensor]  # by how much it lowers the loss; 0 where none was found
+    taken: Mapping[str, Tensor]  # the changes that are made together, to be added to the parameters; zeros elsewhere
+    loss_before: float  # loss of the model as it was
+    loss_after: float  # loss with the changes that were taken; equal to `loss_before` if none was
+    retries: int  # number of smaller sets that were tried, since the ones before did not lower the loss
+    evaluations: int  # losses that were evaluated
 
     @property
     def found(self) -> int:
@@ -95,13 +84,10 @@ def discrete_gradient(
         names: names or patterns of parameters; None: those that require a gradient.
         objective: order in which changes are taken, one of `OBJECTIVES`.
 
-    The set is halved until the loss decreases, down to single elements in their order. Where a single change that
-    lowered the loss at a layer's output does not do so in the weight, rounded to its dtype, the next is tried; if none
-    does, nothing is taken.
-
-    Raises:
-        UserError: an epsilon or stride that is not above 0, a stride above epsilon or too small to change a weight, an
-            unknown objective, a loss that is no scalar tensor or does not repeat, a name that matches nothing.
+    Where a single change that lowered the loss at a layer's output does not do so in the weight, rounded to its dtype,
+    the next is tried; if none does, nothing is taken. UserError: an epsilon or stride that is not above 0, a stride
+    above epsilon or too small to change a weight, an unknown objective, a loss that is no scalar tensor or does not
+    repeat, a name that matches nothing.
     """
     chosen = matching_names(model, names)
     for name, value in (("epsilon", epsilon), ("stride", stride)):
@@ -204,9 +190,9 @@ def taken_first(
 ) -> tuple[Tensor, int]:
     """Return the elements in the order in which they are taken, and how many are within the budget together.
 
-    The sum of their delta^2 stays below epsilon^2, in exact integers of strides. An element whose change alone has the
-    length epsilon is left out.
-    Ties are in the order of the elements. Multiples, 0 where none was found, and decreases are (D,), of all elements.
+    The sum of their delta^2 stays below epsilon^2, in exact integers of strides; an element whose change alone has the
+    length epsilon is left out. Ties are in the order of the elements. Multiples and decreases are (D,), of all
+    elements.
     """
     budget = (epsilon / stride) ** 2 * (1 - 1e-12)
     having = torch.nonzero((multiples != 0) & (multiples.double().square() < budget)).flatten()

@@ -37,81 +37,50 @@ STE_WEIGHTINGS = ("uniform", "effect")
 
 @dataclass(frozen=True, kw_only=True)
 class GradientFields:
-    """Fields of the methods of `ESTIMATORS`; None: the method's default (`DEFAULTS`)."""
+    """Fields of the methods of `ESTIMATORS` (`PREFIXES` says whose); None: the method's default (`DEFAULTS`)."""
 
-    svrg_alpha: float | None = None
-    """svrg: coefficient of the control variate, in [0, 1]; 0 is SGD."""
-    svrg_alpha_decays: bool | None = None
-    """svrg: True if the coefficient falls linearly to 0 over the run."""
-    svrg_snapshot_every: int | None = None
-    """svrg: steps from one snapshot, a pass over the data, to the next, >= 1."""
-    kfac_damping: float | None = None
-    """kfac: added to the eigenvalues of the curvature, above 0."""
-    kfac_kl_clip: float | None = None
-    """kfac: bound on the KL divergence of a step, above 0."""
-    kfac_decay: float | None = None
-    """kfac: decay of the factors' moving averages, in [0, 1)."""
-    kfac_factor_every: int | None = None
-    """kfac: steps from one measurement of the factors to the next, >= 1."""
-    kfac_inverse_every: int | None = None
-    """kfac: steps from one eigendecomposition to the next, >= 1."""
-    kfac_fisher: str | None = None
-    """kfac: labels of the factors, `FISHERS`."""
-    cluster_count: int | None = None
-    """gradient_clustering: K, the clusters, >= 1."""
-    cluster_mode: str | None = None
-    """gradient_clustering: `CLUSTER_MODES`."""
+    svrg_alpha: float | None = None  # coefficient of the control variate, in [0, 1]; 0 is SGD
+    svrg_alpha_decays: bool | None = None  # True if the coefficient falls linearly to 0 over the run
+    svrg_snapshot_every: int | None = None  # steps from one snapshot, a pass over the data, to the next, >= 1
+    kfac_damping: float | None = None  # added to the eigenvalues of the curvature, above 0
+    kfac_kl_clip: float | None = None  # bound on the KL divergence of a step, above 0
+    kfac_decay: float | None = None  # decay of the factors' moving averages, in [0, 1)
+    kfac_factor_every: int | None = None  # steps from one measurement of the factors to the next, >= 1
+    kfac_inverse_every: int | None = None  # steps from one eigendecomposition to the next, >= 1
+    kfac_fisher: str | None = None  # labels of the factors, `FISHERS`
+    cluster_count: int | None = None  # K, the clusters, >= 1
+    cluster_mode: str | None = None  # `CLUSTER_MODES`
     cluster_every: int | None = None
-    """gradient_clustering: steps from one update of the clusters to the next, >= 1; unless set, online 10, full as many
-    as passes need to cost less than plain steps, 100 at least."""
-    cluster_iterations: int | None = None
-    """gradient_clustering: passes over the data of a full update, >= 1."""
-    cluster_decay: float | None = None
-    """gradient_clustering: decay of the centres in online mode, in [0, 1)."""
+    """Steps from one update of the clusters to the next, >= 1; unless set, online 10, full as many as passes need to
+    cost less than plain steps, 100 at least."""
+    cluster_iterations: int | None = None  # passes over the data of a full update, >= 1
+    cluster_decay: float | None = None  # decay of the centres in online mode, in [0, 1)
     kept_samples: int | None = None
     """gradient_clustering, importance_sampling, svrg: most samples that are kept of data without numbers, >= 1."""
-    importance_by: str | None = None
-    """importance_sampling: `IMPORTANCE_SCORES`."""
-    importance_uniform: float | None = None
-    """importance_sampling: share of the probability that is spread evenly, in (0, 1]."""
-    importance_update_every: int | None = None
-    """importance_sampling: steps from one update of the probabilities to the next, >= 1."""
-    zero_threshold: float | None = None
-    """zero_gradients: norm of a sample's output gradient below which it is left out, above 0."""
-    zero_unbiased: bool | None = None
-    """zero_gradients: True keeps some of those samples with a larger weight."""
-    statistics_measurements: int | None = None
-    """Any method: how often gradient statistics are measured in the run, >= 1. None: never."""
-    statistics_samples: int | None = None
-    """Any method: gradients of each estimator in a measurement, >= 2. None: `STATISTICS_SAMPLES`."""
+    importance_by: str | None = None  # `IMPORTANCE_SCORES`
+    importance_uniform: float | None = None  # share of the probability that is spread evenly, in (0, 1]
+    importance_update_every: int | None = None  # steps from one update of the probabilities to the next, >= 1
+    zero_threshold: float | None = None  # norm of a sample's output gradient below which it is left out, above 0
+    zero_unbiased: bool | None = None  # True keeps some of those samples with a larger weight
+    statistics_measurements: int | None = None  # of any method: measurements in the run, >= 1. None: no statistics
+    statistics_samples: int | None = None  # gradients of each estimator in one, >= 2. None: `STATISTICS_SAMPLES`
     gradient_layers: tuple[str, ...] | None = None
     """Names or patterns of the parameters that are estimated; the others are trained by backpropagation. None: all."""
     gradient_start_itr: int | None = None
     """First iteration with the estimator, >= 0; before it all parameters are trained by backpropagation."""
     gradient_epsilon: float | None = None
     """central_difference: half the distance of two evaluations; discrete_gradient: length of a step. Above 0."""
-    gradient_epsilon_decays: bool | None = None
-    """True if epsilon keeps its ratio to the learning rate."""
-    discrete_stride: float | None = None
-    """discrete_gradient: smallest change of a weight, above 0 and at most epsilon."""
-    discrete_objective: str | None = None
-    """discrete_gradient: order in which changes are taken, `OBJECTIVES`."""
-    ste_estimator: str | None = None
-    """straight_through: one of `STE_ESTIMATORS`."""
-    ste_samples: int | None = None
-    """straight_through: gradients that are sampled in a step, >= 1; of nes, pairs of forward passes."""
-    ste_weighting: str | None = None
-    """straight_through: how samples become one direction, `STE_WEIGHTINGS`."""
-    ste_normalised: bool | None = None
-    """straight_through: True for a direction of unit length."""
-    ste_trial_step: float | None = None
-    """straight_through: length of the step that measures the effect of a sample, above 0."""
-    ste_candidates: int | None = None
-    """straight_through, estimator proposal: directions drawn beside the mean, >= 1."""
-    ste_spread: float | None = None
-    """straight_through, estimator proposal: factor of the samples' deviations, above 0."""
-    ste_sigma: float | None = None
-    """straight_through, estimator nes: standard deviation of a weight's perturbation, above 0."""
+    gradient_epsilon_decays: bool | None = None  # True if epsilon keeps its ratio to the learning rate
+    discrete_stride: float | None = None  # smallest change of a weight, above 0 and at most epsilon
+    discrete_objective: str | None = None  # order in which changes are taken, `OBJECTIVES`
+    ste_estimator: str | None = None  # one of `STE_ESTIMATORS`
+    ste_samples: int | None = None  # gradients that are sampled in a step, >= 1; of nes, pairs of forward passes
+    ste_weighting: str | None = None  # how samples become one direction, `STE_WEIGHTINGS`
+    ste_normalised: bool | None = None  # True for a direction of unit length
+    ste_trial_step: float | None = None  # length of the step that measures the effect of a sample, above 0
+    ste_candidates: int | None = None  # estimator proposal: directions drawn beside the mean, >= 1
+    ste_spread: float | None = None  # estimator proposal: factor of the samples' deviations, above 0
+    ste_sigma: float | None = None  # estimator nes: standard deviation of a weight's perturbation, above 0
 
 
 #: Fields that a method reads and their values where they are None, by method.

@@ -14,10 +14,8 @@ class FlopMeter:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
-        self.forward_flops = 0
-        """FLOPs of forward passes so far."""
-        self.backward_flops = 0
-        """FLOPs of backward passes, and of what turns gradients into a direction, so far."""
+        self.forward_flops = 0  # FLOPs of forward passes so far
+        self.backward_flops = 0  # FLOPs of backward passes, and of what turns gradients into a direction, so far
 
     @contextmanager
     def forward(self, key: Hashable) -> Iterator[None]:

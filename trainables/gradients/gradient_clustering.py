@@ -20,12 +20,7 @@ from torch import Tensor, nn
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import CLUSTER_MODES, ONLINE_CLUSTER_EVERY, usual_cluster_interval
 from trainables.gradients.gradient_method import Draw, GradientMethod, check_interval, check_option
-from trainables.gradients.layer_signals import (
-    LayerSignals,
-    rows_of_inputs,
-    rows_of_outputs,
-    treatable_layers,
-)
+from trainables.gradients.layer_signals import LayerSignals, rows_of_inputs, rows_of_outputs, treatable_layers
 from trainables.gradients.output_rows import OutputRows
 from trainables.workloads.batch_shapes import shapes_of
 
@@ -52,8 +47,7 @@ class GradientSketch:
         self._layers = layers
         self._sides: dict[str, list[Tensor | None]] = {}
         self._places: dict[str, slice] = {}
-        self.width = 0
-        """S, at most p^2 a layer."""
+        self.width = 0  # S, at most p^2 a layer
         for name, layer in layers.items():
             assert isinstance(layer.weight, Tensor)
             outputs, inputs = layer.weight.flatten(1).shape
@@ -67,10 +61,8 @@ class GradientSketch:
     def of(self, recorded: LayerSignals, samples: int, scale: Tensor | float) -> tuple[Tensor, int]:
         """Return the sketches of a batch's gradients (B, S), and the FLOPs that they took.
 
-        The scale, a number or (B,), makes a row's gradient that of the sample's own loss.
-
-        Raises:
-            UserError: a layer whose first dimension is not the samples'.
+        The scale, a number or (B,), makes a row's gradient that of the sample's own loss. UserError: a layer whose
+        first dimension is not the samples'.
         """
         found: Tensor | None = None
         flops = 0
@@ -212,19 +204,13 @@ def stratified_draw(assignments: Tensor, batch_size: int, generator: torch.Gener
     return numbers, len(clusters) * counts[chosen] / len(assignments)
 
 
-# --- Gradient clustering ----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class GradientCluster:
     """Samples that share a gradient."""
 
-    size: int
-    """Samples."""
-    spread: float
-    """Mean squared distance of their gradients from the centre."""
-    examples: tuple[int, ...]
-    """Numbers of the samples nearest to the centre, the nearest first."""
+    size: int  # samples
+    spread: float  # mean squared distance of their gradients from the centre
+    examples: tuple[int, ...]  # numbers of the samples nearest to the centre, the nearest first
 
 
 class WatchedRows(OutputRows):
@@ -249,10 +235,10 @@ class GradientClustering(GradientMethod):
 
     The estimate is unbiased whatever the clusters are: weights are M N_k / N (`stratified_draw`).
 
-    Source: Faghri et al., arXiv:2007.04532, 2020, section 3. Other than the published code, a pass counts N_k from 0
-    on (with the counts of the pass before, the variance was 16 times SGD's), and centres are those of sketches,
-    not outer products of mean inputs and mean output gradients: of a convolution, whose gradients
-    are sums over places, equal gradients would not be at distance 0.
+    Source: Faghri et al., arXiv:2007.04532, 2020, section 3. Other than the published code, a pass counts N_k from 0 on
+    (with the counts of the pass before, the variance was 16 times SGD's), and centres are those of sketches, not outer
+    products of mean inputs and mean output gradients: of a convolution, whose gradients are sums over places, equal
+    gradients would not be at distance 0.
 
     Args:
         clusters: K, in 1..N.
@@ -263,8 +249,7 @@ class GradientClustering(GradientMethod):
         iterations: passes of a full update, >= 1; each costs about a pass over the data.
         decay: of the centres in online mode, in [0, 1).
 
-    Raises:
-        UserError: an option out of range, fewer samples than clusters, or no layer to look at.
+    UserError: an option out of range, fewer samples than clusters, or no layer to look at.
     """
 
     name = "gradient_clustering"
@@ -294,11 +279,9 @@ class GradientClustering(GradientMethod):
         self.layers = treatable_layers(self.model, "gradient clustering")
         generator = torch.Generator().manual_seed(self.seed)
         # Before the first update, clusters are random: stratified sampling is then no worse than plain.
-        self.assignments = torch.randperm(count, generator=generator) % clusters
-        """(N,), the cluster of each sample."""
+        self.assignments = torch.randperm(count, generator=generator) % clusters  # (N,), the cluster of each sample
         self.sketch = GradientSketch(self.layers, self.device, self.seed)
-        self.centres: Tensor | None = None
-        """(K, S), in sketches; None before the first update."""
+        self.centres: Tensor | None = None  # (K, S), in sketches; None before the first update
         self._since_update = self.every  # the first update is due at once
 
     def draw(self, generator: torch.Generator) -> Draw:
@@ -416,11 +399,8 @@ class GradientClustering(GradientMethod):
     def inspect(self, *, iterations: int = 5, examples: int = 6) -> list[GradientCluster]:
         """Return clusters of equal gradients, the largest first: each sample with its nearest centre, unweighted.
 
-        The method's own clusters, made for low variance, split large groups; these do not. Nothing is changed.
-
-        Args:
-            iterations: passes over the data, >= 1.
-            examples: samples nearest to the centre that are named.
+        The method's own clusters, made for low variance, split large groups; these do not. It takes ``iterations``
+        passes over the data, >= 1, and names so many ``examples`` nearest to each centre. Nothing is changed.
         """
         kept, self.centres = self.centres, None
         generator = self.generator(purpose=2)

@@ -64,14 +64,10 @@ def norm_of(tensors: Iterable[Tensor]) -> float:
 class Draw:
     """Samples of one gradient."""
 
-    batch: Batch
-    """Tensors (B, ...) on the model's device."""
-    randomness: Randomness
-    """Sets the generators before a pass on them, so that dropout is the same in every pass."""
-    numbers: Tensor | None = None
-    """(B,) int64, their numbers in the data; None where the caller chose them."""
-    weights: Tensor | None = None
-    """(B,) weight of each sample's gradient in their mean; None: 1."""
+    batch: Batch  # tensors (B, ...) on the model's device
+    randomness: Randomness  # sets the generators before a pass on them, so that dropout is the same in every pass
+    numbers: Tensor | None = None  # (B,) int64, their numbers in the data; None where the caller chose them
+    weights: Tensor | None = None  # (B,) weight of each sample's gradient in their mean; None: 1
 
     @property
     def size(self) -> int:
@@ -82,10 +78,6 @@ class Draw:
 class GradientMethod:
     """Gradients of batches drawn uniformly, under any torch optimizer: SGD, SGD with momentum, Adam. Base of others.
 
-        method = GradientMethod(model, loss, loader, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-        for _ in range(1000):
-            method.step()
-
     Args:
         model: in the mode in which it is trained.
         loss: (model, batch) -> mean loss over the batch: a tuple of tensors, or the mapping that the data set yields.
@@ -94,8 +86,7 @@ class GradientMethod:
         batch_size: samples of a batch; None: the data's own.
         seed: of all draws.
 
-    Raises:
-        UserError: data without numbers, no parameter to train, or a batch size out of range.
+    UserError: data without numbers, no parameter to train, or a batch size out of range.
     """
 
     #: Its name in statistics.
@@ -127,8 +118,7 @@ class GradientMethod:
         self._weight_type = torch.promote_types(first.dtype, torch.float32)
         self._unreached: set[str] = set()  # parameters without gradient in the last pass: a step does not move them
         self.meter = FlopMeter()
-        self.iteration = 0
-        """Steps so far."""
+        self.iteration = 0  # steps so far
 
     def draw(self, generator: torch.Generator) -> Draw:
         """Draw the samples of one gradient; they depend on the generator and the method's state alone."""
@@ -230,11 +220,7 @@ class GradientMethod:
         """Do what is due in this iteration at the cost of a gradient; ``rows`` is what the block was entered as."""
 
     def step(self) -> Tensor:
-        """Execute one training step and return its loss on the drawn samples, detached.
-
-        Raises:
-            UserError: the method was built without an optimizer.
-        """
+        """Execute a training step; return its loss on the drawn samples, detached. UserError: there is no optimizer."""
         if self.optimizer is None:
             raise UserError("a step needs an optimizer, got None: give one, such as torch.optim.SGD(...)")
         self.refresh()
@@ -270,8 +256,6 @@ class GradientMethod:
         self.iteration = int(state["iteration"])
 
 
-# --- The direction in which a torch optimizer would step, without a step ----------------------------------------------
-
 #: Options of parameter groups that choose an implementation, not a direction.
 _IMPLEMENTATION: dict[str, Any] = {"foreach": None, "fused": None, "capturable": False, "differentiable": False}
 #: Optimizers of torch whose steps do not grow with the learning rate in proportion.
@@ -287,10 +271,7 @@ def step_direction(
 
     It is that of the optimizer's own `step`, executed on copies in double precision with a learning rate of 1: with
     momentum the buffer after the step, with Adam the quotient of its moments, weight decay included. Nothing of the
-    optimizer is changed.
-
-    Raises:
-        UserError: its steps are not proportional to the learning rate.
+    optimizer is changed. UserError: its steps are not proportional to the learning rate.
     """
     if isinstance(optimizer, _WITHOUT_DIRECTION):
         raise UserError(
@@ -356,10 +337,8 @@ Loss = Callable[[nn.Module], Tensor]
 def matching_names(model: nn.Module, names: str | Iterable[str] | None) -> list[str]:
     """Return the names of a model's parameters that are meant, in the model's order, each by its first name.
 
-    Names may be patterns (``conv*``, ``*.weight``); None stands for all parameters that require a gradient.
-
-    Raises:
-        UserError: a name matches nothing, or a parameter without floating-point numbers.
+    Names may be patterns (``conv*``, ``*.weight``); None stands for all parameters that require a gradient. UserError:
+    a name matches nothing, or a parameter without floating-point numbers.
     """
     known = dict(model.named_parameters())
     if names is None:
@@ -405,12 +384,7 @@ def scalar(loss: Any) -> Tensor:
 
 
 class ModelLoss:
-    """The loss of a model at changed parameters. The model itself is left as it is.
-
-    Args:
-        loss: loss(model) is a scalar tensor.
-        model: on one device, in the mode in which the loss is meant.
-    """
+    """The loss of a model, on one device and in its mode, at changed parameters; the model is left as it is."""
 
     def __init__(self, loss: Loss, model: nn.Module) -> None:
         for name, module in model.named_modules():
@@ -422,7 +396,8 @@ class ModelLoss:
         self._called = _Called(loss, model)
         self._parameters = dict(model.named_parameters())
         self.device = next((p.device for p in self._parameters.values()), torch.device("cpu"))
-        self._norms = [module for module in model.modules() if _updates(module)]
+        norms = nn.modules.batchnorm._NormBase
+        self._norms = [m for m in model.modules() if isinstance(m, norms) and m.training and m.track_running_stats]
         kept = {id(buffer) for norm in self._norms for buffer in norm.buffers(recurse=False)}
         self._buffers = [(f"model.{name}", buffer) for name, buffer in model.named_buffers() if id(buffer) not in kept]
         # All names of a parameter that is used in several places, by its first.
@@ -447,11 +422,7 @@ class ModelLoss:
             yield
 
     def value(self) -> Tensor:
-        """Return the loss at the model's own parameters.
-
-        Raises:
-            UserError: it is not a scalar tensor.
-        """
+        """Return the loss at the model's own parameters. UserError: it is not a scalar tensor."""
         with self.evaluating():
             found = self.at({})
         return scalar(found)
@@ -485,8 +456,3 @@ def _batch_statistics(norms: Iterable[nn.Module]) -> Iterator[None]:
         for norm, buffers in kept:
             norm.track_running_stats = True  # type: ignore[assignment]
             norm._buffers.update(buffers)
-
-
-def _updates(module: nn.Module) -> bool:
-    norms = nn.modules.batchnorm._NormBase
-    return isinstance(module, norms) and module.training and module.track_running_stats

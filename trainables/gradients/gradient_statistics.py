@@ -1,13 +1,7 @@
 """Statistics of gradient estimators in the course of a training, which they do not disturb by a bit.
 
-    statistics = GradientStatistics(model, loader, loss=loss, total_steps=1000)
-    for step in range(1000):
-        statistics.measure(step)          # SGD's; statistics.measure(step, svrg, clustering): others beside it
-        ...                               # the training step
-    statistics.rows()
-
-Symbols: T gradients of a measurement; g_j an element; m_j its mean and V_j its unbiased variance over the T
-(1 / (T - 1)); P elements of a layer or of all.
+Symbols: T gradients of a measurement; g_j an element; m_j its mean and V_j its unbiased variance over the T (1 / (T -
+1)); P elements of a layer or of all.
 
 Source: Faghri et al., arXiv:2007.04532, 2020, section 4. Otherwise than in its code, one pool of T gradients gives both
 mean and variance (two pools of T overestimate the variance by 1 + 1 / T), and nothing is added to small squares.
@@ -32,30 +26,22 @@ from trainables.workloads.seeded_loader import epoch_seed
 class GradientMoments:
     """Statistics of a gradient estimator, of one parameter or of all."""
 
-    mean: float
-    """Mean of the m_j."""
-    norm: float
-    """Norm of the mean gradient, sqrt(sum_j m_j^2)."""
-    average_variance: float
-    """Mean of the V_j."""
+    mean: float  # mean of the m_j
+    norm: float  # norm of the mean gradient, sqrt(sum_j m_j^2)
+    average_variance: float  # mean of the V_j
     normalised_variance: float
     """Mean of V_j / E[g_j^2] over the elements that are not always zero; E[g_j^2] is not centred. NaN if all are."""
-    snr: float
-    """Signal to noise: (sum_j m_j^2 - V_j / T) / sum_j V_j, whose numerator is unbiased and may be below 0."""
-    bias: float
-    """Norm of the difference of the mean gradient and the reference's."""
-    bias_noise: float
-    """About the value of `bias` if there were none: the root of the summed variances of both means."""
+    snr: float  # signal to noise: (sum_j m_j^2 - V_j / T) / sum_j V_j, whose numerator is unbiased and may be below 0
+    bias: float  # norm of the difference of the mean gradient and the reference's
+    bias_noise: float  # about the value of `bias` if there were none: the root of the summed variances of both means
 
 
 class RunningMoments:
     """Accumulate mean and squared deviations; scale-free (Welford, 1962), without waiting for the device."""
 
     def __init__(self) -> None:
-        self.count = 0
-        """T so far."""
-        self.mean: dict[str, Tensor] = {}
-        """m, by parameter."""
+        self.count = 0  # T so far
+        self.mean: dict[str, Tensor] = {}  # m, by parameter
         self._deviations: dict[str, Tensor] = {}
 
     def add(self, gradients: Mapping[str, Tensor]) -> None:
@@ -122,20 +108,13 @@ def _moments(row: list[float], count: int) -> GradientMoments:
 class GradientMeasurement:
     """Statistics of one estimator at one step."""
 
-    step: int
-    """Steps before."""
-    estimator: str
-    """Name of the method; ``sgd`` for batches drawn uniformly."""
-    layers: dict[str, GradientMoments]
-    """By parameter."""
-    total: GradientMoments
-    """Of all parameters together."""
-    forward_flops: int
-    """FLOPs of forward passes that the measurement executed for this estimator."""
-    backward_flops: int
-    """FLOPs of backward passes, and of what turns gradients into the estimate."""
-    gradient_evaluations: float
-    """Both in gradients of a batch of SGD's."""
+    step: int  # steps before
+    estimator: str  # name of the method; ``sgd`` for batches drawn uniformly
+    layers: dict[str, GradientMoments]  # by parameter
+    total: GradientMoments  # of all parameters together
+    forward_flops: int  # FLOPs of forward passes that the measurement executed for this estimator
+    backward_flops: int  # FLOPs of backward passes, and of what turns gradients into the estimate
+    gradient_evaluations: float  # both in gradients of a batch of SGD's
 
 
 class GradientStatistics:
@@ -155,8 +134,7 @@ class GradientStatistics:
         batch_size: samples of a batch; None: the data's own.
         seed: of the measured batches.
 
-    Raises:
-        UserError: an option out of range, or data without numbers.
+    UserError: an option out of range, or data without numbers.
     """
 
     def __init__(
@@ -177,8 +155,7 @@ class GradientStatistics:
         """The estimator that others are compared with."""
         self.measurements, self.samples = measurements, samples
         self.total_steps, self._seed = total_steps, seed
-        self.history: list[GradientMeasurement] = []
-        """All measurements so far."""
+        self.history: list[GradientMeasurement] = []  # all measurements so far
 
     def is_due(self, step: int) -> bool:
         """Return whether a training with ``total_steps`` is measured before this step, from 0."""
@@ -190,12 +167,7 @@ class GradientStatistics:
         return number < count and number * self.total_steps // count == step
 
     def measure(self, step: int, *methods: GradientMethod) -> list[GradientMeasurement]:
-        """Measure SGD and these methods if the step is due; return the measurements, SGD's first.
-
-        Args:
-            step: steps executed before.
-            methods: estimators of the same model.
-        """
+        """Measure SGD and these methods of its model if the step, from 0, is due; return that, SGD's first."""
         if not self.is_due(step):
             return []
         sgd, spent = self._sampled(self.sgd, step)

@@ -22,16 +22,14 @@ class ImportanceSampling(GradientMethod):
     """Samples drawn by the score that they had when they were trained last.
 
     Source: Katharopoulos, Fleuret, "Not All Samples Are Created Equal: Deep Learning with Importance Sampling", 2018;
-    the bound by the output's gradient is their section 3.2. The study of gradient variance says of its own attempts of
-    the kind that they worked on MNIST and failed on large data.
+    the bound by the output's gradient is their section 3.2.
 
     Args:
         by: ``loss``; or ``output_gradient``, the norm of the loss's gradient with respect to the model's output.
         uniform: share of the probability that is spread evenly, in (0, 1]; no weight is above 1 / uniform.
         update_every: iterations from one update of the probabilities to the next, >= 1; scores wait on the device.
 
-    Raises:
-        UserError: an option out of range.
+    UserError: an option out of range.
     """
 
     name = "importance_sampling"

@@ -20,12 +20,7 @@ from torch import Tensor, nn
 from trainables.errors import TrainingDiverged, UserError, unknown_name
 from trainables.gradients.fields import FISHERS
 from trainables.gradients.gradient_method import Draw, GradientMethod, Gradients, check_interval, check_option
-from trainables.gradients.layer_signals import (
-    LayerSignals,
-    rows_of_inputs,
-    rows_of_outputs,
-    treatable_layers,
-)
+from trainables.gradients.layer_signals import LayerSignals, rows_of_inputs, rows_of_outputs, treatable_layers
 from trainables.gradients.output_rows import output_of
 from trainables.runtime.operator_flops import uncompiled
 from trainables.workloads.batch_shapes import shapes_of
@@ -74,14 +69,11 @@ class KFAC(GradientMethod):
 
     The distribution is categorical where the batch's last tensor is of integers and the output has a dimension of
     classes more (the last, or dimension 1; negative labels are ignored), Gaussian of variance 1 where it is of as many
-    floating-point numbers as the output. Of another distribution (binary cross entropy) take "empirical". The terms M
-    are the labels that are not ignored where classes are told, samples elsewhere.
+    floating-point numbers as the output; else take "empirical". The terms M are the labels that are not ignored where
+    classes are told, samples elsewhere. Layers that are not `treatable_layers` have their plain gradients. A batch norm
+    in train mode makes a sample's gradient depend on its batch, and is part of G so.
 
-    Treated are Linear and ungrouped Conv1d and Conv2d layers with weights of their own. All other parameters have their
-    plain gradients. A batch norm in train mode makes a sample's gradient depend on its batch, and is part of G so.
-
-    Raises:
-        UserError: an option out of range, no layer to treat, or, in `step`, no known distribution.
+    UserError: an option out of range, no layer to treat, or, in `step`, no known distribution.
     """
 
     name = "kfac"
@@ -108,10 +100,8 @@ class KFAC(GradientMethod):
         self.damping, self.kl_clip, self.decay, self.fisher = damping, kl_clip, decay, fisher
         self.factor_every, self.inverse_every = factor_every, inverse_every
         self.layers = treatable_layers(self.model, "K-FAC")
-        self.factors: dict[str, Factors] = {}
-        """Of each treated layer that was measured, by its name."""
-        self.bases: dict[str, Basis] = {}
-        """Of each treated layer that was decomposed, by its name."""
+        self.factors: dict[str, Factors] = {}  # of each treated layer that was measured, by its name
+        self.bases: dict[str, Basis] = {}  # of each treated layer that was decomposed, by its name
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         self._names = {
             layer: (names[id(module.weight)], names.get(id(module._parameters.get("bias"))))
@@ -121,9 +111,7 @@ class KFAC(GradientMethod):
     def observe(self, draw: Draw, rows: Any) -> None:
         """Measure the factors, and decompose them, where this is due.
 
-        Raises:
-            UserError: the labels' distribution is not known.
-            TrainingDiverged: a factor is not finite.
+        UserError: the labels' distribution is not known. TrainingDiverged: a factor is not finite.
         """
         if not self.factors or self.iteration % self.factor_every == 0:
             self._measure(draw)

@@ -21,16 +21,18 @@ def treatable_layers(model: nn.Module, needed_by: str | None = None) -> dict[str
     """Return the linear and convolution layers that can be watched, by name, in the model's order.
 
     A layer whose weight or bias another module holds, too (tied embeddings), is none of them, nor is one that takes its
-    weight from a parametrization.
-
-    Raises:
-        UserError: there is none, and a method is named that needs one.
+    weight from a parametrization. UserError: there is none, and a method is named that needs one.
     """
     owners = Counter(id(own) for module in model.modules() for own in module._parameters.values() if own is not None)
-    found = {
+    found: dict[str, nn.Module] = {
         name: module
         for name, module in model.named_modules()
-        if _is_treatable(module) and all(owners[id(own)] == 1 for own in module._parameters.values() if own is not None)
+        if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d))
+        and getattr(module, "groups", 1) == 1
+        and type(module).__name__ != "NonDynamicallyQuantizableLinear"  # attention uses its weight without calling it
+        and isinstance(weight := module._parameters.get("weight"), nn.Parameter)
+        and weight.requires_grad
+        and all(owners[id(own)] == 1 for own in module._parameters.values() if own is not None)
     }
     if needed_by is not None and not found:
         kinds = ", ".join(sorted({type(m).__name__ for m in model.modules() if list(m.parameters(recurse=False))}))
@@ -39,15 +41,6 @@ def treatable_layers(model: nn.Module, needed_by: str | None = None) -> dict[str
             f"a model of {kinds or 'no layers'}: use another method"
         )
     return found
-
-
-def _is_treatable(module: nn.Module) -> bool:
-    if type(module).__name__ == "NonDynamicallyQuantizableLinear":  # attention uses its weight without calling it
-        return False
-    if not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)) or getattr(module, "groups", 1) != 1:
-        return False
-    weight = module._parameters.get("weight")
-    return isinstance(weight, nn.Parameter) and weight.requires_grad
 
 
 class LayerSignals:

@@ -64,9 +64,6 @@ class SwitchedOn(Attached):
         self._iteration = int(decision_state["iteration"])
 
 
-# --- Estimators of some parameters, which take no part in the backward pass -------------------------------------------
-
-
 class AttachedEstimator(SwitchedOn):
     """An estimator of some parameters; a subclass gives them gradients, or changes them."""
 
@@ -147,8 +144,6 @@ class AttachedStraightThrough(AttachedEstimator):
             parameter.grad = found.gradient.get(name)
 
 
-# --- Methods that change the gradient's variance ----------------------------------------------------------------------
-
 _CLASSES: dict[str, type[GradientMethod]] = {
     method.name: method for method in (SVRG, KFAC, GradientClustering, ImportanceSampling, ZeroGradients)
 }
@@ -228,7 +223,6 @@ class AttachedGradientMethod(SwitchedOn):
         return self._method
 
     def _kept(self, epoch: int) -> TensorSamples:
-        """Return the samples of an epoch, as many as may be kept."""
         assert self._run.epoch_batches is not None
         self._filled = epoch
         most = int(self.settings.get("kept_samples", 1))  # the others only train the loop's own batches
@@ -255,16 +249,10 @@ class AttachedGradientMethod(SwitchedOn):
             self._built(int(kept["epoch"]), int(kept["batch_size"])).load_state_dict(kept["state"])
 
 
-# --- All of them ------------------------------------------------------------------------------------------------------
-
-
 def check_model(method: str, model: nn.Module, layers: Iterable[str] | None = None) -> None:
-    """Raise UserError for a model that no configuration of the method can train.
+    """Raise UserError for a model that no configuration of an estimator can train.
 
-    Args:
-        method: an estimator.
-        model: to be trained.
-        layers: names or patterns of the estimated parameters, where they are fixed.
+    ``layers`` are names or patterns of the estimated parameters, where they are fixed.
     """
     if method in ("kfac", "gradient_clustering"):
         treatable_layers(model, method)
@@ -285,9 +273,8 @@ _ATTACHED: dict[str, type[SwitchedOn]] = {
 def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Attached:
     """Attach the configuration's estimator, beside Gradient-Skip where it is joined with it.
 
-    Raises:
-        UserError: names that the model does not have, layers that the estimator cannot treat, a forward cache beside a
-            method that chooses samples, or a rule of Gradient-Skip that looks at gradients.
+    UserError: names that the model does not have, layers that the estimator cannot treat, a forward cache beside a
+    method that chooses samples, or a rule of Gradient-Skip that looks at gradients.
     """
     mode = config.gradskip_settings().mode
     if config.skips_gradients and mode not in WEIGHT_RULES:

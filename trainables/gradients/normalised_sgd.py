@@ -17,14 +17,7 @@ class NormalisedSGD(Optimizer):
 
     A step's length is the learning rate alone, so a function that is very steep in places, such as Rosenbrock's, is
     descended without diverging; with a constant learning rate it ends at a distance of that order from the minimum.
-
-    Args:
-        params: parameters, or groups of them.
-        lr: length of a step, > 0.
-        normalise: False for plain steps w <- w - lr g.
-
-    Raises:
-        UserError: a learning rate that is not above 0.
+    ``normalise=False``: plain steps w <- w - lr g. UserError: a learning rate that is not above 0.
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 0.1, *, normalise: bool = True, **defaults: Any) -> None:

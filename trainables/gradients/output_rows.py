@@ -28,8 +28,7 @@ class OutputRows:
         weigh: the gradient (B, ...) in, the rows' weights out; None changes nothing.
         keeps_whole: True keeps what the model returned, with its graph; ``weigh`` must then not refer to this object.
 
-    Raises (in the forward pass):
-        UserError: the output is not one tensor with a row for each sample.
+    In the forward pass UserError: the output is not one tensor with a row for each sample.
     """
 
     def __init__(
@@ -44,8 +43,7 @@ class OutputRows:
         self._handle: Any = None
         self._gradients: list[Tensor] = []
         self._is_called = False
-        self.whole: Any = None
-        """The model's whole output, if ``keeps_whole``."""
+        self.whole: Any = None  # the model's whole output, if ``keeps_whole``
 
     def __enter__(self) -> OutputRows:
         self._handle = self._model.register_forward_hook(self._seen)
@@ -95,8 +93,7 @@ def row_norms(gradient: Tensor) -> Tensor:
 def output_of(output: Any, samples: int) -> Tensor:
     """Return the tensor with a row for each sample that a model returned: itself, or ``logits`` in a mapping.
 
-    Raises:
-        UserError: there is none, or several.
+    UserError: there is none, or several.
     """
     found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if found is None and isinstance(output, Mapping):
@@ -118,19 +115,12 @@ def output_of(output: Any, samples: int) -> Tensor:
 
 
 def sample_losses(
-    loss: Callable[[nn.Module, tuple[Tensor, ...]], Tensor],
-    returned: Any,
-    batch: tuple[Tensor, ...],
+    loss: Callable[[nn.Module, tuple[Tensor, ...]], Tensor], returned: Any, batch: tuple[Tensor, ...]
 ) -> Tensor:
-    """Return the loss of each sample, from what the model returned for a whole batch: (B,).
+    """Return the loss of each sample (B,), from what the model returned for a whole batch: a tensor, or what holds it.
 
-    Args:
-        loss: (model, batch) -> mean loss; it must only call the model and compare its output with the batch.
-        returned: a tensor (B, ...), or what holds it, such as a mapping or a tuple.
-        batch: tensors (B, ...).
-
-    Raises:
-        UserError: the loss needs more than that.
+    ``loss`` is (model, batch) -> mean loss; UserError unless it only calls the model and compares its output with the
+    batch.
     """
     found = output_of(returned, len(batch[0]))
     output = found.detach()

@@ -39,8 +39,6 @@ _ALIVE = 4
 
 
 class _Largest(TorchDispatchMode):
-    """Record the bytes of the largest tensor that is computed."""
-
     nbytes = 0
 
     @classmethod
@@ -65,8 +63,7 @@ class Perturbations:
         key: what else the FLOPs depend on, such as the shapes of the batch.
         like: an instance for the same loss on another batch; its checks are used again.
 
-    Raises:
-        UserError: a loss that is no scalar tensor or does not repeat.
+    UserError: a loss that is no scalar tensor or does not repeat.
     """
 
     def __init__(
@@ -83,14 +80,12 @@ class Perturbations:
         self._loss = ModelLoss(loss, model)
         self._parameters = dict(model.named_parameters())
         self._memory_bytes, self._meter, self._key = memory_bytes, meter, key
-        self.dtype: torch.dtype = self._loss.check_repeats().dtype if like is None else like.dtype
-        """Dtype of the loss."""
+        self.dtype: torch.dtype = self._loss.check_repeats().dtype if like is None else like.dtype  # dtype of the loss
         self._one_by_one: bool = like is not None and like._one_by_one
         self._sizes: dict[Hashable, int] = {} if like is None else like._sizes
         # How the loss uses the parameters is seen for each loss anew: it may regularize by now.
         with _Uses(self._parameters) as uses, self._counted("value"):
-            self.value: Tensor = self._loss.value()
-            """Loss of the model as it is, ()."""
+            self.value: Tensor = self._loss.value()  # loss of the model as it is, ()
         self._at_outputs = uses.layered - uses.otherwise
 
     def losses(

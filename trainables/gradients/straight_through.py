@@ -1,13 +1,7 @@
-"""Binary activations with straight-through estimators (STE) of their gradient.
+"""Binary activations with straight-through estimators (STE) of their gradient; docs/gradients.md defines each.
 
-Definitions, for an activation x, a gradient g that arrives from above, and u ~ U(-1, 1), drawn anew for each element:
-
-- sign: forward sign(x), which is +1 at 0; backward g 1[|x| <= 1] (Courbariaux et al. 2016, arXiv:1602.02830).
-- stochastic rounding: forward sign(x + u), which is +1 with probability clip((x + 1) / 2, 0, 1); the same backward.
-- backward noise: forward sign(x); backward g 1[|x + u| <= 1], the plain estimator's window at the value whose sign
-  stochastic rounding takes. Its expectation is g clip(1 - |x| / 2, 0, 1): the window smoothed by u, of the same area.
-
-A NaN stays one, so that a diverged training is seen.
+The plain one is that of Courbariaux et al. 2016, arXiv:1602.02830. Backward noise has the plain estimator's window at
+the value whose sign stochastic rounding takes. A NaN stays one, so that a diverged training is seen.
 """
 
 from __future__ import annotations
@@ -78,20 +72,13 @@ def sign_ste(x: Tensor) -> Tensor:
 def stochastic_rounding_ste(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Return +1 with probability clip((x + 1) / 2, 0, 1), else -1, with the gradient 1[|x| <= 1].
 
-    Args:
-        x: activation.
-        generator: what is drawn from; None for torch's own. Under vmap its ``randomness`` must be named.
+    It draws from the generator; None: torch's own. Under vmap its ``randomness`` must be named.
     """
     return _straight_through(x, _dithered(x.detach(), generator), x.detach())
 
 
 def backward_noise_ste(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Return sign(x), +1 at 0, with the random gradient 1[|x + u| <= 1], u ~ U(-1, 1).
-
-    Args:
-        x: activation.
-        generator: as for `stochastic_rounding_ste`.
-    """
+    """Return sign(x), +1 at 0, with the random gradient 1[|x + u| <= 1], u ~ U(-1, 1), drawn as above."""
     return _straight_through(x, x.detach(), _dithered(x.detach(), generator))
 
 
@@ -112,11 +99,8 @@ def check_mode(mode: str) -> None:
 class BinaryActivation(nn.Module):
     """Sign of the input, with a straight-through estimator of the gradient.
 
-    Args:
-        mode: one of `MODES`. It holds in train mode; in eval mode the activation is the plain sign.
-
-    Raises:
-        UserError: no such mode.
+    The mode, one of `MODES`, holds in train mode; in eval mode the activation is the plain sign. UserError: no such
+    mode.
     """
 
     def __init__(self, mode: str = "sign") -> None:
@@ -133,11 +117,7 @@ class BinaryActivation(nn.Module):
 
 
 def binary_activations(model: nn.Module) -> list[BinaryActivation]:
-    """Return the binary activations of a model.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Return the binary activations of a model. UserError: there are none."""
     found = [module for module in model.modules() if isinstance(module, BinaryActivation)]
     if not found:
         raise UserError(
@@ -151,8 +131,7 @@ def binary_activations(model: nn.Module) -> list[BinaryActivation]:
 def activation_mode(model: nn.Module, mode: str) -> Iterator[None]:
     """Run the block with all binary activations of a model in a mode, whether it trains or is evaluated.
 
-    Raises:
-        UserError: no such mode, or a model without binary activations.
+    UserError: no such mode, or a model without binary activations.
     """
     check_mode(mode)
     before = [(module, module.mode, module.training) for module in binary_activations(model)]

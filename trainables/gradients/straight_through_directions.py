@@ -38,10 +38,7 @@ class StraightThroughSettings:
     """Settings of an estimator: `GradientFields` without their prefix has their meanings.
 
     There is 1 sample for sign, 2 at least for proposal. A single sample is never weighted, those of proposal always are
-    by effect, those of nes never.
-
-    Raises:
-        UserError: a value out of range, or two that do not fit together.
+    by effect, those of nes never. UserError: a value out of range, or two that do not fit together.
     """
 
     estimator: str = _DEFAULTS["ste_estimator"]
@@ -100,8 +97,7 @@ def straight_through_direction(
         meter: counts the FLOPs of the passes; None counts nothing.
         key: what the FLOPs depend on beside the model, such as the shapes of the batch.
 
-    Raises:
-        UserError: no binary activations, nothing to train, or a loss that is not a scalar.
+    UserError: no binary activations, nothing to train, or a loss that is not a scalar.
     """
     search = _Search(loss, model, settings, seed, meter, key)
     with search.loss.evaluating():
@@ -113,8 +109,6 @@ def straight_through_direction(
 
 
 class _Search:
-    """The passes of one direction, counted."""
-
     def __init__(
         self,
         loss: Loss,
@@ -169,7 +163,6 @@ class _Search:
         return total
 
     def _sample(self) -> Gradients:
-        """Return one gradient in the estimator's mode."""
         assert self._mode is not None
         with activation_mode(self._model, self._mode), torch.enable_grad():
             value = self._value({})

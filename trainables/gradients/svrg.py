@@ -66,11 +66,7 @@ class SVRG(GradientMethod):
         self._mean = self.data_gradient(self.generator(purpose=1))
 
     def adjust(self, gradients: Gradients, draw: Draw) -> Gradients:
-        """Add the control variate.
-
-        Raises:
-            UserError: the model is in another mode than at the snapshot.
-        """
+        """Add the control variate. UserError: the model is in another mode than at the snapshot."""
         alpha = self.alpha_at(self.iteration)
         if alpha == 0 or not self._weights:
             return gradients

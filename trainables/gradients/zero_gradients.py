@@ -45,10 +45,8 @@ class SlicedLayers:
     def __init__(self, model: nn.Module) -> None:
         tensors = (*model.named_parameters(), *model.named_buffers())
         self._names = {id(tensor): name.rpartition(".")[0] or "the model" for name, tensor in tensors}
-        self.whole: dict[str, bool] = {}
-        """Layers that run whole, and whether a warning has said so."""
-        self.passes: dict[str, int] = {}
-        """Backward passes so far that left out rows, by layer."""
+        self.whole: dict[str, bool] = {}  # layers that run whole, and whether a warning has said so
+        self.passes: dict[str, int] = {}  # backward passes so far that left out rows, by layer
 
     def name_of(self, *tensors: Tensor | None) -> str:
         """Return the name of the layer that has one of these tensors, or words for it."""
@@ -73,13 +71,9 @@ class SlicedLayers:
 class SlicedBackward(TorchFunctionMode):
     """Forward passes inside the block are as always; their backward passes go through the rows `keep` alone.
 
-    Layers whose input has not B rows, and operations other than `F.linear`, `F.batch_norm` and convolutions with
-    padding in numbers, are as always; so are those inside attention, recurrent layers, and gradient checkpoints, whose
-    second forward pass torch runs outside of the block.
-
-    Args:
-        samples: B.
-        layers: those that have failed the proof, which is made in a layer's first passes and every `PROOF_EVERY`.
+    Layers whose input has not ``samples`` rows, and operations other than `F.linear`, `F.batch_norm` and convolutions
+    with padding in numbers, are as always; so are those inside attention, recurrent layers, and gradient checkpoints,
+    whose second forward pass torch runs outside of the block.
     """
 
     def __init__(self, samples: int, layers: SlicedLayers) -> None:
@@ -87,8 +81,7 @@ class SlicedBackward(TorchFunctionMode):
         self.samples, self.layers = samples, layers
         self.keep: Tensor | None = None
         """(K,) int64, the rows that the backward pass goes through; None: all. Set it before they are reached."""
-        self.spared_flops = 0
-        """FLOPs of backward passes that were left out."""
+        self.spared_flops = 0  # FLOPs of backward passes that were left out
 
     def kept(self, name: str, layer: Tensor, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         """Return the rows (K,) through which a layer's backward pass goes, None for all, and both tensors there.
@@ -230,10 +223,8 @@ class SkippingRows(OutputRows):
     ) -> None:
         super().__init__(model, samples, self._leave_out)
         self._threshold, self._seed = threshold, seed
-        self.sliced = SlicedBackward(samples, layers)
-        """Counts the FLOPs that were spared."""
-        self.kept = samples
-        """Samples that took part in the backward pass."""
+        self.sliced = SlicedBackward(samples, layers)  # counts the FLOPs that were spared
+        self.kept = samples  # samples that took part in the backward pass
 
     def __enter__(self) -> SkippingRows:
         super().__enter__()
@@ -264,15 +255,10 @@ class SkippingRows(OutputRows):
 class ZeroGradients(GradientMethod):
     """Batches drawn uniformly, of which samples with nearly no loss gradient are left out of the backward pass.
 
-    Args:
-        threshold: samples with n_i below it are left out, > 0.
-        unbiased: True keeps some of them with a larger weight, see `kept_weights`.
-
-    A batch norm in train mode makes every sample's gradient depend on the others': in the backward pass it takes the
-    kept samples for its whole batch, so the unbiased form, too, is biased by that.
-
-    Raises:
-        UserError: a threshold out of range.
+    Those are samples with n_i below ``threshold``, > 0; ``unbiased`` keeps some of them with a larger weight, see
+    `kept_weights`. A batch norm in train mode makes every sample's gradient depend on the others': in the backward pass
+    it takes the kept samples for its whole batch, so the unbiased form, too, is biased by that. UserError: a threshold
+    out of range.
     """
 
     name = "zero_gradients"

@@ -24,6 +24,11 @@ def has_running_statistics(module: nn.Module) -> bool:
     return getattr(module, "running_mean", None) is not None
 
 
+def has_trained_statistics(module: Any) -> bool:
+    """Return whether a module is a norm whose running statistics are not those that it began with."""
+    return has_running_statistics(module) and bool(module.running_mean.any())
+
+
 # --- List the parameters that belong to a module itself, those of its parametrized weights included -------------------
 # A weight under `torch.nn.utils.parametrize` is kept in separate modules below the layer's (``weight_norm``:
 # ``parametrizations.weight.original0`` and ``original1``). They are parts of the layer's weight, not layers.
@@ -204,11 +209,14 @@ def _outermost(classes: Sequence[str], model: nn.Module | None) -> list[nn.Modul
     return [module for name, module in found.items() if not name.startswith(inside)]
 
 
-def unit_ends(model: nn.Module) -> tuple[int, ...]:
-    """Return the last number of each whole unit (of convolutions, else linear) whose stop leaves something to train."""
+def unit_ends(model: nn.Module, *, of_all_kinds: bool = False) -> tuple[int, ...]:
+    """Return the last number of each whole unit whose stop leaves something to train.
+
+    Units are of convolutions, or of linear layers where there is none; ``of_all_kinds`` has both.
+    """
     parameters = list(model.parameters())
-    for watch in KINDS:
-        plan = make_plan(parameters, (watch,), model=model, whole_units=True)
+    for watch in (KINDS,) if of_all_kinds else ((kind,) for kind in KINDS):
+        plan = make_plan(parameters, watch, model=model, whole_units=True)
         if plan.units:
             return tuple(unit.end for unit in plan.units if unit.end < len(parameters) - 1)
     return ()

@@ -16,6 +16,8 @@ from trainables.errors import UserError, unknown_name
 
 #: Variable of a user's shell with the number of epochs to train, where these are fewer than those of the full run.
 EPOCHS_VARIABLE = "TUNE_CAC_EPOCHS"
+#: Variable of a best.env with the budget of the forward cache that the best setting had, in MB; `trial` reads it.
+CACHE_VARIABLE = "TUNE_CAC_FORWARD_CACHE_MB"
 _NAME = "[A-Za-z][A-Za-z0-9_]*"
 _IN_BRACES = re.compile(rf"\{{\{{(?P<text>{_NAME})\}}\}}|(?<!\$)\{{(?P<name>{_NAME})\}}")
 
@@ -29,13 +31,11 @@ def fill(command: str, values: Mapping[str, Any]) -> str:
     """Return the command with values for its placeholders, quoted so that the shell reads the values unchanged.
 
     Quoting follows the quotes around the placeholder: ``{OUT}/log``, ``"{OUT}/log"`` and ``'{OUT}/log'`` are the same
-    word. Lists are joined with commas, True and False are 1 and 0, None is empty.
+    word. Lists are joined with commas, True and False are 1 and 0, None is empty. UserError: a placeholder has no
+    value.
 
     >>> fill("train.py --thr {THR} --out '{OUT}'", {"THR": 0.5, "OUT": "my runs"})
     "train.py --thr 0.5 --out 'my runs'"
-
-    Raises:
-        UserError: a placeholder has no value.
     """
     quotes = _quotes(command)
 

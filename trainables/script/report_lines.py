@@ -40,12 +40,10 @@ def read_report(line: str, metric: str = "accuracy") -> dict[str, Any] | None:
     """Return what a line reports; None if it is not a report with the study's metric.
 
     The keys of `NUMBERS` and `COUNTED` are at the top level, all others under ``extra``, which is omitted if empty.
+    ReportError: a value of the report is of the wrong kind.
 
     >>> read_report('{"accuracy": 0.91, "step": 200, "lr": 0.1}')
     {'accuracy': 0.91, 'step': 200, 'extra': {'lr': 0.1}}
-
-    Raises:
-        ReportError: a value of the report is of the wrong kind.
     """
     text = line.strip()
     if not (text.startswith("{") and text.endswith("}")):
@@ -65,8 +63,7 @@ def read_report(line: str, metric: str = "accuracy") -> dict[str, Any] | None:
 def format_report(**values: Any) -> str:
     """Return the line that reports these values, scalars of NumPy and torch among them; `read_report` reads them back.
 
-    Raises:
-        ReportError: a value is of the wrong kind, or cannot be written as JSON.
+    ReportError: a value is of the wrong kind, or cannot be written as JSON.
     """
     values = {key: _plain(value) for key, value in values.items() if key != MARKER}
     _check(values)
@@ -107,9 +104,6 @@ def _shown(value: Any) -> str:
     short = reprlib.Repr()  # also of values that are nested too deep for `repr`
     short.maxstring = short.maxother = 60
     return " ".join(short.repr(value).split())
-
-
-# --- `tune_cac.report` for users' scripts: one line of metrics that a search reads ------------------------------------
 
 
 def report(*, accuracy: Any = None, step: Any = None, **metrics: Any) -> None:

@@ -34,7 +34,7 @@ from trainables.gradskip.settings import OFF, Settings
 from trainables.gradskip.variables import BY_NAME, is_number
 from trainables.metrics import METHOD_DEFAULTS, METRICS, MODEL_DEFAULTS, further_columns
 from trainables.savings import share_saved
-from trainables.script.placeholders import EPOCHS_VARIABLE, fill
+from trainables.script.placeholders import CACHE_VARIABLE, EPOCHS_VARIABLE, fill
 from trainables.script.report_lines import REPORTS_FILE, ReportError, read_report
 from trainables.storage import DiskFiles, copy_files, files_of, is_uri
 from trainables.workload_options import SCRIPT_OPTIONS, read_options
@@ -64,8 +64,7 @@ class ScriptProcess:
         cwd: the command's working directory.
         folder: where stdout and stderr are appended to `LOG_FILE` and `ERRORS_FILE`, and `REPORTS_FILE` is made empty.
 
-    Raises:
-        OSError: a file cannot be opened, a folder does not exist, or no process can be started.
+    OSError: a file cannot be opened, a folder does not exist, or no process can be started.
     """
 
     def __init__(self, command: str, *, environment: Mapping[str, str], cwd: Path, folder: Path) -> None:
@@ -176,8 +175,7 @@ class GrowingFile:
     def lines(self, *, to_the_end: bool) -> Iterator[str]:
         """Yield the lines that have come since the last call; one that has not ended only if nothing more will come.
 
-        Raises:
-            ValueError: it is closed.
+        ValueError: it is closed.
         """
         while data := self._file.read(LINE_BYTES):
             data = (self._begun + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -219,8 +217,6 @@ def last_lines_of_failed_process(script: ScriptProcess) -> Sequence[str]:
     first = next((found[1] for line in printed if (found := _EXCEPTION.match(line))), "")
     return [line for line in printed if line.startswith(first)]
 
-
-# --- A trial that a user's command trains -----------------------------------------------------------------------------
 
 #: What the script prints on stdout and on stderr, in the trial's folder.
 LOG_FILE, ERRORS_FILE = "output.log", "errors.log"
@@ -293,7 +289,7 @@ def _working_directory(config: TrialConfig) -> Path:
 
 def _environment(config: TrialConfig, folder: Path, trace: str) -> dict[str, str]:
     """Return this process's variables, with the trial's in place of all ``CAC_*`` and of a sourced ``best.env``."""
-    others = ("CAC_", EPOCHS_VARIABLE)
+    others = ("CAC_", EPOCHS_VARIABLE, CACHE_VARIABLE)
     return {
         "PET_REDIRECTS": _REDIRECTS,
         "PET_LOG_DIR": str(folder / RANKS_FOLDER),
@@ -315,20 +311,16 @@ class ScriptRun:
         trace: what its optimizer records (`trace_file.TRACE_VARIABLE`); empty for nothing.
         steps: of the baseline's optimizer, scaled to the trial's epochs; None for the baseline.
 
-    Raises:
-        UserError: the command has an unknown placeholder.
-        ScriptFailed: its folder is not here; in `train_epoch`, it ended with an error or reported no metric or savings.
-        TrainingDiverged: in `train_epoch`, an accuracy that is not finite.
+    UserError: the command has an unknown placeholder. ScriptFailed: its folder is not here; in `train_epoch`, it ended
+    with an error or reported no metric or savings. TrainingDiverged: in `train_epoch`, an accuracy that is not finite.
     """
 
     def __init__(self, config: TrialConfig, folder: Path | str, *, trace: str = "", steps: int | None = None) -> None:
         self.config = config
         self._steps = steps
         self._begun = time.perf_counter()
-        self.row: dict[str, Any] | None = None
-        """The last report's row; None before the first."""
-        self.finished = False
-        """True if the command has ended successfully and its last row was returned."""
+        self.row: dict[str, Any] | None = None  # the last report's row; None before the first
+        self.finished = False  # true if the command has ended successfully and its last row was returned
         self._place = folder
         self._here = Path(tempfile.mkdtemp(prefix="tune_cac-")) if is_uri(folder) else Path(folder).absolute()
         self._here.mkdir(parents=True, exist_ok=True)
@@ -486,8 +478,7 @@ def _check_ranges(report: Mapping[str, Any], *, method: str) -> None:
 def _costs(report: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the FLOPs and the savings, as the script reports them or as its optimizer counted them.
 
-    Raises:
-        ScriptFailed: nothing is known.
+    ScriptFailed: nothing is known.
     """
     unknown = dict.fromkeys((*_COUNTED, "backward_saved", "executed_flops", "dense_flops"))
     if "executed_flops" in report:

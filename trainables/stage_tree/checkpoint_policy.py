@@ -43,9 +43,6 @@ def checkpoint_interval(*, write_s: float, step_s: float, total_steps: int, tria
     return max(1, math.ceil(min(cheapest, total_steps)), math.ceil(cost / MOST_WRITING))
 
 
-# --- A run that trains in this process --------------------------------------------------------------------------------
-
-
 @dataclass(kw_only=True)
 class LiveRun:
     """A run in this process, with its recorder and timings."""
@@ -85,10 +82,8 @@ def resume_live(
     """Build a run that records its signals, from its start or from a checkpoint of the tree.
 
     It begins at its start where ``data`` is None. ``metadata`` are the facts about the model that the tree has noted,
-    ``watches`` values of ``CAC_WATCH`` whose layers are recorded, too.
-
-    Raises:
-        RuntimeError, KeyError, EOFError, UnpicklingError: the checkpoint cannot be loaded.
+    ``watches`` values of ``CAC_WATCH`` whose layers are recorded, too. RuntimeError, KeyError, EOFError,
+    UnpicklingError: the checkpoint cannot be loaded.
     """
     run = TrainingRun(config)
     try:
@@ -109,9 +104,6 @@ def resume_live(
         run.close()
         raise
     return LiveRun(run=run, recorder=recorder, flops_at_load=run.executed_flops)
-
-
-# --- The steps at which checkpoints are written -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

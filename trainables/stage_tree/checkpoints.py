@@ -64,10 +64,7 @@ def to_drop(
     """Return the checkpoints to drop so that at least ``bytes_to_free`` become free, or all if they hold less.
 
     Greedy: drops the one of least cost per byte first, which raises the cost of its neighbours. Checkpoints of
-    different kinds do not replace each other.
-
-    Returns:
-        (stage, entry), in the order in which they are dropped.
+    different kinds do not replace each other. They are (stage, entry), in the order in which they are dropped.
     """
     # All in a fixed order: ties are broken by place, so that processes that thin at the same time choose the same.
     all_of = [
@@ -108,8 +105,6 @@ def to_drop(
             before[after[place]] = before[place]
     return dropped
 
-
-# --- Checkpoints in storage -------------------------------------------------------------------------------------------
 
 #: Thinning frees this share of the budget beyond what is needed, so that it is not needed again at once.
 _SPARE_SHARE = 0.1
@@ -153,11 +148,9 @@ class Checkpoints:
     def put(self, stage: str, step: int, data: bytes, *, kind: str = "any") -> bool:
         """Store a checkpoint, and thin if all of them together now exceed the budget.
 
-        The state is that of the iteration's start; ``kind`` is that of the rule's own state inside.
-
-        Returns:
-            Whether it was stored (or was there already). Thinning may have removed it since. False, with one warning
-            per process, if it cannot be written or is larger than the whole budget: training continues without it.
+        The state is that of the iteration's start; ``kind`` is that of the rule's own state inside. Return whether it
+        was stored (or was there already); thinning may have removed it since. False, with one warning per process, if
+        it cannot be written or is larger than the whole budget: training continues without it.
         """
         assert _STAGE.fullmatch(stage), stage
         assert _KIND.fullmatch(kind), kind
@@ -220,8 +213,7 @@ class Checkpoints:
     def _thin(self, lacking: int = 0) -> None:
         """Remove leftovers, then the checkpoints whose loss costs least.
 
-        Args:
-            lacking: bytes that have to become free on the disk, also where the budget is not exceeded.
+        ``lacking`` bytes have to become free on the disk, also where the budget is not exceeded.
         """
         index = self._without_leftovers()
         total = sum(entry.bytes for entries in index.values() for entry in entries)

@@ -139,19 +139,11 @@ def plain_shapes(epoch_shapes: Iterable[tuple[int, Batch]]) -> list[Any]:
     ]
 
 
-def meta_batch(plain: Iterable[Any]) -> Batch:
-    """Return a batch of these shapes on the meta device."""
-    return tuple(torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for shape, dtype in plain)
-
-
 def ensure_costs(store: StageStore, config: TrialConfig, masks: Iterable[str]) -> None:
     """Count and write the costs of steps in which these parameters train, where they are not known.
 
     The root was trained for at least one epoch. A mask has one digit per parameter, by number: 1 where it trains.
-
-    Raises:
-        OSError: they cannot be written.
-        UserError: the workload's loss raised on a partly stopped model.
+    OSError: they cannot be written. UserError: the workload's loss raised on a partly stopped model.
     """
     missing = [mask for mask in dict.fromkeys(masks) if store.read(costs_file(mask)) is None]
     shapes = store.read("shapes.json")
@@ -165,7 +157,8 @@ def ensure_costs(store: StageStore, config: TrialConfig, masks: Iterable[str]) -
             steps = []
             for count, plain in shapes:
                 try:
-                    cost = table.step(mask, meta_batch(plain))
+                    batch = (torch.empty(size, dtype=getattr(torch, dtype), device="meta") for size, dtype in plain)
+                    cost = table.step(mask, tuple(batch))
                 except Exception as error:
                     raise UserError(
                         f"the cost of steps with stopped layers cannot be counted: the loss of workload "

@@ -238,8 +238,7 @@ class StageStore:
     def publish(self, stage: Stage, chunk: Chunk, link: tuple[Stage, Intervention] | None) -> None:
         """Write a chunk; ``link`` is the stage's parent and intervention, None for the root stage.
 
-        Raises:
-            OSError: it cannot be written. Only this process then has the chunk.
+        OSError: it cannot be written. Only this process then has the chunk.
         """
         stage.add(chunk)
         name = f"stages/{stage.id}/stage.json"

@@ -226,7 +226,7 @@ class Workload(ABC):
 
     def quality_on(self, model: nn.Module, split: str, device: Any) -> float:
         """Return `quality` alone on a split."""
-        return self.named_metrics(self.evaluate(model, split, device), self.quality.name)[self.quality.name]
+        return self.metrics_on(model, split, device, self.quality.name)[self.quality.name]
 
     def metrics_on(self, model: nn.Module, split: str, device: Any, metric: str) -> dict[str, float]:
         """Return the metrics on a split by name: those of `evaluate`, and the mean loss if ``metric`` asks for it.

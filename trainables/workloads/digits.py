@@ -26,7 +26,7 @@ from trainables.errors import unknown_name
 from trainables.gradients.straight_through import BinaryActivation
 from trainables.workloads.base import Batch, Workload, digest_of
 from trainables.workloads.sample_access import TensorSamples
-from trainables.workloads.seeded_loader import epoch_seed
+from trainables.workloads.seeded_loader import shuffled_batches
 
 BATCH_SIZE = 64
 EVALUATION_BATCH_SIZE = 128  # fits a core's cache: twice as fast as the whole split at once
@@ -74,14 +74,6 @@ def digit_splits() -> dict[str, tuple[Tensor, Tensor]]:
     return {name: (images[part], labels[part]) for name, part in parts}
 
 
-@lru_cache(maxsize=2)
-def _order(samples: int, batch_size: int, epoch: int, seed: int) -> tuple[Tensor, ...]:
-    """Return the sample numbers of each batch."""
-    # One generator per epoch: the order of epoch k is drawn without drawing those of the epochs before it.
-    generator = torch.Generator().manual_seed(epoch_seed(epoch, seed))
-    return torch.randperm(samples, generator=generator).split(batch_size)
-
-
 class Digits(Workload):
     """Six 3x3 convolutions with batch norm, SGD with momentum and weight decay, cosine schedule.
 
@@ -123,7 +115,7 @@ class Digits(Workload):
 
     def batch_at(self, epoch: int, seed: int, step: int) -> Batch:
         images, labels = digit_splits()["train"]
-        part = _order(self.train_samples, self.batch_size, epoch, seed)[step]
+        part = shuffled_batches(self.train_samples, self.batch_size, epoch, seed)[step]
         return images[part], labels[part]
 
     def fingerprint(self) -> str:

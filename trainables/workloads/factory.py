@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Any
@@ -26,7 +26,7 @@ from trainables.errors import UserError, unknown_name
 from trainables.quality import ACCURACY, quality_named
 from trainables.runtime.isolation import isolated, kept_generators
 from trainables.workload_options import keywords_of, read_options
-from trainables.workloads.base import Batch, Samples, Workload
+from trainables.workloads.base import VALIDATION_LOSS, Batch, Samples, Workload
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
 from trainables.workloads.sample_access import check_repeats, samples_of, view_of
 from trainables.workloads.seeded_loader import epoch_seed, seeded_epoch
@@ -174,6 +174,8 @@ class FactoryWorkload(Workload):
     """
 
     def __init__(self, name: str, made: Parts) -> None:
+        if made.metric == VALIDATION_LOSS and made.evaluate is None:
+            made = replace(made, evaluate=lambda *_: {})  # `metrics_on` measures it
         self.name, self._made = name, made
         self.default_epochs = made.epochs
         self.quality = ACCURACY if made.metric is None else quality_named(made.metric, made.direction, made.unit)
@@ -331,7 +333,8 @@ class FactoryWorkload(Workload):
         correct, count = torch.zeros((), dtype=torch.int64, device=device), 0
         for batch in batches:
             inputs, targets = (tensor.to(device) for tensor in flatten(batch))
-            chosen = model(inputs).argmax(1)
+            outputs = model(inputs)
+            chosen = outputs.argmax(min(1, outputs.dim() - 1))
             if chosen.shape != targets.shape:
                 raise UserError(
                     f"evaluate of workload {self.name} must be given, for its default takes a class number for each "

@@ -10,10 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from trainables.runtime.isolation import cpu_generators, set_cpu_generators
 
@@ -67,6 +69,14 @@ def epoch_seed(epoch: int, seed: int) -> int:
     True
     """
     return (seed * 1_000_003 + epoch) % 2**63
+
+
+@lru_cache(maxsize=2)
+def shuffled_batches(samples: int, batch_size: int, epoch: int, seed: int) -> tuple[Tensor, ...]:
+    """Return the sample numbers of each batch of an epoch; the last batch may be smaller."""
+    # One generator per epoch: the order of epoch k is drawn without drawing those of the epochs before it.
+    generator = torch.Generator().manual_seed(epoch_seed(epoch, seed))
+    return torch.randperm(samples, generator=generator).split(batch_size)
 
 
 def _holders(loader: Any) -> list[Any]:

@@ -38,8 +38,9 @@ COMPATIBLE = argument(
 )
 #: The options of a workload that many have.
 DATA_AND_MODEL = (
-    argument("--data", metavar="PATH", help="the workload's data, such as image Parquet or an image folder"),
-    argument("--model", help="the workload's model, such as resnet18"),
+    argument("--data", metavar="PATH", help="the workload's data, such as image Parquet or a folder"),
+    argument("--model", help="the workload's model, such as resnet18, transformers:NAME or a folder"),
+    argument("--weights", metavar="FILE", help="weights that the model begins with"),
 )
 #: Options of a workload, for `workload_options`.
 WORKLOAD_OPTIONS = (
@@ -65,10 +66,14 @@ RUN = (
 def workload_options(arguments: argparse.Namespace) -> tuple[str, ...] | None:
     """Return the workload's options as a configuration holds them; None if none was given."""
     texts = list(getattr(arguments, "workload_options", None) or [])
-    if getattr(arguments, "data", None) is not None:
-        texts.append(f"data={Path(arguments.data).expanduser().absolute()}")  # a trial has another working directory
-    if getattr(arguments, "model", None) is not None:
-        texts.append(f"model={arguments.model}")
+    for name in ("data", "model", "weights"):
+        if (value := getattr(arguments, name, None)) is not None:
+            prefix = "transformers:" if value.startswith("transformers:") else ""
+            path = Path(value.removeprefix(prefix)).expanduser()
+            # A trial has another working directory. A folder of a model's name need not be meant.
+            if path.exists() and (name != "model" or prefix or (path / "config.json").is_file()):
+                value = f"{prefix}{path.absolute()}"
+            texts.append(f"{name}={value}")
     return canonical(read_options(texts)) if texts else None
 
 

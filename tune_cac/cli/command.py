@@ -18,8 +18,7 @@ class Argument:
 
     name: str
     settings: dict[str, Any]
-    rare: bool = False
-    """True if ``--help`` leaves it to ``--help-all``."""
+    rare: bool = False  # true if ``--help`` leaves it to ``--help-all``
 
 
 def argument(name: str, *, help: str, at_least: int | None = None, **settings: Any) -> Argument:

@@ -75,7 +75,6 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
         cost_line=found.cost_line,
         best_env=best_env(info, best, found.allowed_drop, **found.about),
         status="running" if is_locked(layout) else "finished",
-        history=epochs,
         gradients=None if epochs is None else gradient_statistics(epochs),
         clusters=gradient_clusters(trials),
         controls=controls if len(controls) else None,

@@ -89,16 +89,11 @@ def _refuse(errors: Sequence[str]) -> int:
     return 2
 
 
-# --- the model ------------------------------------------------------------------------------------------------------
-
-
 def facts_of_workload(name: str, options: Sequence[str]) -> tuple[ModelFacts, str]:
     """Return names and shapes of a workload's model, and its name in messages.
 
     A built-in model of the workload ``images`` needs no data; it then has as many classes as where it was published.
-
-    Raises:
-        UserError: as in `trainables.workloads.build`, or raised by the model.
+    UserError: as in `trainables.workloads.build`, or raised by the model.
     """
     from trainables.compression.policies import model_facts
     from trainables.runtime.isolation import isolated
@@ -114,15 +109,12 @@ def facts_of_workload(name: str, options: Sequence[str]) -> tuple[ModelFacts, st
         model = given.get("model", "resnet20")
         if ":" in model:
             raise UserError(f"model {model} is tried on images of the data: give --data PATH, too")
-        published = 10 if model in MODELS and MODELS[model].image_size < 64 else 1000
+        published = MODELS[model].classes if model in MODELS else 1000
         if not (count := given.get("classes", str(published))).isdecimal():
             raise UserError(f"classes of workload images must be an integer, got {count!r}")
         classes = int(count)
         with torch.device("meta"):  # shapes only, which saves time and memory
             return model_facts(build_model(model, classes)), f"{model} with {classes} classes (without data)"
-
-
-# --- output ---------------------------------------------------------------------------------------------------------
 
 
 def _counted(schedule: Schedule) -> str:

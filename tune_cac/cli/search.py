@@ -108,7 +108,7 @@ def _study_file(file: Path) -> dict[str, Any]:
 def _refuse_settled(arguments: argparse.Namespace) -> None:
     """Raise UserError where an option is given that the study to be resumed has settled."""
     flags = {one.name: one.flag for one in OPTIONS if not one.on_resume}
-    flags |= {"data": "--data", "model": "--model", "study": "--study"}
+    flags |= {"data": "--data", "model": "--model", "weights": "--weights", "study": "--study"}
     given = [flag for name, flag in flags.items() if getattr(arguments, name) is not None]
     if given:
         raise UserError(

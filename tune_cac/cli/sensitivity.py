@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainables.errors import UserError
 from trainables.quality import DEFAULT_DROP, DEFAULT_RELATIVE_DROP, Quality, default_drop, read_drop
@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make --output {folder}: {error.strerror or error}; choose another folder") from None
+    from trainables.compression.distillation import load_weights
     from trainables.compression.schedule.names import match_names
     from trainables.compression.sensitivity import (
         evaluate_workload,
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.checkpoint is None:
             _train(run)
         else:
-            _load(run, Path(arguments.checkpoint))
+            load_weights(run.model, arguments.checkpoint, what="--checkpoint", of=f"the model of {config.workload}")
         rows = sensitivity_analysis(
             run.model,
             lambda model: evaluate_workload(run.workload, model, "validation", run.device),
@@ -107,32 +108,9 @@ def _train(run: TrainingRun) -> None:
         )
 
 
-def _load(run: TrainingRun, file: Path) -> None:
-    """Load the weights of a file into the run's model."""
-    from pickle import UnpicklingError
-
-    from trainables.compression.schedule.names import plain_name
-    from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE, read_state
-
-    file = file / CHECKPOINT_FILE if file.is_dir() else file
-    try:
-        state: Any = read_state(file)
-    except OSError as error:
-        raise UserError(f"cannot read --checkpoint {file}: {error.strerror or error}") from None
-    except (RuntimeError, EOFError, UnpicklingError, ValueError, KeyError):
-        raise UserError(f"--checkpoint {file} is no checkpoint: give a file that torch.save wrote") from None
-    try:
-        state = state.get("model", state.get("state_dict", state))
-        run.model.load_state_dict({plain_name(str(name)): value for name, value in state.items()})
-    except (RuntimeError, AttributeError, TypeError) as error:
-        reason = str(error).split("\n")[1].strip() if "\n" in str(error) else str(error)
-        raise UserError(f"--checkpoint {file} does not fit the model of {run.config.workload}: {reason}") from None
-
-
 def _print(
     rows: Sequence[Row], proposals: Sequence[Proposal], kind: str, allowed: float | str, quality: Quality
 ) -> None:
-    """Print by layer the level that costs at most the allowed drop."""
     from analysis.formatting import drop_text, value_text
 
     with_sensitivity = kind == "element"

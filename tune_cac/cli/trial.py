@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,13 @@ from trainables.gradients.fields import estimator_in, estimator_of
 from trainables.gradskip.nothing_stops import too_late, why_nothing_stopped
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES, ratio_name
+from trainables.script.placeholders import CACHE_VARIABLE, EPOCHS_VARIABLE
 from trainables.training.recipe.fields import RECIPE_FIELDS
 from tune_cac.cli.arguments import ASSIGNMENTS, COMPATIBLE, RUN, config_from_arguments
 from tune_cac.cli.command import argument, command
 from tune_cac.cli.console import write_asked
 from tune_cac.messages import say
-from tune_cac.study.fixed_params import read_assignments, with_schedule
+from tune_cac.study.fixed_params import read_assignments, read_value, with_schedule
 
 if TYPE_CHECKING:
     from trainables.training.run import TrainingRun
@@ -33,11 +35,15 @@ if TYPE_CHECKING:
     COMPATIBLE,
     argument("--save", metavar="FILE", help="write the trained weights, such as for a teacher"),
     help="train one configuration here, without Ray",
-    description="Train one configuration in this process. CAC_* variables of the environment count; --set wins.",
+    description="Train one configuration in this process. What a sourced best.env sets counts; options win.",
 )
 def run(arguments: argparse.Namespace) -> int:
     """Train one configuration in this process and print one row per epoch."""
     values = read_assignments(arguments.assignments)
+    if arguments.epochs is None and (epochs := os.environ.get(EPOCHS_VARIABLE)):
+        if not epochs.isdigit():
+            raise UserError(f"{EPOCHS_VARIABLE} must be a number of epochs, got {epochs!r}: unset it, or give --epochs")
+        arguments.epochs = int(epochs)
     estimator = estimator_of(set(values))
     plain = "gradskip" if arguments.schedule is None else "compression"
     method = arguments.method or estimator or plain
@@ -51,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     if "gradskip" in method.split("+"):
         settings = Settings.from_environment(**{name: value for name, value in values.items() if name in BY_NAME})
         values |= {v.name: getattr(settings, v.field) for v in VARIABLES}
+        if budget := os.environ.get(CACHE_VARIABLE):
+            values.setdefault("forward_cache_mb", read_value("forward_cache_mb", budget))
     config = config_from_arguments(arguments, method=method, **values)
     import torch
 
@@ -99,7 +107,6 @@ def _train(run: TrainingRun, config: TrialConfig) -> dict[str, Any]:
 
 
 def _results(run: TrainingRun, config: TrialConfig, row: Mapping[str, Any]) -> list[str]:
-    """Return the results of a trained run in words."""
     import pandas as pd
 
     from analysis.formatting import metric_words, percent, value_text

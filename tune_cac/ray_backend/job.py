@@ -30,8 +30,7 @@ _SILENCE_S = 60.0
 def connect(address: str | None) -> JobSubmissionClient:
     """Return a client of a cluster's job server: ``http://HOST:8265``, ``RAY_API_SERVER_ADDRESS``, or this machine's.
 
-    Raises:
-        UserError: Ray Jobs are not installed, nothing answers there, or it asks for a token.
+    UserError: Ray Jobs are not installed, nothing answers there, or it asks for a token.
     """
     address = address or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT_ADDRESS
     try:

@@ -112,10 +112,7 @@ class _RayThread(threading.Thread):
         """Start it, and end it with the block; an interrupt does not wait for a Ray that is not up yet.
 
         Modules to import ``meanwhile`` must not import Ray, which another thread would see half initialized.
-
-        Raises:
-            TimeoutError: Ray is not up within so many seconds.
-            BaseException: what `ray.init` raised.
+        TimeoutError: Ray is not up within so many seconds. BaseException: what `ray.init` raised.
         """
         try:
             self.start()
@@ -187,9 +184,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = earlier
 
 
-# --- A cluster of this process's own ----------------------------------------------------------------------------------
-
-
 @contextmanager
 def _cluster_here(cpus: int, meanwhile: Sequence[str]) -> Iterator[None]:
     # With this token, Ray writes none of its own under the home folder, which may not be writable.
@@ -252,9 +246,6 @@ def _kept_to_itself() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER, services.ConsolePopen = several, popen
-
-
-# --- A cluster that runs already --------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -79,8 +79,7 @@ def read_value(name: str, value: Any) -> Any:
 def check_hold(space: Space, hold: Mapping[str, Any]) -> dict[str, Any]:
     """Return the checked values that a search of a space fixes, in plain types (JSON, Ray).
 
-    Raises:
-        UserError: an unknown name, a value that is not valid, or a field that the space searches.
+    UserError: an unknown name, a value that is not valid, or a field that the space searches.
     """
     # A schedule was checked when its file was read.
     from_file = ("schedule", "schedule_compatible")
@@ -111,8 +110,7 @@ def check_hold_on_run(space: Space, hold: Mapping[str, Any], context: SpaceConte
 def with_schedule(hold: Mapping[str, Any], file: str | Path | None, *, compatible: bool = False) -> dict[str, Any]:
     """Return the fixed values, with the text of a schedule's file.
 
-    Raises:
-        UserError: the file cannot be read or is no schedule, or ``compatible`` is set without a file.
+    UserError: the file cannot be read or is no schedule, or ``compatible`` is set without a file.
     """
     if file is None:
         if compatible:
@@ -151,8 +149,6 @@ def shown(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-# --- The sampler and the grid -----------------------------------------------------------------------------------------
-
 #: The sampler that trains distinct outcomes where their savings are known before, else learns from the baseline's run.
 AUTO = "auto"
 #: Names of the samplers.
@@ -162,8 +158,7 @@ SAMPLERS = (AUTO, "tpe", "random", "grid", "gp", "nsga2")
 def grid_of(given: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the points of a grid file (`read_grid`), given by its path, as a map, or as the points themselves.
 
-    Raises:
-        UserError: the file cannot be read or is no grid.
+    UserError: the file cannot be read or is no grid.
     """
     if given is None or (isinstance(given, Mapping) and "settings" in given):
         return given
@@ -195,8 +190,7 @@ def check_points(points: Mapping[str, Any], hold: Mapping[str, Any]) -> None:
 def points_of(space: Space, context: SpaceContext | None) -> GridPoints:
     """Return the points that a grid search trains; the context is None for a script, known after its baseline alone.
 
-    Raises:
-        UserError: the space is no grid, or a script's is no grid file.
+    UserError: the space is no grid, or a script's is no grid file.
     """
     if context is None and space.name != GRID:
         raise UserError(

@@ -67,8 +67,6 @@ def last_row(trial_folder: Path) -> dict[str, Any]:
     return {}
 
 
-# --- A study's folder -------------------------------------------------------------------------------------------------
-
 #: Suffix of the file with which Optuna locks a journal.
 LOCK_FILE_SUFFIX = ".lock"
 #: Seconds after which a lock was left by a process that has ended.
@@ -88,8 +86,7 @@ def package_versions() -> dict[str, str]:
 def open_study(options: SearchOptions) -> Layout:
     """Return the folder of a new study, or of the same study, to which the search adds its trials.
 
-    Raises:
-        UserError: the folder cannot be written, holds other files, or holds a study with other settings.
+    UserError: the folder cannot be written, holds other files, or holds a study with other settings.
     """
     workload = re.sub(r"[^A-Za-z0-9]+", "-", options.workload)
     space = re.sub(r"[^A-Za-z0-9_+]+", "-", options.space).strip("-")
@@ -167,10 +164,8 @@ def threads_in(journal: Path) -> dict[str, int]:
 def find_study(results: Path | str, name: str) -> Layout:
     """Return the folder of an existing study, by name under the results folder, by path or by URI.
 
-    Of one in object storage, what this machine lacks is copied into a folder of its name under ``results``.
-
-    Raises:
-        UserError: there is none; the message names those that exist.
+    Of one in object storage, what this machine lacks is copied into a folder of its name under ``results``. UserError:
+    there is none; the message names those that exist.
     """
     if is_uri(results) and not is_uri(name):
         name = str(joined(results, name))
@@ -236,9 +231,7 @@ def mend_journal(journal: Path) -> None:
 def written(layout: Layout, again: str) -> Iterator[None]:
     """Convert disk and journal errors of the block into messages that advise the command to run again.
 
-    Raises:
-        DiskError: the disk cannot be written.
-        UserError: the journal is damaged.
+    DiskError: the disk cannot be written. UserError: the journal is damaged.
     """
     try:
         yield
@@ -271,11 +264,7 @@ def is_locked(layout: Layout) -> bool:
 
 @contextmanager
 def locked(layout: Layout) -> Iterator[None]:
-    """Lock the study for one search; the lock ends with the process, however the process ends.
-
-    Raises:
-        UserError: another process holds it.
-    """
+    """Lock the study for one search until the process ends, however it ends. UserError: another process holds it."""
     with open(layout.lock, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -31,8 +31,6 @@ _CHECK = (
 
 
 class _StudyCopy:
-    """Copy of a study's files in object storage."""
-
     def __init__(self, layout: Layout, storage: str) -> None:
         self._layout, self._storage = layout, storage
         self._here, self._there = DiskFiles(layout.root), files_of(storage)
@@ -98,9 +96,8 @@ class _StudyCopy:
 def copied_to_storage(layout: Layout) -> Iterator[None]:
     """Copy a study into its object storage while the block runs and at its end; nothing for one without.
 
-    Raises:
-        UserError: the storage cannot be written at the beginning, or another machine searches the study.
-        DiskError: the last copy failed; everything is on this machine.
+    UserError: the storage cannot be written at the beginning, or another machine searches the study. DiskError: the
+    last copy failed; everything is on this machine.
     """
     storage = layout.read_info().storage
     if not storage:
@@ -131,8 +128,7 @@ def copied_to_storage(layout: Layout) -> Iterator[None]:
 def fetch_study(storage: str, layout: Layout) -> bool:
     """Copy a study from object storage to this machine, unless the study here is further; return whether there is one.
 
-    Raises:
-        UserError: the storage cannot be read, the folder here is another study's, or both were searched on.
+    UserError: the storage cannot be read, the folder here is another study's, or both were searched on.
     """
     files, here = files_of(storage), DiskFiles(layout.root)
     try:

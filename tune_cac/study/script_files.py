@@ -18,8 +18,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 def script_identity(options: Iterable[str]) -> tuple[str, ...]:
     """Return the options ``cwd`` and ``files`` of a command, unless they are given.
 
-    Raises:
-        UserError: Python shall run a file that is not there.
+    UserError: Python shall run a file that is not there.
     """
     given = read_options(options)
     cwd = Path(given.get("cwd", Path.cwd()))
@@ -64,11 +63,8 @@ def named_modules(command: str, cwd: Path) -> list[str]:
     words = _words(command)
     flags = [number for number, word in enumerate(words) if word in ("-m", "--module")]
     names = [word for word in words[flags[0] + 1 :] if _MODULE.fullmatch(word)] if flags else []
-    return [name for name in names if _is_module(cwd.joinpath(*name.split(".")))]
-
-
-def _is_module(place: Path) -> bool:
-    return place.with_suffix(".py").is_file() or (place / "__main__.py").is_file()
+    places = [(name, cwd.joinpath(*name.split("."))) for name in names]
+    return [name for name, at in places if at.with_suffix(".py").is_file() or (at / "__main__.py").is_file()]
 
 
 def _words(command: str) -> list[str]:

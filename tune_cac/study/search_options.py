@@ -33,8 +33,6 @@ from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
 from tune_cac.study.fixed_params import SAMPLERS, check_hold, check_points, grid_of, with_schedule
 
-# --- Signature and documentation of a function whose keywords are declared options ------------------------------------
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -69,8 +67,6 @@ def with_options(declared: type, *, on_resume: bool = False) -> Callable[[_Funct
 
     return decorate
 
-
-# --- Values of options as users write them ----------------------------------------------------------------------------
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -120,15 +116,11 @@ def read_lengths(text: str) -> tuple[float, ...]:
     return found
 
 
-# --- The options ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions(StudyOptions):
     """The options of a search: those that the study keeps, and how this call runs it.
 
-    Raises:
-        UserError: an unknown space or workload, a number out of range, or a value that cannot be fixed.
+    UserError: an unknown space or workload, a number out of range, or a value that cannot be fixed.
     """
 
     script: str | None = option(
@@ -244,10 +236,7 @@ class SearchOptions(StudyOptions):
             self._set(fresh_processes=True, concurrency=self.concurrency or 1)
         # Without shared processes there is no training state that trials could share.
         alone = self.is_script or self.workers_per_trial > 1 or self.fresh_processes
-        self._set(
-            sharing=not alone and self.sharing is not False,
-            hold=check_hold(space, self.fixed),
-        )
+        self._set(sharing=not alone and self.sharing is not False, hold=check_hold(space, self.fixed))
         if self.points is not None:
             check_points(self.points, self.fixed)
 
@@ -394,8 +383,7 @@ class SearchOptions(StudyOptions):
     def with_metric(self, own: Quality) -> SearchOptions:
         """Return these options with metric and allowed drop settled, given the workload's own metric.
 
-        Raises:
-            UserError: a direction that is not the metric's, or an allowed drop out of its range.
+        UserError: a direction that is not the metric's, or an allowed drop out of its range.
         """
         quality = quality_named(self.metric, self.direction, self.metric_unit, own=own)
         check_metric(quality)
@@ -403,8 +391,6 @@ class SearchOptions(StudyOptions):
         named = quality.fields() if quality == own == ACCURACY else quality.all_fields()
         settled = {"metric": None, "direction": None, "metric_unit": None, **named}
         return replace(self, script=None, allowed_drop=drop, **settled)  # type: ignore[arg-type]
-
-    # --- What follows from them ---------------------------------------------------------------------------------------
 
     @property
     def searched_lengths(self) -> str:

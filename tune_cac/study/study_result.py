@@ -17,14 +17,11 @@ from analysis.metrics.duplicates import outcomes
 from analysis.metrics.noise import with_holds
 from analysis.metrics.ranking import beats_shorter, best, control_line, rank
 from analysis.presentation.best_env import best_env, best_schedule
-from analysis.presentation.export import hidden_columns
 from analysis.presentation.markdown_report import ranked_table, report_markdown, search_cost_line
 from analysis.presentation.summary_text import config_of, headline, is_answer
 from analysis.trace_replay.same_run import same_run, same_run_text
 from analysis.trace_replay.traces import load_trace
 from trainables.errors import UserError
-
-# --- The files in a study's folder that hold its result: best.env, best.yaml, ranking.csv, report.md ------------------
 
 
 def write_answer(layout: Layout, result: SearchResult) -> None:
@@ -38,7 +35,8 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
     trials.to_parquet(layout.trials)
     # Settings must not be chosen by the test split, so it stays out of the ranked table.
     beats = beats_shorter(ranking, result.control_line)
-    ranking.drop(columns=hidden_columns(ranking)).assign(beats_shorter=beats).to_csv(layout.ranking, index=False)
+    hidden = [name for name in ranking.columns if name.startswith("test_")]
+    ranking.drop(columns=hidden).assign(beats_shorter=beats).to_csv(layout.ranking, index=False)
     judged = (ranking["role"] == "baseline").any()
     for file, text in (
         (layout.best, best_env(info, found, allowed_drop, **result.about) if judged else None),
@@ -53,31 +51,21 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
             file.write_text(text, encoding="utf-8")
 
 
-# --- A study's result -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
     """Result of a search, as pandas objects."""
 
-    folder: Path
-    """The study's folder."""
-    trials: pd.DataFrame
-    """One row per trial (`analysis.load`)."""
-    ranking: pd.DataFrame
-    """The completed trials, best first (`analysis.rank`)."""
-    best: pd.Series | None
-    """The best setting (`best_or_confirmed`); None if nothing is within the allowed drop."""
-    allowed_drop: float | str
-    """Drop of the metric that is allowed (`trainables.quality`)."""
+    folder: Path  # the study's folder
+    trials: pd.DataFrame  # one row per trial (`analysis.load`)
+    ranking: pd.DataFrame  # the completed trials, best first (`analysis.rank`)
+    best: pd.Series | None  # the best setting (`best_or_confirmed`); None if nothing is within the allowed drop
+    allowed_drop: float | str  # drop of the metric that is allowed (`trainables.quality`)
     confirmation: pd.DataFrame | None
     """Result of retraining on fresh seeds (`analysis.confirm_table`); None if none was begun."""
-    interrupted: bool
-    """True if the search was interrupted before all trials ended."""
+    interrupted: bool  # true if the search was interrupted before all trials ended
     used_up: str = ""
     """The budget that ended the search, what is trained and how to go on, in one line; empty if none did."""
-    sure: float = 0.0
-    """Probability with which the best setting is to hold on another seed."""
+    sure: float = 0.0  # probability with which the best setting is to hold on another seed
     why_little: str = ""
     """The reason why settings of the space do nothing or little on this run; empty if that is unknown."""
 

@@ -288,10 +288,13 @@ class WarmStart:
 
 
 def learn(plan: SearchPlan, root: str | None) -> WarmStart:
-    """Learn from a recorded dense run of the plan's base; nothing is known without its root in the stage tree."""
+    """Learn from a recorded dense run of the plan's base.
+
+    Nothing is known without its root in the stage tree, and nothing is needed by a space that decides itself.
+    """
     space, context, base, hold = plan.space, plan.context, plan.base, plan.hold
     nothing = WarmStart(space=space, context=context, base=base, hold=hold, trace=None)
-    if root is None:
+    if root is None or space.next_point is not None:
         return nothing
     try:
         # Only Gradient-Skip's part can be replayed.

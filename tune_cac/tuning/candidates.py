@@ -198,7 +198,7 @@ class SpaceWalk:
     `SearchPlan.sure`: losses are taken as normal about their mean over the seeds that it was trained on.
     """
 
-    why_ended = "no setting of the space is left to try"
+    why_ended = "all that the space tries one after the other is done"
 
     def __init__(self, trials: StudyTrials, plan: SearchPlan, context: Callable[[], SpaceContext]) -> None:
         self._trials, self._plan, self._context = trials, plan, context

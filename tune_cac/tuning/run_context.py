@@ -52,7 +52,7 @@ def run_context(config: TrialConfig, *, caches: bool = False) -> SpaceContext:
     import psutil
 
     from trainables.compression.measures import weight_layers
-    from trainables.gradskip.layers import has_running_statistics, unit_ends, watch_needed
+    from trainables.gradskip.layers import has_trained_statistics, unit_ends, watch_needed
     from trainables.runtime.isolation import isolated
     from trainables.workloads import build_for
 
@@ -62,7 +62,7 @@ def run_context(config: TrialConfig, *, caches: bool = False) -> SpaceContext:
     with isolated(seed=config.seed, threads=config.threads):
         model = workload.make_model()
     ends = unit_ends(model)
-    kept = kept_ends(workload, model, ends, config.seed) if caches else ()
+    kept = kept_ends(workload, model, unit_ends(model, of_all_kinds=True), config.seed) if caches else ()
     return SpaceContext(
         total_steps=workload.steps_per_epoch * config.epochs,
         layer_names=tuple(name for name, _ in model.named_parameters()),
@@ -72,7 +72,7 @@ def run_context(config: TrialConfig, *, caches: bool = False) -> SpaceContext:
         weight_names=tuple(weight_layers(model)),
         # The optimizer is made only for this: torch loads its compiler with it.
         recipe=recipe_choices(config, workload, model) if config.saving == TIME else {},
-        has_norms=any(map(has_running_statistics, model.modules())),
+        has_norms=any(map(has_trained_statistics, model.modules())),
         kept_ends=kept,
         forward_cache_mb=psutil.virtual_memory().total // 5 // 10**6 if kept else 0,
     )

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from analysis.metrics.saving import saved_of
 from trainables.quality import Quality
 
-# --- Columns of trials as plain values, for any dtype and also for missing columns ------------------------------------
-
 
 def saved(frame: pd.DataFrame) -> NDArray[np.float64]:
     """Return each trial's saving of the compute that its study ranks by; NaN if unknown."""
@@ -69,8 +67,6 @@ def plain(value: Any) -> Any:
     return value
 
 
-# --- One plot of the report as a Plotly figure ------------------------------------------------------------------------
-
 #: Maximum number of layers in a legend; with more, colour and hover text identify the layers.
 MOST_NAMED = 8
 #: Maximum number of points of a line that are marked.
@@ -85,18 +81,12 @@ _TEXTS = ("text", "hovertext", "name", "ticktext")
 class Figure:
     """One plot of the report."""
 
-    name: str
-    """Its name on the page and of the file that its button saves."""
-    alt: str
-    """Text alternative for readers who cannot see the plot."""
-    traces: list[dict[str, Any]]
-    """Plotly's traces."""
-    layout: dict[str, Any]
-    """Plotly's layout, without the settings common to all plots."""
-    height: int = 420
-    """Height in pixels."""
-    notes: list[str] = field(default_factory=list)
-    """Sentences of the caption."""
+    name: str  # its name on the page and of the file that its button saves
+    alt: str  # text alternative for readers who cannot see the plot
+    traces: list[dict[str, Any]]  # Plotly's traces
+    layout: dict[str, Any]  # Plotly's layout, without the settings common to all plots
+    height: int = 420  # height in pixels
+    notes: list[str] = field(default_factory=list)  # sentences of the caption
 
     def to_dict(self) -> dict[str, Any]:
         """Return traces, layout and height as plain values for JSON, with escaped text."""
@@ -146,15 +136,9 @@ def line(
     name: str, x: Iterable[float], y: Iterable[float], labels: Iterable[str], *, more: dict[str, Any] | None = None,
     **style: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return a trace of a line with hover texts.
+    """Return a trace of a line with hover texts, or none.
 
-    Args:
-        name: its entry in the legend.
-        x: horizontal coordinates.
-        y: vertical coordinates.
-        labels: hover texts; empty for none.
-        more: further settings of the trace.
-        style: settings of the line: color, width, dash, shape.
+    ``name`` is its entry in the legend, ``more`` has further settings of the trace, ``style`` those of the line.
     """
     hover = list(labels)
     return {

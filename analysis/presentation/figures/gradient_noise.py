@@ -78,7 +78,6 @@ def shown_trial(data: ReportData, rows: pd.DataFrame | None) -> int | None:
 
 
 def _course(data: ReportData, column: str, name: str, *, logarithmic: bool = False) -> Figure | None:
-    """Return the plot of a statistic of all layers together by step."""
     if data.gradients is None:
         return None
     rows = data.gradients[data.gradients["layer"] == ""]

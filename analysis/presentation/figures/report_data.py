@@ -21,38 +21,24 @@ class ReportData:
     Accuracies, accuracy losses, savings and ratios are fractions; another metric of the study is in its own unit.
     """
 
-    info: StudyInfo
-    """Description of the study."""
-    trials: pd.DataFrame
-    """One row per trial (`analysis.load`)."""
-    ranking: pd.DataFrame
-    """The completed trials, best first (`analysis.rank`)."""
-    best: pd.Series | None
-    """The chosen row of the ranking; None if no trial is within the allowed accuracy loss."""
-    allowed_drop: float | str
-    """Allowed drop of the metric (`trainables.quality.read_drop`)."""
-    headline: str
-    """The result; the first sentence is the page's title, the others are caveats."""
-    cost_line: str
-    """Cost of the search, in one sentence."""
-    best_env: str
-    """The chosen settings as lines that a POSIX shell can source."""
-    status: str = "finished"
-    """``finished`` or ``running``."""
-    history: pd.DataFrame | None = None
-    """One row per epoch and trial: trial, epoch, and the columns of `trainables.metrics.ROW`."""
+    info: StudyInfo  # description of the study
+    trials: pd.DataFrame  # one row per trial (`analysis.load`)
+    ranking: pd.DataFrame  # the completed trials, best first (`analysis.rank`)
+    best: pd.Series | None  # the chosen row of the ranking; None if no trial is within the allowed accuracy loss
+    allowed_drop: float | str  # allowed drop of the metric (`trainables.quality.read_drop`)
+    headline: str  # the result; the first sentence is the page's title, the others are caveats
+    cost_line: str  # cost of the search, in one sentence
+    best_env: str  # the chosen settings as lines that a POSIX shell can source
+    status: str = "finished"  # ``finished`` or ``running``
     controls: pd.DataFrame | None = None
     """Trials that any setting has to beat: control (for example ``shorter 0.8``, ``random stops``), compute_saved,
     accuracy or the study's metric."""
     confirmation: pd.DataFrame | None = None
     """One row per retrained candidate: candidate, seeds, compute_saved, saved (if the study does not rank by training
     compute), the drop of the metric, drop_low, drop_high, confidence, confirmed."""
-    gradients: pd.DataFrame | None = None
-    """Gradient statistics (`analysis.gradient_statistics`)."""
-    clusters: pd.DataFrame | None = None
-    """Clusters of similar gradients (`analysis.gradient_clusters`)."""
-    stages: pd.DataFrame | None = None
-    """The stage tree (`analysis.stage_frame`)."""
+    gradients: pd.DataFrame | None = None  # gradient statistics (`analysis.gradient_statistics`)
+    clusters: pd.DataFrame | None = None  # clusters of similar gradients (`analysis.gradient_clusters`)
+    stages: pd.DataFrame | None = None  # the stage tree (`analysis.stage_frame`)
     environment: dict[str, str] = field(default_factory=dict)
     """Versions, machine and other facts about the environment of the search, by name."""
 

@@ -76,8 +76,7 @@ def timeline(data: ReportData) -> Figure | None:
 def _stretches(events: list[dict[str, Any]], total: int, who: str) -> list[dict[str, Any]]:
     """Return one outcome's stretches between stops, from the first iteration to the last, without a gap.
 
-    Returns:
-        For each stretch its begin, end, label and the highest number among the stopped layers, -1 for none.
+    Each has its begin, end, label and the highest number among the stopped layers, -1 for none.
     """
     found = []
     layer, begin, what = -1, 0, "every layer trains"
@@ -114,8 +113,6 @@ def _timeline_traces(stretches: pd.DataFrame) -> list[dict[str, Any]]:
     empty = {"type": "scatter", "x": [None], "y": [None], "hoverinfo": "skip", "showlegend": False}
     return [*traces, empty | {"marker": scale}]
 
-
-# --- All plots of the report ------------------------------------------------------------------------------------------
 
 _MAKERS = (
     pareto, confirmation, timeline, gradient_noise, gradient_variance, layer_noise,

@@ -19,11 +19,8 @@ def sensitivity(
 ) -> Figure:
     """Return the plot of accuracy, or another metric, against the pruned share of one layer alone.
 
-    Args:
-        curves: by layer, in the model's order: (level, value), level 0 first.
-        allowed_drop: allowed drop (`trainables.quality`); drawn as a line from the first layer's value at level 0.
-        pruned: kind of what is pruned: elements, filters or channels.
-        quality: the metric.
+    ``curves`` are (level, value) by layer, in the model's order, level 0 first; the allowed drop is drawn as a line
+    from the first layer's value at level 0; ``pruned`` names what is pruned: elements, filters or channels.
     """
     traces = []
     for place, (name, points) in enumerate(curves.items()):

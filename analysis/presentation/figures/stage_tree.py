@@ -18,11 +18,7 @@ MOST_LANES = 60
 
 
 def stage_tree(frame: pd.DataFrame | None) -> Figure | None:
-    """Return the plot of a study's stages; None if no trial went through any.
-
-    Args:
-        frame: from `analysis.stage_frame`, in its order.
-    """
+    """Return the plot of a study's stages (`analysis.stage_frame`); None if no trial went through any."""
     if frame is None or not frame["trials"].map(len).any():
         return None
     rows = _lanes(frame[frame["stage"].isin(most_visited(frame, MOST_LANES))])

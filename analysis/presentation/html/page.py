@@ -15,12 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.formatting import (
-    allowed_text,
-    drop_words,
-    percent,
-    plural,
-)
+from analysis.formatting import allowed_text, drop_words, percent, plural
 from analysis.metrics.ranking import beats_shorter, control_line
 from analysis.metrics.saving import saved_of_one
 from analysis.presentation.figures.figure import Figure, is_one_of, plain, texts
@@ -45,8 +40,6 @@ from trainables.savings import TRAINING
 
 #: Most rows that are listed of clusters, of failed trials and of the ranking.
 _MOST_CLUSTERS, _MOST_FAILURES, _MOST_RANKED = 30, 200, 200
-
-# --- Elements ---------------------------------------------------------------------------------------------------------
 
 
 class Markup(str):
@@ -95,11 +88,7 @@ def _table(caption: str, cells: Sequence[Sequence[str]], *, numeric: Sequence[in
     return f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(caption)}"><table>{inner}</table></div>'
 
 
-# --- The header -------------------------------------------------------------------------------------------------------
-
-
 def _header(data: ReportData) -> str:
-    """Return the header: the result in one sentence, and what else is said of it."""
     info, quality = data.info, data.quality
     counts = data.trials["status"].value_counts()
     told = ", ".join(f"{n} {status}" for status, n in counts.items()) or "none"
@@ -133,9 +122,6 @@ def first_sentence(text: str) -> tuple[str, str]:
     """
     first, *others = re.split(r"(?<=\.)\s+(?=[A-Z])", text, maxsplit=1)
     return first, "".join(others)
-
-
-# --- The sections -----------------------------------------------------------------------------------------------------
 
 
 def _sections(data: ReportData, figures: Mapping[str, Figure]) -> list[tuple[str, str, str]]:
@@ -226,7 +212,6 @@ def _stops(data: ReportData, figures: Mapping[str, Figure]) -> str:
 
 
 def _gradients(figures: Mapping[str, Figure]) -> str:
-    """Return the section on gradient statistics."""
     drawn = _pictures(figures, "gradient_noise", "gradient_variance")
     by_layer = _pictures(figures, "layer_noise")
     if not drawn and not by_layer:
@@ -299,9 +284,6 @@ def _environment(data: ReportData) -> str:
     return found or _paragraph("Nothing is known of where this ran.", "none")
 
 
-# --- The whole page ---------------------------------------------------------------------------------------------------
-
-
 def report_html(data: ReportData) -> str:
     """Return a study's whole report as HTML; UserError if plotly is not installed."""
     figures = report_figures(data)
@@ -331,16 +313,10 @@ def figure_html(title: str, figure: Figure) -> str:
 
 
 def _page(title: str, body: str, note: str, figures: Mapping[str, Figure]) -> str:
-    """Return a page as HTML.
+    """Return a page as HTML, given its title, the HTML of its body, a note for its footer, and its plots by name.
 
     The content security policy lets a browser run only the page's two scripts, identified by their hashes, and load
     nothing. Plotly is embedded as text and runs only after the page has been shown.
-
-    Args:
-        title: as text.
-        body: its HTML, with a main element ``main``.
-        note: a sentence of the footer.
-        figures: its plots, by name.
     """
     plotly, script = _plotly(), _asset("page.js")
     hashes = " ".join(
@@ -350,10 +326,7 @@ def _page(title: str, body: str, note: str, figures: Mapping[str, Figure]) -> st
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-    colours = {
-        "light": {**LIGHT, "depth": list(DEPTH_LIGHT)},
-        "dark": {**DARK, "depth": list(DEPTH_DARK)},
-    }
+    colours = {"light": {**LIGHT, "depth": list(DEPTH_LIGHT)}, "dark": {**DARK, "depth": list(DEPTH_DARK)}}
     light, dark = ("".join(f"--{name}:{value};" for name, value in scheme.items()) for scheme in (LIGHT, DARK))
     return f"""<!doctype html>
 <html lang="en">

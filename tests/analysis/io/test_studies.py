@@ -142,14 +142,6 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path, make: Any, mess
     assert "\n" not in str(caught.value)
 
 
-def test_trials_of_other_programs_are_refused(tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs.journal"
-    study = optuna.create_study(storage=optuna.storages.JournalStorage(JournalFileBackend(str(theirs))))
-    study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
-    with pytest.raises(UserError, match=r"holds no study of a search of tune_cac .* another program, for optuna.load"):
-        analysis.load(theirs)
-
-
 def test_descriptions_are_not_copied_with_every_column(study: Layout) -> None:
     described = analysis.load(study.root).attrs["columns"]
     assert copy.deepcopy(described) is described

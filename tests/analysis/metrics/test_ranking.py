@@ -1,6 +1,9 @@
-"""Ranking and Pareto front against brute force on random data."""
+"""Ranking and Pareto front against brute force on random data, and the area of plain numbers."""
 
 from __future__ import annotations
+
+import itertools
+import math
 
 import numpy as np
 import pandas as pd
@@ -11,6 +14,7 @@ from studies import result_row
 
 import analysis
 from analysis.io.studies import to_frame
+from analysis.metrics.pareto import hypervolume, non_dominated
 from trainables.errors import UserError
 
 #: Few distinct values, so that ties of every kind occur.
@@ -127,3 +131,25 @@ def test_duplicates_are_told_within_a_study_alone_and_not_by_a_seed() -> None:
         ("two", 3): 1,
     }
     assert analysis.rank(frame([(0.5, 0.1, "completed")] * 3))["duplicate_of"].isna().all()
+
+
+#: Few distinct numbers, so that ties of every kind occur.
+few = st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 1.0, 2.0, math.inf])
+whole = st.integers(0, 4).map(float)
+
+
+@given(st.lists(st.tuples(few, few), max_size=25))
+def test_the_front_is_what_no_other_row_dominates(rows: list[tuple[float, float]]) -> None:
+    expected = [not any(x >= a and y >= b and (x > a or y > b) for x, y in rows) for a, b in rows]
+    assert non_dominated(rows).tolist() == expected
+
+
+@given(st.lists(st.tuples(whole, whole), max_size=8), st.tuples(st.integers(-1, 3), st.integers(-1, 3)))
+def test_the_hypervolume_is_the_number_of_dominated_unit_cells(
+    rows: list[tuple[float, float]], reference: tuple[int, int]
+) -> None:
+    cells = 0
+    for corner in itertools.product(*(range(low, 4) for low in reference)):
+        # The cell reaches from the corner one unit up in both columns.
+        cells += any(x >= corner[0] + 1 and y >= corner[1] + 1 for x, y in rows)
+    assert hypervolume(np.array(rows), reference) == pytest.approx(cells)

@@ -103,7 +103,7 @@ def test_comments_are_true_and_text_from_elsewhere_stays_in_them(study: Layout, 
         "# tune_cac: digits, 30 epochs, space auto_thresholds, seed 0",
         "# trial 4: compute saved 0.0 %, validation accuracy 0.9700, accuracy loss 0.00 points",
     ]
-    assert any("forward_cache_mb=50" in line for line in lines)
+    assert "export TUNE_CAC_FORWARD_CACHE_MB=50" in lines
     assert max(map(len, lines)) <= 120
     info = replace(
         study.read_info(), space="a\nexport CAC_VAR_START_THR=0.1", workload="w\r\nexit 7; `touch x` $(exit 3)"

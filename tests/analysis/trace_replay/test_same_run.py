@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import rows_alone
+from runs import finish, rows_alone
 from searchers import learning
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
@@ -32,8 +32,7 @@ STEPS = {
 def trained(folder: Path, **values: Any) -> TrialConfig:
     config = TrialConfig(workload="tiny", epochs=4, method="gradskip", **values)
     with SharedRun(config, Sharing(tree=folder / "tree", budget_bytes=0)) as run:
-        while not run.finished:
-            run.train_epoch()
+        finish(run)
     return config
 
 

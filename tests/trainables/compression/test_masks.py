@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from masked_lines import MOMENTUM, RATE, START, line, row, step, weights_of
-from saved_states import round_trip
+from masked_lines import line, row, weights_of
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -24,20 +23,6 @@ def test_a_regularization_mask_lives_for_one_application_and_leaves_the_other_ma
         model.weight.fill_(1)
     masks.apply(forward=True)
     assert weights_of(model) == [1, 1, 0, 1]
-
-
-def test_discarding_forgets_the_mask_and_puts_the_copy_back() -> None:
-    model = line()
-    masks = Masks(model)
-    masks.configure("weight", use_double_copies=True)
-    masks.set("weight", row(1, 0, 1, 0))
-    masks.apply(forward=False)
-    assert weights_of(model) == [0.9, 0.0, 0.3, 0.0]
-    masks.discard(["weight"])
-    assert weights_of(model) == START
-    assert masks.get("weight") is None
-    masks.apply(forward=True)
-    assert weights_of(model) == START
 
 
 def test_released_the_mask_acts_after_each_step_and_on_no_gradient() -> None:
@@ -91,29 +76,6 @@ def test_nothing_waits_for_the_device() -> None:
     masks.release("weight")
     assert masks.get("weight") is not None
     assert masks.get("bias") is None
-
-
-@pytest.mark.parametrize("forward_only", [False, True])
-@pytest.mark.parametrize("mask", [row(1, 0, 1, 0), row(2, 0, 2, 0)], ids=["zeros and ones", "scaled up"])
-def test_a_resumed_run_goes_on_bit_for_bit(mask: Tensor, forward_only: bool) -> None:
-    model = line()
-    masks = Masks(model)
-    masks.configure("weight", use_double_copies=True, mask_on_forward_only=forward_only)
-    masks.mask_gradients("weight", True)
-    masks.set("weight", mask)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
-    step(model, masks, optimizer, 0)
-    saved = round_trip({"masks": masks.state_dict(), "model": model.state_dict(), "optimizer": optimizer.state_dict()})
-
-    other = line()
-    resumed = Masks(other)
-    other.load_state_dict(saved["model"])
-    resumed.load_state_dict(saved["masks"])
-    second = torch.optim.SGD(other.parameters(), lr=RATE, momentum=MOMENTUM)
-    second.load_state_dict(saved["optimizer"])
-    for number in (1, 2):
-        assert step(other, resumed, second, number) == step(model, masks, optimizer, number)
-        assert weights_of(other) == weights_of(model)
 
 
 class Doubled(nn.Module):

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from trainables.compression.model_copies import (
-    as_built,
     bare_copy,
     float_tensor,
     hookless_copy,
@@ -26,12 +25,6 @@ def parametrized() -> nn.Sequential:
     parametrize.register_parametrization(model[0], "weight", Double())
     parametrize.register_parametrization(model[0], "bias", Double())
     return model
-
-
-def test_names_as_built_are_those_before_parametrizing() -> None:
-    before = [name for name, _ in nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).named_parameters()]
-    assert sorted(as_built(name) for name, _ in parametrized().named_parameters()) == sorted(before)
-    assert as_built("module.original") == "original"
 
 
 def test_a_bare_copy_has_the_float_weights_and_leaves_the_model_its_class() -> None:

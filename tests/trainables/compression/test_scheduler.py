@@ -21,8 +21,6 @@ from trainables.compression.policies import (
     PruningPolicy,
     Training,
 )
-from trainables.compression.pruners import build_pruner
-from trainables.compression.schedule.configs import SparsityLevelParameterPrunerConfig
 from trainables.compression.schedule.timing import Moment
 from trainables.compression.scheduler import CompressionScheduler, check_on_model
 from trainables.config import TrialConfig
@@ -93,35 +91,6 @@ def test_everyone_is_told_in_the_schedules_order() -> None:
         "-- 3", "a looks", "b looks", *epoch(3, ("a", 1), ("b", 2)), "a looks away", "b looks away",
     ]  # fmt: skip
     assert [scheduled.has_acted for scheduled in scheduler.policies] == [True, True, False]
-
-
-def test_masks_are_applied_between_policies_and_the_loop() -> None:
-    """After a step the masks come first, then the policies; before the forward the policies come first."""
-    model = nn.Linear(4, 1, bias=False)
-    scheduler = CompressionScheduler(model)
-    seen: list[tuple[str, int]] = []
-
-    class Sees(Policy):
-        def minibatch_begin(self, training: Training, moment: Moment) -> None:
-            seen.append(("begin", int((model.weight == 0).sum())))
-
-        def minibatch_end(self, training: Training, moment: Moment) -> None:
-            seen.append(("end", int((model.weight == 0).sum())))
-
-    settings = SparsityLevelParameterPrunerConfig(levels={"weight": 0.5})
-    scheduler.add_policy(PruningPolicy(build_pruner("p", settings, model, seed=0)))
-    scheduler.add_policy(Sees())
-    scheduler.on_epoch_begin(0)
-    scheduler.on_minibatch_begin(0, 0, 1)
-    assert int((model.weight == 0).sum()) == 2
-    with torch.no_grad():
-        model.weight += 1.0
-    scheduler.on_minibatch_end(0, 0, 1)
-    assert seen == [("begin", 0), ("end", 2)]
-    with torch.no_grad():
-        model.weight += 1.0
-    scheduler.apply_masks()
-    assert int((model.weight == 0).sum()) == 2
 
 
 # --- a user's own loop ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What Gradient-Skip adds to a step, and what it says of settings that stop nothing."""
+"""What Gradient-Skip adds to a step, and what it says before and after a run of settings that stop nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import torch
 from conv_models import conv_model
+from hypothesis import given
+from hypothesis import strategies as st
 from loops import OpCounter, train
+from machine_runs import stops_of
 from torch import nn
 
 from trainables.gradskip import SGD, AdamW, Settings, wrap
+from trainables.gradskip.nothing_stops import too_late, why_nothing_stopped
 from trainables.gradskip.rules.choice import make_rule
 
 
@@ -43,10 +47,11 @@ def test_a_decision_step_is_one_kernel_and_one_read_more_than_a_plain_one(make: 
 
 
 def test_off_adds_no_operator() -> None:
+    off = Settings(start_thr=-1, start_itr=0, samples=1)  # on, it would look in every step
     ours, theirs = conv_model(), conv_model()
     ops = []
     for model, optimizer in (
-        (ours, SGD(ours.parameters(), lr=0.1, foreach=True, settings=Settings(start_thr=-1))),
+        (ours, SGD(ours.parameters(), lr=0.1, foreach=True, settings=off)),
         (theirs, torch.optim.SGD(theirs.parameters(), lr=0.1, foreach=True)),
     ):
         for p in model.parameters():
@@ -114,3 +119,32 @@ def test_settings_that_can_fire_are_not_warned_of(recwarn: pytest.WarningsRecord
     SGD(conv_model().parameters(), lr=0.1, settings=Settings(start_thr=-1))
     copy.deepcopy(SGD(conv_model().parameters(), lr=0.1, weight_decay=1.0, settings=Settings()))
     assert len(recwarn) == 0
+
+
+@given(st.integers(0, 60), st.integers(1, 30), st.integers(0, 9), st.integers(1, 80))
+def test_it_is_too_late_exactly_where_the_rule_cannot_stop(start: int, samples: int, braking: int, steps: int) -> None:
+    settings = Settings(start_itr=start, samples=samples, braking_distance=braking, start_thr=0.9)
+    falls = bool(stops_of(settings, (0,), lambda iteration, _: 0.5**iteration, steps))
+    assert (too_late(settings, steps) == "") == falls
+    if not falls:
+        found = why_nothing_stopped(settings, steps)
+        assert found == too_late(settings, steps)
+        assert f"the run has {steps} steps: set both lower, such as CAC_VAR_START_ITR={steps // 5} and " in found
+
+
+def test_what_it_names_acts() -> None:
+    for steps in (10, 300, 5000):
+        names = too_late(Settings(), steps).partition("such as ")[2].split(" and ")
+        begin, often = (int(name.partition("=")[2]) for name in names)
+        settings = Settings(start_itr=begin, samples=often)
+        assert stops_of(settings, (0,), lambda iteration, _: 0.5 ** (iteration / 9), steps)
+
+
+def test_other_reasons() -> None:
+    assert why_nothing_stopped(Settings(start_thr=-1.0), 300) == "CAC_VAR_START_THR is -1 (off)"
+    assert why_nothing_stopped(Settings(rule="plasticity"), 300) == "rule plasticity named no layer within 300 steps"
+    assert too_late(Settings(rule="plasticity"), 300) == ""
+    assert why_nothing_stopped(Settings(start_itr=60, samples=5), 300).startswith(
+        "at no decision (from iteration 60 on, every 5) had the first layer's weight variance fallen below "
+        "CAC_VAR_START_THR=0.95 of its peak: raise it"
+    )

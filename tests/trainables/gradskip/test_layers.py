@@ -135,18 +135,3 @@ class TestWholeUnits:
         train(model, optimizer, 3)
         assert {n for n, p in model.named_parameters() if not p.requires_grad} == set(EXECUTION[:8])
         assert optimizer.gradskip.events[0].name == "norms.1.bias"
-
-
-class TestWhatIsLeft:
-    """Published numbering on a model that registers in another order than it runs."""
-
-    def test_names_the_parameters_left_upstream(self) -> None:
-        model = Shuffled()
-        names = [name for name, _ in model.named_parameters()]
-        number = names.index("conv2.bias")  # stops the norms and the LAST convolution, not the first two
-        optimizer = SGD(
-            model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(number,), stop_layer_itr=(1,)), model=model
-        )
-        with pytest.warns(UserWarning, match="conv1.weight, conv1.bias, conv0.weight, conv0.bias still train before"):
-            train(model, optimizer, 3)
-        assert set(optimizer.gradskip.left_upstream()) == {f"conv{n}.{k}" for n in (0, 1) for k in ("weight", "bias")}

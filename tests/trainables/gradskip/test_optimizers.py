@@ -1,4 +1,4 @@
-"""`gradskip.SGD` against `torch.optim.SGD`, and what stopping a layer means for its bits."""
+"""`gradskip.SGD` against `torch.optim.SGD`, and states loaded from and into torch's."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from conv_models import conv_batches as batches
-from conv_models import short_conv_model as make_model
-from loops import equal, train, weights
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from conv_models import conv_model
+from loops import OFF, train
+from torch import nn
 
+from trainables.errors import UserError
 from trainables.gradskip import SGD, Settings
 
 
 def test_settings_come_from_the_environment_when_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAC_STOP_LAYER_NUM", "1")
     monkeypatch.setenv("CAC_STOP_LAYER_ITR", "3")
-    model = make_model()
+    model = conv_model()
     optimizer = SGD(model.parameters(), lr=0.1)
     monkeypatch.setenv("CAC_STOP_LAYER_ITR", "not a number")  # too late to matter
     train(model, optimizer, 5)
@@ -27,7 +26,7 @@ def test_settings_come_from_the_environment_when_built(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("kind", ["generator", "list", "named", "groups"])
 def test_every_way_of_giving_parameters_stops(kind: str) -> None:
-    model = make_model()
+    model = conv_model()
     parameters = list(model.parameters())
     given: Any = {
         "generator": model.parameters(),
@@ -39,26 +38,6 @@ def test_every_way_of_giving_parameters_stops(kind: str) -> None:
     train(model, optimizer, 4)
     assert [p.requires_grad for p in model.parameters()] == [False] * 5 + [True] * (len(parameters) - 5)
     assert optimizer.gradskip.events[0].name == ("3.weight" if kind == "named" else None)
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-@pytest.mark.parametrize("braking", [0, 3])
-def test_a_stopped_layer_does_not_move_by_one_bit(set_to_none: bool, braking: int) -> None:
-    model = make_model()
-    settings = Settings(stop_layer_num=(4,), stop_layer_itr=(3,), braking_distance=braking)
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1, settings=settings)
-    history: list[list[Tensor]] = []
-    train(model, optimizer, 12, set_to_none=set_to_none, each=lambda _: history.append(weights(model)))
-    stopping = 3 + max(braking - 1, 0)
-    for before, after in zip(history[stopping:], history[stopping + 1 :], strict=False):
-        assert equal(before[:5], after[:5])
-        assert not any(torch.equal(x, y) for x, y in zip(before[5:], after[5:], strict=True))
-    # Until then it moves: the step of a stop without braking still applies its update.
-    moves = range(stopping) if braking else range(stopping + 1)
-    for step in [s for s in moves if s > 0]:
-        assert not any(torch.equal(x, y) for x, y in zip(history[step - 1][:5], history[step][:5], strict=True))
-    assert all(p.grad is None and not p.requires_grad for p in list(model.parameters())[:5])
-    assert all(p not in optimizer.state for p in list(model.parameters())[:5])
 
 
 def test_the_update_of_a_braking_step_is_the_schedule_times_the_factor() -> None:
@@ -86,37 +65,6 @@ def test_the_update_of_a_braking_step_is_the_schedule_times_the_factor() -> None
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1 / 7)
 
 
-class BackwardCounter(TorchDispatchMode):
-    """Counts the convolution backward kernels that really run, and which of their outputs are computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight_gradients = 0
-        self.input_gradients = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.convolution_backward.default:
-            wants_input, wants_weight, _ = args[-1]
-            self.input_gradients += bool(wants_input)
-            self.weight_gradients += bool(wants_weight)
-        return func(*args, **(kwargs or {}))
-
-
-def test_stopped_convolutions_run_no_backward_kernel() -> None:
-    model = make_model()
-    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(4,), stop_layer_itr=(2,)))
-    executed = []
-    for x, y in batches(5):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        with BackwardCounter() as counter:
-            loss.backward()
-        optimizer.step()
-        executed.append((counter.weight_gradients, counter.input_gradients))
-    # Both convolutions until the step of the stop (2), and the input of the second; nothing of either from then on.
-    assert executed == [(2, 1), (2, 1), (2, 1), (0, 0), (0, 0)]
-
-
 def test_half_precision_weights_are_judged_in_single_precision() -> None:
     parameter = nn.Parameter(torch.randn(8, 8, 3, 3, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16))
     settings = Settings(start_itr=0, samples=1, start_thr=0.999, slope_thr=0.999)
@@ -129,3 +77,31 @@ def test_half_precision_weights_are_judged_in_single_precision() -> None:
     assert ratio is not None
     assert ratio == pytest.approx(expected / (expected / 0.81), rel=0.01)
     assert ratio != float(torch.tensor(ratio, dtype=torch.bfloat16))
+
+
+def test_a_state_of_torch_sgd_loads_and_leaves_the_rule_alone() -> None:
+    model = conv_model()
+    theirs = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    train(model, theirs, 2)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, settings=OFF)
+    optimizer.load_state_dict(theirs.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.3
+    assert optimizer.gradskip.iteration == 0
+
+
+def test_our_state_loads_into_torch_sgd() -> None:
+    model = conv_model()
+    optimizer = SGD(model.parameters(), lr=0.3, momentum=0.9, settings=OFF)
+    train(model, optimizer, 2)
+    theirs = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    theirs.load_state_dict(optimizer.state_dict())
+    assert theirs.param_groups[0]["lr"] == 0.3
+
+
+def test_a_state_of_a_larger_model_is_refused() -> None:
+    large, small = conv_model(), nn.Linear(2, 2)
+    optimizer = SGD(large.parameters(), lr=0.1, settings=Settings(stop_layer_num=(5,), stop_layer_itr=(0,)))
+    train(large, optimizer, 1)
+    target = SGD(small.parameters(), lr=0.1, settings=OFF)
+    with pytest.raises(UserError, match="state to load is of 11 parameters, but this optimizer has 2"):
+        target.gradskip.load_state_dict(optimizer.gradskip.state_dict())

@@ -95,7 +95,7 @@ def test_a_smaller_batch_and_an_evaluation_with_gradients_cost_what_they_do(give
 class Padded(nn.Module):
     """A causal transformer on batches that are padded to their longest."""
 
-    def __init__(self, layers: int = 3) -> None:
+    def __init__(self, layers: int = 1) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.words, self.places = nn.Embedding(50, 16), nn.Embedding(64, 16)

@@ -35,7 +35,7 @@ def test_a_parameter_that_is_said_to_be_stopped_never_moves() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["torch", "other", "torch, closure", "other, closure"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_whatever_the_user_toggles_what_is_said_is_what_is_done(seed: int, kind: str) -> None:
     """Random freezing, unfreezing, gradients set by hand and old graphs, over every reason there is."""
     draw = random.Random(seed)
@@ -117,20 +117,6 @@ def test_one_of_many_that_is_switched_on_is_found_and_never_moves(kind: str) -> 
     assert sum(looks) == (2 if kind == "torch" else 0)
     assert woken.grad is None
     assert float(parameters[-1].detach()[0]) < 1
-
-
-def test_gradients_set_by_hand_move_no_stopped_layer_and_every_other() -> None:
-    """As where a server's optimizer is given the clients' difference as its gradient."""
-    model = conv_model()
-    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(3,), stop_layer_itr=(0,)))
-    for step in range(3):
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        before = weights(model)
-        optimizer.step()
-        moved = [not torch.equal(a, b) for a, b in zip(before, weights(model), strict=True)]
-        assert moved == [step == 0] * 4 + [True] * 7
-        assert [p.grad is None for p in model.parameters()] == [True] * 4 + [False] * 7
 
 
 def test_nobody_else_writes_what_it_owns() -> None:

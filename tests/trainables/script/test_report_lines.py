@@ -68,7 +68,7 @@ def test_a_value_of_the_wrong_kind(line: str, message: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.fixed_dictionaries({"accuracy": st.floats(allow_nan=False)}, optional=dict.fromkeys(NUMBERS[1:], FINITE)),
     st.dictionaries(st.sampled_from(["lr", "note", "more"]), JSON.filter(lambda value: value == value), max_size=3),

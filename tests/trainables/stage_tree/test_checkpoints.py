@@ -212,16 +212,6 @@ def test_a_full_disk_costs_checkpoints_and_not_the_training(tmp_path: Path) -> N
     assert stored_bytes(tmp_path) == 2000
 
 
-def test_a_folder_that_cannot_be_written_costs_checkpoints_and_not_the_training(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
-    (tmp_path / "store").touch()  # a file in the way refuses root too
-    assert not Checkpoints(tmp_path / "store", LARGE).put("s", 1, b"state")
-    assert not Checkpoints(tmp_path / "store", LARGE).put("s", 2, b"state")
-    (warning,) = recwarn.list
-    assert "a checkpoint was not kept: Not a directory" in str(warning.message)
-
-
 #: Puts states that any reader can check, thinning all the time.
 WRITER = """
 import random, sys
@@ -293,15 +283,6 @@ def test_several_processes_put_thin_and_read_at_once(tmp_path: Path) -> None:
             writer.communicate()
     assert stored_bytes(tmp_path) <= budget + 2 * (budget // 20 + size) + 2 * size
     assert served > missed
-
-
-def test_the_store_needs_neither_torch_nor_ray() -> None:
-    code = """
-        import sys
-        import trainables.stage_tree.checkpoints, trainables.stage_tree.leases
-        print(sorted({"torch", "ray", "numpy"} & set(sys.modules)))
-    """
-    assert run_python(code).stdout == "[]\n"
 
 
 # --- what is dropped, against counting every fork step by step --------------------------------------------------------

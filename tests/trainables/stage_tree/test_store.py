@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,28 +59,6 @@ def test_a_bad_file_that_was_replaced_meanwhile_stays(tmp_path: Path) -> None:
         write_checked(path, b"good")
         remove_what_was_read(path, os.fstat(file.fileno()))
     assert read_checked(path) == b"good"
-
-
-def test_a_write_that_fails_says_so_and_leaves_what_was_there(tmp_path: Path) -> None:
-    """The size limit stands for a full disk: the file system refuses in the middle of the file."""
-    write_checked(tmp_path / "file", b"old")
-    code = """
-        import errno, resource, sys
-        from pathlib import Path
-        from trainables.stage_tree.store import write_checked
-        from trainables.storage import DiskFiles
-        path = Path(sys.argv[1])
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        try:
-            write_checked(DiskFiles(path.parent), path.name, bytes(1_000_000))
-        except OSError as error:
-            print(errno.errorcode[error.errno])
-    """
-    arguments = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "file")]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
-    assert done.stdout == "EFBIG\n"
-    assert os.listdir(tmp_path) == ["file"]
-    assert read_checked(tmp_path / "file") == b"old"
 
 
 # --- what makes runs share training: everything that a run computes depends on, and nothing else ----------------------

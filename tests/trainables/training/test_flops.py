@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any, ClassVar
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from thorough import rest_thorough
@@ -13,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.config import TrialConfig
 from trainables.registry import WORKLOADS, Entry
-from trainables.training.flops import CostTable
+from trainables.savings import share_saved
 from trainables.training.run import TrainingRun
-from trainables.workloads.digits import CONVOLUTIONS, IMAGE_SIZE, Digits
+from trainables.workloads.digits import CONVOLUTIONS, IMAGE_SIZE
 
 SAMPLES = 599
 
@@ -58,20 +60,6 @@ def test_a_stopped_prefix_costs_no_backward_from_the_step_after_its_stop() -> No
     assert second["compute_saved"] == saved / second["dense_flops"]
     dense_backward = second["dense_flops"] - second["forward_flops"]
     assert second["backward_saved"] == pytest.approx(saved / dense_backward, rel=1e-12)
-
-
-@pytest.mark.slow
-def test_counts_on_the_meta_device_are_those_of_the_real_one() -> None:
-    config = TrialConfig(epochs=2, CAC_STOP_LAYER_NUM=(5, 11), CAC_STOP_LAYER_ITR=(4, 13))
-    with TrainingRun(config) as run:  # counts every set of stopped layers, and caches it
-        run.train_epoch()
-        run.train_epoch()
-    with TrainingRun(config) as run, FlopCounterMode(display=False) as counter:
-        for epoch in range(2):
-            for batch in run.workload.train_batches(epoch, config.seed):
-                run._step(batch)
-        executed = run.cost.counts["forward_flops"] + run.cost.counts["backward_flops"]
-    assert counter.get_total_flops() == executed
 
 
 def test_a_run_cut_short_saves_nothing_by_that() -> None:
@@ -118,7 +106,6 @@ def conv_by_hand(layer: torch.nn.Module, x: torch.Tensor) -> tuple[int, int]:
 @pytest.mark.parametrize("kind", [torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.ConvTranspose2d])
 def test_grouped_convolutions_cost_what_their_groups_do(kind: type[torch.nn.Module], groups: int) -> None:
     """torch 2.13 counts the weights' gradient ``groups`` times too high; where there is one group they agree."""
-    from torch.utils.flop_counter import FlopCounterMode
 
     from trainables.runtime.operator_flops import flop_counter, formula_of
 
@@ -134,25 +121,6 @@ def test_grouped_convolutions_cost_what_their_groups_do(kind: type[torch.nn.Modu
     assert formula is not None
     assert formula(out, x, layer.weight, None, 2, 0, 1, layer.transposed, 0, groups, (True, True, False)) == backward
     assert formula(out, x, layer.weight, None, 2, 0, 1, layer.transposed, 0, groups, (False, True, True)) == forward
-
-
-def test_shared_weights_are_counted_once_for_each_use() -> None:
-    class Tied(Digits):
-        def make_model(self) -> torch.nn.Module:
-            layer = torch.nn.Linear(256, 256, bias=False)
-            again = torch.nn.Linear(256, 256, bias=False)
-            again.weight = layer.weight
-            return torch.nn.Sequential(torch.nn.Flatten(), layer, torch.nn.ReLU(), again)
-
-    workload = Tied()
-    workload.options = ("tied=1",)  # costs are kept by name and options
-    table = CostTable(workload, workload.make_model())
-    images, labels = next(iter(workload.train_batches(0, 0)))
-    cost = table.dense_step((images, labels))
-    product = 2 * len(images) * 256 * 256
-    assert cost.forward_flops == 2 * product
-    assert cost.backward_flops == 3 * product
-    assert cost.gradient_bytes == 4 * 256 * 256
 
 
 class _Compiled(Tiny):
@@ -188,3 +156,12 @@ def test_a_compiled_model_stays_compiled_and_costs_the_same(method: str, monkeyp
     assert seen[0] == 0 < seen[1]
     for column in ("forward_flops", "backward_flops", "dense_flops", "compute_saved"):
         assert rows[0][column] == rows[1][column]
+
+
+def test_by_hand() -> None:
+    assert share_saved(25, 100) == 0.75
+    assert share_saved(150, 100) == -0.5
+    assert share_saved(0, 0) == 0.0
+    of_frame = share_saved(pd.Series([25.0, 1.0]), pd.Series([100.0, np.nan]))
+    assert of_frame.isna().tolist() == [False, True]
+    assert of_frame[0] == 0.75

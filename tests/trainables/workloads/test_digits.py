@@ -7,6 +7,7 @@ from statistics import mean
 import numpy as np
 import pytest
 import torch
+from runs import finish
 
 from trainables.config import TrialConfig
 from trainables.gradients import BinaryActivation
@@ -30,14 +31,14 @@ def test_three_disjoint_thirds_of_all_images() -> None:
 
 
 def test_the_order_is_drawn_once_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainables.workloads import digits
+    from trainables.workloads import seeded_loader
 
-    digits._order.cache_clear()
+    seeded_loader.shuffled_batches.cache_clear()
     draws = []
-    monkeypatch.setattr(digits, "epoch_seed", lambda epoch, seed: draws.append(epoch) or epoch)
+    monkeypatch.setattr(seeded_loader, "epoch_seed", lambda epoch, seed: draws.append(epoch) or epoch)
     for epoch in range(3):
         assert len(list(Digits().train_batches(epoch, 0))) == Digits().steps_per_epoch
-    digits._order.cache_clear()
+    seeded_loader.shuffled_batches.cache_clear()
     assert draws == [0, 1, 2]
 
 
@@ -53,8 +54,7 @@ def test_six_convolutions_with_batch_norm() -> None:
 def accuracies(seed: int, **variables: object) -> tuple[float, float]:
     config = TrialConfig(seed=seed, **variables)  # type: ignore[arg-type]
     with TrainingRun(config) as run:
-        while not run.finished:
-            row = run.train_epoch()
+        row = finish(run)[-1]
     return row["quality"], row["test_quality"]
 
 

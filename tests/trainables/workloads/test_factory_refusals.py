@@ -143,6 +143,11 @@ def test_hidden_state_is_found(body: str, reason: str, write: Write) -> None:
             "def make(): return {**parts(), 'validation': [(torch.rand(2, 4), torch.eye(3)[:2])]}",
             r"evaluate .* must be given, .* the targets are \(2, 3\)",
         ),
+        (  # a regression
+            "def make(): return {**parts(), 'model': lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), "
+            "'loss': lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1].float())}",
+            r"evaluate .* must be given, .* \(\) here, and the targets are \(8,\)",
+        ),
         (
             "def make(): return {**parts(), 'train': [(torch.rand(2, 4), torch.zeros(3, dtype=torch.long))]}",
             "as many targets as inputs, got 3 and 2 in train",

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainables.errors import UserError
 from trainables.workloads.models import MODELS, build_model
-from trainables.workloads.models.resnet import BasicBlock, PaddedShortcut
+from trainables.workloads.models.resnet import Block, PaddedShortcut
 
-#: Classes, side in pixels, parameters, multiply-adds in billions: as published (He et al. 2016; torchvision's tables).
+#: Classes, side in pixels, parameters, multiply-adds in billions: as published (papers; torchvision's tables).
 PUBLISHED = {
     "resnet20": (10, 32, 269_722, 0.0408),
     "resnet56": (10, 32, 853_018, 0.1265),
@@ -21,24 +20,25 @@ PUBLISHED = {
     "resnet50": (1000, 224, 25_557_032, 4.089),
     "alexnet": (1000, 224, 61_100_840, 0.714),
     "vgg16": (1000, 224, 138_357_544, 15.47),
+    "efficientnet_lite0": (1000, 224, 4_652_008, 0.385),
 }
 
 
-def on_meta(name: str, classes: int, image_size: int | None = None, channels: int = 3) -> nn.Module:
+def on_meta(name: str, classes: int) -> nn.Module:
     """The model without numbers: large ones cost neither time nor memory."""
     with torch.device("meta"):
-        return build_model(name, classes, image_size, channels)
+        return build_model(name, classes)
 
 
-def images(size: int, channels: int = 3) -> Tensor:
-    return torch.empty(2, channels, size, size, device="meta")
+def images(size: int) -> Tensor:
+    return torch.empty(2, 3, size, size, device="meta")
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_and_multiply_adds_are_the_published_ones(name: str) -> None:
     classes, size, parameters, billions = PUBLISHED[name]
     model = on_meta(name, classes)
-    assert MODELS[name].image_size == size
+    assert MODELS[name].classes == classes
     assert sum(p.numel() for p in model.parameters()) == parameters
     with FlopCounterMode(display=False) as counter:
         scores = model(images(size))
@@ -70,7 +70,7 @@ def test_option_a_is_subsampling_and_zero_channels(side: int) -> None:
         for column in range(0, side, 2):
             expected[:, :3, row // 2, column // 2] = x[:, :, row, column]
     assert torch.equal(PaddedShortcut(3, 8, stride=2)(x), expected)
-    block = BasicBlock(3, 8, 2, PaddedShortcut)
+    block = Block(3, (8, 8), (3, 3), 2, PaddedShortcut)
     nn.init.zeros_(block.bn2.weight)  # the convolutions' branch adds nothing
     assert torch.equal(block(x), expected.relu())
 
@@ -93,11 +93,13 @@ def test_initial_weights_are_drawn_from_the_global_generator_with_he_fan_out(nam
             assert bool((module.bias == 0).all()), path
 
 
-@pytest.mark.parametrize("name", ["resnet20", "resnet18", "alexnet", "vgg16"])
-def test_the_least_image_size_is_the_least_that_runs(name: str) -> None:
-    least = MODELS[name].least_image_size
-    assert on_meta(name, 10, least, 1)(images(least, 1)).shape == (2, 10)
-    with pytest.raises(UserError, match=rf"image_size of model {name} must be .* at least {least}, got {least - 1}$"):
-        build_model(name, 10, least - 1)
-    with pytest.raises((RuntimeError, ValueError)):
-        on_meta(name, 10)(images(least - 1))
+def test_lite0_pads_as_tensorflow_at_stride_two() -> None:
+    """Of an even size, the first output sees the first pixels, and the last one what is beyond the last pixel."""
+    for block, kernel, first, last in ((1, 3, 3, 2), (3, 5, 4, 3)):
+        layers = build_model("efficientnet_lite0", 10).get_submodule(f"_blocks.{block}")
+        nn.init.ones_(layers.get_parameter("_depthwise_conv.weight"))
+        x = torch.ones(1, layers.get_submodule("_depthwise_conv").in_channels, 8, 8)
+        seen = layers.get_submodule("_depthwise_conv")(layers.get_submodule("_pad")(x))[0, 0]
+        assert seen.shape == (4, 4), kernel
+        assert seen[0, 0] == first**2
+        assert seen[-1, -1] == last**2

@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from runs import finish
 
 from trainables.config import TrialConfig
 from trainables.gradients import autograd_gradient, central_difference
@@ -23,11 +24,8 @@ def experiment(epochs: int, decays: bool, method: str = "central_difference") ->
     more = {"gradient_epsilon": EPSILON, "gradient_epsilon_decays": decays} if method != "none" else {}
     options = ("pairs=2", f"updates={UPDATES}", f"decay_from={FROM}", f"decay_every={EVERY if decays else 2500}")
     config = TrialConfig(workload="rosenbrock", workload_options=options, method=method, epochs=epochs, **more)
-    rows = []
     with TrainingRun(config) as run:
-        while not run.finished:
-            rows.append(run.train_epoch())
-        return rows, run.model.get_parameter("x").detach().clone().view(-1, 2)
+        return finish(run), run.model.get_parameter("x").detach().clone().view(-1, 2)
 
 
 def values(rows: list[dict]) -> dict[int, float]:
@@ -78,16 +76,6 @@ def test_stuck_almost_right_then_falling_then_at_the_optimum() -> None:
     assert found[rows[-1]["step"]] < 1e-5
     assert float((end - 1).abs().max()) < 0.005
     assert rows[-1]["learning_rate"] == pytest.approx(1e-6)
-
-
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_an_epsilon_that_does_not_decay_ends_at_its_fixed_point() -> None:
-    rows, end = experiment(24, False)
-    x = A / (1 + 2 * B * EPSILON**2)
-    assert float((end[:, 0] - x).abs().max()) < 1e-4
-    assert float((end[:, 1] - x**2).abs().max()) < 1e-4
-    assert rows[-1]["quality"] == pytest.approx(2 * (x - A) ** 2, rel=0.01)
 
 
 def test_two_forward_passes_a_number_are_counted() -> None:

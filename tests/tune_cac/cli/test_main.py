@@ -39,6 +39,8 @@ search --space auto_treshold
     unknown space 'auto_treshold': did you mean 'auto_thresholds'? Valid: agp, auto_thresholds, braking_distance, centr
 search --workload digit
     unknown workload 'digit': did you mean 'digits'? Valid: binary_mlp, digits, gan_digits, images, package.module:func
+search --workload text_classification --data texts.csv
+    workload text_classification needs --model NAME
 search --trials 0
     --trials must be an integer >= 1, got 0
 search --allowed-drop 1.5

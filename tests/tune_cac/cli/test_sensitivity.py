@@ -130,9 +130,9 @@ def test_nothing_to_propose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     [
         ("--levels 0,x", "--levels must be numbers in [0, 1] separated by commas, such as 0,0.5,0.9, got '0,x'"),
         ("--checkpoint f --epochs 1", "--checkpoint is analysed as it is, so it takes no --epochs: "),
-        ("--checkpoint no.pt", "cannot read --checkpoint no.pt: No such file or directory"),
-        ("--checkpoint text.pt", "--checkpoint text.pt is no checkpoint: give a file that torch.save wrote"),
-        ("--checkpoint list.pt", "--checkpoint list.pt does not fit the model of tiny: 'list' object has no "),
+        ("--checkpoint no.pt", "--checkpoint no.pt: there is no such file"),
+        ("--checkpoint text.pt", "--checkpoint text.pt must hold tensors by name, as torch.save(model.state_dict(), "),
+        ("--checkpoint list.pt", "--checkpoint list.pt must hold tensors by name, as torch.save(model.state_dict(), "),
         ("--checkpoint other.pt", "--checkpoint other.pt does not fit the model of tiny: Missing key"),
         ("--output text.pt", "cannot make --output text.pt: File exists; choose another folder"),
         ("--checkpoint good.pt --layers conv", "unknown parameter 'conv': "),

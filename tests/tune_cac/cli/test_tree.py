@@ -54,15 +54,13 @@ def test_a_terminal_without_box_characters_gets_others(monkeypatch: pytest.Monke
     assert written.getvalue().splitlines()[-1] == b"`- ... 1 more stage, 2 trials"
 
 
-@pytest.mark.usefixtures("study")
-def test_deeper_stages_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tree", "s", "--depth", "0"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "└─ ... 1 more stage, 2 trials"
-
-
 def test_studies_without_a_tree(study: Layout, refused: Callable[..., str]) -> None:
     write_study(study.root.with_name("old"), [{"row": result_row()}])
     assert refused("tree", "old").startswith("results/old has no stage tree: it is of an earlier version")
+    alone = study.root.with_name("alone")
+    HandTree(alone / "tree", layer_names=["conv.weight"]).train([], result_row())
+    write_study(alone, [{"row": result_row()}])
+    assert refused("tree", "alone").startswith("results/alone has no stage tree: its trials were trained alone (--no-s")
     study.write_info(replace(study.read_info(), workload="script"))
     assert refused("tree", "s") == "results/s has no stage tree: trials of a script share no training"
 

@@ -239,16 +239,15 @@ def test_shares_are_given_as_text() -> None:
 def test_stops_are_searched_on_cut_runs_and_are_those_of_runs_trained_alone(tmp_path: Path) -> None:
     search = learning(tmp_path, lengths="1.0,0.5", allowed_drop=0.9)
     search.ask_for(14)
-    rows, suggested_once = [], []
+    suggested_once = []
     for number in range(40):
         suggested = search.suggest(str(number)) or search.suggest(str(number))
         if suggested == FINISHED:
             break
         with SharedRun(TrialConfig(**suggested["config"]), Sharing(tree=tmp_path / "tree", budget_bytes=10**9)) as run:
-            while not run.finished:
-                rows.append(run.train_epoch())
-        suggested_once.append((suggested, rows[-1]))
-        search.on_trial_complete(str(number), rows[-1])
+            last = finish(run)[-1]
+        suggested_once.append((suggested, last))
+        search.on_trial_complete(str(number), last)
     trials = [t for t in told(tmp_path) if "row" in t.user_attrs]
     (cut,) = [t for t in trials if t.user_attrs["role"] == CUT]
     assert (cut.user_attrs["control"], cut.user_attrs["of_epochs"]) == (SHORTER, 4)

@@ -98,8 +98,7 @@ class Quantizer:
     The other quantizers are its subclasses. ``name`` is that of the instance in the schedule, ``given`` its settings.
     """
 
-    activation_kinds: ClassVar[tuple[type[nn.Module], ...]] = RECTIFIERS
-    """Modules whose output is quantized."""
+    activation_kinds: ClassVar[tuple[type[nn.Module], ...]] = RECTIFIERS  # modules whose output is quantized
 
     def __init__(self, name: str, given: Any) -> None:
         self.name = name
@@ -245,8 +244,10 @@ class _LinearTraining(Quantizer):
 
     def change_inputs(self, model: nn.Module, options: Mapping[str, Any]) -> None:
         given = self.given
+        if not getattr(given, "quantize_inputs", False):  # post-training quantization sees inputs of layers instead
+            return
         bits = usable(given.bits_activations if given.num_bits_inputs is None else given.num_bits_inputs)
-        if given.quantize_inputs and bits is not None:
+        if bits is not None:
             quantize_input(model, self.activation_quantization(bits, options))
 
     def least_bits(self, what: str) -> int:
@@ -280,9 +281,6 @@ class _PostTraining(_LinearTraining):
     """
 
     activation_kinds = tuple(kind for kind in (*WEIGHT_LAYERS, *ACTIVATIONS) if kind is not nn.Embedding)
-
-    def change_inputs(self, model: nn.Module, options: Mapping[str, Any]) -> None:
-        pass
 
     def least_bits(self, what: str) -> int:
         return 2 if what == "bias" else super().least_bits(what)

@@ -89,25 +89,19 @@ class Grid(NamedTuple):
 
     scale: Tensor
     """1 / s > 0, by which values are multiplied as in Distiller, whose rounding is then equal to the last bit."""
-    zero: Tensor
-    """z, an integer: the q of value 0.0."""
+    zero: Tensor  # z, an integer: the q of value 0.0
     q_min: int
     q_max: int
-    low: Tensor
-    """Lower end of the range; values below it have gradient 0."""
-    high: Tensor
-    """Upper end of the range; values above it have gradient 0."""
+    low: Tensor  # lower end of the range; values below it have gradient 0
+    high: Tensor  # upper end of the range; values above it have gradient 0
 
 
 def linear_grid(low: Tensor, high: Tensor, bits: int, mode: Mode) -> Grid:
-    """Return the grid for a range (Krishnamoorthi 2018, section 2; Distiller's modes). It always includes 0.
+    """Return the grid for a range (Krishnamoorthi 2018, section 2; docs/compression.md). It always includes 0.
 
-    SYMMETRIC: M = max(|low|, |high|), s = M / ((2^k - 1) / 2), z = 0, q in [-2^(k-1), 2^(k-1) - 1].
-    SYMMETRIC_RESTRICTED: s = M / (2^(k-1) - 1), z = 0, q in [-(2^(k-1) - 1), 2^(k-1) - 1].
-    ASYMMETRIC_UNSIGNED: low and high extended to include 0, s = (high - low) / (2^k - 1), z = round(-low / s),
-    q in [0, 2^k - 1].
-    ASYMMETRIC_SIGNED: the same with 2^(k-1) subtracted from z and q; the represented values are the same.
-    A range of width 0 has s = 1. ``low`` <= ``high`` are () or one per channel; k is at least 2 if symmetric.
+    q is in [-2^(k-1), 2^(k-1) - 1] with SYMMETRIC, without the least with SYMMETRIC_RESTRICTED, in [0, 2^k - 1] with
+    ASYMMETRIC_UNSIGNED, whose values ASYMMETRIC_SIGNED has, too. A range of width 0 has s = 1. ``low`` <= ``high`` are
+    () or one per channel; k is at least 2 if symmetric.
     """
     low, high = wide(low), wide(high)
     if mode.startswith("SYMMETRIC"):
@@ -192,8 +186,6 @@ class _LearnedClip(torch.autograd.Function):
         return gradients[0] * inside, (gradients[0] * above).sum(dtype=alpha.dtype), None
 
 
-# --- Modules that quantizers add to a model's layers -----------------------------------------------------------------
-
 OUTPUT = "quantized_output"
 INPUT = "quantized_input"
 
@@ -273,16 +265,13 @@ class MovingRange(Quantization):
     @torch.no_grad()
     def _see(self, x: Tensor) -> None:
         self.seen += 1
+        batches = self.seen.to(self.low.dtype)
+        weight = 1 / batches  # of this batch in the average: (1 - d) / (1 - d^n)
+        if self.decay != 1:
+            weight = (1 - self.decay) / -torch.expm1(batches * (math.log(self.decay) if self.decay else -math.inf))
         for kept, value in zip((self.low, self.high), torch.aminmax(x), strict=True):
             new = value.to(kept.dtype)
-            kept.copy_(torch.where(self.seen > 1, kept + self._weight_of_new(kept.dtype) * (new - kept), new))
-
-    def _weight_of_new(self, dtype: torch.dtype) -> Tensor:
-        """Return the last batch's weight in the average, (1 - d) / (1 - d^n), as a scalar on the range's device."""
-        batches = self.seen.to(dtype)
-        if self.decay == 1:
-            return 1 / batches
-        return (1 - self.decay) / -torch.expm1(batches * (math.log(self.decay) if self.decay else -math.inf))
+            kept.copy_(torch.where(self.seen > 1, kept + weight * (new - kept), new))
 
 
 class Frozen(Quantization):
@@ -428,9 +417,6 @@ class FrozenBias(Frozen):
 def _add_buffers(module: nn.Module, names: tuple[str, ...], options: Mapping[str, Any]) -> None:
     for name in names:
         module.register_buffer(name, torch.zeros((), **options))
-
-
-# --- Adding them to a model -------------------------------------------------------------------------------------------
 
 
 def is_quantized(model: nn.Module) -> bool:

@@ -23,8 +23,6 @@ from pydantic import (
 
 from trainables.errors import UserError, unknown_name
 
-# --- Base class of all settings, and the types of their values --------------------------------------------------------
-
 #: A share of elements or structures; text and booleans are not accepted.
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 #: A number >= 0.
@@ -377,9 +375,6 @@ REGULARIZERS = _by_name(L1RegularizerConfig, GroupLassoRegularizerConfig, GroupV
 REGULARIZERS["GroupLASSORegularizer"] = GroupLassoRegularizerConfig
 
 
-# --- Checks of learning-rate schedules' arguments before they are passed to torch -------------------------------------
-
-
 T = TypeVar("T")
 _List = Annotated[list[T], Field(min_length=1)]
 _Index = Annotated[Whole, Field(ge=0)]
@@ -407,8 +402,7 @@ _RULES = {name: (rule, TypeAdapter[Any](kind)) for names, rule, kind in _KINDS f
 def check_arguments(class_name: str, arguments: Mapping[str, Any], make: Callable[..., Any]) -> None:
     """Check that the class of this name can be called with these arguments.
 
-    Raises:
-        UserError: an argument is unknown, missing, of another type or out of its range; the message has the signature.
+    UserError: an argument is unknown, missing, of another type or out of its range; the message has the signature.
     """
     filled_in = ("self", "optimizer", "last_epoch")
     taken = {name: p for name, p in inspect.signature(make).parameters.items() if name not in filled_in}
@@ -426,9 +420,6 @@ def check_arguments(class_name: str, arguments: Mapping[str, Any], make: Callabl
     for name, parameter in taken.items():
         if name not in arguments and parameter.default is parameter.empty:
             raise UserError(f"{class_name} needs {name}: {how}")
-
-
-# --- Arguments of the extensions, which remove pruned structures (thinning) -------------------------------------------
 
 
 class _RemoverConfig(ComponentConfig):
@@ -453,9 +444,6 @@ class StructureRemoverConfig(_RemoverConfig):
 
 
 EXTENSIONS = _by_name(FilterRemoverConfig, ChannelRemoverConfig, StructureRemoverConfig)
-
-
-# --- Arguments of knowledge distillation (section ``distillers``, which the original language does not have) ----------
 
 
 class KnowledgeDistillationConfig(ComponentConfig):

@@ -20,17 +20,14 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from trainables.errors import UserError, nearest_name
 
-# --- Problems, collected with their lines -----------------------------------------------------------------------------
-
 #: Keys and list positions from the schedule's root to a value.
 Path = tuple[str | int, ...]
 
 
 class ScheduleError(UserError):
-    """A schedule that cannot be used. The message has the first problem and the number of the others.
+    """A schedule that cannot be used, with one line an error in the order of the file.
 
-    Args:
-        errors: one line each, at least one, in the order of the file.
+    The message has the first problem and the number of the others.
     """
 
     def __init__(self, errors: Sequence[str]) -> None:
@@ -78,12 +75,10 @@ def shown(value: object, length: int = 60) -> str:
 
 
 class Findings:
-    """Collect problems of a schedule.
+    """Collect problems of a schedule, whose name in messages is ``source``.
 
-    Args:
-        source: its name in messages, such as its file's name.
-        lines: by path, from 1.
-        compatible: whether problems that the original language silently accepted are warnings instead of errors.
+    ``lines`` are by path, from 1; ``compatible``: problems that the original language silently accepted are warnings
+    instead of errors.
     """
 
     def __init__(self, source: str, lines: Mapping[Path, int], *, compatible: bool = False) -> None:
@@ -114,8 +109,6 @@ class Findings:
         for text in self.said(self.warnings):
             warnings.warn(text, UserWarning, stacklevel=3)
 
-
-# --- YAML with lines --------------------------------------------------------------------------------------------------
 
 SEARCH = "!search"
 #: Name in messages of a schedule without a file.
@@ -161,15 +154,12 @@ def search_tags(value: Any, path: Path = ()) -> Iterator[tuple[Path, SearchTag]]
 class Document:
     """The parsed values of a schedule, before they are interpreted."""
 
-    source: str
-    """Name used in messages."""
-    value: Any
-    """Plain values, and a `SearchTag` for each ``!search``."""
+    source: str  # name used in messages
+    value: Any  # plain values, and a `SearchTag` for each ``!search``
     lines: Mapping[Path, int] = field(default_factory=dict)
     """By path: the line, from 1, of an entry's key, or of a scalar value that is on a separate line; empty for a
     mapping."""
-    duplicates: Sequence[Problem] = ()
-    """Keys that are given more than once; the last one is used, as usual in YAML."""
+    duplicates: Sequence[Problem] = ()  # keys that are given more than once; the last one is used, as usual in YAML
 
 
 def compose(text: str, source: str = TEXT) -> Document:
@@ -202,8 +192,6 @@ def _line(node: Node) -> int:
 
 
 class _Builder:
-    """Convert YAML nodes to values."""
-
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
         self.duplicates: list[Problem] = []
@@ -269,14 +257,10 @@ def _unknown_tag(node: Node) -> NotYaml:
 
 
 def open_document(given: str | os.PathLike[str] | Mapping[str, Any], source: str | None = None) -> Document:
-    """Read a schedule's YAML.
+    """Read a schedule's YAML: of a path; or the text, if it has several lines or begins with ``{``; or a mapping.
 
-    Args:
-        given: a file's path; or the text itself, if it has several lines or begins with ``{``; or a mapping.
-        source: name used in messages; by default the file's name.
-
-    Raises:
-        ScheduleError: the file cannot be read, is not UTF-8, or not YAML.
+    ``source`` is its name in messages, by default the file's. ScheduleError: the file cannot be read, is not UTF-8, or
+    not YAML.
     """
     if isinstance(given, Mapping):
         return Document(source or TEXT, plain(given))

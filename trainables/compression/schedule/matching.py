@@ -28,10 +28,8 @@ MODULES = "overrides"
 class ModelFacts:
     """Facts of a model that a schedule is checked against."""
 
-    parameters: Mapping[str, tuple[int, ...]]
-    """Shapes by name, in the model's order."""
-    modules: Mapping[str, str] = field(default_factory=dict)
-    """Class names by module name, in the model's order."""
+    parameters: Mapping[str, tuple[int, ...]]  # shapes by name, in the model's order
+    modules: Mapping[str, str] = field(default_factory=dict)  # class names by module name, in the model's order
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,8 +62,7 @@ class RegularizerPolicyConfig(ComponentConfig):
     """Options of a policy for its regularizer's masks."""
 
     class_: ClassVar[str] = "regularizer policies"
-    keep_mask: Flag = False
-    """True if weights that the threshold zeroed in the last active epoch stay zero."""
+    keep_mask: Flag = False  # true if weights that the threshold zeroed in the last active epoch stay zero
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +71,8 @@ class Component:
 
     section: str
     name: str
-    class_name: str
-    """As written in the schedule."""
-    settings: ComponentConfig | None = None
-    """Checked arguments; None for learning-rate schedulers."""
+    class_name: str  # as written in the schedule
+    settings: ComponentConfig | None = None  # checked arguments; None for learning-rate schedulers
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Plain arguments of a learning-rate scheduler; empty for the others."""
 
@@ -84,15 +81,12 @@ class Component:
 class PlannedPolicy:
     """The times at which a component acts, and its manner."""
 
-    kind: str
-    """One of `KINDS`."""
-    instance_name: str
-    """The component's name."""
+    kind: str  # one of `KINDS`
+    instance_name: str  # the component's name
     timing: Timing
     args: PrunerPolicyConfig | RegularizerPolicyConfig | None = None
     """Arguments of pruner and regularizer policies, with defaults for those not given."""
-    position: int = field(default=0, compare=False)
-    """Position in the file's list of policies."""
+    position: int = field(default=0, compare=False)  # position in the file's list of policies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +95,8 @@ class Schedule:
 
     sections: Mapping[str, Mapping[str, Component]] = field(default_factory=dict)
     """Components by section and name, in the order of the file; at most one in ``quantizers``."""
-    policies: tuple[PlannedPolicy, ...] = ()
-    """In the file's order, in which they act."""
-    source: str = field(default="", compare=False)
-    """Name used in messages."""
+    policies: tuple[PlannedPolicy, ...] = ()  # in the file's order, in which they act
+    source: str = field(default="", compare=False)  # name used in messages
     lines: Mapping[Path, int] = field(default_factory=dict, compare=False, repr=False)
     """Line numbers of the file, by path."""
 

@@ -71,16 +71,11 @@ CheckLR = Callable[[str, Mapping[str, Any]], object]
 class Mark:
     """The values allowed in one place: numbers between two ends, or one of several choices."""
 
-    low: float | int = 0
-    """Least value, if there are no choices."""
-    high: float | int = 1
-    """Greatest value, above ``low``."""
-    step: float | int | None = None
-    """Distance between values, counted from ``low``; None: all values between the ends."""
-    log: bool = False
-    """True if the scale is logarithmic; ``low`` must then be above 0."""
-    choices: tuple[Value, ...] | None = None
-    """At least two plain values."""
+    low: float | int = 0  # least value, if there are no choices
+    high: float | int = 1  # greatest value, above ``low``
+    step: float | int | None = None  # distance between values, counted from ``low``; None: all values between the ends
+    log: bool = False  # true if the scale is logarithmic; ``low`` must then be above 0
+    choices: tuple[Value, ...] | None = None  # at least two plain values
 
     @property
     def integer(self) -> bool:
@@ -124,12 +119,9 @@ class Mark:
 class MarkedSchedule:
     """A schedule that contains ranges to search."""
 
-    document: Document
-    """The document with a `SearchTag` in place of each range."""
-    marks: Mapping[str, Mark]
-    """By name, in the order of the file: ``name`` if given, else the dotted path."""
-    names: Mapping[Path, str] = field(repr=False)
-    """Name of the mark at each path."""
+    document: Document  # the document with a `SearchTag` in place of each range
+    marks: Mapping[str, Mark]  # by name, in the order of the file: ``name`` if given, else the dotted path
+    names: Mapping[Path, str] = field(repr=False)  # name of the mark at each path
 
     def fill(self, values: Mapping[str, Value]) -> dict[str, Any]:
         """Return the schedule's plain mapping with the values, one for each mark, in place of the ranges.
@@ -345,8 +337,6 @@ def _said(error: ErrorDetails, model: type[ComponentConfig], loc: Path) -> str:
     return f"{rule}, got {shown(given)}"
 
 
-# --- The schedule language --------------------------------------------------------------------------------------------
-
 VERSION = 1
 SECTIONS = ("version", *KINDS.values(), "policies")
 
@@ -358,16 +348,15 @@ def read_schedule(
     check_lr: CheckLR | None = None,
     source: str | None = None,
 ) -> Schedule:
-    """Read the schedule of a file, a text or a mapping.
+    """Read the schedule of a file, a text or a mapping, given as in `open_document`.
 
     Args:
-        given: path of a YAML file; or its text, if it has several lines or begins with ``{``; or a mapping.
+        given: the schedule.
         compatible: whether problems that the original silently accepted give a `UserWarning` instead of an error.
         check_lr: called with each learning-rate scheduler's class and arguments; raises UserError if they are invalid.
         source: name of the schedule in messages; by default the file's name.
 
-    Raises:
-        ScheduleError: with all errors, each with file and line.
+    ScheduleError: with all errors, each with file and line.
     """
     return _read(open_document(given, source), compatible, check_lr)
 
@@ -396,14 +385,11 @@ def examine(
 
 
 class _Reader:
-    """Read the sections of a schedule's plain values."""
-
     def __init__(self, given: Mapping[str, Any], findings: Findings, check_lr: CheckLR | None) -> None:
         self._given, self._findings, self._check_lr = given, findings, check_lr
         self._components: dict[str, dict[str, Component | None]] = {}
         """By section and name, in the order of the file; None for one that is invalid."""
-        self._used: set[tuple[str, str]] = set()
-        """Sections and names that policies mention, also invalid ones."""
+        self._used: set[tuple[str, str]] = set()  # sections and names that policies mention, also invalid ones
 
     def read(self, empty: Schedule) -> Schedule:
         for name in self._given:
@@ -559,7 +545,6 @@ def _is_epoch(value: object) -> bool:
 
 
 def _check_use(policy: PlannedPolicy, component: Component, findings: Findings) -> None:
-    """Check that a policy fits its component."""
     path: Path = ("policies", policy.position)
     settings = component.settings
     first, last = policy.timing.starting_epoch, policy.timing.last_epoch

@@ -1,4 +1,4 @@
-"""Active epochs of a policy, and the position of a moment among them. Without torch.
+"""Active epochs of a policy, the position of a moment among them, and a share that grows with it. Without torch.
 
 Symbols: e epoch, from 0; S, E, f starting epoch, ending epoch (exclusive) and frequency of a policy.
 """
@@ -21,12 +21,9 @@ class Timing:
     UserError: there is no epoch, an epoch is negative or beyond `MOST_EPOCHS`, or the frequency is below 1.
     """
 
-    starting_epoch: int = 0
-    """First active epoch, >= 0."""
-    ending_epoch: int = 1
-    """End of the range of active epochs, exclusive."""
-    frequency: int = 1
-    """Distance between active epochs, >= 1."""
+    starting_epoch: int = 0  # first active epoch, >= 0
+    ending_epoch: int = 1  # end of the range of active epochs, exclusive
+    frequency: int = 1  # distance between active epochs, >= 1
     epochs: tuple[int, ...] | None = None
     """List of the active epochs, ascending; the range is then derived from the first and the last."""
 
@@ -78,13 +75,10 @@ class Timing:
 class Moment:
     """A moment of a training run, relative to a policy's timing."""
 
-    epoch: int
-    """From 0."""
+    epoch: int  # from 0
     timing: Timing
-    minibatch: int = 0
-    """Optimizer steps since the start of the epoch."""
-    minibatches_per_epoch: int = 1
-    """Optimizer steps of an epoch, >= 1."""
+    minibatch: int = 0  # optimizer steps since the start of the epoch
+    minibatches_per_epoch: int = 1  # optimizer steps of an epoch, >= 1
 
     @property
     def progress(self) -> float:

@@ -39,7 +39,9 @@ def schedule_of(config: TrialConfig) -> dict[str, Any]:
 
     UserError: the schedule's text cannot be read, a value belongs to no mark, or a field has no effect.
     """
-    _check_effect(config)
+    for name, owners in _NEEDS.items():
+        if getattr(config, name) is not None and all(getattr(config, owner) is None for owner in owners):
+            raise UserError(f"{name} has no effect without {' or '.join(owners)}: leave it out, or give that, too")
     schedule: dict[str, Any] = {"version": 1}
     policies: list[dict[str, Any]] = []
     if config.schedule is not None:
@@ -95,12 +97,6 @@ def schedule_of(config: TrialConfig) -> dict[str, Any]:
             timing = {"starting_epoch": begin, "ending_epoch": config.epochs, "frequency": 1}
             policies.append(_added(schedule, "distiller", DISTILLER, arguments, timing))
     return {**schedule, "policies": policies}
-
-
-def _check_effect(config: TrialConfig) -> None:
-    for name, owners in _NEEDS.items():
-        if getattr(config, name) is not None and all(getattr(config, owner) is None for owner in owners):
-            raise UserError(f"{name} has no effect without {' or '.join(owners)}: leave it out, or give that, too")
 
 
 def pruning_epochs(config: TrialConfig) -> tuple[int, int]:
@@ -171,7 +167,6 @@ def _numbers(texts: tuple[str, ...]) -> dict[str, float]:
 def _added(
     schedule: dict[str, Any], kind: str, name: str, component: Mapping[str, Any], timing: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Add a component to a schedule, and return its policy."""
     section = KINDS[kind]
     if name in schedule.get(section, {}):
         raise UserError(f"the schedule has {section}.{name} already: rename it, for the search adds one of that name")

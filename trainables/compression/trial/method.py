@@ -143,13 +143,6 @@ class AttachedCompression(Attached):
             self.scheduler.load_state_dict(training_state["compression"])
 
 
-#: Attaches the configuration's schedule.
-attach = AttachedCompression
-
-
-# --- Gradient-Skip and a compression schedule on one training run -----------------------------------------------------
-
-
 def check_together(config: TrialConfig, schedule: Mapping[str, Any]) -> None:
     """Raise UserError if the rule uses gradients, or the plain schedule changes the model's structure."""
     mode = config.gradskip_settings().mode
@@ -165,8 +158,10 @@ def check_together(config: TrialConfig, schedule: Mapping[str, Any]) -> None:
         )
 
 
-def attach_with_gradskip(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> GradskipBeside:
-    """Attach both methods; see `check_together`."""
+def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Attached:
+    """Attach the configuration's schedule, beside Gradient-Skip where it is joined with it (`check_together`)."""
+    if not config.skips_gradients:
+        return AttachedCompression(optimizer, config, run)
     check_together(config, schedule_of(config))
-    compress = attach(optimizer, config, run)
+    compress = AttachedCompression(optimizer, config, run)
     return GradskipBeside(gradskip.attach(optimizer, config, run), compress, "compression")

@@ -18,6 +18,8 @@ from trainables.compression.schedule.parts import KINDS, RANGE
 from trainables.compression.schedule.timing import Timing
 from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig
+from trainables.gradskip import replay as gradskip
+from trainables.gradskip.replay import JointReplay
 from trainables.interventions import Intervention, PlannedActs, action_text
 from trainables.metrics import METHOD_DEFAULTS
 
@@ -26,14 +28,18 @@ _LOOKING, _LOOKS_AHEAD = ("Activation", "Gradient"), 1
 
 
 def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
-    """Return the same key for all configurations of one workload, because their facts are equal."""
-    return ("compression",)
+    """Return a key: configurations of one workload with equal keys have equal facts."""
+    return ("gradskip+compression", *gradskip.blueprint_key(config)) if config.skips_gradients else ("compression",)
 
 
-def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> PlannedActs:
-    """Create the replay of a configuration's schedule over recorded training."""
-    schedule, steps = schedule_of(config), int(facts["steps_per_epoch"])
-    return PlannedActs(interventions_of(schedule, steps_per_epoch=steps, epochs=config.epochs), METHOD_DEFAULTS)
+def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> PlannedActs | JointReplay:
+    """Create the replay of a configuration's schedule, beside that of Gradient-Skip where it is joined with it."""
+    own = facts["compression"] if config.skips_gradients else facts
+    acts = interventions_of(schedule_of(config), steps_per_epoch=int(own["steps_per_epoch"]), epochs=config.epochs)
+    planned = PlannedActs(acts, METHOD_DEFAULTS)
+    if not config.skips_gradients:
+        return planned
+    return JointReplay(gradskip.start_replay(config, facts["gradskip"]), planned, "compression")
 
 
 def timing_of(policy: Mapping[str, Any]) -> Timing:

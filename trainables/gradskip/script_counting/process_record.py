@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trainables.gradskip.execution_order import ModelTrace
-from trainables.gradskip.layers import has_running_statistics, watch_needed
+from trainables.gradskip.layers import has_trained_statistics, watch_needed
 from trainables.gradskip.nothing_stops import weight_decays
 from trainables.gradskip.numbering import Numbering, is_compiled
 from trainables.gradskip.replay import Blueprint, layers_key, variance_name
@@ -409,12 +409,12 @@ class ProcessRecord:
         self._since: tuple[int, int] | None = None  # FLOPs at the step's begin; None: not counted
         self._changed = False
         self.stepping = False  # true while an optimizer steps
-        self.has_norms = False  # true if a model was given that has norms with running statistics
+        self.has_norms = False  # true if a model was given that has norms with statistics of an earlier training
         self.trace: ScriptTrace | None = None  # of the only optimizer's run, if the search asks for it
 
     def add(self, gradskip: SkippingStep, given_model: nn.Module | None = None) -> StepRecord:
         record = StepRecord(gradskip, self)
-        self.has_norms |= given_model is not None and any(map(has_running_statistics, given_model.modules()))
+        self.has_norms |= given_model is not None and any(map(has_trained_statistics, given_model.modules()))
         self.inputs.watch(gradskip.parameters, given_model)
         if self.trace is not None:
             self.trace.drop()  # settings stop layers of one optimizer, and these are several

@@ -104,9 +104,6 @@ def found(name: str, cost: str, **values: Any) -> Finding:
     return Finding(name=name, what=what.format(**values), cost=cost, mend=tuple(line.format(**values) for line in mend))
 
 
-# --- Costs: two variants in turns, as ratios --------------------------------------------------------------------------
-
-
 def saving_text(ratios: Sequence[float], of: str) -> str:
     """Return the saving in words, the median pair's with its spread, from the times of one variant over another's."""
     low, high = 1 - max(ratios), 1 - min(ratios)
@@ -244,9 +241,6 @@ def output_difference(model: nn.Module, other: nn.Module, call: ModelCall) -> fl
     return worst
 
 
-# --- The single findings ----------------------------------------------------------------------------------------------
-
-
 def examine(
     device: torch.device,
     networks: Mapping[nn.Module, ModelCall | None],
@@ -259,14 +253,8 @@ def examine(
 ) -> Diagnosis:
     """Return the findings on networks that are trained together, each with a call of it where that is known.
 
-    Args:
-        device: of the training.
-        networks: each with the arguments of a forward pass.
-        optimizers: of the networks.
-        loader: of the batches.
-        loader_share: share of a step that waits for its batch, in [0, 1]; None where it was not measured.
-        zeroed: lines that set gradients to zero.
-        clipped: lines that clip scaled gradients.
+    ``loader_share`` is the share of a step that waits for its batch, in [0, 1], None where it was not measured;
+    ``zeroed`` and ``clipped`` are lines that set gradients to zero and that clip scaled gradients.
     """
     findings = []
     for name, cost, places in (

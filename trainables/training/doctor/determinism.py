@@ -34,10 +34,8 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 def why_not_repeatable(config: TrialConfig, steps: int | None = None) -> str:
     """Train a few steps without a break and again with a checkpoint in the middle; evaluate one model twice.
 
-    ``steps`` (>= 2) are at most the run's; None: eight, fewer where that takes long.
-
-    Returns:
-        The first difference in words; empty where there is none.
+    ``steps`` (>= 2) are at most the run's; None: eight, fewer where that takes long. Return the first difference in
+    words; empty where there is none.
     """
     with TrainingRun(config) as run:
         before = _outside_the_state(run.model)

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainables.config import TrialConfig
-from trainables.gradskip.layers import has_running_statistics, make_plan
+from trainables.gradskip.layers import has_trained_statistics, make_plan
 from trainables.runtime.isolation import kept_generators
 from trainables.training.doctor.checks import Diagnosis, examine, now_s
 from trainables.training.doctor.observation import NetworkCalls
@@ -103,10 +103,8 @@ class DryRun:
 def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_UNITS) -> DryRun:
     """Train a few steps without a method, evaluate and count FLOPs; restore the process's state afterwards.
 
-    Args:
-        config: what is trained, where, with how many threads; its method is ignored.
-        steps: steps to time after one warm-up step, >= 1. Fewer (two) where a step takes long.
-        most_units: count the savings of stops for at most this many units, evenly spread; None counts all.
+    After one warm-up step so many ``steps`` are timed, >= 1; fewer (two) where a step takes long. The savings of stops
+    are counted for at most ``most_units`` units, evenly spread; None: for all.
     """
     with _TimedRun(replace(config, method="none", forward_cache_mb=0)) as run:
         norms = earlier_statistics(run.model)
@@ -137,8 +135,8 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
 
 def earlier_statistics(model: nn.Module) -> dict[Any, tuple[Tensor, Tensor]]:
     """Return copies of running mean and variance, (C,), of the norms that have those of an earlier training."""
-    norms: list[Any] = [module for module in model.modules() if has_running_statistics(module)]
-    return {n: (n.running_mean.clone(), n.running_var.clone()) for n in norms if n.running_mean.any()}
+    norms: list[Any] = [module for module in model.modules() if has_trained_statistics(module)]
+    return {n: (n.running_mean.clone(), n.running_var.clone()) for n in norms}
 
 
 def moved_norms(norms: Mapping[Any, tuple[Tensor, Tensor]], steps: int) -> tuple[tuple[float, float], ...]:
@@ -169,11 +167,11 @@ class _TimedRun(TrainingRun):
     def _batches(self) -> Iterator[Batch]:
         batches = super()._batches()
         begun = time.perf_counter()
-        for batch in batches:
+        for found in batches:
             self.loader_times_s.append(time.perf_counter() - begun)
             if len(self.loader_times_s) == 1:
-                self.first_batch = to_meta(batch)
-            yield batch
+                self.first_batch = to_meta(found)
+            yield found
             begun = time.perf_counter()
 
     def train_timed(self, wanted: int) -> tuple[float, ...]:

@@ -383,9 +383,6 @@ def computed_again(model: nn.Module) -> tuple[str, ...]:
     return tuple(f"{name} {getattr(type(m), _KIND)}" for name, m in modules if hasattr(type(m), _KIND))
 
 
-# --- A run's training recipe, as its configuration says it ------------------------------------------------------------
-
-
 class Recipe:
     """The recipe of one run; UserError if the device cannot train in its precision."""
 
@@ -415,11 +412,7 @@ class Recipe:
 
         Learning rates follow the batch size linearly with SGD (Goyal et al. 2017, section 2.1), with its square root
         with other optimizers, whose steps do not grow with the gradient (Malladi et al. 2022, section 5).
-
-        ``batch_factor`` is the batch size over the workload's own.
-
-        Raises:
-            UserError: an optimizer without fused steps.
+        ``batch_factor`` is the batch size over the workload's own. UserError: an optimizer without fused steps.
         """
         if self._config.fused_optimizer is not None:
             optimizer = with_kernels(optimizer, fused=self._config.fused_optimizer)

@@ -1,17 +1,14 @@
 """Image files at a path, with labels by split: Parquet files in the layout of Hugging Face, or folders by class.
 
-In Parquet a row is an image (``img`` or ``image``: the encoded bytes, or a struct with ``bytes``) and a class number;
-names of the classes are in the schema's metadata under ``huggingface`` (the feature type ClassLabel). Folders are
-ROOT/train/CLASS/*.jpg, ROOT/validation/CLASS/*.jpg, ... or ROOT/CLASS/*.jpg; class numbers follow the sorted folder
-names of the training split, hidden files and folders are ignored.
+In Parquet a row is an image (``img`` or ``image``: the encoded bytes, or a struct with ``bytes``) and a class number.
+Folders are ROOT/train/CLASS/*.jpg, ROOT/validation/CLASS/*.jpg, ... or ROOT/CLASS/*.jpg; class numbers follow the
+sorted folder names of the training split, hidden files and folders are ignored. ``digits`` are those of scikit-learn.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +19,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as pd
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from trainables.errors import UserError
 
@@ -41,6 +38,9 @@ IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 )  # fmt: skip
 
+#: Data that are there without a file: the splits of the workload ``digits``, enlarged to this side in pixels.
+DIGITS, DIGITS_SIDE = "digits", 48
+
 #: An image file's bytes, or its path.
 Encoded = bytes | Path
 
@@ -53,7 +53,7 @@ class ImageSplit:
         labels: (N,) class numbers, not yet compared with the number of classes.
     """
 
-    def __init__(self, files: Sequence[Path], labels: Sequence[int]) -> None:
+    def __init__(self, files: Sequence[Encoded], labels: Sequence[int]) -> None:
         self._files = files
         self.labels = np.array(labels, dtype=np.int64)
 
@@ -83,8 +83,6 @@ class Source:
     """Files by split, in the order of their images."""
     open: Callable[[], dict[str, ImageSplit]]
     """Returns the splits with their labels; UserError for a file, a column or a label that cannot be read."""
-    class_names: Callable[[], list[str] | None]
-    """Returns the names of the classes, by class number; None where the files have none."""
 
     def digest(self, *, contents: bool) -> str:
         """Return a SHA-256, in hexadecimal, of splits, file names and sizes.
@@ -109,14 +107,16 @@ class Source:
 
 
 def find_source(data: str) -> Source:
-    """Find the image source at a path: a Parquet file, a folder of Parquet files, or folders of images by class.
+    """Find the image source at a path, a Parquet file, a folder of them or folders of images by class; or `DIGITS`.
 
     Raises:
         UserError: the path does not exist or holds none of them, files that belong to no split, or none for training.
     """
     root = Path(data).expanduser()
     if not root.exists():
-        raise UserError(f"image data must be a Parquet file or a folder, and {str(root)!r} does not exist")
+        if data == DIGITS:
+            return Source(root=root, files={}, open=_open_digits)
+        raise UserError(f"image data must be a Parquet file, a folder or {DIGITS}, and {str(root)!r} does not exist")
     source = _find_parquet(root) or (_find_folders(root) if root.is_dir() else None)
     if source is None:
         raise UserError(
@@ -144,31 +144,15 @@ def _find_parquet(root: Path) -> Source | None:
     if not files["train"]:
         return None
     files = {split: paths for split, paths in files.items() if paths}
-    return Source(
-        root=root, files=files, open=partial(_open_parquet, files), class_names=partial(_class_names, files["train"][0])
-    )
+    return Source(root=root, files=files, open=partial(_open_parquet, files))
 
 
 def _open_parquet(files: dict[str, list[Path]]) -> dict[str, ImageSplit]:
-    # Columns may differ in order from file to file, but their names are those of the first.
-    with _opened(files["train"][0]) as file:
-        names = _columns(files["train"][0], file, IMAGE_COLUMNS, LABEL_COLUMNS)
-    splits: dict[str, ImageSplit] = {split: ParquetSplit(paths, *names) for split, paths in files.items()}
+    splits: dict[str, ImageSplit] = {split: ParquetSplit(paths) for split, paths in files.items()}
     test = splits.get("test")
     if test is not None and len(test) and bool(np.all(test.labels == -1)):
         del splits["test"]  # Hugging Face writes -1 where the labels are not public
     return splits
-
-
-def _class_names(path: Path) -> list[str] | None:
-    with _opened(path) as file:
-        [label] = _columns(path, file, LABEL_COLUMNS)
-        metadata = file.schema_arrow.metadata or {}
-    try:
-        names = json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]
-    except (KeyError, TypeError, ValueError):
-        return None
-    return [str(name) for name in names] if isinstance(names, list) and names else None
 
 
 class ParquetSplit(ImageSplit):
@@ -178,74 +162,57 @@ class ParquetSplit(ImageSplit):
         UserError: a file that cannot be read, a missing column, a column of another type, a label that is null.
     """
 
-    def __init__(self, paths: Sequence[Path], image_column: str, label_column: str) -> None:
-        self._column = image_column
-        self._starts: list[tuple[int, Path]] = []  # number of its first row, file
-        labels, first = [np.empty(0, dtype=np.int64)], 0
-        for path in paths:
-            self._starts.append((first, path))
-            with _opened(path) as file:
-                _columns(path, file, (image_column,), (label_column,))
-                kind = file.schema_arrow.field(image_column).type
-                if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-                    kind = kind.field("bytes").type
-                if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
-                    raise UserError(
-                        f"column {image_column} of {path} must be binary or a struct with bytes, got {kind}"
-                    )
-                labels.append(_read_labels(path, file, label_column))
-            first += len(labels[-1])
-        self.labels = np.concatenate(labels)
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        first = paths[0]
+        with self._opened() as data:
+            image, label = (_column(first, data.schema.names, names) for names in (IMAGE_COLUMNS, LABEL_COLUMNS))
+            kind, labels = data.schema.field(image).type, data.to_table(columns=[label]).column(0)
+        in_struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+        kind = kind.field("bytes").type if in_struct else kind
+        self._bytes = {image: pc.field(image, "bytes") if in_struct else pc.field(image)}
+        if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+            raise UserError(f"column {image} of {first} must be binary or a struct with bytes, got {kind}")
+        if not pa.types.is_integer(labels.type):
+            raise UserError(f"column {label} of {first} must hold integers, the class numbers, got {labels.type}")
+        if labels.null_count:
+            place = self.place(labels.is_null().index(True).as_py())
+            raise UserError(f"{place}: a label must be an integer, got null")
+        self.labels = np.asarray(labels.to_numpy()).astype(np.int64)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        try:
+            yield pd.dataset(list(map(str, self._paths)), format="parquet")
+        except (pa.ArrowException, OSError) as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"{self._paths[0].parent} has a Parquet file that cannot be read: {said}") from error
 
     def place(self, index: int) -> str:
-        first, path = self._starts[bisect_right(self._starts, index, key=lambda start: start[0]) - 1]
-        return f"{path}, row {index - first} (from 0)"
+        for path in self._paths:
+            rows = pq.read_metadata(path).num_rows
+            if index < rows:
+                break
+            index -= rows
+        return f"{path}, row {index} (from 0)"
 
     def chunks(self, size: int) -> Iterator[tuple[int, list[Encoded]]]:
-        for first, path in self._starts:
-            with _opened(path) as file:
-                for batch in file.iter_batches(batch_size=size, columns=[self._column]):
-                    column = batch.column(0)
-                    images = (
-                        pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
-                    ).to_pylist()
-                    if None in images:
-                        place = self.place(first + images.index(None))
-                        raise UserError(f"{place}: an image must have bytes, and {self._column} has none")
-                    yield first, images
-                    first += len(images)
+        first = 0
+        with self._opened() as data:
+            for batch in data.to_batches(columns=self._bytes, batch_size=size, batch_readahead=1, fragment_readahead=1):
+                images = batch.column(0).to_pylist()
+                if None in images:
+                    raise UserError(f"{self.place(first + images.index(None))}: an image must have bytes, and has none")
+                yield first, images
+                first += len(images)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    try:
-        with pq.ParquetFile(path) as file:
-            yield file
-    except (pa.ArrowException, OSError) as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path} is not a Parquet file that can be read: {said}") from error
-
-
-def _columns(path: Path, file: Any, *choices: tuple[str, ...]) -> list[str]:
-    """Return, for each choice of names, the first that is a column of the file."""
-    there, found = file.schema_arrow.names, []
-    for names in choices:
-        name = next((name for name in names if name in there), None)
-        if name is None:
-            raise UserError(f"{path} needs a column {' or '.join(names)}; its columns are {', '.join(there) or 'none'}")
-        found.append(name)
-    return found
-
-
-def _read_labels(path: Path, file: Any, column: str) -> NDArray[np.int64]:
-    kind = file.schema_arrow.field(column).type
-    if not pa.types.is_integer(kind):
-        raise UserError(f"column {column} of {path} must hold integers, the class numbers, got {kind}")
-    values = file.read(columns=[column]).column(0)
-    if values.null_count:
-        row = int(np.flatnonzero(values.is_null().to_numpy())[0])
-        raise UserError(f"{path}, row {row} (from 0): a label must be an integer, got null")
-    return np.asarray(values.to_numpy()).astype(np.int64)
+def _column(path: Path, there: Sequence[str], names: Sequence[str]) -> str:
+    """Return the first of these names that is a column of the file."""
+    for name in names:
+        if name in there:
+            return name
+    raise UserError(f"{path} needs a column {' or '.join(names)}; its columns are {', '.join(there) or 'none'}")
 
 
 # --- Folders of images by class ---------------------------------------------------------------------------------------
@@ -276,7 +243,7 @@ def _find_folders(root: Path) -> Source | None:
             files[split] += images
             labels[split] += [classes.index(name)] * len(images)
     splits = {split: ImageSplit(files[split], labels[split]) for split in folders}
-    return Source(root=root, files=files, open=lambda: splits, class_names=lambda: classes)
+    return Source(root=root, files=files, open=lambda: splits)
 
 
 def _class_folders(folder: Path) -> list[str]:
@@ -290,3 +257,19 @@ def _images(folder: Path) -> Iterator[Path]:
         for name in sorted(names):
             if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
                 yield Path(here, name)
+
+
+# --- scikit-learn's digits --------------------------------------------------------------------------------------------
+
+
+def _open_digits() -> dict[str, ImageSplit]:
+    from torch.nn.functional import interpolate
+
+    from trainables.workloads.digits import digit_splits
+
+    header = f"P5 {DIGITS_SIDE} {DIGITS_SIDE} 255 ".encode()  # of a portable graymap
+    splits = {}
+    for split, (images, labels) in digit_splits().items():
+        pixels = interpolate(255 * images, size=(DIGITS_SIDE, DIGITS_SIDE), mode="bilinear").byte().numpy()
+        splits[split] = ImageSplit([header + image.tobytes() for image in pixels], labels.tolist())
+    return splits

@@ -1,22 +1,18 @@
 """Decoded images on disk: one folder per data set, written at first use, read through memory maps.
 
 Shapes: N images of a split; an image is (C=3, T, T) uint8 in the order red, green, blue, T the stored side; pixels
-(N, 3, T, T); labels (N,) int64; moments (N, 2, C) int64, sums of the pixels and of their squares, of the training
-images. Inputs of the model have the side S <= T (``image_size``). Each array is one .npy file; ``meta.json`` holds the
-rest. A folder is written under a temporary name and then renamed, so that one with the final name is complete.
+(N, 3, T, T); labels (N,) int64. Inputs of the model have the side S <= T (``image_size``). Each array is one .npy
+file; ``meta.json`` holds the rest. A folder is written under a temporary name and then renamed, so that one with the
+final name is complete.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
-import sys
 import tempfile
-import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,8 +23,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from filelock import FileLock
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from tqdm import tqdm
 
 from trainables.errors import UserError
@@ -37,12 +34,12 @@ from trainables.workload_options import CACHE_VARIABLE
 from trainables.workloads.images.source import Encoded, ImageSplit, Source, find_source
 
 #: Part of every folder's name: increase it when the pixels or files of a store change.
-FORMAT = 3
+FORMAT = 4
 #: Disk space that a store leaves free, in bytes.
 SPARE_BYTES = 10**9
 
-#: Progress is shown after this time, then at these intervals on a terminal and elsewhere.
-QUIET_S, TERMINAL_INTERVAL_S, LOG_INTERVAL_S = 2.0, 0.5, 10.0
+#: Progress is shown after this time, then at these intervals.
+QUIET_S, INTERVAL_S = 2.0, 10.0
 #: Square images of one size are stored unresized up to this side, in pixels.
 SMALL_SIDE = 64
 #: S of other images unless specified, in pixels.
@@ -78,10 +75,8 @@ class Layout:
 def choose_layout(splits: Mapping[str, ImageSplit], image_size: int | None) -> Layout:
     """Choose a layout without resizing if more than half of the images are squares of one side up to `SMALL_SIDE`.
 
-    Warns where small images are enlarged.
-
     Args:
-        splits: read as far as needed: `CHUNK_IMAGES` of each, or all sizes if half of these are small.
+        splits: `CHUNK_IMAGES` images of each are looked at.
         image_size: S, or None for the images' own side, or else `LARGE_IMAGE_SIZE`.
 
     Raises:
@@ -89,29 +84,19 @@ def choose_layout(splits: Mapping[str, ImageSplit], image_size: int | None) -> L
     """
     sizes: Counter[tuple[int, int]] = Counter()
     for split in splits.values():
-        for start, chunk in split.chunks(CHUNK_IMAGES):
-            for number, encoded in enumerate(chunk, start=start):
-                with _blamed(split, number), Image.open(_file(encoded)) as image:
-                    sizes[image.size] += 1
-            if 2 * sum(count for size, count in sizes.items() if max(size) > SMALL_SIDE) > sizes.total():
-                return Layout(image_size=image_size or LARGE_IMAGE_SIZE, as_they_are=False)
+        for number, encoded in enumerate(next(split.chunks(CHUNK_IMAGES))[1]):
+            with _blamed(split, number), Image.open(_file(encoded)) as image:
+                sizes[image.size] += 1
     [((width, height), count)] = sizes.most_common(1)
-    if 2 * count > sizes.total() and width == height <= SMALL_SIDE and image_size in (None, width):
-        return Layout(image_size=width, as_they_are=True)
-    if image_size is None and max(map(max, sizes)) <= SMALL_SIDE:
-        warnings.warn(
-            f"the images are at most {max(map(max, sizes))} pixels long, of no common square size, and are enlarged to "
-            f"{LARGE_IMAGE_SIZE}x{LARGE_IMAGE_SIZE}: image_size={min(map(min, sizes))} keeps them small",
-            stacklevel=3,
-        )
-    return Layout(image_size=image_size or LARGE_IMAGE_SIZE, as_they_are=False)
+    small = 2 * count > sizes.total() and width == height <= SMALL_SIDE and image_size in (None, width)
+    return Layout(image_size=image_size or (width if small else LARGE_IMAGE_SIZE), as_they_are=small)
 
 
 def _decoded_chunk(split: ImageSplit, first: int, encoded: Sequence[Encoded], layout: Layout) -> NDArray[np.uint8]:
     """Decode successive images of a split, from number ``first`` on, to pixels (B, 3, T, T).
 
-    If an image is resized, its shorter side becomes T (bilinear over all source pixels of a target pixel, also called
-    antialias), and the central square is kept.
+    An image of another size is its central square, resized (bilinear over all source pixels of a target pixel, also
+    called antialias).
 
     Raises:
         UserError: an image that cannot be decoded, with its place.
@@ -121,14 +106,8 @@ def _decoded_chunk(split: ImageSplit, first: int, encoded: Sequence[Encoded], la
     for row, content in enumerate(encoded):
         with _blamed(split, first + row):
             with Image.open(_file(content)) as image:
-                rgb = image.convert("RGB")
-            if rgb.size != (side, side) or not layout.as_they_are:
-                shorter = min(rgb.size)
-                width, height = (max(side, round(length * side / shorter)) for length in rgb.size)
-                left, top = (width - side) // 2, (height - side) // 2
-                rgb = rgb.resize((width, height), Image.Resampling.BILINEAR)
-                rgb = rgb.crop((left, top, left + side, top + side))
-            pixels[row] = np.asarray(rgb).transpose(2, 0, 1)
+                square = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BILINEAR)
+            pixels[row] = np.asarray(square).transpose(2, 0, 1)
     return pixels
 
 
@@ -153,30 +132,6 @@ def _blamed(split: ImageSplit, index: int) -> Iterator[None]:
         ) from error
 
 
-# --- Exact mean and standard deviation of pixels, for any subset of images --------------------------------------------
-
-
-def image_moments(pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Compute moments (N, 2, C) of pixels (N, C, T, T)."""
-    flat = pixels.reshape(*pixels.shape[:2], -1)
-    squares = np.square(flat, dtype=np.uint16)  # 255 squared fits
-    return np.stack([flat.sum(axis=2, dtype=np.int64), squares.sum(axis=2, dtype=np.int64)], axis=1)
-
-
-def mean_and_deviation(moments: NDArray[np.int64], image_pixels: int) -> tuple[list[float], list[float]]:
-    """Return mean and (population) standard deviation of each channel, in 0..255.
-
-    Args:
-        moments: (N, 2, C), N >= 1.
-        image_pixels: T * T.
-    """
-    count = len(moments) * image_pixels
-    sums = moments.sum(axis=0).T.tolist()
-    # In integers: no cancellation. A constant channel gets deviation 1, so it is only shifted.
-    deviations = [math.sqrt(count * squares - total * total) / count or 1.0 for total, squares in sums]
-    return [total / count for total, _ in sums], deviations
-
-
 # --- The folder -------------------------------------------------------------------------------------------------------
 
 
@@ -196,18 +151,10 @@ class ImageData:
     """Of the files' names and contents."""
     layout: Layout
     """S and T."""
-    class_names: list[str] | None
-    """Names by class number, if the source has them."""
     pixels: Mapping[str, NDArray[np.uint8]]
     """Pixels (N, 3, T, T) by split, in memory maps."""
     labels: Mapping[str, NDArray[np.int64]]
     """Labels (N,) by split."""
-    moments: NDArray[np.int64]
-    """Moments (N, 2, 3) of the training images."""
-
-    def statistics(self, indices: NDArray[np.int64]) -> tuple[list[float], list[float]]:
-        """Return mean and standard deviation of each channel over these training images, in 0..255."""
-        return mean_and_deviation(self.moments[indices], self.layout.stored_size**2)
 
 
 def open_images(data: str, *, cache: Path, cache_limit_bytes: float, image_size: int | None) -> ImageData:
@@ -228,19 +175,17 @@ def open_images(data: str, *, cache: Path, cache_limit_bytes: float, image_size:
     folder = cache / key
     try:
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = read_store(folder, source)
-        if found is None:
-            with locked(cache / f"{key}.lock"):
-                found = read_store(folder, source)  # another process may have written it meanwhile
-                if found is None:
-                    splits = source.open()
-                    for name, split in splits.items():
-                        if not len(split):
-                            raise UserError(f"{source.root} must have images in every split, and {name} is empty")
-                    layout = choose_layout(splits, image_size)
-                    _check_fits(cache, 3 * layout.stored_size**2 * sum(map(len, splits.values())), cache_limit_bytes)
-                    write_store(folder, source, splits, layout)
-                    found = read_store(folder, source)
+        with FileLock(cache / f"{key}.lock"):
+            found = read_store(folder, source)
+            if found is None:
+                splits = source.open()
+                for name, split in splits.items():
+                    if not len(split):
+                        raise UserError(f"{source.root} must have images in every split, and {name} is empty")
+                layout = choose_layout(splits, image_size)
+                _check_fits(cache, 3 * layout.stored_size**2 * sum(map(len, splits.values())), cache_limit_bytes)
+                write_store(folder, source, splits, layout)
+                found = read_store(folder, source)
     except OSError as error:
         raise UserError(f"the image cache must be a folder that can be written: {error} (cache={cache})") from error
     if found is None:
@@ -259,18 +204,6 @@ def _check_fits(cache: Path, needed_bytes: int, limit_bytes: float) -> None:
     raise UserError(f"decoded the images take {needed_bytes / 1e9:.3g} GB; {why}; a smaller image_size=S takes less")
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock at this path; other processes and threads wait for it."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("images: waiting for another process that decodes the same data", file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield  # closing the file releases the lock, and so does the end of the process
-
-
 def read_store(folder: Path, source: Source) -> ImageData | None:
     """Return the data of a source from a folder; None if there is no complete store."""
     try:
@@ -282,7 +215,6 @@ def read_store(folder: Path, source: Source) -> ImageData | None:
             # ValueError for a file that is too short
             pixels={split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in splits},
             labels={split: np.load(folder / f"{split}-labels.npy") for split in splits},
-            moments=np.load(folder / "train-moments.npy"),
             **meta,
         )
     except (OSError, ValueError, KeyError, TypeError, EOFError):
@@ -300,22 +232,14 @@ def write_store(folder: Path, source: Source, splits: Mapping[str, ImageSplit], 
     for old in (beside, folder):  # left by a process that ended while it wrote
         shutil.rmtree(old, ignore_errors=True)
     beside.mkdir()
-    every_s = TERMINAL_INTERVAL_S if sys.stderr.isatty() else LOG_INTERVAL_S
     try:
-        with tqdm(
-            total=sum(map(len, splits.values())), desc="decoding images", unit="", delay=QUIET_S, mininterval=every_s
-        ) as progress:
+        count = sum(map(len, splits.values()))
+        with tqdm(total=count, desc="decoding images", unit="", delay=QUIET_S, mininterval=INTERVAL_S) as progress:
             for name, split in splits.items():
-                moments = _write_pixels(beside / f"{name}.npy", split, layout, progress)
+                _write_pixels(beside / f"{name}.npy", split, layout, progress)
                 with _written(beside / f"{name}-labels.npy") as file:
                     np.save(file, split.labels)
-                if name == "train":
-                    with _written(beside / "train-moments.npy") as file:
-                        np.save(file, moments)
-        meta = {
-            "digest": source.digest(contents=True), "layout": asdict(layout), "class_names": source.class_names(),
-            "splits": list(splits),
-        }  # fmt: skip
+        meta = {"digest": source.digest(contents=True), "layout": asdict(layout), "splits": list(splits)}
         with _written(beside / META_FILE) as file:
             file.write(json.dumps(meta).encode())
         os.replace(beside, folder)
@@ -324,21 +248,15 @@ def write_store(folder: Path, source: Source, splits: Mapping[str, ImageSplit], 
         raise
 
 
-def _write_pixels(path: Path, split: ImageSplit, layout: Layout, progress: Any) -> NDArray[np.int64]:
-    """Write pixels (N, 3, T, T) and return their moments.
-
-    Writes to a file instead of a memory map, so that a full disk is an error and not a signal.
-    """
+def _write_pixels(path: Path, split: ImageSplit, layout: Layout, progress: Any) -> None:
+    """Write pixels (N, 3, T, T); to a file instead of a memory map, so that a full disk is an error and no signal."""
     side = layout.stored_size
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(split), 3, side, side)}
-    moments = []
     with _written(path) as file:
         np.lib.format.write_array_header_1_0(file, header)
         for pixels in _decoded(split, layout):
             file.write(pixels.data)
-            moments.append(image_moments(pixels))
             progress.update(len(pixels))
-    return np.concatenate(moments)
 
 
 def _decoded(split: ImageSplit, layout: Layout) -> Iterator[NDArray[np.uint8]]:

@@ -60,67 +60,48 @@ class PaddedShortcut(nn.Module):
 Shortcut = Callable[[int, int, int], nn.Module]
 
 
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with batch norm, added to the shortcut."""
+class Block(nn.Module):
+    """Convolutions with batch norm, a ReLU between them, added to the shortcut.
 
-    expansion = 1
+    Args:
+        channels_in: channels of the input.
+        widths: output channels of each convolution.
+        kernels: side of each convolution, odd.
+        stride: of the first 3x3 convolution.
+        shortcut: (channels_in, channels_out, stride) -> the module beside them where the shape changes.
+    """
 
-    def __init__(self, channels_in: int, width: int, stride: int, shortcut: Shortcut = projection) -> None:
+    def __init__(
+        self, channels_in: int, widths: Sequence[int], kernels: Sequence[int], stride: int, shortcut: Shortcut
+    ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels_in, width, 3, stride=stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.relu1 = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.relu2 = nn.ReLU(inplace=True)
-        self.downsample = _where_shapes_differ(shortcut, channels_in, width, stride)
+        self._convolutions, inside = len(widths), channels_in
+        for number, (width, kernel) in enumerate(zip(widths, kernels, strict=True), start=1):
+            by = stride if kernels.index(3) == number - 1 else 1
+            self.add_module(f"conv{number}", nn.Conv2d(inside, width, kernel, by, padding=kernel // 2, bias=False))
+            self.add_module(f"bn{number}", nn.BatchNorm2d(width))
+            self.add_module(f"relu{number}", nn.ReLU(inplace=True))
+            inside = width
+        same = stride == 1 and channels_in == inside
+        self.downsample = nn.Identity() if same else shortcut(channels_in, inside, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (N, C, S, S) to (N, width, S', S')."""
-        y = self.relu1(self.bn1(self.conv1(x)))
-        return self.relu2(self.bn2(self.conv2(y)) + self.downsample(x))
-
-
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions with batch norm, added to the shortcut."""
-
-    expansion = 4
-
-    def __init__(self, channels_in: int, width: int, stride: int, shortcut: Shortcut = projection) -> None:
-        super().__init__()
-        channels_out = width * self.expansion
-        self.conv1 = nn.Conv2d(channels_in, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.relu1 = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.relu2 = nn.ReLU(inplace=True)
-        self.conv3 = nn.Conv2d(width, channels_out, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(channels_out)
-        self.relu3 = nn.ReLU(inplace=True)
-        self.downsample = _where_shapes_differ(shortcut, channels_in, channels_out, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (N, C, S, S) to (N, 4 width, S', S')."""
-        y = self.relu1(self.bn1(self.conv1(x)))
-        y = self.relu2(self.bn2(self.conv2(y)))
-        return self.relu3(self.bn3(self.conv3(y)) + self.downsample(x))
-
-
-def _where_shapes_differ(shortcut: Shortcut, channels_in: int, channels_out: int, stride: int) -> nn.Module:
-    if stride == 1 and channels_in == channels_out:
-        return nn.Identity()
-    return shortcut(channels_in, channels_out, stride)
+        """Map (N, C, S, S) to (N, C', S', S')."""
+        y = x
+        for number in range(1, self._convolutions + 1):
+            y = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(y))
+            y = getattr(self, f"relu{number}")(y if number < self._convolutions else y + self.downsample(x))
+        return y
 
 
 def resnet18(classes: int, channels: int = 3) -> nn.Sequential:
     """Build ResNet-18: two basic blocks per stage; 11,689,512 parameters with 1000 classes."""
-    return _large(BasicBlock, (2, 2, 2, 2), classes, channels)
+    return _large((3, 3), 1, (2, 2, 2, 2), classes, channels)
 
 
 def resnet50(classes: int, channels: int = 3) -> nn.Sequential:
     """Build ResNet-50: 3, 4, 6 and 3 bottlenecks; 25,557,032 parameters with 1000 classes."""
-    return _large(Bottleneck, (3, 4, 6, 3), classes, channels)
+    return _large((1, 3, 1), 4, (3, 4, 6, 3), classes, channels)
 
 
 def resnet20(classes: int, channels: int = 3) -> nn.Sequential:
@@ -133,36 +114,31 @@ def resnet56(classes: int, channels: int = 3) -> nn.Sequential:
     return _small(9, classes, channels)
 
 
-Block = type[BasicBlock] | type[Bottleneck]
-
-
-def _large(block: Block, depths: Sequence[int], classes: int, channels: int) -> nn.Sequential:
+def _large(kernels: Sequence[int], expansion: int, depths: Sequence[int], classes: int, channels: int) -> nn.Sequential:
     stem = nn.Conv2d(channels, STAGE_WIDTHS[0], 7, stride=2, padding=3, bias=False)
-    return _resnet(stem, block, STAGE_WIDTHS, depths, classes, projection, maxpool=nn.MaxPool2d(3, stride=2, padding=1))
+    pool = nn.MaxPool2d(3, stride=2, padding=1)
+    return _resnet(stem, kernels, expansion, STAGE_WIDTHS, depths, classes, projection, maxpool=pool)
 
 
 def _small(depth: int, classes: int, channels: int) -> nn.Sequential:
     stem = nn.Conv2d(channels, SMALL_STAGE_WIDTHS[0], 3, padding=1, bias=False)
-    return _resnet(stem, BasicBlock, SMALL_STAGE_WIDTHS, (depth,) * 3, classes, PaddedShortcut)
+    return _resnet(stem, (3, 3), 1, SMALL_STAGE_WIDTHS, (depth,) * 3, classes, PaddedShortcut)
 
 
 def _resnet(
-    stem: nn.Conv2d, block: Block, widths: Sequence[int], depths: Sequence[int], classes: int, shortcut: Shortcut,
-    **pool: nn.Module,
+    stem: nn.Module, kernels: Sequence[int], expansion: int, widths: Sequence[int], depths: Sequence[int],
+    classes: int, shortcut: Shortcut, **pool: nn.Module,
 ) -> nn.Sequential:  # fmt: skip
-    channels_in = stem.out_channels
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
-        conv1=stem, bn1=nn.BatchNorm2d(channels_in), relu=nn.ReLU(inplace=True), **pool
-    )
+    inside = widths[0]
+    layers: dict[str, nn.Module] = {"conv1": stem, "bn1": nn.BatchNorm2d(inside), "relu": nn.ReLU(inplace=True), **pool}
     for number, (depth, width) in enumerate(zip(depths, widths, strict=True), start=1):
         stage = []
         for place in range(depth):
-            stage.append(block(channels_in, width, 2 if number > 1 and place == 0 else 1, shortcut))
-            channels_in = width * block.expansion
+            outputs = (*[width] * (len(kernels) - 1), width * expansion)
+            stage.append(Block(inside, outputs, kernels, 2 if number > 1 and place == 0 else 1, shortcut))
+            inside = width * expansion
         layers[f"layer{number}"] = nn.Sequential(*stage)
-    layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
-    layers["flatten"] = nn.Flatten()
-    layers["fc"] = nn.Linear(channels_in, classes)
-    model = nn.Sequential(layers)
+    layers |= {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "fc": nn.Linear(inside, classes)}
+    model = nn.Sequential(OrderedDict(layers))
     he_fan_out(model)
     return model

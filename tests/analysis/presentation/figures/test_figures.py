@@ -42,8 +42,7 @@ def study(*outcomes: tuple[float, float], events: list[list[dict[str, Any]]] | N
         )  # fmt: skip
     trials = to_frame(records)
     ranking = rank(trials, allowed_drop=0.01)
-    optional = ("history", "controls", "confirmation")
-    empty: dict[str, Any] = dict.fromkeys(optional)
+    empty: dict[str, Any] = dict.fromkeys(("controls", "confirmation"))
     given = {"trials": trials, "ranking": ranking, "best": best(ranking), "allowed_drop": 0.01, **empty}
     return ReportData(**{**vars(_template()), **given})
 

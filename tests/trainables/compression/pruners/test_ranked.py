@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from trainables.compression.pruners import Pruner, build_pruner, kept_after, level_mask, pruned_count
+from trainables.compression.pruners import Pruner, build_pruner, kept_after, pruned_count
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError
@@ -58,13 +58,6 @@ def masks_of(class_: str, tensors: dict[str, Tensor], moment: Moment, **argument
 
 def moment(epoch: int = 0, **timing: int) -> Moment:
     return Moment(epoch=epoch, timing=Timing(**timing))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 0.5, 0.77, 1.0])
-def test_of_equal_weights_exactly_the_share_goes_the_first_ones(share: float) -> None:
-    weight = torch.cat([torch.full((13,), -0.5), torch.full((12,), 0.5)])
-    count = int(share * 25)
-    assert level_mask(weight, share).tolist() == [0.0] * count + [1.0] * (25 - count)
 
 
 def test_the_cubic_of_zhu_and_gupta() -> None:

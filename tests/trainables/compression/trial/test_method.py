@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 import tiny_workload
 import torch
-from compression_schedules import CONVOLUTIONS, EPOCHS, SCHEDULES, distilled, ranked, sections, span, text
+from compression_schedules import (
+    CONVOLUTIONS,
+    EPOCHS,
+    SCHEDULES,
+    distilled,
+    ranked,
+    sections,
+    span,
+    text,
+    trained_alone,
+)
 from runs import NOT_THE_RUNS, Row, finish, without
 from tiny_workload import BATCH_SIZE, SAMPLES, STEPS_PER_EPOCH, Tiny, tiny  # noqa: F401 - a fixture
 
@@ -34,10 +44,6 @@ NAMES = [*SCHEDULES, "distilled"]
 Weights = dict[str, torch.Tensor]
 
 
-def weights(run: TrainingRun) -> Weights:
-    return {name: value.clone() for name, value in run.model.state_dict().items()}
-
-
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Weights of the tiny model, as any script writes them."""
@@ -55,22 +61,8 @@ def config_of(name: str, teacher: Path, **more: Any) -> TrialConfig:
     return TrialConfig(workload=workload, epochs=EPOCHS, method="compression", schedule=text(schedule), **more)
 
 
-@cache
 def alone(config: TrialConfig) -> tuple[list[Row], Weights, dict[int, bytes]]:
-    """Rows, weights, and the states saved on the way."""
-    states = {}
-    with TrainingRun(config) as run:
-        rows = []
-        while not run.finished:
-            run.begin_epoch()
-            while not run.epoch_is_trained:
-                if run.step in CUTS:
-                    file = io.BytesIO()
-                    torch.save(run.state_dict(), file)
-                    states[run.step] = file.getvalue()
-                run.train_step()
-            rows.append(run.end_epoch())
-        return rows, weights(run), states
+    return trained_alone(config, CUTS)
 
 
 @cache

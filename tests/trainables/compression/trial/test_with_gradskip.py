@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from compression_schedules import EPOCHS, SCHEDULES, ranked, sections, span, text
+from compression_schedules import EPOCHS, SCHEDULES, ranked, sections, span, text, trained_alone
 from runs import NOT_THE_RUNS, Row, finish, without
 from tiny_workload import STEPS_PER_EPOCH, Tiny, tiny  # noqa: F401 - a fixture
 
@@ -46,19 +46,8 @@ def stops(rows: list[Row]) -> list[int]:
 
 
 def alone(config: TrialConfig, cuts: tuple[int, ...] = ()) -> tuple[list[Row], Weights, dict[int, bytes]]:
-    states = {}
-    with TrainingRun(config) as run:
-        rows = []
-        while not run.finished:
-            run.begin_epoch()
-            while not run.epoch_is_trained:
-                if run.step in cuts:
-                    file = io.BytesIO()
-                    torch.save(run.state_dict(), file)
-                    states[run.step] = file.getvalue()
-                run.train_step()
-            rows.append(run.end_epoch())
-        return without(rows, NOT_THE_RUNS), {k: v.clone() for k, v in run.model.state_dict().items()}, states
+    rows, trained, states = trained_alone(config, cuts)
+    return without(rows, NOT_THE_RUNS), trained, states
 
 
 def assert_shared_equals(config: TrialConfig, sharing: Sharing, rows: list[Row], trained: Weights) -> SharedRun:

@@ -74,12 +74,38 @@ def random_case(seed: int) -> tuple[dict[str, str], dict[str, Any], bool]:
     return variables, options, draw.random() < 0.5
 
 
+def take_the_published_steps(
+    published: ModuleType,
+    settings: Settings,
+    options: dict[str, Any],
+    *,
+    dtype: torch.dtype = torch.float32,
+    decay: float = 1.0,
+    set_to_none: bool = True,
+) -> SGD:
+    """Train with the variables of the environment, which the published optimizer reads; ours, after equal steps."""
+    theirs, ours = conv_model().to(dtype), conv_model().to(dtype)
+    optimizer = SGD(ours.parameters(), **options, settings=settings)
+    expected, actual = (
+        train(model, one, steps=40, decay=decay, set_to_none=set_to_none)
+        for model, one in ((theirs, published.SGD(list(theirs.parameters()), **options)), (ours, optimizer))
+    )
+    for step, (want, got) in enumerate(zip(expected, actual, strict=True)):
+        assert [flag for _, flag in want] == [flag for _, flag in got], step
+        assert all(torch.equal(a, b) for (a, _), (b, _) in zip(want, got, strict=True)), step
+    return optimizer
+
+
+#: Random cases with stops of every kind.
+SEEDS = (*range(16), 23, 24, 27, 31, 38)
+
+
 @pytest.mark.parametrize(
     ("seed", "dtype"),
     [
         pytest.param(seed, dtype, marks=[pytest.mark.slow] if seed >= 8 else [])
-        for dtype, count in ((torch.float32, 40), (torch.float64, 10))
-        for seed in range(count)
+        for dtype, seeds in ((torch.float32, SEEDS), (torch.float64, SEEDS[:8]))
+        for seed in seeds
     ],
 )
 def test_reference_takes_the_published_steps(
@@ -88,21 +114,15 @@ def test_reference_takes_the_published_steps(
     variables, options, set_to_none = random_case(seed)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    theirs, ours = conv_model().to(dtype), conv_model().to(dtype)
-    how = {"steps": 40, "decay": 0.97, "set_to_none": set_to_none}
-    expected = train(theirs, published.SGD(list(theirs.parameters()), **options), **how)
     settings = Settings.from_environment(reference=True)
-    actual = train(ours, SGD(ours.parameters(), **options, settings=settings), **how)
-    for step, (want, got) in enumerate(zip(expected, actual, strict=True)):
-        assert [flag for _, flag in want] == [flag for _, flag in got], (seed, step)
-        assert all(torch.equal(a, b) for (a, _), (b, _) in zip(want, got, strict=True)), (seed, step)
+    take_the_published_steps(published, settings, options, dtype=dtype, decay=0.97, set_to_none=set_to_none)
 
 
 @pytest.mark.slow
 def test_the_random_cases_cover_stops_of_every_kind() -> None:
     wanted = {(rule, braked) for rule in ("manual", "start", "slope", "mountain") for braked in (True, False)}
     rules: set[tuple[str, bool]] = set()
-    for seed in range(40):
+    for seed in SEEDS[::-1]:
         if rules == wanted:
             break
         variables, options, set_to_none = random_case(seed)
@@ -115,7 +135,7 @@ def test_the_random_cases_cover_stops_of_every_kind() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("reference", [True, False])
 def test_layer_numbers_alone_are_what_the_auto_rule_looks_at(
     published: ModuleType, monkeypatch: pytest.MonkeyPatch, seed: int, reference: bool
@@ -129,20 +149,13 @@ def test_layer_numbers_alone_are_what_the_auto_rule_looks_at(
     for name in ("START", "MT", "SLOPE"):
         monkeypatch.setenv(f"CAC_VAR_{name}_THR", str(draw.choice([0.97, 0.999, 1.0])))
     monkeypatch.setenv("CAC_BRAKING_DISTANCE", str(draw.choice([0, 0, 3])))
-    theirs, ours = conv_model(), conv_model()
-    options: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.3}
-    how = {"steps": 40, "decay": 1.0, "set_to_none": True}
-    expected = train(theirs, published.SGD(list(theirs.parameters()), **options), **how)
-    optimizer = SGD(ours.parameters(), **options, settings=Settings.from_environment(reference=reference))
-    actual = train(ours, optimizer, **how)
+    options = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.3}
+    optimizer = take_the_published_steps(published, Settings.from_environment(reference=reference), options)
     assert {event.layer for event in optimizer.gradskip.events} <= set(numbers)
-    for step, (want, got) in enumerate(zip(expected, actual, strict=True)):
-        assert [flag for _, flag in want] == [flag for _, flag in got], (seed, step)
-        assert all(torch.equal(a, b) for (a, _), (b, _) in zip(want, got, strict=True)), (seed, step)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(16))
 def test_the_default_takes_the_same_steps_where_no_fault_is_met(
     published: ModuleType, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -153,10 +166,4 @@ def test_the_default_takes_the_same_steps_where_no_fault_is_met(
         variables["CAC_STOP_LAYER_ITR"] = variables["CAC_STOP_LAYER_ITR"].split(",")[0]
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    theirs, ours = conv_model(), conv_model()
-    how = {"steps": 40, "decay": 1.0, "set_to_none": True}
-    expected = train(theirs, published.SGD(list(theirs.parameters()), **options), **how)
-    actual = train(ours, SGD(ours.parameters(), **options), **how)
-    for step, (want, got) in enumerate(zip(expected, actual, strict=True)):
-        assert [flag for _, flag in want] == [flag for _, flag in got], (seed, step)
-        assert all(torch.equal(a, b) for (a, _), (b, _) in zip(want, got, strict=True)), (seed, step)
+    take_the_published_steps(published, Settings.from_environment(), options)

@@ -62,7 +62,7 @@ def vectorised(setting: Settings, variances: np.ndarray, single: bool) -> list[t
 
 @pytest.mark.slow
 @given(some_settings(), st.lists(st.tuples(VARIANCES, VARIANCES, VARIANCES), min_size=1, max_size=40), st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_every_stop_is_the_state_machines(setting: Settings, run: list[tuple[float, ...]], single: bool) -> None:
     variances = np.array(run)
     expected = stops_of(

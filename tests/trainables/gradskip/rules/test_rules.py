@@ -90,21 +90,3 @@ def test_a_stop_due_while_braking_comes_after_it_and_is_missed_in_reference() ->
     ] * 3  # only the layers after the last finished stop brake
     published = machine_steps(Settings(**lists, reference=True), 12)  # type: ignore[arg-type]
     assert [(i, p.stop_through) for i, p in enumerate(published) if p.stop_through is not None] == [(4, 1)]
-
-
-def test_off_asks_for_no_variance() -> None:
-    def never(layer: int) -> float:
-        raise AssertionError(layer)
-
-    assert all(plan.decision is None for plan in machine_steps(Settings(start_thr=-1, start_itr=0), 500, never))
-
-
-def test_a_machine_continues_from_its_state() -> None:
-    settings = Settings(stop_layer_num=(1, 4), stop_layer_itr=(2, 9), braking_distance=3)
-    whole = machine_steps(settings, 16)
-    for cut in range(16):
-        first, second = (SkipMachine(settings, make_rule(settings, [])) for _ in range(2))
-        for _ in range(cut):
-            first.step(lambda _: 1.0)
-        second.load_state_dict(first.state_dict())
-        assert [second.step(lambda _: 1.0) for _ in range(cut, 16)] == whole[cut:]

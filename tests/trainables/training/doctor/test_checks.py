@@ -1,16 +1,21 @@
-"""The doctor's checks, each on a training that has the fault and on one that has not."""
+"""The doctor's checks, each on a training that has the fault and on one that has not; training that repeats."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
+import tiny_workload
 import torch
-from torch import nn
+from tiny_workload import tiny  # noqa: F401 - a fixture
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from trainables.config import TrialConfig
 from trainables.training.doctor import checks
+from trainables.training.doctor.determinism import why_not_repeatable
 from trainables.training.doctor.observation import ModelCall, scaled_clipping, zeroed_gradients
 
 CPU = torch.device("cpu")
@@ -132,3 +137,21 @@ def test_gradients_set_to_zero_are_found_only_where_there_are_any() -> None:
         model.zero_grad(set_to_none=False)
     assert len(places) == 1
     assert torch.optim.Optimizer.zero_grad is original
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_cpu_repeats_bit_for_bit() -> None:
+    assert why_not_repeatable(TrialConfig(workload="tiny", epochs=1)) == ""
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_loss_that_rounds_otherwise_each_time_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As kernels do whose sums are made in changing order."""
+    calls = count()
+    real = tiny_workload.Tiny.loss
+
+    def loss(self: tiny_workload.Tiny, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return real(self, model, batch) * (1 + next(calls) % 3 * torch.finfo(torch.float32).eps)
+
+    monkeypatch.setattr(tiny_workload.Tiny, "loss", loss)
+    assert why_not_repeatable(TrialConfig(workload="tiny", epochs=1)).startswith("0.weight and ")

@@ -1,4 +1,4 @@
-"""What a recipe sets on the process, the model and the optimizer."""
+"""What a recipe sets on the process, the model and the optimizer, and what it refuses."""
 
 from __future__ import annotations
 
@@ -113,6 +113,38 @@ def test_a_batch_size_changes_steps_and_learning_rate() -> None:
 def test_a_batch_size_of_a_workload_that_chooses_it_is_refused() -> None:
     with pytest.raises(UserError, match=r"batch_size can't be set for workload text, which chooses it itself, got 8"):
         build_for(TrialConfig(workload="text", batch_size=8))
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"precision": "half"}, "unknown precision 'half'"),
+    ({"activation_checkpointing": "all"}, "unknown activation_checkpointing 'all'"),
+    ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
+    ({"loader_workers": -1}, "loader_workers must be an integer >= 0, got -1"),
+    ({"loader_workers": True}, "loader_workers must be an integer >= 0, got True"),
+    ({"channels_last": 1}, "channels_last must be True or False, got 1"),
+    ({"clip_grad_norm": 0.0}, "clip_grad_norm must be a number above 0, got 0.0: leave it out for no clipping"),
+    ({"cudnn_benchmark": True, "deterministic": True}, "cudnn_benchmark must be False with deterministic=True"),
+    ({"fused_optimizer": True, "precision": "float16"}, "fused_optimizer must be False with precision=float16 and Gra"),
+    ({"compile_mode": "fast"}, "unknown compile_mode 'fast'"),
+    ({"compile_mode": "default", "forward_cache_mb": 5}, "forward_cache_mb must be 0 with compile_mode=default, got 5"),
+    ({"precision": "bfloat16", "forward_cache_mb": 5}, "forward_cache_mb must be 0 with precision=bfloat16, got 5"),
+    (
+        {"method": "kfac", "precision": "bfloat16"},
+        "method kfac computes gradients of its own in float32, got precision=bfloat16",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), WRONG, ids=[words for _, words in WRONG])
+def test_a_wrong_value_is_refused_in_one_line(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as error:
+        TrialConfig(**given)
+    assert str(error.value).startswith(words)
+    assert "\n" not in str(error.value)
+
+
+def test_fields_that_leave_gradients_as_they_are_go_with_an_estimator() -> None:
+    TrialConfig(method="kfac", batch_size=32, loader_workers=1, precision="float32")
 
 
 def test_without_a_compiler_the_model_trains_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

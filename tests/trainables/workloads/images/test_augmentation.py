@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from image_files import noise
-from PIL import Image
 
 from trainables.workloads.images.workload import (
     center_crops,
     draw_boxes,
-    draw_flips,
-    draw_offsets,
     generator_of,
     normalised,
     padded_crops,
@@ -28,32 +27,30 @@ def batch(count: int, height: int, width: int | None = None) -> torch.Tensor:
 def test_padded_crops_equal_slices() -> None:
     images = batch(40, 7, 9)
     generator = generator_of(0, 0, 0)
-    offsets, flips = draw_offsets(40, generator), draw_flips(40, generator)
+    offsets, flips = torch.randint(0, 9, (40, 2), generator=generator), torch.arange(40) % 2 == 1
     found = padded_crops(images, offsets, flips)
     assert found.dtype == torch.uint8
     for image, (top, left), mirrored, crop in zip(images.numpy(), offsets.tolist(), flips, found, strict=True):
         expected = np.pad(image, ((0, 0), (4, 4), (4, 4)))[:, top : top + 7, left : left + 9]
         assert np.array_equal(crop, expected[:, :, ::-1] if mirrored else expected)
-    assert {0, 8} <= set(offsets.flatten().tolist()) <= set(range(9))
-    assert 5 < int(flips.sum()) < 35
 
 
 def test_resized_crops_equal_interpolation_of_each_box() -> None:
+    """Except near the edges of the box, where `F.interpolate` of the box alone repeats its pixels."""
     images = batch(40, 32)
     generator = generator_of(1, 2, 3)
-    boxes, flips = draw_boxes(40, 32, generator), draw_flips(40, generator)
+    boxes, flips = draw_boxes(40, 32, generator), torch.arange(40) % 2 == 1
     boxes[0], boxes[1], boxes[2] = (torch.tensor(box) for box in ([0, 0, 32, 32], [31, 0, 1, 1], [4, 4, 28, 28]))
     found = resized_crops(images, boxes, flips, 28)
     assert found.dtype == torch.float32
     for image, (top, left, height, width), mirrored, crop in zip(images, boxes.tolist(), flips, found, strict=True):
         box = image[None, :, top : top + height, left : left + width].double()
         expected = F.interpolate(box, (28, 28), mode="bilinear", align_corners=False)[0]
-        expected = expected.flip(2) if mirrored else expected
-        torch.testing.assert_close(crop.double(), expected, atol=0.02, rtol=0)
-        if height <= 28 and width <= 28:  # Pillow's filter is the same where it does not shrink; it rounds
-            pixels = Image.fromarray(box[0].byte().permute(1, 2, 0).numpy()).resize((28, 28), Image.Resampling.BILINEAR)
-            pillow = torch.from_numpy(np.asarray(pixels).copy()).permute(2, 0, 1).double()
-            torch.testing.assert_close(expected.flip(2) if mirrored else expected, pillow, atol=1.01, rtol=0)
+        crop = crop.flip(2) if mirrored else crop
+        rows, columns = (slice(edge, 28 - edge) for edge in (math.ceil(14 / height), math.ceil(14 / width)))
+        if (height, width) == (32, 32):
+            rows = columns = slice(None)
+        torch.testing.assert_close(crop[:, rows, columns].double(), expected[:, rows, columns], atol=0.02, rtol=0)
 
 
 def test_boxes_are_inside_and_distributed_as_published() -> None:

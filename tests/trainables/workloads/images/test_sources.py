@@ -88,7 +88,7 @@ def test_names_of_columns(tmp_path: Path) -> None:
 def test_an_image_without_bytes(tmp_path: Path) -> None:
     rows = [encoded(noise(1, 8)[0]), {"bytes": None, "path": "gone.png"}]
     path = write_parquet(tmp_path / "train.parquet", rows, [0, 1])
-    refused(lambda: opened(path), path, "row 1", "an image must have bytes, and img has none")
+    refused(lambda: opened(path), path, "row 1", "an image must have bytes")
 
 
 def test_an_unlabelled_test_split_is_none(tmp_path: Path) -> None:
@@ -104,7 +104,6 @@ def test_folders_by_class(tmp_path: Path) -> None:
     (root / "dog" / "deeper").mkdir()
     (root / "dog" / "deeper" / "z.PNG").write_bytes(encoded(noise(1, 8)[0]))
     source = find_source(str(root))
-    assert source.class_names() == ["ant", "cat", "dog"]
     split = source.open()["train"]
     assert split.labels.tolist() == [0, 1, 1, 2, 2, 2]
     assert [Path(split.place(i)).name for i in range(6)] == [
@@ -146,14 +145,12 @@ def test_parquet_files_that_do_not_fit(tmp_path: Path) -> None:
     refused(lambda: opened(data), "train-*.parquet", "test-0.parquet")
     train = data / "train-0.parquet"
     train.write_bytes(path.read_bytes()[:-20])
-    refused(lambda: opened(data), train, "not a Parquet file that can be read")
+    refused(lambda: opened(data), data, "has a Parquet file that cannot be read", train.name)
     write_parquet(train, noise(2, 8), [0, 1], image="picture")
     refused(lambda: opened(data), train, "needs a column img or image", "picture, label")
     write_parquet(train, noise(2, 8), [0, 1], label="class")
     refused(lambda: opened(data), train, "needs a column label or labels or fine_label", "img, class")
     write_parquet(train, noise(2, 8), [0, 1])
-    write_parquet(path, noise(2, 8), [0, 1], image="image")
-    refused(lambda: opened(data), path, "needs a column img;", "image, label")
     write_parquet(path, noise(0, 8), pa.array([], pa.int64()))
     refused(lambda: opened(data), data, "test is empty")
     pq.write_table(pa.table({"img": ["a", "b"], "label": [0, 1]}), train)
@@ -175,19 +172,16 @@ def test_labels_that_are_none(tmp_path: Path, labels: list[object], parts: tuple
 
 
 def test_labels_and_the_number_of_classes(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "train-0.parquet", noise(4, 8), [0, 1, 2, 1], names=["a", "b", "c"])
-    test = write_parquet(tmp_path / "test-0.parquet", noise(2, 8), [0, 3], names=["a", "b", "c"])
+    path = write_parquet(tmp_path / "train-0.parquet", noise(4, 8), [0, 1, 2, 1])
+    test = write_parquet(tmp_path / "test-0.parquet", noise(2, 8), [0, 3])
     refused(lambda: count_classes(opened(tmp_path), None), test, "row 1", "0..2 for 3 classes", "got 3")
     test.unlink()
     data = opened(tmp_path)
     assert count_classes(data, None) == count_classes(data, 3) == 3
     refused(lambda: count_classes(data, 2), path, "row 2", "0..1 for 2 classes", "got 2")
-    refused(lambda: count_classes(data, 10), "3 classes, fewer than the model's 10", "3, 4, 5, 6, 7, ...", "classes=3")
-    write_parquet(path, noise(4, 8), [0, 1, 1, 1], names=["a", "b", "c"])
-    refused(lambda: count_classes(opened(tmp_path), None), "2 classes, fewer than the model's 3", "say classes=2")
-    assert count_classes(opened(tmp_path), 2) == 2
+    refused(lambda: count_classes(data, 10), "images of all 10 classes", "none has label 3, 4, 5, 6, 7:")
     write_parquet(path, noise(4, 8), [0, 2, 2, 0])
-    refused(lambda: count_classes(opened(tmp_path), None), "(none has label 1)", "without gaps")
+    refused(lambda: count_classes(opened(tmp_path), None), "none has label 1:", "without gaps")
     write_parquet(path, noise(2, 8), [0, 0])
     refused(lambda: count_classes(opened(tmp_path), None), "at least 2 classes")
 
@@ -202,5 +196,5 @@ def test_validation_is_taken_class_by_class() -> None:
     assert np.array_equal(hold_out(labels, 0.1)[1], validation)
     # Chosen from all over, not the first of each class.
     assert validation.mean() > 40
-    with pytest.raises(UserError, match="no class has two training images"):
-        hold_out(np.arange(5), 0.1)
+    with pytest.raises(UserError, match="there is one training image"):
+        hold_out(np.zeros(1), 0.1)
