@@ -4,7 +4,8 @@
     . results/s/best.env
     python fine_tune.py MiniLM texts/train.csv tuned
 
-It needs `pip install 'tune-cac[transformers]'`. Lines that differ from a script without Gradient-Skip end in "# tune_cac".
+It needs `pip install 'tune-cac[transformers]'`. Lines that differ from a script without Gradient-Skip end in
+"# tune_cac".
 """
 
 import os
