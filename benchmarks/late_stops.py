@@ -9,8 +9,8 @@ but the last at T; ``dense``: none. Printed: compute saved, mean loss of validat
 epochs of the same seed with its standard deviation over seeds, in points, and the share of the seeds on which it is
 within half a point. A shorter run shares nothing with the baseline of its seed, so it is compared with further
 baselines, too (all pairs; `against_all`, `kept_all`): the seeds' own may be lucky. Then how well the losses are
-explained by the compute saved and by `probability_on_other_seeds.trend` (least squares without a constant). Rows that
-a file has already are not trained again.
+explained by the square of the compute saved (least squares without a constant). Rows that a file has already are not
+trained again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from machine import header
 from trainings import fresh_seeds, last_row, share_kept
 
 from trainables.config import TrialConfig
-from tune_cac.tuning.probability_on_other_seeds import features_of, trend
 
 FULL, STEPS_PER_EPOCH = 30, 10
 #: Last parameter of each convolution's unit.
@@ -62,12 +61,6 @@ def trained(epochs: int, stops: tuple[tuple[int, float], ...], seed: int) -> dic
     row = last_row(TrialConfig(epochs=epochs, seed=seed, **method))
     saved = 1 - epochs / FULL * (1 - row["compute_saved"])
     return {"saved": saved, "quality": row["quality"], "test_quality": row["test_quality"]}
-
-
-def as_known(epochs: int, stops: tuple[tuple[int, float], ...], saved: float) -> np.ndarray:
-    """Return an outcome as `probability_on_other_seeds` knows it, with parameters for depths."""
-    ended = epochs / FULL
-    return features_of([(when * ended, unit) for unit, when in stops], UNITS, end=ended, saved=saved)
 
 
 def explained(values: np.ndarray, losses: np.ndarray) -> str:
@@ -128,12 +121,7 @@ def main() -> None:
 
     found = table.groupby(["epochs", "name"])[["epochs", "saved", "quality", "loss"]].apply(told).reset_index()
     print(found.sort_values("saved").to_string(index=False, float_format="{:.2f}".format))
-    stops_of = {(epochs, name): stops for epochs, name, stops in outcomes()}
-    rows_found = zip(found["epochs"], found["name"], found["saved"], strict=True)
-    runs = [as_known(epochs, stops_of[epochs, name], saved) for epochs, name, saved in rows_found]
-    losses = found["against_all"].to_numpy(float)
-    print("by compute saved:", explained(found[["saved"]].to_numpy(float), losses))
-    print("by trend:", explained(trend(np.array(runs)), losses))
+    print("by its square:", explained(found[["saved"]].to_numpy(float) ** 2, found["against_all"].to_numpy(float)))
 
 
 if __name__ == "__main__":

@@ -35,12 +35,10 @@ from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.probability_on_other_seeds import (
     WORTHWHILE,
     WORTHWHILE_AREA,
-    Depths,
     LossScale,
     Posterior,
     are_new,
     area_of,
-    features_of,
     loss_scale,
     posterior,
     worthwhile,
@@ -75,6 +73,7 @@ class Outcome:
     epochs: int  # epochs of the run
     share: float  # its steps over those of the full run
     saved: float  # compute saved, a fraction of that of the full run
+    frozen: float  # backward FLOPs saved, a fraction of those of its own run
     stops: Stops
     identity: str  # equal for settings that train alike in a run of this length: `baseline.outcome_identity`
     known: bool  # True if the whole run was trained before
@@ -148,6 +147,7 @@ def facts_of(row: Mapping[str, Any], config: Mapping[str, Any], share: float) ->
     return {
         "identity": outcome_identity(row, config),
         "saved": 1 - share * (1 - float(row["compute_saved"])),
+        "frozen": float(row["backward_saved"]),
         "stops": stops_in(row),
         "known": bool(row["exact"]),
     }
@@ -229,6 +229,7 @@ class BegunOutcome:
     epochs: int
     stops: Stops
     saved: float
+    frozen: float
     loss: float  # of quality against the baseline, infinite if it failed; NaN while it is being trained
     identity: str  # empty for a dense run
     config: Mapping[str, Any]
@@ -245,7 +246,6 @@ class OutcomeQueue:
         self._quality, self._seed, self._epochs = plan.base.quality, plan.base.seed, plan.base.epochs
         self._outcomes: dict[int, list[Outcome]] = {}  # by epochs
         self._unpredicted: list[DrawnSetting] = []  # of the full length
-        self._depths: Depths | None = None
         self._holds: tuple[int, dict[int, float]] = 0, {}  # how many trials had ended, and probabilities of theirs
         self.ended = False  # True once no outcome is left that is worth its training
 
@@ -358,15 +358,21 @@ class OutcomeQueue:
             if row is not None and not missing_objectives(row, self._quality):
                 loss = self._quality.lost(row["quality"], baseline["quality"])
                 saved = saved_of_baseline(row, baseline)
-                facts = {"stops": stops_in(row), "saved": saved, "identity": outcome_identity(row, config)}
+                frozen = row.get("backward_saved")  # a script may know what it saves in all alone
+                facts = {
+                    "stops": stops_in(row),
+                    "saved": saved,
+                    "frozen": row["compute_saved"] if frozen is None else frozen,
+                    "identity": outcome_identity(row, config),
+                }
             else:
                 loss = np.nan if trial.state == TrialState.RUNNING else np.inf
                 if attrs.get("role") == CUT:
-                    facts = {"stops": (), "saved": 1 - epochs / self._epochs, "identity": ""}
+                    facts = {"stops": (), "saved": 1 - epochs / self._epochs, "frozen": 0.0, "identity": ""}
                 elif config and epochs in traces:
                     facts = self._predicted(traces[epochs], [config])[0]
             if facts is not None:
-                own = {name: facts[name] for name in ("stops", "saved", "identity")}
+                own = {name: facts[name] for name in ("stops", "saved", "frozen", "identity")}
                 found.append(BegunOutcome(trial=trial.number, epochs=epochs, config=config, loss=loss, **own))
         return found
 
@@ -446,20 +452,11 @@ class OutcomeQueue:
         )
 
     def _features(self, runs: Sequence[Outcome] | Sequence[BegunOutcome]) -> NDArray[np.float64]:
-        if self._depths is None:  # of stops on a run whose outcomes are known, as they were counted on it
-            run = next(known for epochs, known in self._roots().items() if self._drawn(epochs, known))
-            self._depths = Depths(read_trace(StageStore(self._plan.tree, run.trace.root)))
-        depths, total = self._depths, self._total_steps
-        rows = [
-            features_of(
-                [(when / total, depths.of(number)) for when, number in one.stops],
-                depths.levels,
-                end=one.epochs / self._epochs,
-                saved=one.saved,
-            )
-            for one in runs
-        ]
-        return np.array(rows, float).reshape(len(rows), len(depths.levels) + 2)
+        total, rows = self._total_steps, []
+        for one in runs:
+            end = one.epochs / self._epochs
+            rows.append((one.frozen, end, one.stops[0][0] / (end * total) if one.stops else 1.0))
+        return np.array(rows, float).reshape(-1, 3)
 
     def _costs(self, left: Sequence[Outcome], tried: Sequence[BegunOutcome]) -> NDArray[np.float64]:
         """Return (m,) full trainings that are executed after the steps shared with others.

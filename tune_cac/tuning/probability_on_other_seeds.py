@@ -1,26 +1,24 @@
 """Model of the quality that a search chooses outcomes by: a Gaussian process of the losses that outcomes cause.
 
-The mean has two slopes: one on how long layers sit out, one on how much of the run is cut (docs/findings.md has the
-measurements behind both). What outcomes lose beyond that is smooth in the shares of the run that layers train.
+The mean rises with the squares of the share of the backward pass that is frozen and of the share of the run that is
+cut. Losses beyond it are smooth in features that are shares, so that they mean the same on every network.
 
 A loss is measured on one seed against one baseline, and another seed would give another one. Runs of one length share
-their beginning, and so the effect of the seed, the less the more their layers' shares of training differ; a shorter run
-shares nothing with the baseline. A model that does not know this takes a lucky length for a good one.
+their beginning, and so the effect of the seed, the less the more their stops differ; a shorter run shares nothing with
+the baseline. A model that does not know this takes a lucky length for a good one. So the process is one of the
+quality, over the features and the seed: the baseline is one of its runs, and a loss the difference of two of them.
 
-Slopes, length, amplitude and noise are those of a grid with the highest marginal likelihood (Rasmussen and Williams,
-Gaussian Processes for Machine Learning, sections 2.2, 2.7 and 5.4.1) times a prior on the slopes.
-
-Shapes: n outcomes trained, m candidates, k layers, ascending by depth. Features (n, k + 2): compute saved, share of the
-full run at which the outcome's run ends, shares of the full run that the layers train. A stop is known by its share of
-the full run and its depth, the share of the backward pass's FLOPs that it spares.
+Shapes: n outcomes trained, m candidates. Features (n, 3): share of the backward FLOPs of its own run that an outcome
+spares, share of the full run at which its run ends, share of its own run at which its first layer stops.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -28,79 +26,12 @@ from numpy.typing import NDArray
 
 from analysis.metrics.noise import resolution_of, seed_noise
 from analysis.metrics.pareto import hypervolume, non_dominated
-from analysis.trace_replay.traces import RunTrace, trains_after
-from trainables.errors import UserError
 from trainables.quality import Quality, allowed_amount
-from trainables.savings import share_saved
+
+if TYPE_CHECKING:
+    from sklearn.gaussian_process.kernels import Kernel
 
 Array = NDArray[np.float64]
-
-# --- Features ---------------------------------------------------------------------------------------------------------
-
-
-class Depths:
-    """Share of a model's backward FLOPs that stops through its layers spare, by a recorded training of it."""
-
-    def __init__(self, trace: RunTrace) -> None:
-        _, whole = trace.costs_of(trace.trains).before(trace.steps_per_epoch)
-        found: dict[int, float] = {}
-        for blueprint in trace.facts.values():
-            for unit in blueprint.plan.units[: blueprint.stoppable]:
-                try:
-                    left = trace.costs_of(trains_after(trace, blueprint, unit.end)).before(trace.steps_per_epoch)[1]
-                except UserError:  # a plan whose settings were never drawn
-                    continue
-                # An event of auto mode names the layer's weight, one of manual mode the last parameter.
-                found[unit.number] = found[blueprint.plan.order[unit.end]] = float(share_saved(left, whole))
-        self._known = found
-        self._plans = [blueprint.plan for blueprint in trace.facts.values()]
-        self.levels = sorted(set(found.values()))  # depths of the layers, ascending
-
-    def of(self, number: int) -> float:
-        """Return the depth of a stop through a parameter; that of the last layer that stops with it if it is none."""
-        if number in self._known:
-            return self._known[number]
-        plan = next((plan for plan in self._plans if number in plan.order), None)
-        stopped = () if plan is None else plan.order[: plan.position_of_stop(number) + 1]
-        return max((self._known[one] for one in stopped if one in self._known), default=0.0)
-
-
-def features_of(stops: Iterable[tuple[float, float]], depths: Sequence[float], *, end: float, saved: float) -> Array:
-    """Return (k + 2,) features of a run; a layer's share is the mean over the depths that the layer takes up.
-
-    ``stops`` are (share of the full run, depth), ``depths`` those at which the layers end, ascending.
-
-    >>> features_of([(0.1, 0.3), (0.5, 0.6)], [0.2, 0.4, 0.8], end=1.0, saved=0.5).round(9).tolist()
-    [0.5, 1.0, 0.1, 0.3, 0.75]
-    """
-    stops = list(stops)
-
-    def trained(depth: float) -> float:
-        return min((when for when, through in stops if through >= depth - 1e-9), default=end)
-
-    shares = []
-    for low, high in pairwise([0.0, *depths]):
-        if high - low < 1e-9:
-            shares.append(trained(high))
-            continue
-        cuts = sorted({low, high, *(through for _, through in stops if low < through < high)})
-        shares.append(sum((b - a) * trained(b) for a, b in pairwise(cuts)) / (high - low))
-    return np.array([saved, end, *shares])
-
-
-def trend(features: Array) -> Array:
-    """Return (n, 2) what losses grow with: how long layers sit out, and how much of the run is cut.
-
-    That is the mean share of its own run that its layers sit out, to the third power, over its length: late stops cost
-    hardly anything. A cut run with a schedule of its own costs what it lacks, relative to its length.
-
-    >>> trend(np.array([[0.0, 1.0, 1.0, 1.0], [0.4, 0.5, 0.25, 0.5]])).tolist()
-    [[0.0, 0.0], [0.03125, 1.0]]
-    """
-    ended, trained = features[:, 1], features[:, 2:]
-    out = 1 - trained.mean(axis=1) / ended if trained.shape[1] else np.zeros(len(features))
-    return np.column_stack([out**3 / ended, 1 / ended - 1])
-
 
 # --- Scale of losses --------------------------------------------------------------------------------------------------
 
@@ -154,13 +85,13 @@ def limit_between_counts(allowed: float, values: Sequence[float], quality: Quali
 
 # --- The Gaussian process ---------------------------------------------------------------------------------------------
 
-#: Lengths in features, amplitudes and noises in units of the allowed loss.
-_LENGTHS, _AMPLITUDES, _NOISES = (0.2, 0.5), (0.3, 1.0, 3.0), (0.1, 0.3, 0.8)
-#: Expected slopes on `trend`, in the same unit, each as large as its standard deviation; and the usual ones.
-_SLOPES, _USUAL_SLOPES = tuple(product((1.0, 4.0, 16.0), (0.25, 1.0, 4.0))), (4.0, 1.0)
-#: Seed effects of two runs of one length correlate by exp(-this times the mean squared difference of the shares of
-#: their run that layers train), as measured on digits.
-_PARTING = 1.5
+#: Loss, in units, that is expected of a run without backward passes, or without steps, before anything is known: that
+#: of half of either is the allowed one.
+_EXPECTED = 4.0
+#: Expected, least and largest standard deviation, in units, of losses beyond the mean and of a run's noise.
+_BEYOND, _NOISE = (1.0, 0.1, 10.0), (0.3, 0.05, 1.5)
+#: Distance in features over which losses beyond the mean are alike, and effects of one seed on runs of one length.
+_LENGTH, _SEED_LENGTH = 1.0, 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,85 +141,63 @@ def _normal_share(z: Array) -> Array:
     return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z])
 
 
+def _kernel(noise: float) -> Kernel:
+    """Return the covariance of qualities, in units, over features and the seed, of which every two share nothing."""
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel  # the command line starts without it
+
+    (beyond, *beyond_bounds), (of_run, *of_run_bounds) = np.square([_BEYOND, _NOISE])
+    smooth = ConstantKernel(beyond, beyond_bounds) * RBF([_LENGTH, _LENGTH, _LENGTH, np.inf], "fixed")
+    of_seed = ConstantKernel(noise**2, "fixed") * RBF([_SEED_LENGTH, 1e-6, _SEED_LENGTH, 1e-6], "fixed")
+    return smooth + of_seed + WhiteKernel(of_run, of_run_bounds)
+
+
+def _likeliest(negative: Callable[[Array], tuple[float, Array]], expected: Array, bounds: Array) -> tuple[Array, float]:
+    """Return the likeliest hyperparameters, logarithms that deviate by 1 from the expected ones, and their cost."""
+    from scipy.optimize import minimize
+
+    def cost(found: Array) -> tuple[float, Array]:
+        value, gradient = negative(found)
+        return value + float(((found - expected) ** 2).sum()) / 2, gradient + found - expected
+
+    found = minimize(cost, expected, jac=True, bounds=bounds)
+    return found.x, found.fun
+
+
 def posterior(trained: Array, losses: Array, candidates: Array, *, unit: float, noise: float = 0.0) -> Posterior:
     """Return what trained outcomes say of candidates.
 
     Args:
-        trained: (n, k + 2) features.
+        trained: (n, 3) features.
         losses: (n,) their losses against the baseline.
-        candidates: (m, k + 2) features.
+        candidates: (m, 3) features.
         unit: usual loss, > 0.
         noise: standard deviation of a run's quality over seeds.
     """
-    # Diverged trainings are as bad as one that lost ten times the unit: the fit must not follow them.
-    scaled = np.clip(losses / unit, -10.0, 10.0)
-    seed_variance = (noise / unit) ** 2
-    in_common = seed_variance * _seed_covariance(trained, trained)
-    rising, rising_to = trend(trained), trend(candidates)
-    best = -math.inf
-    for length in _LENGTHS:
-        alike = _likeness_beyond_dense(trained, trained, length)
-        for amplitude, slopes in product(_AMPLITUDES, _SLOPES):
-            kernel = (rising * np.square(slopes)) @ rising.T + amplitude**2 * alike
-            beyond = scaled - rising @ slopes
-            # The logarithms of the slopes deviate from those of the usual ones by normal numbers of variance 1.
-            unusual = sum(math.log(slope / usual) ** 2 for slope, usual in zip(slopes, _USUAL_SLOPES, strict=True))
-            for rest in _NOISES:
-                factor = np.linalg.cholesky(kernel + in_common + rest**2 * np.eye(len(kernel)))
-                weights = np.linalg.solve(factor, beyond)
-                likelihood = -0.5 * float(weights @ weights) - float(np.log(np.diag(factor)).sum()) - 0.5 * unusual
-                if likelihood > best:
-                    best, fit = likelihood, (length, amplitude, slopes, rest, factor, weights)
-    length, amplitude, slopes, rest, factor, weights = fit
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.gaussian_process import GaussianProcessRegressor
 
-    def conditional(across: Array, own: Array) -> tuple[Array, Array]:
-        explained = np.linalg.solve(factor, across)
-        mean = rising_to @ slopes + explained.T @ weights
-        return mean * unit, np.sqrt(np.maximum(own - (explained**2).sum(axis=0), 0.0)) * unit
+    def runs(features: Array, *, seed: int) -> Array:
+        """Return features and seed of the baseline and of runs."""
+        rows = np.vstack([[[0.0, 1.0, 1.0]], features])
+        return np.column_stack([rows, np.full(len(rows), seed)])
 
-    across = (rising * np.square(slopes)) @ rising_to.T
-    across = across + amplitude**2 * _likeness_beyond_dense(trained, candidates, length)
-    own = ((rising_to * slopes) ** 2).sum(axis=1)
-    own += amplitude**2 * (1 - _likeness_to_dense(candidates, length) ** 2)
-    of_seed = 2 * seed_variance * (1 - _alike_in_seed(candidates, _dense(candidates))[:, 0])
-    mean, deviation = conditional(across + seed_variance * _seed_covariance(trained, candidates), own + of_seed)
-    other_mean, spread = conditional(across, own)
-    other_deviation = np.sqrt(spread**2 + (np.sqrt(of_seed) * unit) ** 2 + (rest * unit) ** 2)
-    return Posterior(mean=mean, deviation=deviation, other_mean=other_mean, other_deviation=other_deviation)
-
-
-def _seed_covariance(a: Array, b: Array) -> Array:
-    """Return the covariance of the seed's effects, on runs less on the baseline, in one run's variance."""
-    dense = _dense(a)
-    found: Array = _alike_in_seed(a, b) - _alike_in_seed(a, dense) - _alike_in_seed(dense, b) + 1.0
-    return found
-
-
-def _alike_in_seed(a: Array, b: Array) -> Array:
-    """Return the correlation of the seed's effects on runs; 0 for different lengths."""
-    shares = [runs[:, 2:] / runs[:, 1:2] for runs in (a, b)]
-    apart = ((shares[0][:, None, :] - shares[1][None, :, :]) ** 2).mean(axis=2) if a.shape[1] > 2 else 0.0
-    found: Array = np.isclose(a[:, None, 1], b[None, :, 1]) * np.exp(-_PARTING * apart)
-    return found
-
-
-def _dense(runs: Array) -> Array:
-    return np.array([[0.0, *np.ones(runs.shape[1] - 1)]])
-
-
-def _likeness_beyond_dense(a: Array, b: Array, length: float) -> Array:
-    """Return the correlation of outcomes, given that a full run without stops loses nothing."""
-    return _likeness(a, b, length) - np.outer(_likeness_to_dense(a, length), _likeness_to_dense(b, length))
-
-
-def _likeness_to_dense(a: Array, length: float) -> Array:
-    return _likeness(a, _dense(a), length)[:, 0]
-
-
-def _likeness(a: Array, b: Array, length: float) -> Array:
-    distance = ((a[:, None, :] - b[None, :, :]) ** 2).mean(axis=2)
-    found: Array = np.exp(-0.5 * distance / length**2)
-    return found
+    frozen, end = np.vstack([trained, candidates])[:, :2].T
+    known, expected = np.split(_EXPECTED * (frozen**2 + (1 - end) ** 2), [len(trained)])
+    process = GaussianProcessRegressor(_kernel(noise / unit), optimizer=_likeliest)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # of hyperparameters at their bounds
+        # Diverged trainings are as bad as one that lost ten times the unit: the fit must not follow them.
+        process.fit(runs(trained, seed=0), np.append(0.0, np.clip(losses / unit, -10.0, 10.0) - known))
+    here, deviation = process.predict(runs(candidates, seed=0), return_std=True)
+    there, other = process.predict(runs(candidates, seed=1), return_cov=True)
+    of_run = process.kernel_.k2.noise_level
+    variance = np.diag(other)[1:] + other[0, 0] - 2 * other[0, 1:] - of_run
+    return Posterior(
+        mean=(expected + here[1:]) * unit,
+        deviation=np.sqrt(np.maximum(deviation[1:] ** 2 - of_run, 0.0)) * unit,
+        other_mean=(expected + there[1:] - there[0]) * unit,
+        other_deviation=np.sqrt(variance) * unit,
+    )
 
 
 # --- Improvements that an outcome promises, and the least that is worth a training ------------------------------------
@@ -296,8 +205,8 @@ def _likeness(a: Array, b: Array, length: float) -> Array:
 #: Expected improvement of the answer, or of the front, a fraction of the compute, below which no outcome is worth its
 #: training; or this share of what they are, where that is less, but no less than the last.
 WORTHWHILE, WORTHWHILE_AREA, _WORTHWHILE_SHARE, _LEAST_WORTHWHILE = 0.005, 0.01, 0.05, 0.001
-#: Difference of the shares of a run that a layer trains below which the quality of two runs cannot be told apart: less
-#: than an epoch of 30, whose effect the noise of a seed covers.
+#: Difference of the shares of a run after which a layer stops first below which the quality of two runs cannot be told
+#: apart: less than an epoch of 30, whose effect the noise of a seed covers.
 ALIKE = 0.02
 
 
@@ -323,12 +232,12 @@ def area_of(front: Iterable[tuple[float, float]], worst: float) -> float:
 def are_new(candidates: Array, trained: Array) -> NDArray[np.bool_]:
     """Return (m,) whether candidates differ from every run by what can be told apart.
 
-    Two runs of one length cannot if they save alike, to `WORTHWHILE`, and no layer trains longer by `ALIKE` in one.
+    Two runs of one length cannot if they save alike, to `WORTHWHILE`, and begin to stop alike, to `ALIKE`.
 
-    >>> trained = np.array([[0.502, 1.0, 0.4, 0.6]])
-    >>> are_new(np.array([[0.501, 1.0, 0.41, 0.59], [0.501, 1.0, 0.3, 0.7], [0.501, 0.5, 0.4, 0.6]]), trained).tolist()
+    >>> trained = np.array([[0.502, 1.0, 0.4]])
+    >>> are_new(np.array([[0.501, 1.0, 0.41], [0.501, 1.0, 0.3], [0.501, 0.5, 0.4]]), trained).tolist()
     [False, True, True]
     """
-    least = np.array([WORTHWHILE, 1e-9, *[ALIKE] * (trained.shape[1] - 2)])
+    least = np.array([WORTHWHILE, 1e-9, ALIKE])
     found: NDArray[np.bool_] = np.array([(np.abs(trained - one) > least).any(axis=1).all() for one in candidates], bool)
     return found

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from runs import finish
 from searchers import learning, told
@@ -347,6 +348,12 @@ def test_of_outcomes_that_cannot_be_told_apart_one_is_trained(tmp_path: Path, mo
     monkeypatch.setattr(module, "WORTHWHILE", 0.06)
     made = learning(tmp_path)
     trained_by(made, tmp_path)
-    tried = queue_of(made)._features(queue_of(made)._begun_outcomes(made.trials.baseline_row() or {}, {}))
-    for number, one in enumerate(tried[2:], 2):
-        assert are_new(one[None], tried[1:number]).all()
+    begun = queue_of(made)._begun_outcomes(made.trials.baseline_row() or {}, {})
+    tried = queue_of(made)._features(begun)
+    backward = begun[-1].saved / begun[-1].frozen  # share in the FLOPs, the same for all runs of this length
+    chosen = {t.number: t.user_attrs for t in told(tmp_path) if OUTCOME in t.user_attrs}
+    assert len(chosen) > 2
+    for trial, attrs in chosen.items():  # as predicted when it was begun, and what had been trained by then
+        predicted = [attrs[PREDICTED] / backward, 1.0, json.loads(attrs[OUTCOME])[0][0][0] / 32]
+        before = [row for row, one in zip(tried, begun, strict=True) if one.trial < trial]
+        assert are_new(np.array([predicted]), np.array(before)).all()

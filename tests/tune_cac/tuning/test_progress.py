@@ -56,14 +56,14 @@ def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
     progress = SearchProgress(searcher, to_run=1)
     progress.on_trial_result(0, [], a_trial(0), result_row())
     progress.on_trial_complete(0, [], a_trial(0))
-    control = SimpleNamespace(trial_id="c", config={"trial": 1, "role": "control"})
+    control = SimpleNamespace(trial_id="c", config={"trial": 1, "role": "control", "config": {"seed": 1}})
     half = DENSE_FLOPS // 2
     row = result_row(0.99, dense_flops=half, executed_flops=half, search_flops=half)
     progress.on_trial_result(0, [], control, row)
     progress.on_trial_complete(0, [], control)
     assert progress.ended == 1
     assert progress.summary() == "nothing saved yet, compute so far: 1.5 full trainings, 1 control"
-    assert capsys.readouterr().err.splitlines()[-1] == "[control 1] trial 1: accuracy 0.9900"
+    assert capsys.readouterr().err.splitlines()[-1] == "[control 1] trial 1: accuracy 0.9900, the best setting on seed 1"
 
 
 def test_a_cost_budget_is_not_used_up_before_the_baseline_says_what_a_training_costs() -> None:
