@@ -66,7 +66,7 @@ def test_a_resumed_run_has_been_seen_already(hold: str, prefix_autograd: bool) -
     with ForwardCache(resumed, samples=6, budget_bytes=0) as cache:
         for x, y in list(conv_batches(7))[4:]:
             optimizer.zero_grad()
-            with cache.batch(torch.arange(6)) if hold == "hold" else warnings.catch_warnings():
+            with cache.running() if hold == "hold" else warnings.catch_warnings():
                 loss = nn.functional.cross_entropy(resumed(x), y)
             loss.backward()
             optimizer.step()
