@@ -39,7 +39,7 @@ IMAGE_SUFFIXES = frozenset(
 )  # fmt: skip
 
 #: Data that are there without a file: the splits of the workload ``digits``, enlarged to this side in pixels.
-DIGITS, DIGITS_SIDE = "digits", 48
+DIGITS, DIGITS_SIDE = "digits", 32
 
 #: An image file's bytes, or its path.
 Encoded = bytes | Path
