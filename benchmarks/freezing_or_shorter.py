@@ -18,7 +18,7 @@ same schedule over fewer steps, its learning rate chosen of half, once and twice
 A difference is to the ``shorter`` of the same seed at the same executed compute (linear between its budgets).
 Accuracy is the mean of validation and test. Every training is a process of its own and one line of FOLDER/rows.jsonl:
 what is there is not trained again. Time is the processor's in training steps, one thread; peak memory is over that
-before the first. Sources: Kumar et al. 2022 (head first); Howard and Ruder 2018 (unfreezing, layer-wise rates).
+before the first pass. Sources: Kumar et al. 2022 (head first); Howard and Ruder 2018 (unfreezing, layer-wise rates).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ import numpy as np
 import pandas as pd
 import torch
 from machine import header
+from matplotlib import pyplot
 from torch import nn
 
 from analysis.metrics.confirmation import paired_interval
@@ -63,7 +64,7 @@ METHODS = (
     "head first", "gradual unfreezing", "layer-wise rates", "linear probe",
 )  # fmt: skip
 #: Seed of what is chosen, which is not reported.
-OTHER_SEED = 100
+OTHER_SEED, CPU = 100, torch.device("cpu")
 #: Decisions of a rule in a run, and the share of the run before the first.
 DECISIONS, WARM_UP = 30, 0.1
 #: Distance from a budget at which fewer steps are tried, and at which there is no row.
@@ -113,11 +114,12 @@ class Bench:
 
     def stops(self, settings: Settings, steps: int, signals: dict[tuple[int, int], float]) -> list[int]:
         """Return the number of stopped layers at each step, by replay of recorded signals."""
-        machine, found = self.blueprint.machine(settings), []
-        for step in range(steps):
-            found.append(bisect_right(self.ends, machine.stopped_through))
+        machine, found = self.blueprint.machine(settings), [0]
+        while (step := min(machine.quiet_until(), steps)) < steps:
+            machine.iteration = step
             machine.step(lambda end, now=step: signals[now, end])  # type: ignore[misc]
-        return found
+            found += [found[-1]] * (step + 1 - len(found)) + [bisect_right(self.ends, machine.stopped_through)]
+        return (found + [found[-1]] * steps)[:steps]
 
 
 def bench_of(name: str, options: tuple[str, ...]) -> Bench:
@@ -148,9 +150,9 @@ def trained(bench: Bench, plan: Plan, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = workload.make_model()
     parameters = list(model.parameters())
-    table = CostTable(workload, model)
-    table.freeze()
     optimizer: Any = workload.make_optimizer(model.named_parameters())
+    reset_peak(CPU)
+    before = peak_bytes(CPU)
     signals: list[tuple[int, int, float]] = []
     (group,) = optimizer.param_groups
     group["lr"] *= plan.rate
@@ -170,43 +172,41 @@ def trained(bench: Bench, plan: Plan, seed: int) -> dict[str, Any]:
     model.train()
     for norm in (m for m in model.modules() if bench.name == "efficientnet" and isinstance(m, nn.BatchNorm2d)):
         norm.eval()
-    flops, seconds, frozen, device = 0, 0.0, dict(plan.frozen), torch.device("cpu")
+    flops, seconds, frozen = 0.0, 0.0, dict(plan.frozen)
+    lasts = [parameters[bench.blueprint.plan.order[end]] for end in bench.ends]
     batches = (batch for epoch in count() for batch in workload.train_batches(epoch, seed))
-    reset_peak(device)
-    before = peak_bytes(device)
     for step, batch in enumerate(islice(batches, plan.steps)):
         if step in frozen:
             bench.freeze(parameters, frozen[step])
-        flops += table.step(tuple(p.requires_grad for p in parameters), batch).flops
+        flops += bench.costs[sum(not last.requires_grad for last in lasts)]
         begun = time.process_time()
         optimizer.zero_grad()
         workload.loss(model, batch).backward()
         optimizer.step()
         schedule.step()
         seconds += time.process_time() - begun
-    peak = peak_bytes(device) - before
+    peak = peak_bytes(CPU) - before
     model.eval()
     with torch.no_grad():
-        found = {split: workload.quality_on(model, split, device) for split in ("validation", "test")}
-    executed = flops / (bench.steps * bench.costs[0])
-    return {**found, "executed": executed, "seconds": seconds, "peak_mb": peak / 1e6, "signals": signals * plan.records}
+        found = {split: workload.quality_on(model, split, CPU) for split in ("validation", "test")}
+    found["executed"] = flops / (bench.steps * bench.costs[0])
+    return {**found, "seconds": seconds, "peak_mb": peak / 1e6, "signals": signals * plan.records}
 
 
-@dataclass(kw_only=True)
 class Comparison:
     """The trainings of a workload, and what each method trains within a budget."""
 
-    bench: Bench
-    file: Path  # of the rows
-    processes: int  # that train at the same time
-
-    def __post_init__(self) -> None:
+    def __init__(self, bench: Bench, file: Path, processes: int) -> None:
+        self.bench, self.file, self.processes = bench, file, processes
         lines = self.file.read_text().splitlines() if self.file.exists() else []
         self.rows = {(row["method"], row["budget"], row["seed"]): row for row in map(json.loads, lines)}
 
     def train(self, plans: dict[tuple[str, float, int], Plan]) -> None:
         """Train what is not there yet: plans by method, budget and seed."""
-        context = get_context("forkserver")  # which has imported this module already
+        context = get_context("forkserver")
+        context.set_forkserver_preload(
+            ["matplotlib.pyplot", "pandas", "trainables.gradskip", "trainables.training.flops"]
+        )
         with ProcessPoolExecutor(self.processes, mp_context=context, max_tasks_per_child=1) as pool:
             missing = {key: plan for key, plan in plans.items() if key not in self.rows}
             jobs = {pool.submit(trained, self.bench, plan, key[2]): key for key, plan in missing.items()}
@@ -305,13 +305,11 @@ def table_of(rows: pd.DataFrame) -> pd.DataFrame:
 
 def draw(table: pd.DataFrame, name: str, file: Path) -> None:
     """Draw accuracy against executed compute, a line a method."""
-    from matplotlib import pyplot
-
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     for number, method in enumerate(METHODS):
         found = table[table["method"].isin([method, "dense"][: 1 + (method == "shorter")])].sort_values("executed")
-        colour = {"color": "black", "linewidth": 2.5} if method == "shorter" else {"color": f"C{number - 1}"}
-        axes.plot(found["executed"], found["accuracy"], marker="osx"[number % 3], label=method, **colour)
+        width = 3 if method == "shorter" else 1
+        axes.plot(found["executed"], found["accuracy"], marker="osx"[number % 3], label=method, linewidth=width)
     limits = (table["accuracy"].max() - 20, table["accuracy"].max() + 1)
     axes.set(xlabel="compute executed, share of the dense training", ylabel="accuracy, %", title=name, ylim=limits)
     axes.legend(fontsize=8, loc="lower right", ncols=2)
@@ -332,7 +330,7 @@ def main() -> None:
     folder = given.results / given.workload
     folder.mkdir(parents=True, exist_ok=True)
     bench = bench_of(given.workload, tuple(given.option))
-    runs = Comparison(bench=bench, file=folder / "rows.jsonl", processes=given.processes)
+    runs = Comparison(bench, folder / "rows.jsonl", given.processes)
     names = {(f"shorter, rate x {rate}", 0.5, OTHER_SEED): rate for rate in RATES}
     runs.train({key: Plan(steps=bench.steps // 2, rate=rate) for key, rate in names.items()})
     rate = names[max(names, key=lambda key: runs.rows[key]["validation"])]
