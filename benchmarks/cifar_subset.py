@@ -1,4 +1,4 @@
-"""A small ResNet on some thousand images of CIFAR-10, for `search_quality.py`: `cifar_subset:make`.
+"""A small ResNet on some thousand images of CIFAR-10, for `search_quality.py` (`cifar_subset:make`), and ResNet-20.
 
 `--option data=FOLDER` holds the Hugging Face Parquet files (`train-*.parquet`, `test-*.parquet`).
 """
@@ -16,6 +16,8 @@ from PIL import Image
 from stopped_steps import Block
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from trainables.workloads.models import resnet
 
 
 def pictures_of(folder: str, split: str, first: int, count: int) -> tuple[list[Image.Image], Tensor]:
@@ -56,3 +58,8 @@ def make(data: str, images: int = 4000, width: int = 8) -> dict[str, Any]:
         "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=5e-4),
         "epochs": 15,
     }
+
+
+def resnet20(data: str) -> dict[str, Any]:
+    """Return ResNet-20 on 10,000 images for 10 epochs, without augmentation."""
+    return {**make(data, images=10_000), "model": lambda: resnet.resnet20(10), "epochs": 10}

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 of ImageNet, fine-tuned on 1,500 images of CIFAR-10: `fine_tuning:make`.
+"""EfficientNet-Lite0 of ImageNet, fine-tuned on 1,500 images of CIFAR-10: `fine_tuning:make`; MiniLM: `minilm`.
 
     python benchmarks/fine_tuning.py --by-hand --data FOLDER [--weights FILE] [--seed 0] [--blocks 7 10 12]
 
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ import torch.nn.functional as F
 from cifar_subset import pictures_of, pixels_of
 from machine import header
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -58,6 +60,40 @@ def make(data: str, weights: str = "", images: int = 1_500, px: int = 64, epochs
         "test": DataLoader(images_of(data, "test", *TEST, px), batch_size=500),
         "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY),
         "epochs": epochs,
+    }
+
+
+def minilm(data: str, weights: str) -> dict[str, Any]:
+    """Return MiniLM on SST-2: files `train`, `dev` and `test.tsv` of sentence and label, a line each."""
+    from tokenizers import Tokenizer
+    from transformers import BertForSequenceClassification
+
+    tokenizer = Tokenizer.from_file(str(Path(weights) / "tokenizer.json"))
+    tokenizer.enable_truncation(32)
+    tokenizer.enable_padding(length=32)
+
+    def split(name: str, batch: int, most: int | None = None) -> DataLoader[Any]:
+        lines = [line.rsplit("\t", 1) for line in (Path(data) / f"{name}.tsv").read_text().splitlines()[:most]]
+        numbers = [encoded.ids for encoded in tokenizer.encode_batch([text for text, _ in lines])]
+        samples = TensorDataset(torch.tensor(numbers), torch.tensor([int(label) for _, label in lines]))
+        return DataLoader(samples, batch_size=batch, shuffle=name == "train")
+
+    def scores(model: nn.Module, sentences: Tensor) -> Tensor:
+        logits: Tensor = model(sentences, attention_mask=(sentences != 0).long()).logits
+        return logits
+
+    return {
+        # Torch's own attention is not counted as FLOPs on the CPU.
+        "model": lambda: BertForSequenceClassification.from_pretrained(weights, attn_implementation="eager"),
+        "train": split("train", 32, 1_500),
+        "validation": split("dev", 128),
+        "test": split("test", 128),
+        "loss": lambda model, batch: F.cross_entropy(scores(model, batch[0]), batch[1]),
+        "evaluate": lambda model, batches, _: fmean(
+            hit for x, y in batches for hit in (scores(model, x).argmax(1) == y).tolist()
+        ),
+        "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.01),
+        "epochs": 3,
     }
 
 

@@ -76,6 +76,13 @@ class VarianceSignal(Signal):
         return found[0].unsqueeze(0) if len(found) == 1 else torch.stack(found)
 
 
+def gradients_of(parameters: Sequence[Tensor], units: Sequence[Unit], grad_scale: Tensor | None) -> dict[int, Tensor]:
+    """Return the gradients that the units' weights have, by number, divided by a fused optimizer's scale."""
+    numbers = (n for unit in units for n in unit.watched)
+    found = {n: g for n in numbers if (g := parameters[n].grad) is not None}
+    return found if grad_scale is None else {n: g / grad_scale for n, g in found.items()}
+
+
 class GradientNormSignal(Signal):
     """Norm of the sum of a layer's gradients since the last measurement. Costs a copy of the watched gradients."""
 
@@ -87,13 +94,10 @@ class GradientNormSignal(Signal):
         self._sums: dict[int, Tensor] = {}
 
     def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        numbers = (n for unit in units for n in unit.watched)
-        found = {n: g for n in numbers if (g := self._parameters[n].grad) is not None}
+        found = gradients_of(self._parameters, units, grad_scale)
         gradients = list(found.values())
-        if found_inf is not None:  # of a fused optimizer, which unscales itself and skips steps with infinities
-            scale = 1.0 if grad_scale is None else grad_scale
-            finite = [torch.nan_to_num(g / scale, nan=0.0, posinf=0.0, neginf=0.0) for g in gradients]
-            gradients = [g * (1.0 - found_inf) for g in finite]
+        if found_inf is not None:  # of a fused optimizer, which skips steps with infinities itself
+            gradients = [torch.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0) * (1.0 - found_inf) for g in gradients]
         for number in found:
             if number not in self._sums:
                 self._sums[number] = torch.zeros_like(self._parameters[number].detach())
@@ -117,6 +121,41 @@ class GradientNormSignal(Signal):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._sums = {int(n): total.clone().to(self._parameters[int(n)].device) for n, total in state["sums"].items()}
+
+
+class GradientChangeSignal(Signal):
+    """Mean absolute change of a layer's gradient since the step before; infinite without two gradients in a row.
+
+    Costs a copy of the watched gradients a step. Where a GradScaler skips a step, its infinities are a change, too.
+    """
+
+    every_step = True
+    together = True
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        super().__init__(parameters)
+        self._before: dict[int, Tensor] = {}
+        self._now: dict[int, Tensor] = {}
+
+    def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        found = gradients_of(self._parameters, units, grad_scale)
+        self._before, self._now = self._now, {n: g.detach().clone() for n, g in found.items()}
+
+    def measure(self, units: Sequence[Unit]) -> Tensor:
+        return torch.stack([self._change(unit) for unit in units])
+
+    def _change(self, unit: Unit) -> Tensor:
+        if not all(n in self._now and n in self._before for n in unit.watched):
+            return torch.full((), torch.inf, device=self._parameters[0].device)
+        changes = [self._now[n] - self._before[n] for n in unit.watched]
+        norms = [whole(torch.linalg.vector_norm(c.float() if c.dtype in _HALF else c, 1)) for c in changes]
+        return torch.stack(norms).sum() / sum(c.numel() for c in changes)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"now": {number: gradient.clone() for number, gradient in self._now.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._now = {int(n): g.clone().to(self._parameters[int(n)].device) for n, g in state["now"].items()}
 
 
 def similarity_distance(a: Tensor, b: Tensor) -> Tensor:
@@ -221,6 +260,8 @@ def make_signal(settings: Settings, parameters: Sequence[Tensor], model: nn.Modu
     """Return the signal of the settings' rule; plasticity needs the model."""
     if settings.mode == "gradient_norm":
         return GradientNormSignal(parameters)
+    if settings.mode == "grades":
+        return GradientChangeSignal(parameters)
     if settings.mode == "plasticity" and model is not None:
         return PlasticitySignal(parameters, model)
     return VarianceSignal(parameters, reference=settings.reference)

@@ -224,7 +224,7 @@ class VariableFields:
     rule_start_itr: int = variable(
         "CAC_RULE_START_ITR", 0, at_least(0),
         "linear: nothing stops before it; freezeout: the first layer's learning rate is zero from it on; "
-        "gradient_norm, plasticity: first measurement",
+        "the measured rules: first measurement, before which nothing stops",
         mode="rules", published=False,
     )
     rule_end_itr: int | None = variable(
@@ -266,6 +266,11 @@ class VariableFields:
     rule_window: int = variable(
         "CAC_RULE_WINDOW", 5, at_least(2),
         "measurements that plasticity is averaged over and its slope is fitted to",
+        mode="rules", published=False,
+    )
+    rule_tau: float = variable(
+        "CAC_RULE_TAU", 1e-4, Range("a number > 0", lambda value: value > 0),
+        "the first layers stop whose gradients change by less than this on average over entries, from step to step",
         mode="rules", published=False,
     )
     watch: tuple[str, ...] = variable(

@@ -74,6 +74,7 @@ def test_a_warning_points_at_the_users_line() -> None:
 RULES = {
     "variance": Settings(watch=("linear",), start_itr=0, start_thr=0.97, mt_thr=0.97, slope_thr=0.97, samples=5),
     "gradient_norm": Settings(watch=("linear",), rule="gradient_norm", rule_interval=10, rule_percentile=70.0),
+    "grades": Settings(watch=("linear",), rule="grades", rule_interval=5, rule_tau=1e-9),
     "plasticity": Settings(watch=("linear",), rule="plasticity", rule_interval=5, rule_window=2, rule_tolerance=0.9),
 }
 

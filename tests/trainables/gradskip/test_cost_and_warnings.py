@@ -80,6 +80,7 @@ def test_the_first_stop_that_is_told_can_happen() -> None:
         Settings(rule="linear", rule_start_itr=3, rule_end_itr=20, rule_depth=1.0),
         Settings(rule="freezeout", rule_start_itr=7, rule_end_itr=20),
         Settings(rule="gradient_norm", rule_start_itr=3, rule_interval=4, rule_percentile=100),
+        Settings(rule="grades", rule_start_itr=3, rule_interval=4, rule_tau=2),
         Settings(rule="plasticity", rule_start_itr=3, rule_interval=2, rule_window=3, rule_tolerance=0.9),
     ):
         rule = make_rule(settings, [0, 4, 9], stoppable=2)

@@ -112,6 +112,7 @@ RULES = {
     "linear": Settings(rule="linear", rule_start_itr=2, rule_end_itr=12, rule_depth=1.0, braking_distance=2),
     "freezeout": Settings(rule="freezeout", rule_start_itr=5, rule_end_itr=20),
     "gradient_norm": Settings(rule="gradient_norm", rule_start_itr=2, rule_interval=3, rule_percentile=60),
+    "grades": Settings(rule="grades", rule_start_itr=2, rule_interval=3, rule_tau=0.03),
     "plasticity": Settings(rule="plasticity", rule_start_itr=1, rule_interval=1, rule_window=2, rule_tolerance=0.9),
 }
 OPTIMIZERS = {

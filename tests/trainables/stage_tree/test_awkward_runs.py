@@ -102,7 +102,7 @@ def configs(rng: random.Random, workload: str) -> Iterator[TrialConfig]:
             "CAC_PREFIX_MODE": rng.choice(["train", "eval"]),
             "CAC_PREFIX_AUTOGRAD": rng.random() < 0.6,
         }
-        mode = rng.choice(["auto", "manual", "linear", "freezeout", "gradient_norm", "plasticity", "off"])
+        mode = rng.choice(["auto", "manual", "linear", "freezeout", "gradient_norm", "grades", "plasticity", "off"])
         if mode == "auto":
             high = rng.choice([0.97, 0.99, 0.9999])
             how |= {
@@ -124,6 +124,7 @@ def configs(rng: random.Random, workload: str) -> Iterator[TrialConfig]:
                 "CAC_RULE": mode, "CAC_RULE_START_ITR": rng.choice([0, 2]), "CAC_RULE_END_ITR": rng.choice([9, TOTAL]),
                 "CAC_RULE_INTERVAL": rng.choice([2, 3]), "CAC_RULE_DEPTH": rng.choice([0.4, 1.0]),
                 "CAC_RULE_WINDOW": 2, "CAC_RULE_PERCENTILE": rng.choice([40.0, 90.0]), "CAC_RULE_TOLERANCE": 0.6,
+                "CAC_RULE_TAU": rng.choice([1e-3, 1e-2]),
                 "CAC_RULE_CUBIC": rng.random() < 0.5, "CAC_RULE_SCALED": rng.random() < 0.5,
             }  # fmt: skip
         if mode != "freezeout":

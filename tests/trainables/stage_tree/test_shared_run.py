@@ -112,18 +112,18 @@ def test_a_fork_trains_no_more_than_from_the_checkpoint_before_it(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("rule", ["gradient_norm", "plasticity"])
+@pytest.mark.parametrize("rule", ["gradient_norm", "grades", "plasticity"])
 def test_rules_that_measure_something_else_share_what_was_measured(rule: str, tmp_path: Path) -> None:
     sharing = Sharing(tree=tmp_path / "tree", trials=100)
     shared(TrialConfig(workload="tiny", epochs=EPOCHS, method="none"), sharing)
     config = TrialConfig(
         workload="tiny", epochs=EPOCHS, CAC_RULE=rule, CAC_RULE_START_ITR=2, CAC_RULE_INTERVAL=3, CAC_RULE_WINDOW=2,
-        CAC_RULE_PERCENTILE=40.0, CAC_RULE_TOLERANCE=0.3, CAC_WHOLE_UNITS=True,
+        CAC_RULE_PERCENTILE=40.0, CAC_RULE_TOLERANCE=0.3, CAC_RULE_TAU=1e-3, CAC_WHOLE_UNITS=True,
     )  # fmt: skip
     first = assert_equals_alone(config, sharing)
     assert first.trained_steps == TOTAL  # nobody measured this signal before
     assert assert_equals_alone(config, sharing).trained_steps == 0
-    other = replace(config, CAC_RULE_PERCENTILE=90.0, CAC_RULE_TOLERANCE=0.9)
+    other = replace(config, CAC_RULE_PERCENTILE=90.0, CAC_RULE_TOLERANCE=0.9, CAC_RULE_TAU=2e-3)
     assert assert_equals_alone(other, sharing).trained_steps < TOTAL
     # Another interval is another signal.
     assert assert_equals_alone(replace(config, CAC_RULE_INTERVAL=4), sharing).trained_steps == TOTAL

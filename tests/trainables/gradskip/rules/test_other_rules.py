@@ -155,22 +155,56 @@ class TestGradientNorm:
                 assert rule.before == pytest.approx(expected, rel=1e-5)
                 sums = [torch.zeros_like(p) for p in twin.parameters()]
 
+    @pytest.mark.parametrize("rule", ["gradient_norm", "grades"])
     @pytest.mark.parametrize("fused", [False, True])
-    def test_scaled_gradients_are_seen_unscaled(self, fused: bool) -> None:
-        norms = []
+    def test_scaled_gradients_are_seen_unscaled(self, fused: bool, rule: str) -> None:
+        found: dict[float, list[float]] = {}
         for scale in (1.0, 1024.0):
             model = conv_model()
-            settings = Settings(rule="gradient_norm", rule_start_itr=3, rule_interval=4)
+            settings = Settings(rule=rule, rule_start_itr=3, rule_interval=4, rule_tau=1e-9)
             optimizer = Adam(model.parameters(), lr=1e-3, fused=fused, settings=settings)
+            measured = found[scale] = []
+            optimizer.gradskip.on_measured.append(lambda _, number, into=measured: into.append(number))  # type: ignore[misc]
             scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=10**6)
             for x, y in conv_batches(5):
                 optimizer.zero_grad()
                 scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
                 scaler.step(optimizer)
                 scaler.update()
-            rule: Any = optimizer.gradskip.machine.rule
-            norms.append(rule.before)
-        assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+        assert len(found[1.0]) == 3
+        assert found[1.0] == pytest.approx(found[1024.0], rel=1e-4)
+
+
+class TestGradES:
+    def test_stops_are_those_of_a_plain_loop(self) -> None:
+        """The loop freezes by hand what a layer's entries, in Python floats, say; momentum does not move it on."""
+        model, twin = conv_model(), conv_model()
+        settings = Settings(rule="grades", rule_start_itr=4, rule_interval=3, rule_tau=0.033)
+        optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9, settings=settings)
+        plain = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
+        front, ends, expected = list(twin.parameters()), [0, 4, 7], []
+        before: dict[int, list[float]] = {}
+        for step, (x, y) in enumerate(conv_batches(40)):
+            for m, o in ((model, optimizer), (twin, plain)):
+                o.zero_grad()
+                nn.functional.cross_entropy(m(x), y).backward()
+            now = {n: front[n].grad.flatten().tolist() for n in ends if front[n].grad is not None}  # type: ignore[union-attr]
+            stopped = None
+            while ends and step >= 4 and (step - 4) % 3 == 0:
+                changes = [abs(a - b) for a, b in zip(now[ends[0]], before[ends[0]], strict=True)]
+                if sum(changes) / len(changes) >= 0.033:
+                    break
+                stopped = ends.pop(0)
+            before = now
+            optimizer.step()
+            plain.step()
+            if stopped is not None:
+                expected.append((step, stopped))
+                for p in front[: stopped + 1]:
+                    p.requires_grad_(False)
+        assert [(e.iteration, e.layer) for e in optimizer.gradskip.events] == expected
+        assert len(expected) > 1
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
 
 
 class TestPlasticity:
