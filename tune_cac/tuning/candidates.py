@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -211,7 +211,7 @@ class SpaceWalk:
 
         ``predefined`` starts a setting on another seed.
         """
-        tried, epochs = self._tried(baseline), self._plan.base.epochs
+        tried, epochs = [*self._tried(baseline)], self._plan.base.epochs
         context = replace(self._context(), epochs=epochs)
         if self._plan.lengths != AUTO_LENGTHS:
             context = replace(context, lengths=tuple(s for s in read_lengths(self._plan.lengths or "1.0") if s < 1))
@@ -236,58 +236,48 @@ class SpaceWalk:
             attrs[OF_EPOCHS] = base["epochs"]
         return PredefinedTrial(attrs=attrs, values={**values, "seed": wrapped_seed(seed)})
 
-    def _tried(self, baseline: Mapping[str, Any]) -> list[tuple[FrozenTrial, Tried]]:
-        """Return the settings that were begun, each with its trial on the study's seed."""
-        found, holds = [], self.holds()
-        allowed = allowed_amount(self._plan.allowed_drop, baseline["quality"])
-        for trial, further in self._settings():
-            runs = [trial, *further]
-            losses = self._losses(runs, baseline)
+    def _tried(self, baseline: Mapping[str, Any]) -> Iterator[tuple[FrozenTrial, Tried]]:
+        """Yield the settings that were begun, each with its trial on the study's seed."""
+        holds, allowed = self.holds(), allowed_amount(self._plan.allowed_drop, baseline["quality"])
+        for trial, others, losses in self._settings(baseline):
             row = trial.user_attrs.get("row")
-            found.append(
-                (
-                    trial,
-                    Tried(
-                        parameters={n: value for n, value in queued_parameters(trial).items() if n != EPOCHS},
-                        epochs=trial.user_attrs.get(EPOCHS, self._plan.base.epochs),
-                        has_ended=all("row" in t.user_attrs or t.state.is_finished() for t in runs),
-                        seeds=len(runs),
-                        saved=0.0 if row is None else saved_of_row(row, self._plan.base.saving, baseline),
-                        lost=float(np.mean(losses)),
-                        is_within=losses[0] <= allowed + ROUNDING and not is_less(holds[trial.number], self._plan.sure),
-                    ),
-                )
+            tried = Tried(
+                parameters={n: value for n, value in queued_parameters(trial).items() if n != EPOCHS},
+                epochs=trial.user_attrs.get(EPOCHS, self._plan.base.epochs),
+                has_ended=len(losses) == 1 + others,
+                seeds=1 + others,
+                saved=0.0 if row is None else saved_of_row(row, self._plan.base.saving, baseline),
+                lost=float(np.mean(losses or math.inf)),
+                is_within=(losses or [math.inf])[0] <= allowed + ROUNDING
+                and not is_less(holds[trial.number], self._plan.sure),
             )
-        return found
+            yield trial, tried
 
-    def _settings(self) -> Iterator[tuple[FrozenTrial, list[FrozenTrial]]]:
-        """Yield the begun settings on the study's seed, each with its runs on other seeds."""
+    def _settings(self, baseline: Mapping[str, Any]) -> Iterator[tuple[FrozenTrial, int, list[float]]]:
+        """Yield the trials on the study's seed, how many runs each has on others, and the losses of what has ended."""
+        quality = self._plan.base.quality
         begun = [t for t in self._trials.all() if "continued_by" not in t.user_attrs]
         for trial in begun:
-            if trial.user_attrs.get("role") not in ("baseline", "control", CUT):
-                yield trial, [other for other in begun if other.user_attrs.get("candidate") == trial.number]
-
-    def _losses(self, runs: Iterable[FrozenTrial], baseline: Mapping[str, Any]) -> list[float]:
-        """Return the losses of runs against the baseline, infinite where they are not known."""
-        quality, rows = self._plan.base.quality, [trial.user_attrs.get("row") for trial in runs]
-        return [math.inf if row is None else quality.lost(row["quality"], baseline["quality"]) for row in rows]
+            if trial.user_attrs.get("role") in ("baseline", "control", CUT):
+                continue
+            runs = [trial, *(other for other in begun if other.user_attrs.get("candidate") == trial.number)]
+            rows = [t.user_attrs.get("row") for t in runs if "row" in t.user_attrs or t.state.is_finished()]
+            losses = [math.inf if row is None else quality.lost(row["quality"], baseline["quality"]) for row in rows]
+            yield trial, len(runs) - 1, losses
 
     def holds(self) -> dict[int, float]:
         """Return probabilities that settings stay within the allowed loss on another seed, by their trials."""
-        baseline = self._trials.baseline_row()
-        if baseline is None:
+        if (baseline := self._trials.baseline_row()) is None:
             return {}
         rows = [trial.user_attrs.get("row") for trial in self._trials.all()]
         values = [float(row["quality"]) for row in rows if row is not None]
         scale = loss_scale(baseline["quality"], values, self._plan.base.quality, self._plan.allowed_drop)
         found = {}
-        for trial, further in self._settings():
-            losses = self._losses([trial, *further], baseline)
+        for trial, _, losses in self._settings(baseline):
             # Of the mean of n runs, of the baseline, and of both on the other seed.
-            deviation = scale.seed_noise * math.sqrt(1 / len(losses) + 3)
-            found[trial.number] = 0.5 * math.erfc(
-                (float(np.mean(losses)) - scale.other_limit) / deviation / math.sqrt(2)
-            )
+            deviation = scale.seed_noise * math.sqrt(1 / max(1, len(losses)) + 3)
+            beyond = float(np.mean(losses or math.inf)) - scale.other_limit
+            found[trial.number] = 0.5 * math.erfc(beyond / deviation / math.sqrt(2))
         return found
 
     def unsure(self) -> list[int]:
