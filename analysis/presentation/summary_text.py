@@ -254,8 +254,9 @@ def _on_test_split(best: pd.Series, words: DropWords) -> str:
 
 def _frozen(best: pd.Series) -> str:
     """Return what a setting of explicit stops freezes, and from when; empty for others."""
-    events = json.loads(best.get("stop_events") or "[]")
-    if not events or any(event["rule"] != "manual" or not event["name"] for event in events):
+    found = best.get("stop_events")
+    events = json.loads(found) if isinstance(found, str) else []
+    if not events or any(event.get("rule") != "manual" or not event.get("name") for event in events):
         return ""
     when = ["the first step" if event["iteration"] == 0 else f"iteration {event['iteration']}" for event in events]
     parts = [f"all up to {event['name']} from {begin} on" for event, begin in zip(events, when, strict=True)]
