@@ -151,7 +151,7 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
     if answer is not None and answer.saved > 0:
         further = min(MOST_SEEDS, max(1, int(SHARE_OF_SEEDS / max(1e-9, 1 - answer.saved))))
         yield from (replace(answer, seeds=1 + count) for count in range(1, further + 1))
-    if context.has_norms and norms == HELD and ends and "frozen" not in settled(context):
+    if context.has_norms and norms == HELD and ends and not {"frozen", NORMS} & settled(context):
         yield at(None)
 
 
@@ -165,8 +165,7 @@ def _is_worth_deepening(context: SpaceContext, saved: float, saved_deeper: float
 
 def notes(context: SpaceContext) -> list[str]:
     """Return lines that list the layers by depth, and what is fixed."""
-    ends = prefix_ends(context)
-    if not ends:
+    if not (ends := prefix_ends(context)):
         return ["no layer of this model can stop before its last"]
     lines = ["layers by depth; a prefix is every parameter up to the one named:", *by_depth(context, ends)]
     if context.forward_cache_mb:

@@ -352,8 +352,8 @@ def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None) -> pd
     done["on_front"] = np.isin(np.arange(len(done)), known[non_dominated(values[known])])
     done["duplicate_of"] = duplicate_of(done)
     again = trials[is_value(trials, "control", OTHER_SEED) & is_value(trials, "status", "completed")]
-    if len(again) and (baseline := numbers_of(done[is_value(done, "role", "baseline")], quality.name)).size:
-        lost = quality.sign * (baseline.iloc[0] - numbers_of(again, quality.name))
+    if len(again) and not several:
+        lost = quality.sign * (reference_values(done, quality).iloc[0] - numbers_of(again, quality.name))
         done["other_seed_drop"] = done["trial"].map(lost.groupby(again["candidate"]).mean())
     front = ["trial", "role", "within_drop", "on_front", quality.name, quality.drop, "compute_saved", "duplicate_of"]
     if (numbers := _baseline_numbers(trials)) is not None:

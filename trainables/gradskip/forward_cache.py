@@ -30,15 +30,10 @@ from trainables.workloads.batch_structure import leaves_in, tensors_in
 
 
 class RowFile:
-    """File without a name of rows of one shape, by key; it grows with them.
+    """File without a name of rows of one shape, by key; it grows with them, to ``most_bytes``.
 
-    Args:
-        like: (B, *row); its rows have the shape and dtype of those to come.
-        most_bytes: of the file; a row or more.
-        folder: of the file; None: the system's folder for temporary files.
-
-    Raises:
-        OSError: the folder cannot hold the file, here or at `put`.
+    ``like`` (B, *row) has rows of the shape and dtype of those to come; a folder of None is the system's for temporary
+    files. OSError, here or at `put`: the folder cannot hold the file.
     """
 
     def __init__(self, like: Tensor, *, most_bytes: int, folder: str | Path | None = None) -> None:

@@ -54,8 +54,7 @@ class Encoded:
 def find_files(data: str) -> dict[str, list[Path]]:
     """Return the files of each split: a file is all training data, those of a folder are told apart by their names.
 
-    Raises:
-        UserError: there are none for training.
+    UserError: there are none for training.
     """
     root = Path(data).expanduser()
     if root.is_file():
@@ -77,8 +76,7 @@ def find_files(data: str) -> dict[str, list[Path]]:
 def read_rows(path: Path, text: str, label: str) -> tuple[list[str], list[str]]:
     """Return texts and labels of a file; numbers as names of both columns say that it has no line of names.
 
-    Raises:
-        UserError: it cannot be read, lacks a column, or a row lacks a text or a label.
+    UserError: it cannot be read, lacks a column, or a row lacks a text or a label.
     """
     is_numbered = (text + label).isdigit()
     try:
@@ -149,8 +147,7 @@ def _encoded(data: str, model: str, text: str, label: str, max_length: int, vali
 def _pretrained(kind: str, model: str, **more: Any) -> Any:
     """Load by a class of transformers, from a folder without asking the hub, and silently.
 
-    Raises:
-        UserError: transformers is not installed, or has nothing of that name.
+    UserError: transformers is not installed, or has nothing of that name.
     """
     try:
         import transformers

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train one configuration in this process and print one row per epoch."""
     values = read_assignments(arguments.assignments)
     if arguments.epochs is None and (epochs := os.environ.get(EPOCHS_VARIABLE)):
-        if not epochs.isdigit():
+        if not epochs.isdecimal():
             raise UserError(f"{EPOCHS_VARIABLE} must be a number of epochs, got {epochs!r}: unset it, or give --epochs")
         arguments.epochs = int(epochs)
     estimator = estimator_of(set(values))

@@ -264,7 +264,9 @@ class WarmStart:
         """
         if self.space.method != "gradskip" or self._modes() != {"auto"} or self.space.options:
             return None
-        if not any("CAC_VAR_START_THR" in name for parameters, _ in self.drawn(seed, 1) for name in parameters):
+        if {"CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR"} & {*self.hold} or not any(
+            "CAC_VAR_START_THR" in name for parameters, _ in self.drawn(seed, 1) for name in parameters
+        ):
             return None  # the space's question is another one
         # Where ranges are known other thresholds stop something.
         inert = self._why_inert(seed) if self.trace is not None and self.context.first_thresholds is None else ""
@@ -294,7 +296,7 @@ def learn(plan: SearchPlan, root: str | None) -> WarmStart:
     """
     space, context, base, hold = plan.space, plan.context, plan.base, plan.hold
     nothing = WarmStart(space=space, context=context, base=base, hold=hold, trace=None)
-    if root is None or space.next_point is not None:
+    if root is None or (space.next_point is not None and plan.learns and plan.grid is None):
         return nothing
     try:
         # Only Gradient-Skip's part can be replayed.

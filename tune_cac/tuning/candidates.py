@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from analysis.formatting import ROUNDING, plural
 from analysis.metrics.noise import is_less
-from analysis.metrics.ranking import CUT, OTHER_SEED
+from analysis.metrics.ranking import OTHER_SEED
 from search_spaces import SpaceContext
 from search_spaces.grid import GridPoints
 from search_spaces.space import Tried
@@ -43,6 +43,8 @@ from tune_cac.tuning.trials import (
 #: Most settings drawn in a row that the study has: by the sampler, which may stay where it was best, and then at
 #: random; then it is taken to have all. 500 draws miss the last one of a hundred with 0.7 %.
 _MOST_REPEATED, _MOST_REPEATED_AT_RANDOM = 25, 500
+#: Distance of the further seeds of a setting from the study's, behind which those of a confirmation follow.
+_FURTHER_SEEDS = 1000
 #: Most combinations of values in a row that do not fit the model; then the search ends.
 _MOST_IMPOSSIBLE = 200
 
@@ -223,7 +225,7 @@ class SpaceWalk:
         length = {} if found.epochs == epochs else {EPOCHS: found.epochs}
         attrs = {**length, OF_EPOCHS: epochs} if length else {}
         if again := next((t for t, one in tried if replace(found, seeds=1).among([one])), None):
-            return predefined(self._on_seed(again, self._plan.base.seed + found.seeds - 1))
+            return predefined(self._on_seed(again, self._plan.base.seed + _FURTHER_SEEDS + found.seeds - 1))
         self._trials.study.enqueue_trial({**found.parameters, **length}, user_attrs={"role": "search", **attrs})
         return self._trials.study.ask()
 
@@ -238,12 +240,13 @@ class SpaceWalk:
 
     def _tried(self, baseline: Mapping[str, Any]) -> Iterator[tuple[FrozenTrial, Tried]]:
         """Yield the settings that were begun, each with its trial on the study's seed."""
-        holds, allowed = self.holds(), allowed_amount(self._plan.allowed_drop, baseline["quality"])
+        holds, full = self.holds(), self._plan.base.epochs
+        allowed = allowed_amount(self._plan.allowed_drop, baseline["quality"])
         for trial, others, losses in self._settings(baseline):
             row = trial.user_attrs.get("row")
             tried = Tried(
                 parameters={n: value for n, value in queued_parameters(trial).items() if n != EPOCHS},
-                epochs=trial.user_attrs.get(EPOCHS, self._plan.base.epochs),
+                epochs=trial.user_attrs.get(EPOCHS, trial.user_attrs.get("given", {}).get(EPOCHS, full)),
                 has_ended=len(losses) == 1 + others,
                 seeds=1 + others,
                 saved=0.0 if row is None else saved_of_row(row, self._plan.base.saving, baseline),
@@ -258,7 +261,7 @@ class SpaceWalk:
         quality = self._plan.base.quality
         begun = [t for t in self._trials.all() if "continued_by" not in t.user_attrs]
         for trial in begun:
-            if trial.user_attrs.get("role") in ("baseline", "control", CUT):
+            if trial.user_attrs.get("role") in ("baseline", "control"):
                 continue
             runs = [trial, *(other for other in begun if other.user_attrs.get("candidate") == trial.number)]
             rows = [t.user_attrs.get("row") for t in runs if "row" in t.user_attrs or t.state.is_finished()]

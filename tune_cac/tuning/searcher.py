@@ -285,8 +285,7 @@ class StudySearch(Searcher):
         With ``shorter_alone`` the latter are left out, as long as the best setting is not known. Of a space that
         decides itself: a dense run of the best's norms, cut to its compute.
         """
-        if self.trials.baseline_row() is not None:
-            self.learn()
+        self._learn_if_possible()
         if self.walk is not None:
             best = None if shorter_alone else self.best()
             found = cut_with_norms_of(self.plan.base, best) if best and shorter_trainings(self.plan.base) else []
@@ -324,8 +323,14 @@ class StudySearch(Searcher):
         """Return the setting that is the answer so far, ranked by some saving; None if none saves anything."""
         return self.trials.best(self.unsure(), saving=saving)
 
+    def _learn_if_possible(self) -> None:
+        """Learn which space is searched, once the baseline has ended."""
+        if not self.gave_up and self.trials.baseline_row() is not None:
+            self.learn()
+
     def write_holds(self) -> None:
         """Write the probabilities that outcomes hold on another seed into `study.json`, unless it has the same."""
+        self._learn_if_possible()
         if (chooser := self.outcomes or self.walk) is None or self.gave_up:
             return
         layout, known = Layout(self.plan.journal.parent), chooser.holds()
@@ -360,7 +365,8 @@ class StudySearch(Searcher):
         self.outcomes, self.lengths.searched = None, False
         self._walk_through(found[0].space)
         run = run_context(self.plan.base, caches=self.plan.worker_resources is None)
-        context = replace(found[0].context, kept_ends=run.kept_ends, forward_cache_mb=run.forward_cache_mb)
+        fixed = {name: value for name, value in self.plan.hold.items() if name in found[0].space.may_be_fixed}
+        context = replace(found[0].context, kept_ends=run.kept_ends, forward_cache_mb=run.forward_cache_mb, fixed=fixed)
         return replace(found[0], context=context)
 
     def _learned(self, epochs: int, root: str | None) -> WarmStart:

@@ -26,7 +26,7 @@ from analysis.formatting import (
 )
 from analysis.io.checked import array_of, number_of
 from analysis.metrics.confirmation import compared, retrained_saving
-from analysis.metrics.ranking import CONTROL_NAMES
+from analysis.metrics.ranking import CONTROL_NAMES, RANDOM_STOPS, SHORTER
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.figures.figure import (
     Figure,
@@ -206,8 +206,8 @@ def _controls(controls: pd.DataFrame | None, quality: Quality) -> tuple[pd.DataF
     found = pd.DataFrame({"x": percent_values(compute), "y": metric_values(value, quality)})
     found = found.assign(label=labels, count=1)
     known = np.isfinite(compute) & np.isfinite(value)
-    cut = np.array([name.startswith("shorter") for name in names], dtype=bool)
-    return _by_x(found[known & cut], quality), _by_x(found[known & ~cut], quality)
+    cut, stops = (known & np.array([name == kind for name in names], dtype=bool) for kind in (SHORTER, RANDOM_STOPS))
+    return _by_x(found[cut], quality), _by_x(found[stops], quality)
 
 
 def _by_x(points: pd.DataFrame, quality: Quality) -> pd.DataFrame:

@@ -130,10 +130,10 @@ def test_digits_need_no_file(tmp_path: Path) -> None:
     labels = torch.cat([labels for split in ("validation", "test") for _, labels in images.evaluation_batches(split)])
     assert (images.train_samples, images.steps_per_epoch, len(labels)) == (None, 5, 1198)
     pixels = images._data.pixels["train"]
-    assert pixels.shape == (599, 3, 48, 48)
+    assert pixels.shape == (599, 3, 32, 32)
     digits = load_digits()
     for number in range(10):
-        shrunk = pixels[number, 0].reshape(8, 6, 8, 6).mean((1, 3))
+        shrunk = pixels[number, 0].reshape(8, 4, 8, 4).mean((1, 3))
         nearest = np.abs(digits.images / 16 * 255 - shrunk).mean((1, 2)).argmin()
         assert digits.target[nearest] == images._data.labels["train"][number]
 

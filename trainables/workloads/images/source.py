@@ -67,8 +67,7 @@ class ImageSplit:
     def chunks(self, size: int) -> Iterator[tuple[int, list[Encoded]]]:
         """Yield all images in order, at most ``size`` at a time, with the first one's number.
 
-        Raises:
-            UserError: there is no image in a row.
+        UserError: there is no image in a row.
         """
         for first in range(0, len(self._files), size):
             yield first, list(self._files[first : first + size])
@@ -109,8 +108,7 @@ class Source:
 def find_source(data: str) -> Source:
     """Find the image source at a path, a Parquet file, a folder of them or folders of images by class; or `DIGITS`.
 
-    Raises:
-        UserError: the path does not exist or holds none of them, files that belong to no split, or none for training.
+    UserError: the path does not exist or holds none of them, files that belong to no split, or none for training.
     """
     root = Path(data).expanduser()
     if not root.exists():
