@@ -1,9 +1,8 @@
 """A frozen prefix: through which layer, from when, with what held, for how many epochs; for fine-tuning.
 
-Settings are explicit stops (`CAC_STOP_LAYER_*`). With the default sampler the search decides them one after the other,
-what matters most first (`next_point`): whether norms hold their statistics, the depth that is frozen from the first
-step on, by bisection, then a deeper prefix that follows later, then fewer epochs. What would be the answer is trained
-on further seeds; if the mean of all loses too much, the search goes on.
+Settings are explicit stops. With the default sampler the search decides them one after the other (`next_point`):
+whether norms hold their statistics, the depth that is frozen from the first step on, by bisection, a deeper prefix that
+follows later, fewer epochs. The answer is trained on further seeds; if their mean loses too much, the search goes on.
 """
 
 from __future__ import annotations

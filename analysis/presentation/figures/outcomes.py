@@ -26,7 +26,7 @@ from analysis.formatting import (
 )
 from analysis.io.checked import array_of, number_of
 from analysis.metrics.confirmation import compared, retrained_saving
-from analysis.metrics.ranking import CONTROL_NAMES, RANDOM_STOPS, SHORTER
+from analysis.metrics.ranking import CONTROL_NAMES, RANDOM_STOPS, SHORTER, dense_with_held_norms
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.figures.figure import (
     Figure,
@@ -75,8 +75,9 @@ def pareto(data: ReportData) -> Figure | None:
     front = _by_x(_outcomes(ranking[(array_of(ranking, "on_front") == 1) & ~is_control]), quality)
     chosen = _outcomes(ranking.iloc[:0] if data.best is None else data.best.to_frame().T)
     shorter, random_stops = _controls(data.controls if data.saving == TRAINING else None, quality)
-    if len(shorter):
-        shorter = _by_x(pd.concat([baseline, shorter]), quality)  # the line begins at the full length
+    if len(shorter) and data.controls is not None:  # the line begins at full length, with the norms of the cut runs
+        held = dense_with_held_norms(ranking) if dense_with_held_norms(data.controls) else []
+        shorter = _by_x(pd.concat([_outcomes(ranking.loc[held[:1]]) if held else baseline, shorter]), quality)
     steps = {"color": "@front", "width": 2, "shape": "vh"}
     dashed = {"color": "@control", "width": 2, "dash": "dash"}
     sizes = [min(16.0, 6 + 2 * n**0.5) for n in trials["count"]]
