@@ -310,9 +310,9 @@ def draw(table: pd.DataFrame, name: str, file: Path) -> None:
         found = table[table["method"].isin([method, "dense"][: 1 + (method == "shorter")])].sort_values("executed")
         how = {"color": pyplot.cm.tab20(number), "linewidth": 3 if method == "shorter" else 1}
         axes.plot(found["executed"], found["accuracy"], marker="osx"[number % 3], label=method, **how)
-    pyplot.rcParams["svg.fonttype"], limits = "none", (table["accuracy"].max() - 10, table["accuracy"].max() + 1)
+    pyplot.rcParams["svg.fonttype"], limits = "none", (table["accuracy"].quantile(0.1) - 1, table["accuracy"].max() + 1)
     axes.set(xlabel="compute executed, share of the dense training", ylabel="accuracy, %", title=name, ylim=limits)
-    axes.legend(fontsize=8, loc="lower right", ncols=2)
+    figure.legend(fontsize=8, loc="outside right upper")
     figure.savefig(file)
 
 
