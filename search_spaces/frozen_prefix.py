@@ -156,9 +156,8 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
 
 def _is_worth_deepening(context: SpaceContext, saved: float, saved_deeper: float) -> bool:
     """Return whether a deeper prefix from half of the run on saves more than its forward cache costs to begin anew."""
-    filled_again = (
-        saved / 3 / context.epochs if context.forward_cache_mb else 0.0
-    )  # a forward pass is a third of a step
+    # A forward pass is a third of a step.
+    filled_again = saved / 3 / context.epochs if context.forward_cache_mb else 0.0
     return (1 - HALF) * (saved_deeper - saved) > filled_again
 
 

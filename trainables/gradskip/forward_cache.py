@@ -103,7 +103,7 @@ def _factors(count: int, device: torch.device) -> Tensor:
 
 
 class Kind(NamedTuple):
-    """What batches have in common whose outputs are rows of one shape."""
+    """Properties in common to batches whose outputs are rows of one shape."""
 
     is_training: bool
     inputs: tuple[Any, ...]
@@ -111,7 +111,7 @@ class Kind(NamedTuple):
     device: torch.device
     autocast: str
     is_single: bool
-    """Whether a batch is one row, which kernels round differently."""
+    """True for a batch of one row, which kernels round differently."""
 
 
 #: Arguments beside tensors that are compared by their value.

@@ -45,7 +45,7 @@ class Scores(nn.Module):
 
 @dataclass(kw_only=True, eq=False)
 class Origin:
-    """What a model begins as."""
+    """Architecture, weights and normalisation that a model begins with."""
 
     build: Callable[[int, int], nn.Module]
     """(classes, S) -> the architecture, at random from torch's global generator."""
