@@ -13,7 +13,8 @@
 A budget is the FLOPs that a training may execute, as a share of the dense one's; evaluation and a rule's measurements
 are not counted (time has the latter). Start and depth of schedules are chosen by their costs, thresholds of rules by
 replay of what they measure in a dense training of a seed that is not reported. What cannot reach a budget in full
-length has one midway to that of ``shorter``; what still misses it by more than a tenth has no row. ``shorter`` has the
+length has one midway to that of ``shorter``; what still misses it by more than a tenth has no row. A cached prefix
+never trains either, is in evaluation mode and computed once a sample; alone, and over steps midway. ``shorter`` has the
 same schedule over fewer steps, its learning rate chosen of half, once and twice the workload's on that other seed.
 A difference is to the ``shorter`` of the same seed at the same executed compute (linear between its budgets).
 Accuracy is the mean of validation and test. Every training is a process of its own and one line of FOLDER/rows.jsonl:
@@ -46,6 +47,7 @@ from torch import nn
 
 from analysis.metrics.confirmation import paired_interval
 from trainables.gradskip import Settings, wrap
+from trainables.gradskip.forward_cache import ForwardCache
 from trainables.gradskip.replay import Blueprint
 from trainables.runtime.memory import peak_bytes, reset_peak
 from trainables.training.flops import CostTable
@@ -60,8 +62,8 @@ WORKLOADS = {
     "minilm": ("fine_tuning:minilm", ("linear",)),
 }
 METHODS = (
-    "shorter", "from the start", "linear", "freezeout", "variance", "plasticity", "grades", "random stops",
-    "head first", "gradual unfreezing", "layer-wise rates", "linear probe",
+    "shorter", "cached prefix", "cached and shorter", "from the start", "linear", "freezeout", "variance",
+    "plasticity", "grades", "random stops", "head first", "gradual unfreezing", "layer-wise rates", "linear probe",
 )  # fmt: skip
 #: Seed of what is chosen, which is not reported.
 OTHER_SEED, CPU = 100, torch.device("cpu")
@@ -88,6 +90,7 @@ class Plan:
     frozen: tuple[tuple[int, int], ...] = ()  # steps, and how many first layers are frozen by hand from them on
     rate: float = 1.0  # factor on the learning rates
     spread: float = 1.0  # learning rate of the first layer over the last one's
+    caches: bool = False  # whether outputs of the stopped prefix are computed once a sample
     records: bool = False  # whether the row has ``signals``: what the rule measures of all layers at every decision
 
 
@@ -101,6 +104,7 @@ class Bench:
     blueprint: Blueprint
     ends: tuple[int, ...]  # of the layers that may stop, in the order in which parameters stop
     costs: tuple[float, ...] = ()  # mean FLOPs of a step with the first 0, 1, 2, ... layers frozen
+    steps_to_fill: int | None = None  # a forward cache; None where inputs do not repeat
 
     def freeze(self, parameters: list[nn.Parameter], layers: int) -> None:
         """Freeze the first layers, and let all others train."""
@@ -140,7 +144,8 @@ def bench_of(name: str, options: tuple[str, ...]) -> Bench:
     for layers in range(len(bench.ends) + 1):
         bench.freeze(list(model.parameters()), layers)
         costs.append(fmean(table.step(layers, batch).flops for batch in batches))
-    return replace(bench, costs=tuple(costs))
+    fills = workload.steps_per_epoch if workload.different_inputs is not None else None
+    return replace(bench, costs=tuple(costs), steps_to_fill=fills)
 
 
 def trained(bench: Bench, plan: Plan, seed: int) -> dict[str, Any]:
@@ -172,19 +177,24 @@ def trained(bench: Bench, plan: Plan, seed: int) -> dict[str, Any]:
     model.train()
     for norm in (m for m in model.modules() if bench.name == "efficientnet" and isinstance(m, nn.BatchNorm2d)):
         norm.eval()
-    flops, seconds, frozen = 0.0, 0.0, dict(plan.frozen)
+    flops, seconds, frozen, table = 0.0, 0.0, dict(plan.frozen), CostTable(workload, model)
+    table.freeze()
     lasts = [parameters[bench.blueprint.plan.order[end]] for end in bench.ends]
-    batches = (batch for epoch in count() for batch in workload.train_batches(epoch, seed))
+    cache = ForwardCache(model, budget_bytes=4 * 10**9) if plan.caches else None
+    over = cache.over if cache is not None else iter
+    batches = (batch for epoch in count() for batch in over(workload.train_batches(epoch, seed)))
     for step, batch in enumerate(islice(batches, plan.steps)):
         if step in frozen:
             bench.freeze(parameters, frozen[step])
-        flops += bench.costs[sum(not last.requires_grad for last in lasts)]
+        layers = sum(not last.requires_grad for last in lasts)
         begun = time.process_time()
         optimizer.zero_grad()
         workload.loss(model, batch).backward()
         optimizer.step()
         schedule.step()
         seconds += time.process_time() - begun
+        flops += table.step(layers, batch, cache.last).flops if cache is not None else bench.costs[layers]
+    batches.close()
     peak = peak_bytes(CPU) - before
     model.eval()
     with torch.no_grad():
@@ -246,6 +256,16 @@ class Comparison:
                 layers[when:] = [number] * (steps - when)
             yield self.bench.share(layers), Plan(steps=steps, frozen=frozen)
 
+    def cached(self, steps: int) -> Iterator[tuple[float, Plan]]:
+        """Yield compute, but for an estimate of the cached part, and plan of prefixes of every depth."""
+        costs = self.bench.costs
+        for layers, end in enumerate(self.bench.ends if self.bench.steps_to_fill else (), start=1):
+            forward = (costs[0] - costs[layers]) / 2  # a backward pass is two forward ones
+            spared = max(0, steps - self.bench.steps_to_fill) * forward / (self.bench.steps * costs[0])
+            settings = Settings(stop_layer_num=(end,), stop_layer_itr=(0,), prefix_mode="eval")
+            plan = Plan(steps=steps, settings=settings, caches=True)
+            yield self.bench.share([layers] * steps) - spared, plan
+
     def by_hand(self, method: str, steps: int, rng: random.Random) -> Iterator[tuple[tuple[int, int], ...]]:
         """Yield steps, ascending, and numbers of layers frozen from them on."""
         depth = len(self.bench.ends)
@@ -273,10 +293,11 @@ class Comparison:
         }
         if method in simple:
             return simple[method]
-        near = (1.0, Plan(steps=full))
-        for steps in (full, round((1 + budget) / 2 * full)):
+        near, midway = (1.0, Plan(steps=full)), round((1 + budget) / 2 * full)
+        for steps in {"cached prefix": [full], "cached and shorter": [midway]}.get(method, [full, midway]):
             if near[0] > NEAR:
-                found = ((abs(share - budget), plan) for share, plan in self.plans(method, steps, seed))
+                plans = self.cached(steps) if method.startswith("cached") else self.plans(method, steps, seed)
+                found = ((abs(share - budget), plan) for share, plan in plans)
                 near = min(near, *found, key=lambda one: one[0])
         return near[1] if near[0] <= FAR else None
 
