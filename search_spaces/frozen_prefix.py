@@ -2,7 +2,8 @@
 
 Settings are explicit stops. With the default sampler the search decides them one after the other (`next_point`):
 whether norms hold their statistics, the depth that is frozen from the first step on, by bisection, a deeper prefix that
-follows later, fewer epochs. The answer is trained on further seeds; if their mean loses too much, the search goes on.
+follows later, fewer epochs. The answer is trained on further seeds; if their mean is not surely within the allowed
+loss, the search goes on.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from trainables.gradskip.settings import OFF_FIELD
 STARTS, LATER = (0.0, 0.1, 0.25, 0.5), (0.25, 0.5, 0.75)
 #: The one of both that `next_point` tries for what is too deep from the first step on.
 HALF = 0.5
-#: Parts of the depth that are told apart: of a network of many layers the answer is a few layers too shallow.
-PARTS = 16
+#: Parts of the depth that are told apart, and the least difference in compute saved, a fraction of the run's: so much
+#: more an answer might save.
+PARTS, WORTHWHILE = 16, 0.03
 #: Further seeds on which what would be the answer is trained: one at least, and as many as cost together no more than
 #: this share of a training.
 MOST_SEEDS, SHARE_OF_SEEDS = 3, 0.6
@@ -112,19 +114,29 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
         wanted = Tried(parameters=parameters, epochs=epochs)
         return wanted.among(tried) or wanted
 
+    def within(one: Tried) -> bool:
+        """Return whether a setting is within the allowed loss, and surely so if it has all its further seeds."""
+        return one.is_within and (one.is_sure or not one.has_ended or one.seeds <= _further_seeds(one))
+
     def deepest(
         reached: int, too_deep: int, setting: Callable[[int], Tried]
     ) -> Generator[Tried, None, tuple[int, int]]:
         """Bisect between two depths; return the deepest one that is within the allowed loss, and one that is not."""
+        saved_deeper = 1.0
         while too_deep - reached > max(1, len(ends) // PARTS):
+            if reached >= 0 and saved_deeper - setting(reached).saved < WORTHWHILE:
+                break
             middle = (reached + too_deep) // 2
             yield setting(middle)
-            reached, too_deep = (middle, too_deep) if setting(middle).is_within else (reached, middle)
+            if within(setting(middle)):
+                reached = middle
+            else:
+                too_deep, saved_deeper = middle, setting(middle).saved
         return reached, too_deep
 
     if context.has_norms and ends:
         yield (held := at((len(ends) - 1) // 2))
-        if not held.is_within:
+        if not within(held):
             norms = MOVING
             yield (moving := at((len(ends) - 1) // 2))
             norms = MOVING if moving.lost < held.lost else HELD
@@ -142,16 +154,22 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
         if found is None:
             break
         yield found(epochs=epochs)
-        if not found(epochs=epochs).is_within:
+        if not within(found(epochs=epochs)):
             if first > 0 and 1 - share * (1 - found().saved / 2) > found().saved:
                 yield at(first // 2, epochs=epochs)
             break
-    answer = max((one for one in tried if one.is_within), key=lambda one: one.saved, default=None)
+    answer = max((one for one in tried if within(one)), key=lambda one: one.saved, default=None)
     if answer is not None and answer.saved > 0:
-        further = min(MOST_SEEDS, max(1, int(SHARE_OF_SEEDS / max(1e-9, 1 - answer.saved))))
-        yield from (replace(answer, seeds=1 + count) for count in range(1, further + 1))
+        yield answer  # it may be in training on a further seed
+        if answer.seeds == 1 or not answer.is_sure:
+            yield replace(answer, seeds=answer.seeds + 1)
     if context.has_norms and norms == HELD and ends and not {"frozen", NORMS} & settled(context):
         yield at(None)
+
+
+def _further_seeds(answer: Tried) -> int:
+    """Return the number of further seeds on which what would be the answer is trained, unless fewer make it sure."""
+    return min(MOST_SEEDS, max(1, int(SHARE_OF_SEEDS / max(1e-9, 1 - answer.saved))))
 
 
 def _is_worth_deepening(context: SpaceContext, saved: float, saved_deeper: float) -> bool:

@@ -95,7 +95,9 @@ class Tried:
     lost: float = math.inf
     """Mean loss of the metric against the baseline; infinite as long as it is not known, and if one run failed."""
     is_within: bool = False
-    """True if that is no more than the allowed loss, as surely as wanted."""
+    """True if that is no more than the allowed loss."""
+    is_sure: bool = False
+    """True if the mean over all seeds is so, too, as surely as wanted."""
 
     def among(self, tried: Iterable[Tried]) -> Tried | None:
         """Return the one of the same parameters and length on at least as many seeds; None if there is none."""

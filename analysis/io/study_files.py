@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from analysis.io.study_options import StudyOptions
+from analysis.io.study_options import SURE, StudyOptions
 from trainables.errors import UserError
 from trainables.quality import DEFAULT_DROP
 from trainables.registry import SCRIPT
@@ -33,6 +33,8 @@ class StudyInfo(StudyOptions):
     """Points of its grid file: ``settings``, one map a point, and ``unnamed``; None for a space."""
     controls: bool = False  # of a study that has not recorded it
     """True if controls (cut dense runs and random stops) are trained in addition to its trials."""
+    sure: float = SURE
+    """Probability with which the answer holds on other seeds, as its search decided."""
     lengths: str = "1.0"  # of a study that has not recorded it
     """Shares of the run that dense runs are cut to and searched, too; auto where the search chooses them."""
     sharing: bool = True

@@ -29,8 +29,9 @@ def results_here(results: str | Path) -> Path:
 #: Default of the number of trials.
 TRIALS = 24
 
-#: Default of the probability with which an answer holds on another seed.
-SURE = 0.5
+#: Defaults of the probability with which an answer holds: on another seed; on average over seeds, where it is trained
+#: on further ones.
+SURE, SURE_ON_AVERAGE = 0.5, 0.8
 
 
 def option(
@@ -155,10 +156,12 @@ class StudyOptions:
         metavar="SHARES",
         rare=True,
     )
-    sure: float = option(
-        SURE,
-        "probability with which the answer is to stay within the allowed drop on another seed, as far as the search "
-        "can tell, in [0, 1): the higher, the less is saved; 0: its own seed is enough",
+    sure: float | None = option(
+        None,
+        "probability with which the answer is to stay within the allowed drop on another seed, or on average over "
+        "seeds where the search trains it on further ones, in [0, 1): the higher, the less is saved; 0: its own seed "
+        "is enough",
+        default_words=f"{SURE}, of frozen_prefix {SURE_ON_AVERAGE}",
         metavar="P",
         rare=True,
     )

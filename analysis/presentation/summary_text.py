@@ -221,16 +221,14 @@ def _no_recommendation(
 def one_seed_sentence(best: pd.Series, allowed_drop: float | str) -> str:
     """Return how sure an answer is that was not confirmed."""
     holds, elsewhere = best.get("holds"), best.get("other_seed_drop")
-    said, another = "One seed, not confirmed", "another"
+    said, where = "One seed, not confirmed", "on another"
     if elsewhere is not None and not pd.isna(elsewhere):
         ended = DropWords(best, allowed_drop).at(elsewhere)
-        said, another = (
-            f"Not confirmed; other seeds ended {ended} on average, against the same baseline",
-            "a further one",
-        )
+        said = f"Not confirmed; other seeds ended {ended} on average, against the same baseline"
+        where = "on average over all seeds"
     if holds is None or pd.isna(holds):
         return f"{said}."
-    return f"{said}; on {another} it stays within that with a probability of {whole_percent(holds)}."
+    return f"{said}; {where} it stays within that with a probability of {whole_percent(holds)}."
 
 
 def _less_sure(ranking: pd.DataFrame, saved: float, sure: float) -> str:

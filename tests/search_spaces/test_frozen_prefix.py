@@ -25,9 +25,13 @@ SHALLOW = {"frozen": "prefix", "start": 0.0}
 
 
 def searched(
-    loss: Loss, context: SpaceContext = CONTEXT, allowed: float = 0.005, elsewhere: Loss | None = None
+    loss: Loss,
+    context: SpaceContext = CONTEXT,
+    allowed: float = 0.005,
+    elsewhere: Loss | None = None,
+    sure: Callable[[Tried], bool] = lambda one: one.seeds > 1,
 ) -> list[Tried]:
-    """Train what the space asks for, one after the other; ``elsewhere`` is the loss on the second seed."""
+    """Train what the space asks for, one after the other; ``elsewhere`` is the loss on further seeds."""
     found: list[Tried] = []
     wanted: Tried | None = Tried(parameters=start(context), epochs=context.epochs)
     while wanted is not None:
@@ -42,8 +46,11 @@ def searched(
         if wanted.seeds > 1:
             lost = (lost + (wanted.seeds - 1) * (elsewhere or loss)(p, epochs)) / wanted.seeds
         depth = p.get("depth", -1) + (1 - HALF) * p.get("deeper", 0)
-        saved = 1 - (1 - (1 - p.get("start", 0.0)) * (depth + 1) / 20) * epochs / context.epochs
-        found.append(replace(wanted, has_ended=True, saved=saved, lost=lost, is_within=lost <= allowed))
+        saved = (
+            1 - (1 - (1 - p.get("start", 0.0)) * (depth + 1) / (len(context.unit_ends) + 4)) * epochs / context.epochs
+        )
+        ended = replace(wanted, has_ended=True, saved=saved, lost=lost, is_within=lost <= allowed)
+        found.append(replace(ended, is_sure=sure(ended)))
         wanted = next_point(context, found)
         assert len(found) < 20
     return found
@@ -115,7 +122,13 @@ def test_the_answer_is_trained_on_a_second_seed_and_the_search_goes_on_where_it_
 def test_a_cheap_answer_is_trained_on_more_seeds_and_no_deepening_begins_a_cache_anew_for_little() -> None:
     cached = replace(CONTEXT, forward_cache_mb=50)
     tried = searched(lambda p, epochs: 0.0 if deepest_frozen(p) <= 14 and epochs == 6 else 0.1, cached)
-    assert max(one.seeds for one in tried) == 3  # each costs a quarter of a training
+    assert max(one.seeds for one in tried) == 2
+    tried = searched(
+        lambda p, epochs: 0.0 if deepest_frozen(p) <= 14 and epochs == 6 else 0.1,
+        cached,
+        sure=lambda one: one.parameters.get("depth", 0) <= 13,
+    )
+    assert [(one.parameters["depth"], one.seeds) for one in tried if one.seeds > 1] == [(14, 3), (13, 2)]
     kinds = [{one.parameters["frozen"] for one in searched(lambda p, epochs: 0.1 * (deepest_frozen(p) > 9), c)}
              for c in (cached, CONTEXT)]  # fmt: skip
     assert ["deepening" in found for found in kinds] == [False, True]

@@ -307,7 +307,7 @@ class SearchOptions(StudyOptions):
                 self._set(**{name: read_duration(given, flag)})
         if (cost := self.cost_budget) is not None and not (is_number(cost) and cost > 0):
             raise UserError(f"--cost-budget must be a positive number of full trainings, such as 12.5, got {cost!r}")
-        if not (is_number(self.sure) and 0 <= self.sure < 1):
+        if self.sure is not None and not (is_number(self.sure) and 0 <= self.sure < 1):
             raise UserError(f"--sure must be a probability in [0, 1), such as 0.8 (0: off), got {self.sure!r}")
         if self.is_script and self.epochs is None and "epochs" in names(options["command"]):
             raise UserError("--epochs must be given where the command has {epochs}, got none")

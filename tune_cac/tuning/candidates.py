@@ -16,6 +16,7 @@ from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from analysis.formatting import ROUNDING, plural
+from analysis.io.study_options import SURE_ON_AVERAGE
 from analysis.metrics.noise import is_less
 from analysis.metrics.ranking import OTHER_SEED
 from search_spaces import SpaceContext
@@ -196,14 +197,15 @@ class Candidates:
 class SpaceWalk:
     """Start the settings that `Space.next_point` returns.
 
-    A setting is within the allowed loss if it is so on the study's seed, and on another one with a probability of
-    `SearchPlan.sure`: losses are taken as normal about their mean over the seeds that it was trained on.
+    A setting is within the allowed loss if its mean over the seeds that it was trained on is, and that on the study's
+    seed. It is surely so if the mean over all seeds is, with a probability of `sure`: runs are taken as normal.
     """
 
     why_ended = "all that the space tries one after the other is done"
 
     def __init__(self, trials: StudyTrials, plan: SearchPlan, context: Callable[[], SpaceContext]) -> None:
         self._trials, self._plan, self._context = trials, plan, context
+        self.sure = SURE_ON_AVERAGE if plan.sure is None else plan.sure
         self.ended = False  # True once nothing is left
 
     def start_next(
@@ -251,8 +253,8 @@ class SpaceWalk:
                 seeds=1 + others,
                 saved=0.0 if row is None else saved_of_row(row, self._plan.base.saving, baseline),
                 lost=float(np.mean(losses or math.inf)),
-                is_within=(losses or [math.inf])[0] <= allowed + ROUNDING
-                and not is_less(holds[trial.number], self._plan.sure),
+                is_within=max((losses or [math.inf])[0], float(np.mean(losses or math.inf))) <= allowed + ROUNDING,
+                is_sure=not is_less(holds[trial.number], self.sure),
             )
             yield trial, tried
 
@@ -269,7 +271,7 @@ class SpaceWalk:
             yield trial, len(runs) - 1, losses
 
     def holds(self) -> dict[int, float]:
-        """Return probabilities that settings stay within the allowed loss on another seed, by their trials."""
+        """Return probabilities that settings stay within the allowed loss on average over seeds, by their trials."""
         if (baseline := self._trials.baseline_row()) is None:
             return {}
         rows = [trial.user_attrs.get("row") for trial in self._trials.all()]
@@ -277,15 +279,14 @@ class SpaceWalk:
         scale = loss_scale(baseline["quality"], values, self._plan.base.quality, self._plan.allowed_drop)
         found = {}
         for trial, _, losses in self._settings(baseline):
-            # Of the mean of n runs, of the baseline, and of both on the other seed.
-            deviation = scale.seed_noise * math.sqrt(1 / max(1, len(losses)) + 3)
+            deviation = scale.seed_noise * math.sqrt(1 / max(1, len(losses)) + 1)  # of the runs' mean, and the baseline
             beyond = float(np.mean(losses or math.inf)) - scale.other_limit
             found[trial.number] = 0.5 * math.erfc(beyond / deviation / math.sqrt(2))
         return found
 
     def unsure(self) -> list[int]:
-        """Return trials whose settings are less sure to hold on another seed than the answer is to be."""
-        return [trial for trial, share in self.holds().items() if is_less(share, self._plan.sure)]
+        """Return trials whose settings are less sure to hold than the answer is to be."""
+        return [trial for trial, share in self.holds().items() if is_less(share, self.sure)]
 
 
 # --- The trials of a grid search: its points in their order, each once, whatever interrupted the search ---------------

@@ -24,6 +24,7 @@ import optuna
 from numpy.typing import NDArray
 from optuna.trial import TrialState
 
+from analysis.io.study_options import SURE
 from analysis.metrics.noise import is_less
 from analysis.metrics.ranking import CUT
 from analysis.trace_replay.traces import RunTrace, read_trace
@@ -243,6 +244,7 @@ class OutcomeQueue:
 
     def __init__(self, trials: StudyTrials, plan: SearchPlan, roots: Callable[[], Mapping[int, WarmStart]]) -> None:
         self._trials, self._plan, self._roots = trials, plan, roots
+        self.sure = SURE if plan.sure is None else plan.sure
         self._quality, self._seed, self._epochs = plan.base.quality, plan.base.seed, plan.base.epochs
         self._outcomes: dict[int, list[Outcome]] = {}  # by epochs
         self._unpredicted: list[DrawnSetting] = []  # of the full length
@@ -393,7 +395,7 @@ class OutcomeQueue:
 
     def unsure(self) -> list[int]:
         """Return trials whose outcomes are less sure to hold on another seed than the answer is to be."""
-        return [trial for trial, share in self.holds().items() if is_less(share, self._plan.sure)]
+        return [trial for trial, share in self.holds().items() if is_less(share, self.sure)]
 
     def _scale(self, baseline: Mapping[str, Any]) -> LossScale:
         rows = [trial.user_attrs.get("row", {}).get("quality") for trial in self._trials.all()]
@@ -414,7 +416,7 @@ class OutcomeQueue:
         answers = [one.saved for one in tried if one.loss <= scale.allowed + 1e-9 and one.trial not in unsure]
         found = self._expected(left, tried, scale)
         saved, best = np.array([one.saved for one in left]), max(answers, default=0.0)
-        likely = ~is_less(found.other_share_within(scale.other_limit), self._plan.sure)
+        likely = ~is_less(found.other_share_within(scale.other_limit), self.sure)
         answer = np.where(likely, found.share_within(scale.limit), 0.0) * np.maximum(saved - best, 0.0)
         front, worst = [(0.0, 0.0), *points], 2 * scale.unit
         area = found.area_gained(saved, front, worst) / worst
@@ -433,7 +435,7 @@ class OutcomeQueue:
         unsure = self.unsure()
         if running:
             found = self._expected(running, ended, scale)
-            less = is_less(found.other_share_within(scale.other_limit), self._plan.sure)
+            less = is_less(found.other_share_within(scale.other_limit), self.sure)
             unsure += [one.trial for one, yes in zip(running, less, strict=True) if yes]
             ended += [replace(one, loss=mean) for one, mean in zip(running, found.mean.tolist(), strict=True)]
         return ended, unsure

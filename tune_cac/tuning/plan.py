@@ -22,7 +22,7 @@ class SearchPlan:
     base: TrialConfig  # config of the baseline; spaces override its fields
     journal: Path  # the Optuna journal file
     allowed_drop: float | str  # drop of the metric that is allowed (`trainables.quality`)
-    sure: float = 0.0  # probability of staying within it on another seed that the answer has; 0: its own seed is enough
+    sure: float | None = 0.0  # probability of staying within it on other seeds that the answer has; None: the default
     seed: int  # seed of the sampler
     run_folder: str  # folder of the Ray experiment, relative to the study, for the record
     checkpoint_every_s: float  # seconds between checkpoints of a trial

@@ -106,7 +106,7 @@ def search(**given: Any) -> SearchResult:
                 info,
                 trials=trials_in_all(info.trials, options.trials, grid),
                 allowed_drop=options.drop,
-                sure=options.sure,
+                sure=SURE if options.sure is None else options.sure,
                 holds=info.holds if info.allowed_drop == options.drop else {},
                 sharing=bool(options.sharing),
                 fresh_processes=options.fresh_processes,
@@ -211,7 +211,7 @@ def _run(
                     f"--lengths {options.lengths} has no effect: runs are cut where auto searches Gradient-Skip alone, "
                     "those of a script if its command takes {epochs}"
                 )
-            if options.sure != SURE and searcher.outcomes is searcher.walk is None:
+            if options.sure is not None and searcher.outcomes is searcher.walk is None:
                 say("--sure has no effect: auto alone tells what holds on other seeds, where it searches Gradient-Skip")
             to_run = info.trials - searcher.trials.finished_count()
             if to_run > 0 or _lacks_beside(searcher, options):

@@ -329,14 +329,14 @@ class StudySearch(Searcher):
             self.learn()
 
     def write_holds(self) -> None:
-        """Write the probabilities that outcomes hold on another seed into `study.json`, unless it has the same."""
+        """Write the probabilities that outcomes hold on other seeds into `study.json`, unless it has the same."""
         self._learn_if_possible()
         if (chooser := self.outcomes or self.walk) is None or self.gave_up:
             return
         layout, known = Layout(self.plan.journal.parent), chooser.holds()
         holds = {str(trial): share for trial, share in known.items()}
-        if (info := layout.read_info()).holds != holds:
-            layout.write_info(replace(info, holds=holds))
+        if ((info := layout.read_info()).holds, info.sure) != (holds, chooser.sure):
+            layout.write_info(replace(info, holds=holds, sure=chooser.sure))
 
     def unsure(self) -> list[int]:
         """Return trials that are less sure to hold on another seed than the answer is to be, as far as is known."""
