@@ -262,7 +262,7 @@ class Comparison:
         for layers, end in enumerate(self.bench.ends if self.bench.steps_to_fill else (), start=1):
             forward = (costs[0] - costs[layers]) / 2  # a backward pass is two forward ones
             spared = max(0, steps - self.bench.steps_to_fill) * forward / (self.bench.steps * costs[0])
-            settings = Settings(stop_layer_num=(end,), stop_layer_itr=(0,), prefix_mode="eval")
+            settings = Settings(stop_layer_num=(end,), stop_layer_itr=(-1,), prefix_mode="eval")
             plan = Plan(steps=steps, settings=settings, caches=True)
             yield self.bench.share([layers] * steps) - spared, plan
 

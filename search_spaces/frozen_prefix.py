@@ -63,7 +63,9 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     if kind == "deepening":
         deeper = min(len(ends) - 1, depth + trial.suggest_int("deeper", 1, len(ends) - 1))
         shares.append((deeper, start + (1 - start) * trial.suggest_categorical("later", LATER)))
-    stops = in_order((depth, min(context.total_steps - 1, round(at * context.total_steps))) for depth, at in shares)
+    stops = in_order(
+        (depth, min(context.total_steps - 1, round(at * context.total_steps) or -1)) for depth, at in shares
+    )
     return {
         LAYER: tuple(ends[depth] for depth, _ in stops),
         ITERATION: tuple(iteration for _, iteration in stops),

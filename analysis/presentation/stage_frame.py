@@ -29,6 +29,7 @@ _SCHEDULE = "compression"
 _HOW = {
     "norm_statistics": "norm statistics {}",
     "prefix_mode": "prefix in {} mode",
+    "at_once": "before the first step",
     "forward_cache_mb": "forward cache {} MB",
 }
 

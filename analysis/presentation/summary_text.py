@@ -256,7 +256,7 @@ def _frozen(best: pd.Series) -> str:
     events = json.loads(found) if isinstance(found, str) else []
     if not events or any(event.get("rule") != "manual" or not event.get("name") for event in events):
         return ""
-    when = ["the first step" if event["iteration"] == 0 else f"iteration {event['iteration']}" for event in events]
+    when = ["the first step" if event["iteration"] <= 0 else f"iteration {event['iteration']}" for event in events]
     parts = [f"all up to {event['name']} from {begin} on" for event, begin in zip(events, when, strict=True)]
     return f"It freezes {', '.join(parts)}."
 

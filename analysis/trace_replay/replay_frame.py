@@ -282,7 +282,7 @@ def _count(trace: RunTrace, blueprint: Blueprint, events: Sequence[StopEvent], d
     for event in events:
         reached = max(through, _position(blueprint, event))
         after = trains_after(trace, blueprint, reached)
-        first_spared = first_step_after(event.iteration, distance)
+        first_spared = first_step_after(event.iteration, distance) if event.iteration >= 0 else 0
         if first_spared < trace.total_steps:
             all_flops, backward = spared(trace, before, after, first_spared)
             found.spared += all_flops
@@ -478,7 +478,7 @@ def _first(flags: NDArray[np.bool_]) -> int:
 COLUMNS = {
     "stops": "stops decided",
     "stopped_through": "position of the last parameter stopped at the end, -1 for none, as in a trial's row",
-    "first_stop": "iteration of the first decision, -1 for none",
+    "first_stop": "iteration of the first decision, -1 for none, and for one before the first step",
     "stop_events": "JSON list of the stops: iteration, layer, name, ratio, rule, as in a trial's row",
     "compute_saved": "1 - executed / dense FLOPs, as in a trial's row; NaN where it cannot be predicted",
     "backward_saved": "the same, of the backward FLOPs alone",

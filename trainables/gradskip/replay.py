@@ -165,9 +165,16 @@ def checkpoint_kind(settings: Settings) -> str:
     return "any"
 
 
-def stop_action(config: TrialConfig, blueprint: Blueprint, through: int, braking: int) -> str:
-    """Return the action of a stop through a position after ``braking`` iterations, under the config's settings."""
+def stop_action(
+    config: TrialConfig, blueprint: Blueprint, through: int, braking: int, *, at_once: int | None = None
+) -> str:
+    """Return the action of a stop through a position after ``braking`` iterations, under the config's settings.
+
+    What ends at the position ``at_once``, or before it, has stopped before the first step.
+    """
     action: dict[str, Any] = {"stop": blueprint.stopped_numbers(through), "braking": braking}
+    if at_once is not None:
+        action["at_once"] = at_once
     if blueprint.order_digest():
         action["order"] = blueprint.order_digest()
     return action_text({**action, **_how(config)})
@@ -209,6 +216,7 @@ class GradskipReplay:
         self._names = {unit.end: signal_name(self.settings, unit.watched) for unit in blueprint.plan.units}
         rule = NAMED.get(self.settings.mode)
         self._acts_throughout = rule is not None and rule.scales_every_step
+        self._stops_before_first = self.machine.before_first is not None
 
     @property
     def iteration(self) -> int:
@@ -220,6 +228,13 @@ class GradskipReplay:
             self._step(recorded)
             settings = {k: v for k, v in asdict(self.settings).items() if k.startswith(("rule", "watch", "whole"))}
             return Intervention(iteration=0, action=action_text({**settings, **_how(self.config)}))
+        if self._stops_before_first and machine.iteration == 0 < until:
+            assert machine.before_first is not None
+            first = machine.before_first.layer
+            self.events.append(self.blueprint.event(-1, machine.before_first, self.settings))
+            self._step(recorded)
+            action = stop_action(self.config, self.blueprint, machine.decided_through, machine.distance, at_once=first)
+            return Intervention(iteration=0, action=action)
         while machine.iteration < until:
             due = machine.quiet_until()
             if due > machine.iteration:
@@ -246,7 +261,8 @@ class GradskipReplay:
         return plan.decision
 
     def is_quiet(self) -> bool:
-        return self.machine.quiet_until() > self.machine.iteration and not self._acts_throughout
+        acts = self._acts_throughout or (self._stops_before_first and self.machine.iteration == 0)
+        return self.machine.quiet_until() > self.machine.iteration and not acts
 
     def columns(self) -> dict[str, Any]:
         return columns(self.machine.stopped_through, self.events)

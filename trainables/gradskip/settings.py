@@ -68,6 +68,11 @@ class Settings(VariableFields):
                         f"reference=True takes the published steps, which know no {variable.name}: leave it at "
                         f"{variable.default_text}, got {shown(getattr(self, variable.field))}"
                     )
+            if self.stop_layer_itr is not None and self.stop_layer_itr[0] < 0:
+                raise UserError(
+                    "reference=True takes the published steps, in which no stop comes before the first one: "
+                    f"CAC_STOP_LAYER_ITR must be >= 0, got {shown(self.stop_layer_itr)}"
+                )
         if self.stop_layer_num is not None or self.rule not in WITH_END:
             return
         if self.rule_end_itr is None:

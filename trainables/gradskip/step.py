@@ -386,7 +386,7 @@ class SkippingStep:
         if stops.all:
             self.advice.say("all")
         self._advise_of_left()
-        if numbering.wants_trace and numbering.trace is None:
+        if numbering.wants_trace and numbering.trace is None and self.iteration > 0:
             way = "example_inputs= could not be run, as was warned of"
             self.advice.say("unseen", way=way if self._example_given else "Give example_inputs=")
         if self.process_group is None and _several_processes() and not numbering.is_sharded:
@@ -451,6 +451,10 @@ class SkippingStep:
         self._measured, self._ahead = {}, {}
         self.signal = make_signal(self.settings, self.parameters, self.model)
         self._watch(None if ends is None else lambda unit: unit.end in ends)
+        if ends is None and self.machine.before_first is not None:
+            self.stops.load_state_dict({"reasons": [0] * len(self.parameters)}, ())  # those of another order train
+            self.events[:] = [self.blueprint.event(-1, self.machine.before_first, self.settings)]
+            self._stop(self.stopped_through)
 
     def _watch(self, counts: Callable[[Unit], bool] | None = None) -> None:
         self.blueprint = blueprint_of(self.numbering, self.stops, counts)

@@ -153,6 +153,7 @@ _ASCENDING = Range(
     "a comma list of integers >= 0 in strictly ascending order, such as 10,20",
     lambda values: len(values) > 0 and values[0] >= 0 and all(a < b for a, b in pairwise(values)),
 )
+_WHEN = Range(_ASCENDING.words.replace(">= 0", ">= -1"), lambda values: _ASCENDING.holds([n + 1 for n in values]))
 _SHARE = Range("in (0, 1]", lambda value: 0 < value <= 1)
 _FLAG = Range("0 or 1", lambda value: True)
 _NAMES = Range(
@@ -174,8 +175,9 @@ class VariableFields:
         mode="manual",
     )
     stop_layer_itr: tuple[int, ...] | None = variable(
-        "CAC_STOP_LAYER_ITR", None, _ASCENDING,
-        "the iteration (optimizer steps so far, from 0) of each stop in CAC_STOP_LAYER_NUM",
+        "CAC_STOP_LAYER_ITR", None, _WHEN,
+        "the iteration (optimizer steps so far, from 0) of each stop in CAC_STOP_LAYER_NUM, after whose step it comes; "
+        "-1: before the first step, so that these layers never train",
         mode="manual",
     )
     start_itr: int = variable(

@@ -59,7 +59,9 @@ class SignalRecorder:
         alive = [
             (name, weights)
             for name, numbers, weights in self._layers
-            if any(weight.requires_grad for weight in weights) or not self._ahead.isdisjoint(numbers)
+            if any(weight.requires_grad for weight in weights)
+            or not self._ahead.isdisjoint(numbers)
+            or self._run.step == 0  # of which others know nothing that has stopped before it
         ]
         values = [variance(weights) for _, weights in alive]
         names = tuple(name for name, _ in alive)

@@ -62,6 +62,7 @@ def test_manual_settings_survive_the_environment(lists: tuple[list[int], list[in
 
 
 LIST = "must be a comma list of integers >= 0 in strictly ascending order, such as 10,20, got"
+LIST_OR_BEFORE = LIST.replace(">= 0", ">= -1")  # before the first step
 
 
 @pytest.mark.parametrize(
@@ -80,8 +81,8 @@ LIST = "must be a comma list of integers >= 0 in strictly ascending order, such 
         ("CAC_BRAKING_DISTANCE", "-1", "CAC_BRAKING_DISTANCE must be an integer >= 0 (0: off), got -1"),
         ("CAC_STOP_LAYER_NUM", "20,10", f"CAC_STOP_LAYER_NUM {LIST} '20,10'"),
         ("CAC_STOP_LAYER_NUM", "1,1", f"CAC_STOP_LAYER_NUM {LIST} '1,1'"),
-        ("CAC_STOP_LAYER_ITR", "-1,3", f"CAC_STOP_LAYER_ITR {LIST} '-1,3'"),
-        ("CAC_STOP_LAYER_ITR", "one", f"CAC_STOP_LAYER_ITR {LIST} 'one'"),
+        ("CAC_STOP_LAYER_ITR", "-2,3", f"CAC_STOP_LAYER_ITR {LIST_OR_BEFORE} '-2,3'"),
+        ("CAC_STOP_LAYER_ITR", "one", f"CAC_STOP_LAYER_ITR {LIST_OR_BEFORE} 'one'"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_rule(name: str, text: str, message: str) -> None:

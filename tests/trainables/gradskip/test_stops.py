@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,31 @@ def test_a_parameter_that_is_said_to_be_stopped_never_moves() -> None:
     for (stopped, before), (_, after) in pairwise(history):
         assert stopped
         assert all(torch.equal(before[number], after[number]) for number in stopped)
+
+
+@pytest.mark.parametrize(
+    ("make", "number", "frozen", "knows_order"),
+    [(conv_model, 2, {0, 1, 2}, False), (conv_model, 2, {0, 1, 2}, True), (Reversed, 2, {2, 3, 4, 5}, True)],
+)
+def test_a_stop_before_the_first_step_is_freezing_by_hand(
+    make: Callable[[], nn.Module], number: int, frozen: set[int], knows_order: bool
+) -> None:
+    model, by_hand, how = make(), make(), {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.3}
+    settings = Settings(stop_layer_num=(number, 5), stop_layer_itr=(-1, 4), whole_units=make is Reversed)
+    example = next(iter(conv_batches(1)))[0] if knows_order else None
+    optimizer = SGD(model.parameters(), **how, settings=settings, model=model, example_inputs=example)
+    assert set(optimizer.gradskip.stopped) == frozen
+    for place, parameter in enumerate(by_hand.parameters()):
+        parameter.requires_grad_(place not in frozen)
+    train(model, optimizer, 3)
+    train(by_hand, torch.optim.SGD(by_hand.parameters(), **how), 3)
+    assert all(map(torch.equal, weights(model), weights(by_hand)))
+    state = optimizer.state_dict()
+    again = SGD(model.parameters(), **how, settings=settings, model=model, example_inputs=example)
+    again.load_state_dict(state)
+    for one in (again, optimizer):
+        assert set(one.gradskip.stopped) == frozen
+        assert [event.iteration for event in one.gradskip.events] == [-1]
 
 
 @pytest.mark.slow

@@ -108,6 +108,12 @@ def test_a_fork_trains_no_more_than_from_the_checkpoint_before_it(tmp_path: Path
     # Equal up to the second stop: only what follows it.
     later = replace(manual, CAC_STOP_LAYER_NUM=(2, 5), CAC_STOP_LAYER_ITR=(9, 25))
     assert assert_equals_alone(later, sharing).trained_steps <= TOTAL - 10
+    # Before the first step, twice: the second one is known up to the end, and a stop after it shares nothing.
+    never = replace(manual, CAC_STOP_LAYER_ITR=(-1,))
+    assert [assert_equals_alone(never, sharing).trained_steps for _ in range(2)] == [TOTAL, 0]
+    both = replace(manual, CAC_STOP_LAYER_NUM=(2, 5), CAC_STOP_LAYER_ITR=(-1, 0))
+    assert assert_equals_alone(both, sharing).trained_steps == TOTAL
+    assert assert_equals_alone(manual, sharing).trained_steps == 0
 
 
 @pytest.mark.slow

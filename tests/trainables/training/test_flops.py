@@ -47,15 +47,16 @@ def test_dense_flops_are_the_closed_form() -> None:
     assert row["compute_saved"] == row["backward_saved"] == 0
 
 
-def test_a_stopped_prefix_costs_no_backward_from_the_step_after_its_stop() -> None:
+@pytest.mark.parametrize(("iteration", "epochs_saved"), [(9, 1), (-1, 2)])
+def test_a_stopped_prefix_costs_no_backward_from_the_step_after_its_stop(iteration: int, epochs_saved: int) -> None:
     """Through layer 8 = conv1..norm3 complete: their weight gradients, and the input gradients of conv2..conv4, go."""
     convolutions = [flops for flops, _ in convolution_flops()]
     gone = sum(convolutions[:3]) + sum(convolutions[1:4])
-    config = TrialConfig(epochs=2, CAC_STOP_LAYER_NUM=(8,), CAC_STOP_LAYER_ITR=(9,))
+    config = TrialConfig(epochs=2, CAC_STOP_LAYER_NUM=(8,), CAC_STOP_LAYER_ITR=(iteration,))
     with TrainingRun(config) as run:
         first, second = run.train_epoch(), run.train_epoch()
-    assert first["compute_saved"] == 0  # the step of the stop still had its gradients
-    saved = SAMPLES * gone
+    assert (first["compute_saved"] == 0) == (iteration == 9)  # the step of the stop still had its gradients
+    saved = epochs_saved * SAMPLES * gone
     assert second["dense_flops"] - second["executed_flops"] == saved
     assert second["compute_saved"] == saved / second["dense_flops"]
     dense_backward = second["dense_flops"] - second["forward_flops"]

@@ -10,6 +10,7 @@ Symbols of the auto rule (published CAC library, `CAC_VAR_*`):
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +33,9 @@ class ManualRule(StopRule):
 
     def first_stop(self) -> int:
         return self.iterations[0]
+
+    def before_first_step(self) -> Decision | None:
+        return self.decide(-1, lambda _: math.nan)
 
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         if self.done == len(self.layers):

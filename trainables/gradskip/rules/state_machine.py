@@ -76,6 +76,10 @@ class StopRule:
         """Return the earliest iteration at which this rule can decide a stop after construction; `NEVER` if none."""
         return NEVER
 
+    def before_first_step(self) -> Decision | None:
+        """Return the decision to stop a layer before anything is trained, once; None if there is none."""
+        return None
+
     def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
         """Return (last position, factor on the learning rate) of layers that still train, ascending; mostly empty."""
         return ()
@@ -220,7 +224,9 @@ class SkipMachine:
         self.rule = rule
         self.distance = settings.braking_distance
         self.iteration = 0  # steps begun so far; the next step has this number
-        self.stopped_through = -1  # position of the last stopped parameter, -1 for none
+        self.before_first = rule.before_first_step()  # a stop that is made already
+        # Position of the last stopped parameter, -1 for none.
+        self.stopped_through = -1 if self.before_first is None else self.before_first.layer
         self.braking_through = -1  # position of the last braking parameter while a layer brakes, else -1
         self.braking_count = 0
 
