@@ -34,8 +34,8 @@ def confirm_columns(quality: Quality) -> list[str]:
     """Return the columns of `confirm_table` of a study of this metric."""
     return [
         "candidate", "seeds", "failed", "compute_saved", "compute_saved_low", "compute_saved_high",
-        "saved", "saved_low", "saved_high", quality.drop, "drop_low", "drop_high", "confidence", "confirmed", "refuted",
-        "compared",
+        "saved", "saved_low", "saved_high", quality.drop, "drop_low", "drop_high", "drop_worst", "confidence",
+        "confirmed", "refuted", "compared",
     ]  # fmt: skip
 
 
@@ -163,6 +163,17 @@ def mean_limits(
     return low, high
 
 
+def expected_half_width(deviation: float, seeds: int, *, confidence: float = 0.95, comparisons: int = 1) -> float:
+    """Return the half-width of Student's interval of a mean of ``seeds`` differences that deviate by so much.
+
+    >>> round(expected_half_width(0.0065, 5), 4)
+    0.0081
+    """
+    from scipy import stats
+
+    return float(stats.t.isf((1 - confidence) / comparisons / 2, seeds - 1)) * deviation / math.sqrt(seeds)
+
+
 def _check_levels(confidence: float, comparisons: int, resolution: float | None) -> None:
     if not 0 < confidence < 1:
         raise UserError(f"the confidence must be a fraction between 0 and 1, such as 0.95, got {confidence}")
@@ -201,9 +212,9 @@ def confirm_table(
 
     One row per candidate, confirmed ones first, then by `saved`, largest first: `candidate`, `seeds` (pairs), `failed`
     (seeds on which it failed and the baseline did not), means and intervals of training compute saved, of the compute
-    that the study ranks by (`saved`) and of the accuracy loss (fractions; intervals NaN below two pairs), `confidence`,
-    `confirmed`, `refuted`, and `compared`, the accuracy that was compared, in words. UserError: a number is out of
-    range, or the trials are not of a confirmation study.
+    that the study ranks by (`saved`) and of the accuracy loss (fractions; intervals NaN below two pairs), the largest
+    loss of a seed, `confidence`, `confirmed`, `refuted`, and `compared`, the accuracy that was compared, in words.
+    UserError: a number is out of range, or the trials are not of a confirmation study.
 
     >>> trials = pd.DataFrame({
     ...     "role": ["baseline"] * 3 + ["candidate"] * 3, "candidate": [None] * 3 + [17] * 3, "seed": [1, 2, 3] * 2,
@@ -255,7 +266,7 @@ def confirm_table(
         holds = drop[2] <= limit and varies  # NaN does not
         confirmed = holds and len(own) >= FEWEST_PAIRS and not failed and saved[0] > 0
         refuted = drop[1] > limit or (bool(failed) and len(failed) >= len(own))
-        found = (int(number), len(own), len(failed), *compute, *saved, *drop)
+        found = (int(number), len(own), len(failed), *compute, *saved, *drop, own["drop"].max())
         rows.append((*found, confidence, confirmed, refuted, words))
     columns = confirm_columns(quality)
     table = pd.DataFrame(rows, columns=columns).astype({column: _DTYPES.get(column, "float64") for column in columns})

@@ -158,7 +158,8 @@ def headline(
         text = (
             f"You can skip {percent(retrained_saving(again))} of {share} {words.at(again[quality.drop])} in "
             f"{compared(again)} (allowed: {words.allowed}); confirmed over {plural(again['seeds'], 'seed')}: "
-            f"{words.at_most(again['drop_high'])} with {whole_percent(again['confidence'])} confidence."
+            f"{words.at_most(again['drop_high'])} with {whole_percent(again['confidence'])} confidence, and the worst "
+            f"seed ended {words.at(again['drop_worst'])}."
         )
     else:
         text = (

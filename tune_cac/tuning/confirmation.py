@@ -12,13 +12,14 @@ import optuna
 import pandas as pd
 from optuna.trial import TrialState
 
-from analysis.formatting import drop_words, plural
+from analysis.formatting import drop_text, drop_words, plural
 from analysis.io.studies import load
 from analysis.io.study_files import Layout, StudyInfo
-from analysis.metrics.confirmation import FEWEST_PAIRS
+from analysis.metrics.confirmation import FEWEST_PAIRS, compared_column, expected_half_width
 from analysis.metrics.duplicates import outcomes
-from analysis.metrics.noise import is_unsure, with_holds
+from analysis.metrics.noise import is_unsure, resolution_of, seed_noise, with_holds
 from analysis.metrics.ranking import is_cut, rank
+from analysis.metrics.saving import quality_of
 from analysis.presentation.summary_text import config_of
 from trainables.config import TrialConfig, check_integer, wrapped_seed
 from trainables.errors import TrainingDiverged, UserError
@@ -151,13 +152,26 @@ def confirm(
         options = options_of(info, child, base, trials=len(wanted), **how)
         say(
             f"{child.root}: {plural(len(candidates), 'candidate')} and the baseline on seeds {fresh[0]} to "
-            f"{fresh[-1]}, {len(wanted)} runs of {info.length_text}"
+            f"{fresh[-1]}, {len(wanted)} runs of {info.length_text}, {what_to_expect(trials, candidates, wanted)}"
         )
         mend_journal(child.journal)
         interrupted = _train(child, options, base, wanted)
         found = answer(layout, allowed_drop=info.allowed_drop)
         write_answer(layout, found)
     return replace(found, interrupted=interrupted)
+
+
+def what_to_expect(trials: pd.DataFrame, candidates: pd.DataFrame, wanted: Sequence[PredefinedTrial]) -> str:
+    """Return what a confirmation costs at most, and how closely it will know losses of accuracy, before it begins."""
+    baselines = sum(run.attrs["role"] == "baseline" for run in wanted)
+    seeds = (len(wanted) - baselines) // len(candidates)
+    cost = baselines + seeds * float((1 - candidates["compute_saved"]).sum())
+    said = f"at most {cost:.1f} full trainings"
+    quality, values = quality_of(trials), trials[compared_column(trials)]
+    if quality.is_accuracy and (deviation := float(seed_noise(values.dropna().iloc[0], resolution_of(values)))) > 0:
+        width = expected_half_width(deviation, seeds, comparisons=len(candidates))
+        said += f"; mean losses will be known to about +-{drop_text(width, quality)} (95 % confidence, all together)"
+    return said
 
 
 def options_of(info: StudyInfo, child: Layout, base: TrialConfig, **how: Any) -> SearchOptions:

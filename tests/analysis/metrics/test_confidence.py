@@ -152,6 +152,7 @@ def test_a_candidate_is_confirmed_when_the_upper_end_is_within_the_drop() -> Non
     saved = paired_interval([0.3, 0.31, 0.32, 0.33])
     assert (row["candidate"], row["seeds"], row["confidence"], len(table)) == (17, 4, 0.95, 1)
     assert tuple(row[["accuracy_drop", "drop_low", "drop_high"]]) == pytest.approx((drop.mean, drop.low, drop.high))
+    assert row["drop_worst"] == pytest.approx(max(drops))
     assert tuple(row[["compute_saved", "compute_saved_low", "compute_saved_high"]]) == pytest.approx(
         (saved.mean, saved.low, saved.high)
     )

@@ -343,7 +343,8 @@ def test_the_report_has_sums_layers_confirmation_and_no_schedule() -> None:
     ranking = analysis.rank(trials)
     found = pd.DataFrame(
         {"candidate": [1], "seeds": [4], "compute_saved": [0.1], "saved": [0.525], "accuracy_drop": [0.00215],
-         "drop_low": [0.001], "drop_high": [0.003], "confidence": [0.95], "confirmed": [True], "failed": [0]}
+         "drop_low": [0.001], "drop_high": [0.003], "drop_worst": [0.002], "confidence": [0.95],
+         "confirmed": [True], "failed": [0]}
     )  # fmt: skip
     held = replace(COMPRESSED, hold={"schedule": MARKED})
     text = report_markdown(held, trials, ranking, analysis.best(ranking), 0.005, confirmation=found)

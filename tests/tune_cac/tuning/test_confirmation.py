@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 from searchers import CONTEXT, row, told
 from studies import result_row, write_study
 
@@ -26,7 +28,7 @@ from trainables.config import TrialConfig
 from tune_cac.cli.main import main
 from tune_cac.study.study_result import answer, best_or_confirmed, write_answer
 from tune_cac.tuning import confirmation as confirming
-from tune_cac.tuning.confirmation import FixedListSearch, candidates_of, options_of, runs
+from tune_cac.tuning.confirmation import FixedListSearch, candidates_of, options_of, runs, what_to_expect
 from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.searcher import FINISHED
 from tune_cac.tuning.trials import PredefinedTrial
@@ -93,6 +95,18 @@ def test_runs_are_the_candidates_and_the_baseline_on_every_seed(tmp_path: Path) 
     assert pytest.approx(0.91) == configs[4].CAC_VAR_START_THR
 
 
+def test_cost_and_width_of_the_intervals_are_said_before() -> None:
+    values = pd.Series([540 / 600, 541 / 600, 547 / 600])  # of 600 samples a tenth is wrong
+    trials = pd.DataFrame({"accuracy": values, "compute_saved": [0.0, 0.3, 0.5]})
+    wanted = [PredefinedTrial(attrs={"role": role}, values={}) for role in ["baseline"] * 4 + ["candidate"] * 8]
+    deviation = math.sqrt(2 * 0.05 / 600)  # of two calibrated trainings
+    width = stats.t.ppf(1 - 0.05 / 2 / 2, df=3) * deviation / 2
+    assert what_to_expect(trials, trials[1:], wanted) == (
+        f"at most 8.8 full trainings; mean losses will be known to about +-{100 * width:.2f} points (95 % confidence, "
+        "all together)"
+    )
+
+
 def test_no_baseline_is_trained_of_options_that_no_candidate_has(tmp_path: Path) -> None:
     trials = analysis.load(study(tmp_path, saving(0.1, workload_options=("lr=0.2",))))
     base = TrialConfig(method="none", workload_options=("lr=0.1",))
@@ -110,7 +124,9 @@ def test_controls_are_told_in_whole_epochs() -> None:
 
 def confirmation(*rows: tuple[int, float, float, float, bool]) -> pd.DataFrame:
     found = pd.DataFrame(rows, columns=["candidate", "compute_saved", "accuracy_drop", "drop_high", "confirmed"])
-    return found.assign(seeds=5, failed=0, confidence=0.95, drop_low=-0.01, refuted=False, compared="test accuracy")
+    return found.assign(
+        seeds=5, failed=0, confidence=0.95, drop_low=-0.01, drop_worst=0.003, refuted=False, compared="test accuracy"
+    )
 
 
 def of_one(lost: float, most: float, *, confirmed: bool = False, **more: Any) -> pd.DataFrame:
@@ -124,7 +140,8 @@ def of_one(lost: float, most: float, *, confirmed: bool = False, **more: Any) ->
             (0.1, 0.3, 0.2),
             confirmation((3, 0.19, 0.001, 0.004, True), (1, 0.1, 0.0, 0.001, True), (2, 0.29, 0.01, 0.02, False)), 3,
             "You can skip 19.0 % of the training compute at a loss of 0.10 points in test accuracy (allowed: 0.50 "
-            "points); confirmed over 5 seeds: the accuracy loss is at most 0.40 points with 95 % confidence.",
+            "points); confirmed over 5 seeds: the accuracy loss is at most 0.40 points with 95 % confidence, and "
+            "the worst seed ended at a loss of 0.30 points.",
             id="confirmed",
         ),
         pytest.param(
@@ -161,7 +178,7 @@ def of_one(lost: float, most: float, *, confirmed: bool = False, **more: Any) ->
         ),
         pytest.param(
             (0.3,), of_one(-0.01, -0.002, confirmed=True), 1,
-            "confirmed over 5 seeds: nothing is lost with 95 % confidence.", id="nothing lost",
+            "confirmed over 5 seeds: nothing is lost with 95 % confidence, and the worst seed", id="nothing lost",
         ),
     ],
 )  # fmt: skip

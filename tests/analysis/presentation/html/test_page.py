@@ -242,7 +242,7 @@ def test_pictures_are_drawn_over_what_the_study_ranks_by(data: ReportData) -> No
     assert "inference compute saved 70.0 %" in traces["chosen"]["hovertext"][0]
     frame = pd.DataFrame(
         {"candidate": [2], "seeds": [5], "compute_saved": [0.1], "saved": [0.66], "accuracy_drop": [0.001],
-         "drop_low": [-0.002], "drop_high": [0.004], "confidence": [0.95], "confirmed": [True]}
+         "drop_low": [-0.002], "drop_high": [0.004], "drop_worst": [0.003], "confidence": [0.95], "confirmed": [True]}
     )  # fmt: skip
     retrained = replace(data, confirmation=frame)
     drawn = confirmation(retrained)
