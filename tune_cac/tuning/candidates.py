@@ -46,6 +46,8 @@ from tune_cac.tuning.trials import (
 _MOST_REPEATED, _MOST_REPEATED_AT_RANDOM = 25, 500
 #: Distance of the further seeds of a setting from the study's, behind which those of a confirmation follow.
 _FURTHER_SEEDS = 1000
+#: Degrees of freedom that the noise over seeds has by what is known of accuracies, before any runs are compared.
+_EXPECTED_NOISE = 2
 #: Most combinations of values in a row that do not fit the model; then the search ends.
 _MOST_IMPOSSIBLE = 200
 
@@ -277,9 +279,14 @@ class SpaceWalk:
         rows = [trial.user_attrs.get("row") for trial in self._trials.all()]
         values = [float(row["quality"]) for row in rows if row is not None]
         scale = loss_scale(baseline["quality"], values, self._plan.base.quality, self._plan.allowed_drop)
-        found = {}
-        for trial, _, losses in self._settings(baseline):
-            deviation = scale.seed_noise * math.sqrt(1 / max(1, len(losses)) + 1)  # of the runs' mean, and the baseline
+        found, settings = {}, [*self._settings(baseline)]
+        repeated = [losses for _, _, losses in settings if losses and math.isfinite(max(losses))]
+        squares = _EXPECTED_NOISE * scale.seed_noise**2 + sum(
+            len(losses) * float(np.var(losses)) for losses in repeated
+        )
+        noise = math.sqrt(squares / (_EXPECTED_NOISE + sum(len(losses) - 1 for losses in repeated)))
+        for trial, _, losses in settings:
+            deviation = noise * math.sqrt(1 / max(1, len(losses)) + 1)  # of the runs' mean, and the baseline
             beyond = float(np.mean(losses or math.inf)) - scale.other_limit
             found[trial.number] = 0.5 * math.erfc(beyond / deviation / math.sqrt(2))
         return found
