@@ -200,8 +200,9 @@ class _Recorder(TorchFunctionMode):
             call.output = self._value(output)
             return None
         # It returns a tensor that its caller had before: what is kept takes the place of the returned one alone.
-        returned = output.view_as(output)
-        call.output = self._set(returned, _Value(self._time, (*call.around, call), (self._value(output),)))
+        source, returned, around = self._value(output), output.view_as(output), (*call.around, call)
+        self.reads.append(_Read(self._time, source, around, takes_numbers=False))
+        call.output = self._set(returned, _Value(self._time, around, (source,)))
         return returned
 
 
