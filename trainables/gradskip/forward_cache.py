@@ -539,7 +539,7 @@ class ForwardCache:
                 return self._read(now, shapes[position])
             return tree_map_only(Tensor, lambda meta: _stand_in(meta, now.kind.device), shapes[position])
         now.is_inside = True
-        with torch.no_grad(), _evaluating(module):
+        with _evaluating(module):  # in training with gradients on, which nothing here needs: its FLOPs are a step's
             y = now.originals[module](*args, **kwargs)
         now.is_inside = False
         shapes[position:] = [_meta(y)]

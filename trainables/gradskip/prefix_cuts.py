@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainables.errors import UserError
 from trainables.gradskip.execution_order import training_copy
@@ -200,8 +201,9 @@ class _Recorder(TorchFunctionMode):
             call.output = self._value(output)
             return None
         # It returns a tensor that its caller had before: what is kept takes the place of the returned one alone.
-        returned = output.view_as(output)
-        call.output = self._set(returned, _Value(self._time, (*call.around, call), (self._value(output),)))
+        source, returned, around = self._value(output), output.view_as(output), (*call.around, call)
+        self.reads.append(_Read(self._time, source, around, takes_numbers=False))
+        call.output = self._set(returned, _Value(self._time, around, (source,)))
         return returned
 
 
@@ -229,7 +231,8 @@ def recorded_cuts(model: nn.Module, forward: Callable[[nn.Module], Any], *, is_t
     Raises:
         UserError: a copy of the model cannot be made or run so, runs more than once, or has no cut.
     """
-    with kept_generators(p.device for p in model.parameters()), torch.enable_grad(), uncompiled():
+    generators = kept_generators(p.device for p in model.parameters())
+    with generators, torch.enable_grad(), uncompiled(), _disable_current_modes():  # whoever counts does not count this
         try:
             twin = training_copy(model).train(is_training)
             with _Recorder(twin) as recorder:

@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 import torch.nn.functional as F
+from counted_loops import end_counting, summary_of
 from prefix_caches import one_warning
 from residual_factory import COUNT, Augmented, Network, data
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 
 import tune_cac as cac
 from trainables.errors import UserError
+from trainables.gradskip.script_counting import process_record
 from trainables.gradskip.settings import Settings
 
 #: Stem and two of three blocks, stopped in the middle of the second epoch.
@@ -60,6 +62,17 @@ def test_it_trains_and_evaluates_as_without_bit_for_bit() -> None:
     assert (cache.rows(True), cache.rows(False)) == (COUNT, COUNT)
     assert cache.hits >= COUNT
     assert math.isclose(cache.budget_bytes, psutil.virtual_memory().available / 5, rel_tol=0.5)
+
+
+def test_flops_are_counted_as_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNE_CAC_TRIAL_DIR", "anywhere")
+    found = []
+    for cached in (False, True):
+        monkeypatch.setattr(process_record, "_PROCESS", process_record.ProcessRecord())
+        train(data(), cached=cached)
+        found.append({k: v for k, v in summary_of(process_record._PROCESS).items() if "flops" in k})
+        end_counting(process_record._PROCESS)
+    assert found[0] == found[1]
 
 
 def test_augmentation_switches_off_and_trains_as_without() -> None:

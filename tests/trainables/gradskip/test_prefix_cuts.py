@@ -152,6 +152,7 @@ AWKWARD: dict[str, tuple[Callable[[Any, Tensor], Tensor], list[str]]] = {
     "a parameter beside modules": (lambda m, x: m.head(m.b(m.a(x) * m.scale)), ["a", "b", "head"]),
     "a function in place": (lambda m, x: m.head(m.b(F.relu(m.a(x), inplace=True))), ["a", "b", "head"]),
     "a shortcut that returns its input": (lambda m, x: m.head(m.idle(y := m.a(x)) + m.b(y)), ["a", "head"]),
+    "the same after what it goes past": (lambda m, x: m.head(m.b(y := m.a(x)) + m.idle(y)), ["a", "head"]),
     "in place, and the old name again": (lambda m, x: m.head(m.b(m.act(y := m.a(x))) + y), ["a", "head"]),
     "in place, the result ignored": (lambda m, x: m.head(m.b((y := m.a(x), m.act(y))[0])), ["a", "b", "head"]),
     "a view of what is written into": (lambda m, x: _through_a_view(m, x), ["a", "head"]),

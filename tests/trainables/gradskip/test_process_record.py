@@ -74,6 +74,14 @@ def test_norms_of_an_earlier_training_are_known() -> None:
         end_counting(record)
 
 
+def test_units_end_behind_their_norms_where_the_model_is_known() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
+    linear = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2))
+    for one, given, ends in ((net, None, [0, 4]), (net, net, [3, 7]), (linear, linear, [3]), (linear, None, [])):
+        record = record_of(gradskip.SGD(one.parameters(), lr=0.01, settings=settings(), model=given))
+        assert summary_of(record)["unit_ends"] == ends
+
+
 @pytest.mark.parametrize("given", [True, False])
 def test_a_smaller_batch_and_an_evaluation_with_gradients_cost_what_they_do(given: bool) -> None:
     net = model()

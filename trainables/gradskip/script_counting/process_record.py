@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trainables.gradskip.execution_order import ModelTrace
-from trainables.gradskip.layers import has_trained_statistics, watch_needed
+from trainables.gradskip.layers import has_trained_statistics, make_plan, watch_needed
 from trainables.gradskip.nothing_stops import weight_decays
 from trainables.gradskip.numbering import Numbering, is_compiled
 from trainables.gradskip.replay import Blueprint, layers_key, variance_name
@@ -312,6 +312,12 @@ class StepRecord:
         self.last_step = process.steps  # this optimizer's, counted over all steps of the process
         self.parameters = len(gradskip.parameters)
         self.watch = list(watch_needed(gradskip.parameters, None))
+        model, last = gradskip.numbering.model, len(gradskip.parameters) - 1
+        plan = gradskip.blueprint.plan
+        if model is not None:  # units end behind their biases and norms
+            watch = self.watch or Settings().watch
+            plan = make_plan(gradskip.parameters, watch, model=model, whole_units=True)
+        self.unit_ends = [unit.end for unit in plan.units if unit.end < last]
         self.weight_decays = weight_decays(gradskip.optimizer)
         self._keep_facts(gradskip)
         gradskip.before.append(self._before)
@@ -518,7 +524,7 @@ class ProcessRecord:
             "optimizers": len(self.records),
             "parameters": largest.parameters,
             "layer_names": None if names is None else list(names),
-            "unit_ends": [unit.end for unit in largest.blueprint.plan.units],
+            "unit_ends": largest.unit_ends,
             "watch": largest.watch,
             "has_norms": self.has_norms,
             "weight_decays": largest.weight_decays,
