@@ -8,6 +8,7 @@ generators, so that a random split is the same in every trial. A batch is a tens
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -34,6 +35,8 @@ from trainables.workloads.user_code import code_digest, import_function
 
 #: Batches of an evaluation that only tests whether evaluation is repeatable.
 _FEW_BATCHES = 2
+#: Share of the highest learning rate below which one is suspicious after the first of several epochs.
+_SMALL_RATE = 0.01
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
 
 
@@ -401,7 +404,8 @@ class FactoryWorkload(Workload):
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"model of workload {name} must have parameters that train, got none")
         optimizer = self._tried("optimizer", lambda: self.make_optimizer(model.named_parameters()))
-        scheduler = self._tried("schedule", lambda: self.make_scheduler(optimizer, self.steps_per_epoch))
+        steps = self.default_epochs * self.steps_per_epoch
+        scheduler = self._tried("schedule", lambda: self.make_scheduler(optimizer, steps))
         batch = self._first("train", lambda: next(self.train_batches(0, seed), None))
         if made.loss is None or made.evaluate is None:
             part = "loss" if made.loss is None else "evaluate"
@@ -421,7 +425,16 @@ class FactoryWorkload(Workload):
             )
         self._tried("loss", loss.backward)
         self._tried("optimizer", optimizer.step)
-        self._tried("schedule", scheduler.step)
+        rates = []
+        for _ in range(self.steps_per_epoch):
+            self._tried("schedule", scheduler.step)
+            rates.append(max(float(rate) for rate in scheduler.get_last_lr()))
+        if self.default_epochs > 1 and rates[-1] < _SMALL_RATE * max(rates):
+            warnings.warn(
+                f"schedule of workload {name} is stepped after each step, not after each epoch, and the learning rate "
+                f"is {rates[-1]:.2g} after the first of {self.default_epochs} epochs: give its lengths in steps",
+                stacklevel=2,
+            )
         model.eval()
         with torch.no_grad():
             for split, batches in self._evaluated.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,21 @@ def test_the_least_that_a_factory_returns_trains_with_the_defaults(write: Write)
     assert rows[-1]["test_quality"] is None
     # 2 * (4*8 + 8*3) FLOPs a sample forward; backward the same for weights, and once more for the second layer's input
     assert rows[-1]["executed_flops"] == 2 * 50 * (2 * 56 + 2 * 56 + 2 * 24)
+
+
+@pytest.mark.parametrize(("period", "warned"), [(1, True), (7, False)])
+def test_a_schedule_that_is_meant_for_epochs_is_warned_of(write: Write, period: int, warned: bool) -> None:
+    name = write(
+        f"""
+def make():
+    step = lambda optimizer, total: torch.optim.lr_scheduler.StepLR(optimizer, {period}, gamma=0.1)
+    return {{**parts(), "schedule": step, "epochs": 3}}
+"""
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check(name)
+    assert any("after the first of 3 epochs: give its lengths in steps" in str(w.message) for w in caught) == warned
 
 
 def test_default_loss_and_accuracy_are_cross_entropy_and_hits(write: Write) -> None:
