@@ -6,13 +6,14 @@ Rows are found by a checksum of the input, in training and in evaluation.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
@@ -21,11 +22,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from trainables.errors import UserError
 from trainables.gradskip.layers import unwrap
 from trainables.gradskip.prefix_cuts import Cut, may_end_prefix, recorded_cuts
+from trainables.runtime.isolation import kept_generators
+from trainables.runtime.operator_flops import uncompiled
 from trainables.workloads.batch_structure import leaves_in, tensors_in
 
 
@@ -200,10 +204,21 @@ def _meta(y: Any) -> Any:
     return tree_map_only(Tensor, lambda t: torch.empty_like(t, device="meta"), y)
 
 
-def _stand_in(meta: Tensor, device: torch.device) -> Tensor:
+def _stand_in(meta: Tensor, device: torch.device, value: float | None) -> Tensor:
     """Return a tensor of this shape that takes a place where nobody reads its numbers, and may be written into."""
-    # Integers may be places in another tensor.
-    return (torch.empty_like if meta.is_floating_point() else torch.zeros_like)(meta, device=device)
+    if not meta.is_floating_point():
+        return torch.zeros_like(meta, device=device)  # they may be places in another tensor
+    return torch.empty_like(meta, device=device) if value is None else torch.full_like(meta, value, device=device)
+
+
+def _first_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return copies of a forward pass's arguments with the first rows alone."""
+    rows = next((len(t) for t in tensors_in((args, kwargs)) if t.dim()), 0)
+    with torch.inference_mode(False):
+        few: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(
+            Tensor, lambda t: t[: _RECORDED_ROWS if t.dim() and len(t) == rows else None].clone(), (args, kwargs)
+        )
+    return few
 
 
 def _is_close(y: Tensor, other: Tensor) -> bool:
@@ -298,6 +313,8 @@ class ForwardCache:
         compiled = [part for part in model.modules() if hasattr(part, "_orig_mod")]
         self._is_compiled, self._entry = bool(compiled), (compiled or [self.model])[0]
         self._running: _Pass | None = None
+        self._placeholder: float | None = None  # value of what nobody is to read; None: whatever is in memory
+        self._checked: set[int] = set()  # places of cuts with which a copy of the model returned what it did without
         self._state: tuple[tuple[int, int], ...] = ()
         self._cut_in_evaluation: dict[Any, bool] = {}
         self._begin_anew()
@@ -468,20 +485,53 @@ class ForwardCache:
             file.hit_batches += 1
         if is_training and 0 < self.rows(True) <= self.hits - self._hits_before:  # an epoch was read
             self._tell()
-        return _Pass(cut=cut, kind=kind, keys=keys, computes=held < rows or due)
+        now = _Pass(cut=cut, kind=kind, keys=keys, computes=held < rows or due)
+        if not now.computes and self.cached_through not in self._checked:
+            self._checked.add(self.cached_through)
+            if not self._returns_the_same(args, kwargs):
+                self.switch_off(f"the model reads more of what was computed before {cut.names[-1]!r} than its output")
+                return None
+        return now
 
     def _tell(self) -> None:
-        if not self._is_told:
+        if not self._is_told and self._placeholder is None:
             self._is_told, size = True, f"{self.rows(True):,} samples, {self.bytes / 1e6:,.0f} MB"
             print(f"forward cache: kept the prefix's outputs of {size}", file=sys.stderr)
 
+    def _returns_the_same(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether a copy of the model that reads the first rows of a batch returns what it does without.
+
+        This guards against reads that the recorded pass did not show: without it they are garbage that nobody sees.
+        """
+        few, few_named = _first_rows(args, kwargs)
+        found: list[list[Tensor]] = []
+        with torch.inference_mode(False), torch.set_grad_enabled(self.model.training), _disable_current_modes():
+            twin = copy.deepcopy(self.model)
+            of_twin = dict(zip(map(id, self.model.parameters()), twin.parameters(), strict=True))
+            with ForwardCache(twin, budget_bytes=2**30, folder=self._folder) as probe, uncompiled(), probe.running():
+                probe._placeholder, probe._checked = math.nan, {self.cached_through}
+                probe._take_cuts(
+                    [
+                        replace(
+                            cut,
+                            modules=tuple(map(twin.get_submodule, cut.names)),
+                            parameters=tuple(of_twin[id(parameter)] for parameter in cut.parameters),
+                        )
+                        for cut in self.cuts
+                    ]
+                )
+                try:
+                    for _ in range(3):  # the first two compute; a model that draws or counts by itself differs there
+                        with kept_generators(t.device for t in tensors_in((few, few_named))):
+                            found.append([t.detach() for t in tensors_in(twin(*few, **few_named))])
+                except Exception:  # noqa: BLE001  # it takes batches of one size alone
+                    return True
+        first, again, read = found
+        return not all(map(_is_close, first, again)) or all(map(_is_close, again, read))
+
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Cut]:
         """Return the cuts of a pass of the first rows, in the model's mode, of which all that is left may be read."""
-        rows = next((len(t) for t in tensors_in((args, kwargs)) if t.dim()), 0)
-        with torch.inference_mode(False):
-            few = tree_map_only(
-                Tensor, lambda t: t[: _RECORDED_ROWS if t.dim() and len(t) == rows else None].clone(), (args, kwargs)
-            )
+        few = _first_rows(args, kwargs)
 
         def forward(model: nn.Module) -> list[Any]:
             result = model(*few[0], **few[1])
@@ -537,7 +587,8 @@ class ForwardCache:
         if not now.computes:
             if is_last:
                 return self._read(now, shapes[position])
-            return tree_map_only(Tensor, lambda meta: _stand_in(meta, now.kind.device), shapes[position])
+            stand_in = partial(_stand_in, device=now.kind.device, value=self._placeholder)
+            return tree_map_only(Tensor, stand_in, shapes[position])
         now.is_inside = True
         with _evaluating(module):  # in training with gradients on, which nothing here needs: its FLOPs are a step's
             y = now.originals[module](*args, **kwargs)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from conv_models import conv_model
-from prefix_caches import SAMPLES, batches, cache_of
+from prefix_caches import SAMPLES, batches, cache_of, stopped
 from torch import Tensor, nn
 
 from trainables.errors import UserError
+from trainables.gradskip import prefix_cuts
 from trainables.gradskip.data_parallel import DistributedDataParallel
+from trainables.gradskip.forward_cache import ForwardCache
 from trainables.gradskip.optimizers import SGD
 
 # --- the model stays as it is
@@ -103,6 +106,35 @@ def test_a_model_that_is_called_in_parts_runs_without(model: nn.Module, images: 
         for _ in range(2):
             assert torch.equal(model[1](model[0](images[:9])), twin[1](twin[0](images[:9])))  # type: ignore[operator, index]
         assert (cache.misses, cache.last) == (0, None)
+
+
+class PastAll(nn.Module):
+    """Adds what its first layer returns behind its second one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.drop, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return self.head(self.drop(self.second(y) + y))
+
+
+@pytest.mark.parametrize("finds", [True, False])
+def test_a_read_that_no_recording_shows_switches_it_off(monkeypatch: pytest.MonkeyPatch, finds: bool) -> None:
+    if not finds:
+        monkeypatch.setattr(prefix_cuts, "_is_cut", lambda recorder, call: call.name == "second")
+    model, x = stopped(PastAll(), 2 if finds else 4), torch.randn(9, 4)
+    with ForwardCache(model, budget_bytes=10**6) as cache, cache.running():
+        for _ in range(2):
+            model(x)
+        torch.manual_seed(1)
+        with nullcontext() if finds else pytest.warns(UserWarning, match="computed before 'second' than its output"):
+            read = model(x)
+        assert cache.enabled == finds
+    torch.manual_seed(1)
+    assert torch.equal(read, model(x))
 
 
 @pytest.mark.parametrize(
