@@ -348,7 +348,7 @@ def _against_shorter(best: pd.Series, line: pd.DataFrame | None, *, confirmed: b
         return ""
     reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
     if math.isnan(reached):
-        return f"No dense run was cut so far: the shortest saves {percent(line['compute_saved'].max())}."
+        return f"No dense run was cut that short: the shortest saves {percent(line['compute_saved'].max())}."
     word = beats_shorter(best.to_frame().T, line).iloc[0]
     if pd.isna(word) or (word == BEATS and not confirmed):
         return ""
