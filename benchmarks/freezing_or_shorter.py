@@ -156,6 +156,8 @@ def trained(bench: Bench, plan: Plan, seed: int) -> dict[str, Any]:
     model = workload.make_model()
     parameters = list(model.parameters())
     optimizer: Any = workload.make_optimizer(model.named_parameters())
+    reset_peak(CPU)
+    before = peak_bytes(CPU)
     signals: list[tuple[int, int, float]] = []
     (group,) = optimizer.param_groups
     group["lr"] *= plan.rate
@@ -172,8 +174,6 @@ def trained(bench: Bench, plan: Plan, seed: int) -> dict[str, Any]:
         skip.signal.together |= plan.records
         skip.on_measured.append(lambda unit, number: signals.append((skip.iteration - 1, unit.end, number)))
     schedule = workload.make_scheduler(optimizer, plan.steps)
-    reset_peak(CPU)
-    before = peak_bytes(CPU)
     model.train()
     for norm in (m for m in model.modules() if bench.name == "efficientnet" and isinstance(m, nn.BatchNorm2d)):
         norm.eval()
