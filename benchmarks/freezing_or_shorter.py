@@ -329,6 +329,8 @@ def draw(table: pd.DataFrame, name: str, file: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     for number, method in enumerate(METHODS):
         found = table[table["method"].isin([method, "dense"][: 1 + (method == "shorter")])].sort_values("executed")
+        if found.empty:
+            continue
         how = {"color": pyplot.cm.tab20(number), "linewidth": 3 if method == "shorter" else 1}
         axes.plot(found["executed"], found["accuracy"], marker="osx"[number % 3], label=method, **how)
     pyplot.rcParams["svg.fonttype"], limits = "none", (table["accuracy"].quantile(0.1) - 1, table["accuracy"].max() + 1)
