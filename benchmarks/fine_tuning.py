@@ -176,7 +176,7 @@ def train_by_hand(parts: dict[str, Any], seed: int, *, held: bool, frozen: int =
 
 def compare_views(options: tuple[str, ...], counts: list[int], seeds: int) -> None:
     """Print test accuracy, seconds and compute saved with cached views, and with augmentation drawn anew."""
-    layer = {"CAC_STOP_LAYER_NUM": (116,), "CAC_STOP_LAYER_ITR": (0,), "CAC_PREFIX_MODE": "eval"}
+    layer = {"CAC_STOP_LAYER_NUM": (107,), "CAC_STOP_LAYER_ITR": (-1,), "CAC_PREFIX_MODE": "eval"}
     for count in (None, *counts):
         own = (*options, "augment=True", *(() if count is None else (f"views={count}",)))
         config = TrialConfig(
@@ -211,7 +211,8 @@ def main() -> None:
     if given.views:
         print(header("benchmarks/fine_tuning.py"), f"| {given.threads} threads, seeds 0 to 2")
         options = (f"data={given.data}", *([f"weights={given.weights}"] if given.weights else []))
-        return compare_views(options, given.views, 3)
+        compare_views(options, given.views, 3)
+        return
     try:
         parts = make(given.data, given.weights, given.images, given.px, given.epochs)
     except UserError as error:

@@ -177,10 +177,12 @@ def trained(bench: Bench, plan: Plan, seed: int) -> dict[str, Any]:
     model.train()
     for norm in (m for m in model.modules() if bench.name == "efficientnet" and isinstance(m, nn.BatchNorm2d)):
         norm.eval()
-    flops, seconds, frozen, table = 0.0, 0.0, dict(plan.frozen), CostTable(workload, model)
-    table.freeze()
+    flops, seconds, frozen = 0.0, 0.0, dict(plan.frozen)
     lasts = [parameters[bench.blueprint.plan.order[end]] for end in bench.ends]
-    cache = ForwardCache(model, budget_bytes=4 * 10**9) if plan.caches else None
+    cache = table = None
+    if plan.caches:
+        cache, table = ForwardCache(model, budget_bytes=4 * 10**9), CostTable(workload, model)
+        table.freeze()
     over = cache.over if cache is not None else iter
     batches = (batch for epoch in count() for batch in over(workload.train_batches(epoch, seed)))
     for step, batch in enumerate(islice(batches, plan.steps)):

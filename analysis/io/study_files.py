@@ -33,8 +33,8 @@ class StudyInfo(StudyOptions):
     """Points of its grid file: ``settings``, one map a point, and ``unnamed``; None for a space."""
     controls: bool = False  # of a study that has not recorded it
     """True if controls (cut dense runs and random stops) are trained in addition to its trials."""
-    sure: float = SURE
-    """Probability with which the answer holds on other seeds, as its search decided."""
+    decided_sure: float | None = None
+    """Probability with which the answer is to hold, as what decided in its search took `sure`; None before it ended."""
     lengths: str = "1.0"  # of a study that has not recorded it
     """Shares of the run that dense runs are cut to and searched, too; auto where the search chooses them."""
     sharing: bool = True
@@ -61,6 +61,11 @@ class StudyInfo(StudyOptions):
     """Epochs of a script's command, or that its baseline reported where it gives no number; None until that ended."""
     format: int = FORMAT
     """Version of this file."""
+
+    @property
+    def answer_sure(self) -> float:
+        """Return the probability with which its answer is to hold on other seeds."""
+        return next(value for value in (self.decided_sure, self.sure, SURE) if value is not None)
 
     @property
     def length_text(self) -> str:

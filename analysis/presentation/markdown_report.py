@@ -208,7 +208,13 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
     """
     line, quality = control_line(trials), info.quality
     said = headline(
-        ranking, best, allowed_drop, confirmation=confirmation, line=line, why_little=info.why_little, sure=info.sure
+        ranking,
+        best,
+        allowed_drop,
+        confirmation=confirmation,
+        line=line,
+        why_little=info.why_little,
+        sure=info.answer_sure,
     )
     counts = ", ".join(f"{n} {status}" for status, n in trials["status"].value_counts().items())
     parts = [

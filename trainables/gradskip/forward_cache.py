@@ -523,7 +523,8 @@ class ForwardCache:
                 try:
                     for _ in range(3):  # the first two compute; a model that draws or counts by itself differs there
                         with kept_generators(t.device for t in tensors_in((few, few_named))):
-                            found.append([t.detach() for t in tensors_in(twin(*few, **few_named))])
+                            leaves = tensors_in(twin(*few, **few_named))
+                            found.append([t.detach() for t in leaves if t.is_floating_point()])
                 except Exception:  # noqa: BLE001  # it takes batches of one size alone
                     return True
         first, again, read = found

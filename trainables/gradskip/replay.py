@@ -216,7 +216,6 @@ class GradskipReplay:
         self._names = {unit.end: signal_name(self.settings, unit.watched) for unit in blueprint.plan.units}
         rule = NAMED.get(self.settings.mode)
         self._acts_throughout = rule is not None and rule.scales_every_step
-        self._stops_before_first = self.machine.before_first is not None
 
     @property
     def iteration(self) -> int:
@@ -228,12 +227,11 @@ class GradskipReplay:
             self._step(recorded)
             settings = {k: v for k, v in asdict(self.settings).items() if k.startswith(("rule", "watch", "whole"))}
             return Intervention(iteration=0, action=action_text({**settings, **_how(self.config)}))
-        if self._stops_before_first and machine.iteration == 0 < until:
-            assert machine.before_first is not None
-            first = machine.before_first.layer
-            self.events.append(self.blueprint.event(-1, machine.before_first, self.settings))
+        if (first := machine.before_first) is not None and machine.iteration == 0 < until:
+            self.events.append(self.blueprint.event(-1, first, self.settings))
             self._step(recorded)
-            action = stop_action(self.config, self.blueprint, machine.decided_through, machine.distance, at_once=first)
+            through = machine.decided_through
+            action = stop_action(self.config, self.blueprint, through, machine.distance, at_once=first.layer)
             return Intervention(iteration=0, action=action)
         while machine.iteration < until:
             due = machine.quiet_until()
@@ -261,7 +259,7 @@ class GradskipReplay:
         return plan.decision
 
     def is_quiet(self) -> bool:
-        acts = self._acts_throughout or (self._stops_before_first and self.machine.iteration == 0)
+        acts = self._acts_throughout or (self.machine.before_first is not None and self.machine.iteration == 0)
         return self.machine.quiet_until() > self.machine.iteration and not acts
 
     def columns(self) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def answer(layout: Layout, *, allowed_drop: float | str, interrupted: bool = Fal
     if info is not None and info.allowed_drop == allowed_drop:
         ranking = with_holds(ranking, info.holds)
     confirmation = read_confirmation(layout, ranking, allowed_drop=allowed_drop)
-    sure = 0.0 if info is None else info.sure
+    sure = 0.0 if info is None else info.answer_sure
     return SearchResult(
         folder=layout.root,
         trials=trials,

@@ -118,7 +118,7 @@ def confirm(
             "where it failed"
         )
     base = config_of(baseline.iloc[0])
-    candidates = candidates_of(trials, info.allowed_drop, top, holds=info.holds, sure=info.sure)
+    candidates = candidates_of(trials, info.allowed_drop, top, holds=info.holds, sure=info.answer_sure)
     if candidates.empty:
         raise UserError(
             f"nothing to confirm in {layout.root}: no setting saves compute within the allowed "

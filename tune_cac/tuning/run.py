@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.formatting import plural
 from analysis.io.studies import read_journal
 from analysis.io.study_files import Layout
-from analysis.io.study_options import RESULTS, SURE
+from analysis.io.study_options import RESULTS
 from search_spaces import SpaceContext
 from search_spaces.grid import GridPoints
 from trainables.config import TrialConfig, wrapped_seed
@@ -106,7 +106,8 @@ def search(**given: Any) -> SearchResult:
                 info,
                 trials=trials_in_all(info.trials, options.trials, grid),
                 allowed_drop=options.drop,
-                sure=SURE if options.sure is None else options.sure,
+                sure=options.sure,
+                decided_sure=None,
                 holds=info.holds if info.allowed_drop == options.drop else {},
                 sharing=bool(options.sharing),
                 fresh_processes=options.fresh_processes,

@@ -335,8 +335,8 @@ class StudySearch(Searcher):
             return
         layout, known = Layout(self.plan.journal.parent), chooser.holds()
         holds = {str(trial): share for trial, share in known.items()}
-        if ((info := layout.read_info()).holds, info.sure) != (holds, chooser.sure):
-            layout.write_info(replace(info, holds=holds, sure=chooser.sure))
+        if ((info := layout.read_info()).holds, info.decided_sure) != (holds, chooser.sure):
+            layout.write_info(replace(info, holds=holds, decided_sure=chooser.sure))
 
     def unsure(self) -> list[int]:
         """Return trials that are less sure to hold on another seed than the answer is to be, as far as is known."""

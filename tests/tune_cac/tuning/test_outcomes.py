@@ -24,6 +24,7 @@ from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.stage_tree.store import StageStore
 from trainables.training.run import TrainingRun
 from tune_cac import search
+from tune_cac.study.search_options import SearchOptions
 from tune_cac.tuning import outcomes as module
 from tune_cac.tuning import probability_on_other_seeds
 from tune_cac.tuning.outcomes import OutcomeQueue, distinct_outcomes, predicted_again
@@ -331,12 +332,14 @@ def test_a_search_by_outcome_on_ray_ends_early_and_says_so(tmp_path: Path, capsy
     assert not found.interrupted
     assert {int(trial) for trial in info.holds} == set(ended.loc[ended["role"] != "baseline", "trial"])
     assert all(0 <= share <= 1 for share in info.holds.values())
-    kept = found.ranking.loc[~(found.ranking["holds"] < info.sure) & found.ranking["within_drop"]]
+    kept = found.ranking.loc[~(found.ranking["holds"] < info.answer_sure) & found.ranking["within_drop"]]
     assert found.best["trial"] == kept.iloc[0]["trial"]
     most = max(info.holds[str(trial)] for trial in kept.loc[kept["saved"] > 0, "trial"])
     sure = (1 + most) / 2
     surer = search(**options, trials=1, controls=False, sure=sure)  # more than any outcome that saves anything
-    assert Layout(tmp_path / "s").read_info().sure == sure
+    again = Layout(tmp_path / "s").read_info()
+    assert SearchOptions.of_study(info).sure is None  # so a resumed search has the default of what decides in it, too
+    assert SearchOptions.of_study(again).sure == again.sure == again.answer_sure == sure
     assert not surer.best.get("holds", 1.0) < sure
     assert surer.best["compute_saved"] < found.best["compute_saved"]
 
