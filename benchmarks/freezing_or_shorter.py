@@ -300,7 +300,7 @@ class Comparison:
             if near[0] > NEAR:
                 plans = self.cached(steps) if method.startswith("cached") else self.plans(method, steps, seed)
                 found = ((abs(share - budget), plan) for share, plan in plans)
-                near = min(near, *found, key=lambda one: one[0])
+                near = min([near, *found], key=lambda one: one[0])
         return near[1] if near[0] <= FAR else None
 
 
