@@ -69,6 +69,13 @@ def metric_words(quality: Quality) -> str:
     return "validation accuracy" if quality.is_accuracy else quality.name
 
 
+def compared_words(quality: Quality, *, tested: bool) -> str:
+    """Return the metric of the test split, or of validation, in words."""
+    if quality.is_accuracy:
+        return "test accuracy" if tested else metric_words(quality)
+    return f"{quality.name} on the test split" if tested else quality.name
+
+
 def drop_words(quality: Quality) -> str:
     """Return the words for getting worse, for the middle of a sentence.
 

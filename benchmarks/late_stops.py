@@ -8,7 +8,7 @@ A + 0.1, A + 0.2, A + 0.3 of the run; ``all T``: all of them at T; ``half T``: t
 but the last at T; ``dense``: none. Printed: compute saved, mean loss of validation and test accuracy against 30 dense
 epochs of the same seed with its standard deviation over seeds, in points, and the share of the seeds on which it is
 within half a point. A shorter run shares nothing with the baseline of its seed, so it is compared with further
-baselines, too (all pairs; `against_all`, `kept_all`): the seeds' own may be lucky. Then how well the losses are
+baselines, too (all pairs; `against_all`, `kept_all`): the seeds' own are few. Then how well the losses are
 explained by the square of the compute saved (least squares without a constant). Rows that a file has already are not
 trained again.
 """

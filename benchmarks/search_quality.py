@@ -2,7 +2,7 @@
 
     python benchmarks/search_quality.py [--searches lengths auto tpe] [--trials 100] [--seeds 10] [--concurrency 2]
                                         [--space auto_thresholds] [--workload digits] [--option NAME=VALUE ...]
-                                        [--data FOLDER] [--model NAME] [--epochs N] [--sure P] [--fresh 0]
+                                        [--data FOLDER] [--model NAME] [--epochs N] [--answer-seeds 4] [--fresh 0]
                                         [--equal-compute] [--results FOLDER]
 
 Each search is a command of its own. ``lengths`` is the default search, with cut dense runs and all controls, whose cost
@@ -12,7 +12,7 @@ the others (``tpe``, ``random``, ``gp``, ``nsga2``) are samplers of Optuna over 
 ``--equal-compute`` all but the first search named may execute what the first one did.
 
 ``answer`` is what the setting handed out saves of the compute that the study ranks by, which is training's unless the
-``--space`` joins another (``--sure``: the answer's of our searches), ``most`` that of the setting that saves most
+``--space`` joins another (``--answer-seeds``: of ours, others have one), ``most`` that of the setting that saves most
 within the allowed loss on the search's own seed, which others hand out; ``executed`` is what the search trained, in
 dense runs, its baseline included; ``hypervolume`` is that of the front above no saving and twice the allowed loss,
 ``area`` the same with gains over the baseline counted as no loss. With ``--fresh N`` every answer and its baseline are
@@ -63,7 +63,7 @@ class Found:
     hypervolume: float
     """Of the front, above no saving at the reference loss."""
     area: float
-    """The same with a gain over the baseline, which is luck of the seed, counted as no loss."""
+    """The same with a gain over the baseline, which is noise of the seed, counted as no loss."""
     wall_time_s: float
     """From the command's start to its end; 0 for a search that was there before."""
     loss: float
@@ -109,7 +109,7 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
             *(text for flag, value in given.items() if value is not None for text in (flag, str(value))),
             *(text for value in arguments.option for text in ("--option", value)),
             *(() if budget is None else ("--cost-budget", f"{budget:.3f}")),
-            *(() if arguments.sure is None or not ours else ("--sure", str(arguments.sure))),
+            "--seeds", str(arguments.answer_seeds if ours else 1),
         )  # fmt: skip
         wall_time_s = time.perf_counter() - begun
     found = answer(Layout(study), allowed_drop=ALLOWED)
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--data")
     parser.add_argument("--model")
     parser.add_argument("--epochs", type=int)
-    parser.add_argument("--sure", type=float, help="probability with which answers of our searches are to hold")
+    parser.add_argument("--answer-seeds", type=int, default=4, help="seeds of our searches' answers")
     parser.add_argument("--fresh", type=int, default=0, help="fresh seeds on which every answer is trained again")
     parser.add_argument("--equal-compute", action="store_true", help="searches after the first execute as much as it")
     parser.add_argument("--results", type=Path, help="keep the studies in this folder")

@@ -2,14 +2,13 @@
 
 Settings are explicit stops. With the default sampler the search decides them one after the other (`next_point`):
 whether norms hold their statistics, the depth that is frozen from the first step on, by bisection, a deeper prefix that
-follows later, fewer epochs. The answer is trained on further seeds; if their mean is not surely within the allowed
-loss, the search goes on.
+follows later, fewer epochs. What would be the answer and loses too much over further seeds counts as too deep, and the
+search goes on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,9 +23,6 @@ HALF = 0.5
 #: Parts of the depth that are told apart, and the least difference in compute saved, a fraction of the run's: so much
 #: more an answer might save.
 PARTS, WORTHWHILE = 16, 0.03
-#: Further seeds on which what would be the answer is trained: one at least, and as many as cost together no more than
-#: this share of a training.
-MOST_SEEDS, SHARE_OF_SEEDS = 3, 0.6
 LAYER, ITERATION = "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR"
 NORMS, MODE = "CAC_NORM_STATISTICS", "CAC_PREFIX_MODE"
 HELD, MOVING = "hold_all", "go_on"
@@ -116,10 +112,6 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
         wanted = Tried(parameters=parameters, epochs=epochs)
         return wanted.among(tried) or wanted
 
-    def within(one: Tried) -> bool:
-        """Return whether a setting is within the allowed loss, and surely so if it has all its further seeds."""
-        return one.is_within and (one.is_sure or not one.has_ended or one.seeds <= _further_seeds(one))
-
     def deepest(
         reached: int, too_deep: int, setting: Callable[[int], Tried]
     ) -> Generator[Tried, None, tuple[int, int]]:
@@ -130,7 +122,7 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
                 break
             middle = (reached + too_deep) // 2
             yield setting(middle)
-            if within(setting(middle)):
+            if setting(middle).is_within:
                 reached = middle
             else:
                 too_deep, saved_deeper = middle, setting(middle).saved
@@ -138,7 +130,7 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
 
     if context.has_norms and ends:
         yield (held := at((len(ends) - 1) // 2))
-        if not within(held):
+        if not held.is_within:
             norms = MOVING
             yield (moving := at((len(ends) - 1) // 2))
             norms = MOVING if moving.lost < held.lost else HELD
@@ -156,22 +148,12 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
         if found is None:
             break
         yield found(epochs=epochs)
-        if not within(found(epochs=epochs)):
+        if not found(epochs=epochs).is_within:
             if first > 0 and 1 - share * (1 - found().saved / 2) > found().saved:
                 yield at(first // 2, epochs=epochs)
             break
-    answer = max((one for one in tried if within(one)), key=lambda one: one.saved, default=None)
-    if answer is not None and answer.saved > 0:
-        yield answer  # it may be in training on a further seed
-        if answer.seeds == 1 or not answer.is_sure:
-            yield replace(answer, seeds=answer.seeds + 1)
     if context.has_norms and norms == HELD and ends and not {"frozen", NORMS} & settled(context):
         yield at(None)
-
-
-def _further_seeds(answer: Tried) -> int:
-    """Return the number of further seeds on which what would be the answer is trained, unless fewer make it sure."""
-    return min(MOST_SEEDS, max(1, int(SHARE_OF_SEEDS / max(1e-9, 1 - answer.saved))))
 
 
 def _is_worth_deepening(context: SpaceContext, saved: float, saved_deeper: float) -> bool:

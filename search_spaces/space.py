@@ -88,23 +88,16 @@ class Tried:
     """Epochs of the run."""
     has_ended: bool = False
     """False while it is being trained."""
-    seeds: int = 1
-    """Seeds on which it is trained or has been trained."""
     saved: float = 0.0
     """Compute saved, a fraction of the baseline's."""
     lost: float = math.inf
-    """Mean loss of the metric against the baseline; infinite as long as it is not known, and if one run failed."""
+    """Loss of the metric against the baseline; infinite as long as it is not known, and if the run failed."""
     is_within: bool = False
-    """True if that is no more than the allowed loss."""
-    is_sure: bool = False
-    """True if the mean over all seeds is so, too, as surely as wanted."""
+    """True if that is no more than the allowed loss, and the mean over further seeds not known to be more."""
 
     def among(self, tried: Iterable[Tried]) -> Tried | None:
-        """Return the one of the same parameters and length on at least as many seeds; None if there is none."""
-        return next(
-            (t for t in tried if (t.parameters, t.epochs) == (self.parameters, self.epochs) and t.seeds >= self.seeds),
-            None,
-        )
+        """Return the one of the same parameters and length; None if there is none."""
+        return next((t for t in tried if (t.parameters, t.epochs) == (self.parameters, self.epochs)), None)
 
 
 class Suggests(Protocol):

@@ -15,6 +15,7 @@ from browser import LACKING
 from browser import chromium as chromium  # once: a second import would be a second browser, which playwright refuses
 from commands_run import Run
 from one_ray import RAY
+from one_seed import one_seed
 from xdist.scheduler import LoadFileScheduling
 
 # Timing never decides a test.
@@ -121,13 +122,21 @@ def _no_cac_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def searches_of_one_seed() -> Iterator[None]:
+    """Let searches train their answers on one seed unless they say otherwise, as `one_seed` does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tune_cac.study.search_options.SEEDS", 1)
+        yield
+
+
 @pytest.fixture
 def tune_cac_command(tmp_path: Path) -> Run:
     """``python -m tune_cac ARGUMENTS`` in an empty folder, as a user runs it."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "tune_cac", *arguments],
+            [sys.executable, "-m", "tune_cac", *one_seed(arguments)],
             cwd=tmp_path,
             env={**os.environ, **environment},
             capture_output=True,

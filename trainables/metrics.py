@@ -160,7 +160,8 @@ def named_row(row: Mapping[str, Any], quality: Quality = ACCURACY) -> dict[str, 
 #: Columns of tables of trials that are no results; a metric of such a name would replace them.
 TABLE_COLUMNS = frozenset({
     "trial", "role", "status", "error", "control", "candidate", "options", "of_epochs", "study", "rank", "within_drop",
-    "on_front", "baseline", "duplicate_of", "beats_shorter", "holds", "run_facts", "other_seed_drop",
+    "on_front", "baseline", "duplicate_of", "beats_shorter", "run_facts", "seeds", "drop_mean", "drop_low", "drop_high",
+    "drop_worst", "within_over_seeds",
 })  # fmt: skip
 #: Keys that a row may have.
 ROW_KEYS: tuple[str, ...] = tuple(metric.name for metric in ROW)

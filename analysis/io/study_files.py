@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from analysis.io.study_options import SURE, StudyOptions
+from analysis.io.study_options import StudyOptions
 from trainables.errors import UserError
 from trainables.quality import DEFAULT_DROP
 from trainables.registry import SCRIPT
@@ -33,8 +33,8 @@ class StudyInfo(StudyOptions):
     """Points of its grid file: ``settings``, one map a point, and ``unnamed``; None for a space."""
     controls: bool = False  # of a study that has not recorded it
     """True if controls (cut dense runs and random stops) are trained in addition to its trials."""
-    decided_sure: float | None = None
-    """Probability with which the answer is to hold, as what decided in its search took `sure`; None before it ended."""
+    seeds: int | None = 1  # of a study that has not recorded it
+    """Seeds on which its answer is trained at most."""
     lengths: str = "1.0"  # of a study that has not recorded it
     """Shares of the run that dense runs are cut to and searched, too; auto where the search chooses them."""
     sharing: bool = True
@@ -49,23 +49,20 @@ class StudyInfo(StudyOptions):
     """Versions of the packages that ran it."""
     candidates: list[int] = field(default_factory=list)
     """For a confirmation, the numbers of the selected trials over all its calls; empty for a search."""
+    looks: int = 1
+    """For a confirmation, how often it may look at its results before it ends (`confirmation.looks_at`)."""
     method: str = "gradskip"
     """Method of its space."""
     why_little: str = ""
     """Reason why settings of the space have little or no effect on its run; empty where not known."""
-    holds: Mapping[str, float] = field(default_factory=dict)
-    """Probabilities of staying within the allowed drop on another seed, by trial, where outcomes were chosen."""
+    answer: Mapping[str, Any] | None = None
+    """Numbers of its answer (`summary_text.Answer`); None where there is none."""
     storage: str = ""
     """URI of the study in object storage, where its trials share training; empty: all of it is in its folder."""
     script_epochs: int | None = None
     """Epochs of a script's command, or that its baseline reported where it gives no number; None until that ended."""
     format: int = FORMAT
     """Version of this file."""
-
-    @property
-    def answer_sure(self) -> float:
-        """Return the probability with which its answer is to hold on other seeds."""
-        return next(value for value in (self.decided_sure, self.sure, SURE) if value is not None)
 
     @property
     def length_text(self) -> str:

@@ -29,9 +29,8 @@ def results_here(results: str | Path) -> Path:
 #: Default of the number of trials.
 TRIALS = 24
 
-#: Defaults of the probability with which an answer holds: on another seed; on average over seeds, where it is trained
-#: on further ones.
-SURE, SURE_ON_AVERAGE = 0.5, 0.8
+#: Default of the seeds on which an answer is trained.
+SEEDS = 4
 
 
 def option(
@@ -156,14 +155,14 @@ class StudyOptions:
         metavar="SHARES",
         rare=True,
     )
-    sure: float | None = option(
+    seeds: int | None = option(
         None,
-        "probability with which the answer is to stay within the allowed drop on another seed, or on average over "
-        "seeds where the search trains it on further ones, in [0, 1): the higher, the less is saved; 0: its own seed "
-        "is enough",
-        default_words=f"{SURE}, of frozen_prefix {SURE_ON_AVERAGE}",
-        metavar="P",
-        rare=True,
+        "seeds, the study's own among them, on which what would be the answer is trained beside the baseline until "
+        "that decides its mean loss; 1: the study's own alone",
+        at_least=1,
+        at_most=16,
+        default_words=f"{SEEDS}; on --resume as the study was searched",
+        on_resume=True,
     )
     grid: str | Path | Mapping[str, Any] | None = option(
         None,

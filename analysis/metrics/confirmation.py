@@ -10,12 +10,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.formatting import ROUNDING
+from analysis.formatting import ROUNDING, compared_words
 from analysis.io.checked import group_codes, plain
 from analysis.io.studies import load
 from analysis.io.study_files import Layout
 from analysis.metrics.duplicates import outcomes
 from analysis.metrics.noise import is_constant, resolution_of
+from analysis.metrics.over_seeds import compared_column
 from analysis.metrics.saving import quality_of, saved_of
 from trainables.errors import UserError
 from trainables.quality import Quality, allowed_amount, read_drop
@@ -183,6 +184,30 @@ def _check_levels(confidence: float, comparisons: int, resolution: float | None)
         raise UserError(f"the resolution must be > 0, such as 1 / number of test samples, got {resolution}")
 
 
+def looks_at(seeds: int) -> list[int]:
+    """Return the numbers of seeds after which a confirmation that ends once it is decided looks at its results.
+
+    They are fixed before it begins, and each look has an equal share of the error (Bonferroni; alpha spending as of
+    Pocock 1977 would spend it on the same looks, a little less carefully).
+
+    >>> looks_at(3), looks_at(16)
+    ([3], [3, 6, 12, 16])
+    """
+    found = [FEWEST_PAIRS]
+    while found[-1] < seeds:
+        found.append(min(seeds, 2 * found[-1]))
+    return found
+
+
+def rate_excluded(seeds: int, confidence: float = 0.95) -> float:
+    """Return the share of seeds with a large loss that is excluded by as many without one, with this confidence.
+
+    >>> round(rate_excluded(5), 3), round(rate_excluded(59), 3)
+    (0.451, 0.05)
+    """
+    return float(1 - (1 - confidence) ** (1 / seeds))
+
+
 def confirm_table(
     trials: pd.DataFrame,
     *,
@@ -246,10 +271,7 @@ def confirm_table(
     runs["drop"] = quality.sign * (references - runs[name])
     runs["limit"] = allowed_amount(allowed_drop, references)
     runs = runs.dropna(subset=["drop", "compute_saved", SAVED])
-    tested = name == quality.test
-    words = f"{quality.name} on the test split" if tested else quality.name
-    if quality.is_accuracy:
-        words = "test accuracy" if tested else "validation accuracy"
+    words = compared_words(quality, tested=name == quality.test)
     candidates = attempts["candidate"].unique()
     comparisons = max(len(candidates), planned)
     rows = []
@@ -283,13 +305,6 @@ def _mean_and_limits(
     return (found.mean, found.low, found.high)
 
 
-def compared_column(trials: pd.DataFrame) -> str:
-    """Return the metric's column for comparing runs: of the test split, else of the validation split."""
-    quality = quality_of(trials)
-    known = quality.test in trials.columns and trials[quality.test].notna().any()
-    return quality.test if known or quality.name not in trials.columns else quality.name
-
-
 def read_confirmation(layout: Layout, ranking: pd.DataFrame, *, allowed_drop: float | str) -> pd.DataFrame | None:
     """Return the table of a study's confirmation (`analysis.confirm_table`), None where there is none or no candidate.
 
@@ -300,7 +315,7 @@ def read_confirmation(layout: Layout, ranking: pd.DataFrame, *, allowed_drop: fl
     if not child.info.is_file() or not child.journal.is_file():
         return None
     try:
-        trials, planned = load(child.root), child.read_info().candidates
+        trials, info = load(child.root), child.read_info()
     except UserError as error:
         warnings.warn(f"the confirmation cannot be read: {error}", stacklevel=2)
         return None
@@ -308,7 +323,8 @@ def read_confirmation(layout: Layout, ranking: pd.DataFrame, *, allowed_drop: fl
         trials,
         allowed_drop=allowed_drop,
         resolution=resolution_of(trials[compared_column(trials)]) if quality_of(trials).is_accuracy else None,
-        planned=len(planned),
+        planned=len(info.candidates),
+        confidence=1 - 0.05 / info.looks,
     )
     named = dict(zip(ranking["trial"], outcomes(ranking), strict=True))
     table["candidate"] = table["candidate"].map(lambda number: named.get(number, number)).astype("int64")

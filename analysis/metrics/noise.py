@@ -5,7 +5,6 @@ Symbols: n samples of a split, e share of misclassified samples, a = 1 - e accur
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -69,27 +68,3 @@ def seed_noise(accuracy: Any, resolution: float | None) -> NDArray[np.float64]:
     wrong = 1 - np.asarray(accuracy, dtype=np.float64)
     per_sample = 2 * np.minimum(wrong / 2, wrong * (1 - wrong))
     return np.sqrt(np.clip(per_sample, 0, None) * (resolution or 0.0))
-
-
-def with_holds(ranking: pd.DataFrame, holds: Mapping[str, float]) -> pd.DataFrame:
-    """Return a ranking with the probability of each trial to stay within the allowed loss on another seed, if known.
-
-    ``holds`` has the probabilities by the trials' numbers (`StudyInfo.holds`).
-    """
-    if not holds:
-        return ranking
-    return ranking.assign(holds=ranking["trial"].astype(int).astype(str).map(dict(holds)).astype(float))
-
-
-def is_unsure(ranking: pd.DataFrame, sure: float) -> pd.Series[bool]:
-    """Return a mask of the trials that are known to hold on another seed with less than a probability."""
-    return is_less(ranking["holds"], sure) if "holds" in ranking.columns else pd.Series(False, index=ranking.index)
-
-
-def is_less(holds: Any, sure: float) -> Any:
-    """Return whether probabilities of holding are below a wanted one, but for rounding.
-
-    >>> is_less(pd.Series([0.4999996, 0.49]), 0.5).tolist()
-    [False, True]
-    """
-    return holds < sure - 1e-6

@@ -8,6 +8,7 @@ after the others of its kind, and is on no front.
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -18,7 +19,16 @@ from numpy.typing import NDArray
 from analysis.formatting import ROUNDING
 from analysis.io.checked import check_distinct_trials, group_codes, is_value, keys_of, numbers_of, plain
 from analysis.metrics.duplicates import duplicate_of
-from analysis.metrics.noise import is_unsure, resolution_of, seed_noise
+from analysis.metrics.noise import resolution_of, seed_noise
+from analysis.metrics.over_seeds import (
+    OTHER_SEED,
+    SHORTER_ON_SEED,
+    OverSeeds,
+    losses_of,
+    over_seeds,
+    shorter_of,
+    with_seeds,
+)
 from analysis.metrics.pareto import non_dominated
 from analysis.metrics.saving import quality_of, ranks_by_training, saved_of
 from trainables.errors import UserError
@@ -165,17 +175,22 @@ def _are_several(trials: pd.DataFrame) -> bool:
 # - the best accuracy of all cut dense runs that save at least s, as a larger saving is acceptable, too.
 #
 # The line ends at the shortest of them; settings that save more are not compared. Both sides are single trainings:
-# within one sample of the validation split, and within the noise of another seed (`noise`), they are about equal.
+# within one sample of the validation split, and within the noise of another seed (`noise`), they are alike.
 # Compute is always that of training: in a study that ranks by inference compute, or by both, no trial is compared.
 
 #: Role of a cut dense run that is a result of its own: the search chose its length, and searches stops on it.
 CUT = "cut"
 #: Values of the column ``control``.
-SHORTER, RANDOM_STOPS, OTHER_SEED = "shorter", "random stops", "other seed"
+SHORTER, RANDOM_STOPS = "shorter", "random stops"
 #: The same as readers see them.
-CONTROL_NAMES = {SHORTER: "cut dense run", RANDOM_STOPS: "random stops", OTHER_SEED: "setting on another seed"}
+CONTROL_NAMES = {
+    SHORTER: "cut dense run",
+    RANDOM_STOPS: "random stops",
+    OTHER_SEED: "further seed",
+    SHORTER_ON_SEED: "cut dense run",
+}
 #: Results of the comparison of a setting with a cut dense run.
-BEATS, EQUAL, LOSES = "yes", "about equal", "no"
+AHEAD, ALIKE, BEHIND = "ahead", "alike", "behind"
 
 
 def is_control(trials: pd.DataFrame) -> pd.Series[bool]:
@@ -205,8 +220,10 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
     """Return savings and accuracies of the baseline and of the controls of kind ``shorter`` of one study, ascending.
 
     Columns: ``trial``, ``epochs``, ``compute_saved`` (against the baseline's budget), ``accuracy`` or the study's
-    metric; no rows without a completed baseline or cut dense run. ``line.attrs``: ``quality`` (the metric) and
-    ``resolution`` (one sample of the validation split as a fraction, None where it is not known). UserError: a column
+    metric; no rows without a completed baseline or cut dense run. ``line.attrs``: ``quality`` (the metric),
+    ``resolution`` (one sample of the validation split as a fraction, None where it is not known), ``losses`` and
+    ``expected`` (of all settings on further seeds, see `over_seeds.losses_of`), and ``epochs`` of the dense runs cut to
+    the compute of a setting there, by its number. UserError: a column
     is missing or holds text instead of numbers; the controls are of several studies or seeds.
 
     >>> trials = pd.DataFrame({
@@ -236,6 +253,10 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
     line.attrs["quality"] = quality
     if len(line):
         line.attrs["resolution"] = resolution_of(done[quality.name]) if quality.is_accuracy else None
+        line.attrs["losses"], line.attrs["expected"] = losses_of(trials)
+        on_seeds = trials[is_value(trials, "control", SHORTER_ON_SEED)]
+        if len(on_seeds):
+            line.attrs["epochs"] = on_seeds.groupby(on_seeds["candidate"].astype(int))["epochs"].first().astype(int)
     return line
 
 
@@ -265,7 +286,7 @@ def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]
 
 
 def insignificant_difference(line: pd.DataFrame, accuracy: Any) -> NDArray[np.float64]:
-    """Return the difference up to which a setting and a cut dense run are about equal: a sample or the seed noise.
+    """Return the difference up to which a setting and a cut dense run are alike: a sample or the seed noise.
 
     The accuracy may have any shape. Of other metrics than an accuracy neither is known: 0.
     """
@@ -279,7 +300,7 @@ def insignificant_difference(line: pd.DataFrame, accuracy: Any) -> NDArray[np.fl
 def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     """Return whether each trial is better in the metric than a cut dense run of the same compute, judged by one seed.
 
-    That is ``yes``, ``no`` or, within `insignificant_difference`, ``about equal``; NA beyond the line's end, for its
+    That is ``ahead``, ``behind`` or, within `insignificant_difference`, ``alike``; NA beyond the line's end, for its
     own points, for trials that save nothing or did not complete, and where the study ranks by other compute than that
     of training.
 
@@ -289,7 +310,7 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     ...     "compute_saved": [0.0, 0.1, 0.3, 0.3, 0.6],
     ... })
     >>> beats_shorter(trials, line).tolist()
-    [<NA>, 'no', 'yes', 'about equal', <NA>]
+    [<NA>, 'behind', 'ahead', 'alike', <NA>]
     """
     quality = _quality_of(line)
     trials = plain(trials, needed=("status", quality.name, "compute_saved"))
@@ -299,8 +320,23 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     judged &= ~is_shorter(trials) & ranks_by_training(trials)
     more = quality.sign * (value - reached)
     nothing = insignificant_difference(line, (value + reached) / 2) + ROUNDING
-    words = pd.Series(np.select([more > nothing, more < -nothing], [BEATS, LOSES], EQUAL), index=trials.index)
+    words = pd.Series(np.select([more > nothing, more < -nothing], [AHEAD, BEHIND], ALIKE), index=trials.index)
     return words.astype("string").mask(~judged.to_numpy())
+
+
+def ahead_of_shorter(best: pd.Series, line: pd.DataFrame) -> tuple[int, OverSeeds, OverSeeds] | None:
+    """Return the epochs of the dense run cut to a setting's compute, its loss, and what the setting loses less.
+
+    Both are over further seeds; None where that run was not trained on them.
+    """
+    losses, expected = line.attrs.get("losses", {}), line.attrs.get("expected", 0.0)
+    number = int(best["trial"])
+    own, its = losses.get(number, {}), losses.get(shorter_of(number), {})
+    its = {seed: loss for seed, loss in its.items() if math.isfinite(loss - own.get(seed, math.nan))}  # none failed
+    if not its:
+        return None
+    found = over_seeds({0: [*its.values()], 1: [loss - own[seed] for seed, loss in its.items()]}, expected)
+    return line.attrs["epochs"][number], found[0], found[1]
 
 
 #: Decimals of an accuracy loss that count: differences of equal counts over equal splits agree to about 1e-16.
@@ -322,7 +358,7 @@ def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None) -> pd
     Before the other columns stand `rank` (from 1), `within_drop`, `on_front` (the Pareto front of accuracy and `saved`)
     and `duplicate_of` (Int64: an earlier trial, see `duplicates`); where a study searches options of the workload also
     `baseline` (Int64: the trial of the same options that it is compared with), and where the search trained settings on
-    another seed, `other_seed_drop` (their mean loss there).
+    further seeds, what `over_seeds.with_seeds` adds.
 
     UserError: the allowed loss is out of range, a column is missing, or a trial occurs twice. UserWarning: some of
     several studies, workloads or seeds have no completed baseline, or there is none at all.
@@ -351,10 +387,11 @@ def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None) -> pd
     known = np.flatnonzero(~np.isnan(values).any(axis=1))
     done["on_front"] = np.isin(np.arange(len(done)), known[non_dominated(values[known])])
     done["duplicate_of"] = duplicate_of(done)
-    again = trials[is_value(trials, "control", OTHER_SEED) & is_value(trials, "status", "completed")]
-    if len(again) and not several:
-        lost = quality.sign * (reference_values(done, quality).iloc[0] - numbers_of(again, quality.name))
-        done["other_seed_drop"] = done["trial"].map(lost.groupby(again["candidate"]).mean())
+    if not several:
+        done = with_seeds(done, trials, pd.Series(limit, index=done.index))
+    if "seeds" in done:  # what one of them says is no longer asked
+        over = done["within_over_seeds"].fillna(True).where(done["seeds"].notna(), done["within_drop"])
+        done["within_drop"] = over.astype(bool)
     front = ["trial", "role", "within_drop", "on_front", quality.name, quality.drop, "compute_saved", "duplicate_of"]
     if (numbers := _baseline_numbers(trials)) is not None:
         done["baseline"] = numbers
@@ -373,18 +410,27 @@ def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None) -> pd
     return done
 
 
-def best(ranking: pd.DataFrame, *, sure: float = 0.0) -> pd.Series | None:
-    """Return the first trial of a ranking that is within the allowed accuracy loss, None if there is none.
+def best(ranking: pd.DataFrame) -> pd.Series | None:
+    """Return the setting that saves most of those whose mean over further seeds is within the allowed accuracy loss.
 
-    It stays within that on another seed with a probability (column `holds`) of at least `sure`, where that is known.
+    Where none is with enough confidence: of those whose mean is, the one whose interval's upper end is lowest. Where
+    none was trained on further seeds: the first that is within it on the search's own. None if there is none.
 
     >>> ranking = pd.DataFrame({"trial": [2, 1, 0], "within_drop": [False, True, True]})
     >>> int(best(ranking)["trial"])
     1
     >>> best(ranking.head(1)) is None
     True
+    >>> int(best(ranking.assign(within_over_seeds=pd.array([None, False, True], dtype="boolean")))["trial"])
+    0
     """
-    within = ranking[ranking["within_drop"].astype(bool) & ~is_unsure(ranking, sure)]
+    within = ranking[ranking["within_drop"].astype(bool)]
+    if "within_over_seeds" in ranking:
+        known = within["within_over_seeds"]
+        if known.any():
+            within = within[known.fillna(False)]
+        else:
+            within = within[known.isna() & (within["seeds"] > 0)].sort_values("drop_high", kind="stable")
     return within.iloc[0] if len(within) else None
 
 

@@ -10,18 +10,10 @@ import pandas as pd
 from analysis.formatting import (
     LINE_WIDTH,
     allowed_text,
-    drop_text,
     drop_words,
-    metric_words,
-    percent,
-    plural,
-    value_text,
-    whole_percent,
 )
 from analysis.io.study_files import StudyInfo
-from analysis.metrics.confirmation import confirmation_of, retrained_saving
-from analysis.metrics.ranking import accuracy_when_shorter, beats_shorter
-from analysis.metrics.saving import saved_of_one, saving_of
+from analysis.metrics.confirmation import confirmation_of
 from analysis.presentation.settings_text import (
     compresses,
     cut_words,
@@ -32,19 +24,17 @@ from analysis.presentation.settings_text import (
     schedule_text,
 )
 from analysis.presentation.summary_text import (
-    DropWords,
+    against_shorter,
+    answer_sentence,
     config_of,
     is_answer,
-    one_seed_sentence,
     retraining_sentence,
     searched_options,
-    time_beside,
 )
 from trainables.config import TrialConfig
 from trainables.gradients.fields import estimator_in
 from trainables.gradskip.settings import OFF
 from trainables.gradskip.variables import BY_NAME
-from trainables.savings import saved_words
 from trainables.script.placeholders import CACHE_VARIABLE, EPOCHS_VARIABLE
 
 
@@ -150,43 +140,22 @@ def _about_answer(
     """Return the comments at the top of a file with the best settings: their origin and confirmation."""
     study = f"# tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {info.seed}"
     if best is None or not is_answer(best):
-        sure = best is not None and "holds" in best.index
         return [
             study,
             f"# Nothing tried saves compute within the allowed {drop_words(info.quality)} of "
-            f"{allowed_text(allowed_drop, info.quality)}"
-            f"{' and is sure enough to hold on another seed' if sure else ''}: off.",
+            f"{allowed_text(allowed_drop, info.quality)}: off.",
         ]
-    saved, words = saved_words(saving_of(best)), DropWords(best, allowed_drop)
-    quality = words.quality
-    lines = [
-        study,
-        f"# trial {best['trial']}: {saved} {percent(saved_of_one(best))}, {metric_words(quality)} "
-        f"{value_text(best[quality.name], quality)}, {drop_words(quality)} {drop_text(best[quality.drop], quality)} "
-        f"(allowed {words.allowed})",
-    ]
+    lines = [study, f"# trial {best['trial']}"]
     if options := searched_options(best):
         lines.append(f"# With these options of the workload: {options}")
-    lines += comment_lines(time_beside(best).rstrip("."))
-    word = pd.NA if line is None or len(line) == 0 else beats_shorter(best.to_frame().T, line).iloc[0]
-    if line is not None and not pd.isna(word):
-        reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
-        value = f"{metric_words(quality)} {value_text(reached, quality)}"
-        lines.append(f"# Dense run cut to the same compute: {value} on that seed; beaten: {word}.")
     again = confirmation_of(confirmation, best)
-    if again is None:
-        return [*lines, *comment_lines(one_seed_sentence(best, allowed_drop).rstrip("."))]
-    if not again["confirmed"]:
-        return [*lines, f"# Not confirmed: {retraining_sentence(again, words)}."]
-    split = "" if pd.isna(best.get(quality.test)) else " and the test split"
-    return [
-        *lines,
-        f"# Confirmed on {plural(again['seeds'], 'fresh seed')}{split}: {saved} {percent(retrained_saving(again))},",
-        f"#   {drop_words(quality)} {drop_text(again[quality.drop], quality)}; {words.at_most(again['drop_high'])} "
-        f"with {whole_percent(again['confidence'])} confidence.",
-    ]
+    lines += comment_lines(answer_sentence(best, allowed_drop, confirmation))
+    if again is not None:
+        why = retraining_sentence(again)
+        lines.append(f"# {'Confirmed' if again['confirmed'] else 'Not confirmed'} on fresh seeds{why and f': {why}'}.")
+    return lines + comment_lines(against_shorter(best, line, confirmation))
 
 
 def comment_lines(text: str) -> list[str]:
     """Return a sentence as lines of a comment; none for an empty one."""
-    return textwrap.wrap(text and f"{text}.", LINE_WIDTH, initial_indent="# ", subsequent_indent="#   ")
+    return textwrap.wrap(text, LINE_WIDTH, initial_indent="# ", subsequent_indent="#   ")

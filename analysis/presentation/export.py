@@ -11,7 +11,7 @@ from analysis.io.study_files import StudyInfo
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.best_env import environment_lines
 from analysis.presentation.settings_text import compresses, cut_words, length_lines, schedule_text
-from analysis.presentation.summary_text import config_of, searched_options, time_beside
+from analysis.presentation.summary_text import config_of, searched_options
 from trainables.errors import UserError, unknown_name
 from trainables.savings import saved_words
 
@@ -66,7 +66,6 @@ def _about(row: pd.Series, info: StudyInfo) -> list[str]:
         f"tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {int(row['seed'])}",
         f"trial {row['trial']}: {saved_words(saving_of(row))} {percent(saved_of_one(row))}, {metric_words(quality)} "
         f"{value_text(row[quality.name], quality)}, {drop_words(quality)} {lost}",
-        time_beside(row),
         f"with these options of the workload: {options}" if options else "",
         f"trained {length}" if length else "",
         f"One seed. {'Epochs' if row['method'] == 'compression' else 'Iterations'} are those of a run of this length.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -12,23 +13,27 @@ import pandas as pd
 from analysis.formatting import (
     ROUNDING,
     allowed_text,
+    drop_number,
     drop_text,
     drop_words,
     metric_words,
     percent,
     plural,
     short_name,
+    unit_of_drop,
     value_text,
     whole_percent,
 )
 from analysis.io.checked import number_of, numbers_of
-from analysis.metrics.confirmation import compared, confirmation_of, retrained_saving, without_refuted
+from analysis.metrics.confirmation import compared, confirmation_of, retrained_saving
 from analysis.metrics.duplicates import outcomes
-from analysis.metrics.noise import is_unsure
+from analysis.metrics.over_seeds import CONFIDENCE
 from analysis.metrics.ranking import (
-    BEATS,
-    EQUAL,
+    AHEAD,
+    ALIKE,
+    BEHIND,
     accuracy_when_shorter,
+    ahead_of_shorter,
     baseline_of,
     beats_shorter,
     dense_with_held_norms,
@@ -50,8 +55,6 @@ TREE_CAPTION = (
 )
 #: Gain over the baseline, in allowed drops, above which the baseline is doubted.
 _TIMES_ALLOWED = 10
-#: Difference of the shares saved in FLOPs and in time above which both are given.
-_TIME_APART = 0.1
 
 
 def config_of(row: pd.Series) -> TrialConfig:
@@ -115,6 +118,54 @@ def short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A study's answer in numbers; losses in the metric's unit, below 0 where it is better than the baseline."""
+
+    trial: int
+    saved: float  # of the compute that the study ranks by, a fraction
+    time_saved: float | None  # a fraction, one measurement
+    loss: float  # mean over the seeds
+    low: float | None  # ends of its interval; None for the search's own seed, and where nothing is known of the noise
+    high: float | None
+    worst: float | None  # loss of the worst seed
+    seeds: int  # seeds that chose nothing; 1: the search's own alone
+    confidence: float | None  # of the interval
+    compared: str  # what the loss is of, such as "test accuracy"
+    certain: bool  # whether the mean is within the allowed loss as surely as an answer is to be
+
+
+def answer_of(best: pd.Series, confirmation: pd.DataFrame | None = None) -> Answer:
+    """Return the numbers of a study's answer, of its confirmation where it was retrained there."""
+    quality, again = quality_of(best), confirmation_of(confirmation, best)
+    time = number_of(best, "time_saved")
+    common: dict[str, Any] = {
+        "trial": int(best["trial"]),
+        "time_saved": None if math.isnan(time) or saving_of(best) != TRAINING else time,
+    }
+    if again is not None and again["seeds"] > 1:
+        return Answer(
+            **common, saved=retrained_saving(again), loss=float(again[quality.drop]), low=float(again["drop_low"]),
+            high=float(again["drop_high"]), worst=float(again["drop_worst"]), seeds=int(again["seeds"]),
+            confidence=float(again["confidence"]), compared=compared(again), certain=bool(again["confirmed"]),
+        )  # fmt: skip
+    common |= {"saved": float(saved_of_one(best))}
+    seeds = best.get("seeds")
+    if seeds is None or pd.isna(seeds):
+        words = metric_words(quality)
+        return Answer(
+            **common, loss=float(best[quality.drop]), low=None, high=None, worst=None, seeds=1, confidence=None,
+            compared=words, certain=False,
+        )  # fmt: skip
+    within, tested = best["within_over_seeds"], not pd.isna(best.get(quality.test))
+    words = f"{quality.name} of both splits" if tested else metric_words(quality)
+    low, high = (None if pd.isna(best[name]) else float(best[name]) for name in ("drop_low", "drop_high"))
+    return Answer(
+        **common, loss=float(best["drop_mean"]), low=low, high=high, worst=float(best["drop_worst"]), seeds=int(seeds),
+        confidence=CONFIDENCE, compared=words, certain=bool(within is not pd.NA and within),
+    )  # fmt: skip
+
+
 def headline(
     ranking: pd.DataFrame,
     best: pd.Series | None,
@@ -123,9 +174,8 @@ def headline(
     confirmation: pd.DataFrame | None = None,
     line: pd.DataFrame | None = None,
     why_little: str = "",
-    sure: float = 0.0,
 ) -> str:
-    """Return the result in a few sentences: saving, drop of the metric, confirmation, comparison with a cut dense run.
+    """Return the result: one sentence on what to train, what it saves and loses, and what has to be known beside it.
 
     Args:
         ranking: from `analysis.rank`.
@@ -134,7 +184,6 @@ def headline(
         confirmation: from `analysis.confirm_table`; None if no confirmation was started.
         line: from `analysis.control_line`; None for no comparison with a cut dense run.
         why_little: why the space's settings do little on this run (`StudyInfo.why_little`); said if none is best.
-        sure: as for `analysis.best`.
     """
     if len(ranking) == 0:
         return "No trial has completed, so there is nothing to rank."
@@ -142,44 +191,74 @@ def headline(
     if not (ranking["role"] == "baseline").any():
         return f"The baseline did not complete, so no {drop_words(quality)} can be stated and nothing is recommended."
     if best is None or saved_of_one(best) <= 0:
-        said = _no_recommendation(ranking, allowed_drop, confirmation, sure)
+        said = _no_recommendation(ranking, allowed_drop, confirmation)
         return f"{said} {why_little[0].upper()}{why_little[1:]}." if why_little else said
-    again, words = confirmation_of(confirmation, best), DropWords(best, allowed_drop)
-    share = share_words(saving_of(best))
-    share += "," if "," in share else ""
-    if length := cut_words(best):
-        share += f" (train {length}{'' if best['method'] == 'none' else ', with these stops'})"
-    here = f"{percent(saved_of_one(best))} of {share} {words.at(best[quality.drop])} in {metric_words(quality)}"
-    unsure = ""
-    if again is None:
-        text = f"You can skip {here} (allowed: {words.allowed}). {one_seed_sentence(best, allowed_drop)}"
-        unsure = _less_sure(without_refuted(ranking, confirmation), saved_of_one(best), sure)
-    elif again["confirmed"]:
-        text = (
-            f"You can skip {percent(retrained_saving(again))} of {share} {words.at(again[quality.drop])} in "
-            f"{compared(again)} (allowed: {words.allowed}); confirmed over {plural(again['seeds'], 'seed')}: "
-            f"{words.at_most(again['drop_high'])} with {whole_percent(again['confidence'])} confidence, and the worst "
-            f"seed ended {words.at(again['drop_worst'])}."
-        )
-    else:
+    words, again = DropWords(best, allowed_drop), confirmation_of(confirmation, best)
+    text = answer_sentence(best, allowed_drop, confirmation)
+    if options := searched_options(best):
+        text = f"With {options}, against the baseline of these options: {text[0].lower()}{text[1:]}"
+    if again is not None and not again["confirmed"]:
         text = (
             f"No setting was confirmed to stay within the allowed {drop_words(quality)} of {words.allowed}. The best "
-            f"on one seed skips {here}; {retraining_sentence(again, words)}."
+            f"of the search: {text[0].lower()}{text[1:]}"
         )
-    if searched_options(best):
-        text = f"With {searched_options(best)}, against the baseline of these options: {text[0].lower()}{text[1:]}"
-    confirmed = again is not None and bool(again["confirmed"])
+        if again["failed"] or not again["seeds"]:
+            text += f" {retraining_sentence(again)[0].upper()}{retraining_sentence(again)[1:]}."
     parts = (
         text,
-        _on_test_split(best, words) if again is None else "",
-        _frozen(best),
+        "Confirmed on fresh seeds." if again is not None and again["confirmed"] else "",
+        _on_test_split(best, words) if answer_of(best, confirmation).confidence is None else "",
         _held_norms_alone(ranking, best, words) or _baseline_warning(ranking, best, allowed_drop),
-        time_beside(best),
-        unsure,
         _not_retrained(ranking, best, confirmation),
-        _against_shorter(best, line, confirmed=confirmed),
+        against_shorter(best, line, confirmation),
     )
     return " ".join(part for part in parts if part)
+
+
+def answer_sentence(best: pd.Series, allowed_drop: float | str, confirmation: pd.DataFrame | None = None) -> str:
+    """Return what to train, what that saves and what it loses, in one sentence; in another how sure that is not."""
+    words, found = DropWords(best, allowed_drop), answer_of(best, confirmation)
+    saving = f"{percent(found.saved)} of {share_words(saving_of(best))}"
+    if found.time_saved is not None:
+        time = percent(abs(found.time_saved))
+        saving += f" ({time} of the time)" if found.time_saved >= 0 else f" (in {time} more time)"
+    lost, allowed = words.change(found.loss), f"{drop_text(words.limit, words.quality)} allowed."
+    if found.confidence is None:
+        lost += f" on one seed, {allowed}"
+        if confirmation_of(confirmation, best) is None:
+            lost += " What other seeds give is not known."
+    else:
+        about = []
+        if found.low is not None and found.high is not None:
+            about.append(f"{whole_percent(found.confidence)}: {words.range(found.low, found.high)}")
+        if found.seeds > 1 and found.worst is not None:
+            about.append(f"worst seed {words.change(found.worst, unit=False)}")
+        lost += f" on average over {found.seeds} seeds" if found.seeds > 1 else " on one further seed"
+        lost += f" ({'; '.join(about)}), {allowed}" if about else f", {allowed}"
+        if not found.certain and found.loss <= words.limit + ROUNDING:
+            lost += " That is not certain to be within the allowed loss."
+    return f"{what_to_train(best)}: saves {saving}; {found.compared} {lost}"
+
+
+def what_to_train(best: pd.Series) -> str:
+    """Return what a setting does, as the beginning of a sentence."""
+    parts = [f"train {length}"] if (length := cut_words(best)) else []
+    found = best.get("stop_events")
+    events = json.loads(found) if isinstance(found, str) else []
+    method, named = str(best["method"]), bool(events) and all(event.get("name") for event in events)
+    if named:
+        first, last = events[0], events[-1]
+        at_once = [event["name"] for event in events if event["iteration"] <= 0]
+        begin = f"freeze all up to {at_once[-1]}" if at_once else f"stop layers from step {first['iteration']} on"
+        if last["iteration"] > 0:
+            later = f"all up to {last['name']} from step {last['iteration']} on"
+            apart = first["iteration"] < last["iteration"]
+            begin = f"{begin},{' then' if at_once else ''} {later}" if apart else f"stop {later}"
+        parts.append(begin)
+    if not parts or method not in ("none", "gradskip" if named else "none"):
+        parts.append(f"take the settings of trial {best['trial']}")
+    text = " and ".join(parts)
+    return f"{text[0].upper()}{text[1:]}"
 
 
 class DropWords:
@@ -198,49 +277,35 @@ class DropWords:
             return f"at a {how} of {drop_text(drop, self.quality, allowed=self.limit)}"
         return f"at no {how}{'' if drop >= -ROUNDING else f' ({drop_text(-drop, self.quality)} better)'}"
 
-    def at_most(self, high: float) -> str:
-        """Return the upper end of an interval as a clause."""
-        if high <= 0:
-            return "nothing is lost"
-        return f"the {drop_words(self.quality)} is at most {drop_text(high, self.quality, allowed=self.limit)}"
+    def change(self, drop: float, *, unit: bool = True) -> str:
+        """Return a drop as a change of the metric, with its sign."""
+        if math.isnan(drop):
+            return "-"
+        change = -self.quality.sign * drop
+        number = drop_number(abs(change), self.quality, allowed=self.limit if drop > 0 else None)
+        sign = "" if float(number) == 0 else "-" if change < 0 else "+"
+        return f"{sign}{number} {unit_of_drop(self.quality) if unit else ''}".rstrip()
+
+    def range(self, low: float, high: float) -> str:
+        """Return an interval of drops as changes of the metric, the lower one first."""
+        ends = (high, low) if self.quality.direction == "max" else (low, high)
+        return " to ".join(self.change(end, unit=False) for end in ends)
 
 
-def _no_recommendation(
-    ranking: pd.DataFrame, allowed_drop: float | str, confirmation: pd.DataFrame | None, sure: float
-) -> str:
+def _no_recommendation(ranking: pd.DataFrame, allowed_drop: float | str, confirmation: pd.DataFrame | None) -> str:
     quality = quality_of(ranking)
-    if unsure := _less_sure(without_refuted(ranking, confirmation), 0.0, sure):
-        return f"No setting tried saves compute and is sure enough to hold on another seed. {unsure}"
     text = (
         f"No setting tried saves compute within the allowed {drop_words(quality)} of "
         f"{allowed_text(allowed_drop, quality)}."
     )
     refuted = 0 if confirmation is None else int(confirmation["refuted"].sum())
-    return f"{text} {plural(refuted, 'setting')} did on one seed and not on fresh ones." if refuted else text
-
-
-def one_seed_sentence(best: pd.Series, allowed_drop: float | str) -> str:
-    """Return how sure an answer is that was not confirmed."""
-    holds, elsewhere = best.get("holds"), best.get("other_seed_drop")
-    said, where = "One seed, not confirmed", "on another"
-    if elsewhere is not None and not pd.isna(elsewhere):
-        ended = DropWords(best, allowed_drop).at(elsewhere)
-        said = f"Not confirmed; other seeds ended {ended} on average, against the same baseline"
-        where = "on average over all seeds"
-    if holds is None or pd.isna(holds):
-        return f"{said}."
-    return f"{said}; {where} it stays within that with a probability of {whole_percent(holds)}."
-
-
-def _less_sure(ranking: pd.DataFrame, saved: float, sure: float) -> str:
-    """Return a sentence if a trial saves more than this that is not sure to hold on other seeds; empty otherwise."""
-    others = ranking[ranking["within_drop"].astype(bool) & is_unsure(ranking, sure)]
-    others = others[others[SAVED] > saved + ROUNDING]
-    if others.empty:
-        return ""
-    first = others.iloc[0]
-    alone = whole_percent(first["holds"])
-    return f"Trial {first['trial']} saves {percent(first[SAVED])} here, but would hold elsewhere with {alone} alone."
+    if refuted:
+        return f"{text} {plural(refuted, 'setting')} did on one seed and not on fresh ones."
+    if "seeds" in ranking and (tried := ranking[(ranking["drop_mean"] < math.inf) & (ranking[SAVED] > 0)]).size:
+        nearest = tried.iloc[int(tried["drop_mean"].argmin())]
+        said = answer_sentence(nearest, allowed_drop)
+        text += f" Nearest is trial {nearest['trial']}: {said[0].lower()}{said[1:]}"
+    return text
 
 
 def _on_test_split(best: pd.Series, words: DropWords) -> str:
@@ -249,17 +314,6 @@ def _on_test_split(best: pd.Series, words: DropWords) -> str:
     if lost is None or pd.isna(lost) or lost <= words.limit + ROUNDING:
         return ""
     return f"On the test split, which decided nothing, it ends {words.at(lost)}."
-
-
-def _frozen(best: pd.Series) -> str:
-    """Return what a setting of explicit stops freezes, and from when; empty for others."""
-    found = best.get("stop_events")
-    events = json.loads(found) if isinstance(found, str) else []
-    if not events or any(event.get("rule") != "manual" or not event.get("name") for event in events):
-        return ""
-    when = ["the first step" if event["iteration"] <= 0 else f"iteration {event['iteration']}" for event in events]
-    parts = [f"all up to {event['name']} from {begin} on" for event, begin in zip(events, when, strict=True)]
-    return f"It freezes {', '.join(parts)}."
 
 
 def _held_norms_alone(ranking: pd.DataFrame, best: pd.Series, words: DropWords) -> str:
@@ -294,37 +348,10 @@ def _baseline_warning(ranking: pd.DataFrame, best: pd.Series, allowed_drop: floa
     return ""
 
 
-def time_beside(row: pd.Series) -> str:
-    """Return a sentence on a trial's training time if it differs from its FLOPs by a tenth or in sign; else empty.
-
-    Empty, too, for a study that ranks by other compute than that of training, and where a time is not known.
-
-    >>> time_beside(pd.Series({"compute_saved": 0.26, "time_saved": -0.27}))
-    'Its training took 27.0 % longer than that of the baseline (one measurement, beside other trials).'
-    >>> time_beside(pd.Series({"compute_saved": 0.4, "time_saved": 0.12}))
-    'Its training took 12.0 % less time than that of the baseline (one measurement, beside other trials).'
-    >>> time_beside(pd.Series({"compute_saved": 0.26, "time_saved": 0.2}))
-    ''
-    """
-    saved, time = saved_of_one(row), number_of(row, "time_saved")
-    if saving_of(row) != TRAINING or not (abs(saved - time) > _TIME_APART or saved * time < 0):
-        return ""
-    took = f"{percent(time)} less time than" if time >= 0 else f"{percent(-time)} longer than"
-    if percent(abs(time)) == percent(0):
-        took = "as long as"
-    return f"Its training took {took} that of the baseline (one measurement, beside other trials)."
-
-
-def retraining_sentence(again: pd.Series, words: DropWords) -> str:
-    """Return the results on fresh seeds of a setting that they did not confirm."""
+def retraining_sentence(again: pd.Series) -> str:
+    """Return on how many fresh seeds a setting failed that they did not confirm; empty for none."""
     failed = f"it failed on {plural(again['failed'], 'fresh seed')}" if again["failed"] else ""
-    if again["seeds"] == 0:
-        return failed or "it was not retrained to the end"
-    drop = f"{words.at(again[words.quality.drop])} in {compared(again)}"
-    found = f"over {plural(again['seeds'], 'fresh seed')} it skips {percent(retrained_saving(again))} {drop}"
-    if again["seeds"] >= 2:
-        found += f", and {words.at_most(again['drop_high'])}"
-    return f"{found}; {failed}" if failed else found
+    return failed or ("" if again["seeds"] else "it was not retrained to the end")
 
 
 def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.DataFrame | None) -> str:
@@ -339,29 +366,42 @@ def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.Data
     return f"Trial {first['trial']} saves {percent(first[SAVED])} on one seed and was not retrained."
 
 
-def _against_shorter(best: pd.Series, line: pd.DataFrame | None, *, confirmed: bool) -> str:
-    """Return a sentence if a cut dense run of the same compute is not beaten, or was not tried; empty otherwise.
+def against_shorter(best: pd.Series, line: pd.DataFrame | None, confirmation: pd.DataFrame | None) -> str:
+    """Return whether a setting is ahead of a dense run cut to the same compute, or that none was tried.
 
-    Of a confirmed setting also if it is beaten, because confirmation compares with the baseline only.
+    Over the search's further seeds where the answer is of these: a confirmation trains no cut dense run on its own.
     """
     if line is None or len(line) == 0 or saving_of(best) != TRAINING:
         return ""
+    quality, again = quality_of(best), confirmation_of(confirmation, best)
+    if (found := ahead_of_shorter(best, line)) is not None and (again is None or again["seeds"] <= 1):
+        epochs, its, ahead = found
+        words, (low, high) = DropWords(best, 0.0), ahead.interval
+        verb = AHEAD if low > 0 else BEHIND if high < 0 else ALIKE
+        by = words.change(-ahead.mean, unit=False)
+        if not math.isnan(low):
+            by += f", {whole_percent(CONFIDENCE)}: {words.range(-high, -low)}"
+        return (
+            f"Simply training {plural(epochs, 'epoch')}: {words.change(its.mean)}; the setting {_VERBS[verb]} that on "
+            f"{'these seeds' if its.n > 1 else 'this seed'} ({by})."
+        )
     reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
     if math.isnan(reached):
         return f"No dense run was cut that short: the shortest saves {percent(line['compute_saved'].max())}."
     word = beats_shorter(best.to_frame().T, line).iloc[0]
-    if pd.isna(word) or (word == BEATS and not confirmed):
+    if pd.isna(word):
         return ""
-    quality = quality_of(best)
-    verb = {BEATS: "It beats", EQUAL: "It is about equal to"}.get(word, "It does not beat")
     said = (
-        f"{verb} a dense run cut to the same compute, which reaches {value_text(reached, quality)} on that seed, "
-        f"this setting {value_text(best[quality.name], quality)}"
+        f"On one seed it {_VERBS[word]} a dense run cut to the same compute, which reaches "
+        f"{value_text(reached, quality)}, this setting {value_text(best[quality.name], quality)}"
     )
-    if word == EQUAL and quality.is_accuracy:
+    if word == ALIKE and quality.is_accuracy:
         nothing = float(insignificant_difference(line, (best[quality.name] + reached) / 2))
         said += f" (another seed alone makes about {nothing:.4f})"
-    return f"{said}; no cut dense run was trained on fresh seeds." if confirmed else f"{said}."
+    return f"{said}."
+
+
+_VERBS = {AHEAD: "is ahead of", BEHIND: "is behind", ALIKE: "cannot be told from"}
 
 
 def trial_numbers(trials: Sequence[int]) -> str:

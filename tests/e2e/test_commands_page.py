@@ -29,7 +29,7 @@ SAVES = {
     "trial --set": r"compute saved (?:[1-9]|\d\d)\.\d %",
     "trial --schedule": r"inference compute saved (?:[1-9]|\d\d)\.\d %",
     "replay": r"iteration \d+: stops through 0 \(conv1.weight\)",
-    "report mine": r"You can skip (?:[1-9]|\d\d)\.\d % of the training compute",
+    "report mine": r": saves (?:[1-9]|\d\d)\.\d % of the training compute",
     "schedule check": r"conv6\.weight",
 }
 

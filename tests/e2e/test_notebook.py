@@ -105,7 +105,7 @@ def test_what_it_shows_is_right(executed: nbformat.NotebookNode) -> None:
     shorter = trials[trials["control"] == "shorter"].sort_values("epochs", ascending=False)
     assert shorter["epochs"].tolist() == [13, 12, 10, 9, 7]  # 90 to 50 % of 15
     assert said["line"] == [[15, base], *([row.epochs, row.accuracy] for row in shorter.itertuples())]
-    assert set(said["beats"].values()) <= {"yes", "no", "about equal", None}
+    assert set(said["beats"].values()) <= {"ahead", "behind", "alike", None}
     for trial, accuracy, saved in points:
         if any(row.compute_saved >= saved and row.accuracy >= accuracy for row in shorter.itertuples()):
             assert said["beats"][str(trial)] != "yes"  # a shorter run saves as much and is as accurate

@@ -12,6 +12,7 @@ from pathlib import Path
 import full_disk_search
 import pytest
 from commands_run import Run
+from one_seed import one_seed
 from runs import assert_equals_alone
 
 import analysis
@@ -62,7 +63,8 @@ def test_whatever_a_command_writes_a_full_disk_is_one_line_and_its_own_code(
 ) -> None:
     with open(tmp_path / "out", "w") as out:
         done = subprocess.run(
-            [sys.executable, "-m", "tune_cac", *arguments], cwd=tmp_path, stdout=out, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "tune_cac", *one_seed(arguments)], cwd=tmp_path, stdout=out,
+            stderr=subprocess.PIPE, text=True,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)), timeout=200,
         )  # fmt: skip
     assert done.returncode == 3, done.stderr

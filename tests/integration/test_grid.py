@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from commands_run import run_here, wait_for_trials
+from one_seed import one_seed
 
 import analysis
 from analysis.io.studies import read_journal
@@ -52,7 +53,7 @@ def test_a_grid_is_killed_and_resumed(tmp_path: Path, one_ray: None) -> None:
     search = ["search", "--grid", "grid.yaml", "--epochs", "8", "--name", "g", "--no-controls", "--concurrency", "1"]
     study = tmp_path / "results" / "g"
     process = subprocess.Popen(
-        [sys.executable, "-m", "tune_cac", *search, "--no-sharing"],
+        [sys.executable, "-m", "tune_cac", *one_seed(search), "--no-sharing"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     before = wait_for_trials(study, 2, process)

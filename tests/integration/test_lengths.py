@@ -71,11 +71,7 @@ def test_cut_runs_are_results_and_stops_are_searched_on_them(study: Path) -> Non
 def test_the_answer_says_how_many_epochs_to_train(study: Path) -> None:
     best = chosen(study)
     assert best["epochs"] < EPOCHS
-    with_stops = "" if best["method"] == "none" else ", with these stops"
-    assert (
-        f"compute (train {best['epochs']} of {EPOCHS} epochs{with_stops}) at "
-        in (study.parents[1] / "out.txt").read_text()
-    )
+    assert f"\nTrain {best['epochs']} of {EPOCHS} epochs" in (study.parents[1] / "out.txt").read_text()
     assert f"EPOCHS={best['epochs']}" in (study.parents[1] / "out.txt").read_text()
     sourced = subprocess.run(
         ["sh", "-c", f". {study}/best.env; echo ${EPOCHS_VARIABLE}"], capture_output=True, text=True, check=True
@@ -83,7 +79,7 @@ def test_the_answer_says_how_many_epochs_to_train(study: Path) -> None:
     assert sourced.stdout.strip() == str(config_of(best).epochs)
     page = run_here(study.parents[1], "report", "s")
     assert page.returncode == 0, page.stderr
-    assert f"train {best['epochs']} of {EPOCHS} epochs" in Layout(study).page.read_text()
+    assert f"Train {best['epochs']} of {EPOCHS} epochs" in Layout(study).page.read_text()
 
 
 def test_a_confirmation_trains_as_many_epochs(study: Path) -> None:

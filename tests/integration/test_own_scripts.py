@@ -174,7 +174,7 @@ def test_fine_tuning_without_weight_decay_is_searched_by_explicit_stops(
     assert best is not None
     text = (tmp_path / "results" / "s" / "best.env").read_text()
     assert f"export CAC_STOP_LAYER_NUM={','.join(map(str, config_of(best).CAC_STOP_LAYER_NUM))}" in text
-    assert "You can skip" in found.headline
+    assert ": saves " in found.headline
     resumed = tune_cac.search(script=f"{sys.executable} train.py", trials=1, name="s", concurrency=1)
     assert resumed.trials["CAC_STOP_LAYER_NUM"].notna().sum() == len(resumed.trials) - 1
     assert "explicit stops" not in capsys.readouterr().err  # it was said

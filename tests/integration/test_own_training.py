@@ -174,7 +174,8 @@ def test_how_much_of_a_network_to_freeze(
     support = Path(__file__).parents[1] / "support"
     (tmp_path / "residual_factory.py").write_text((support / "residual_factory.py").read_text())
     workload = ("--workload", "residual_factory:make", "--option", "how=trained")
-    done = tune_cac_command("search", "--space", "frozen_prefix", *workload, "--name", "s", "--allowed-drop", "0.9")
+    asked = ("--name", "s", "--allowed-drop", "0.9", "--seeds", "2")
+    done = tune_cac_command("search", "--space", "frozen_prefix", *workload, *asked)
     assert done.returncode == 0, done.stderr
     assert "all that the space tries one after the other is done" in done.stderr
     trials = analysis.load(tmp_path / "results" / "s")
@@ -191,10 +192,17 @@ def test_how_much_of_a_network_to_freeze(
     own = trials.loc[elsewhere[trials.loc[elsewhere, "CAC_STOP_LAYER_NUM"] == best["CAC_STOP_LAYER_NUM"]]]
     assert 1001 in own["seed"].tolist()
     assert own.iloc[0]["accuracy"] == rows_alone(config_of(own.iloc[0]))[-1]["quality"]
-    assert "other seeds ended at" in done.stdout
-    (cut,) = trials.index[controls].drop(elsewhere)  # to its compute, with its norms
-    assert trials.loc[cut, "epochs"] == max(1, int((1 - best["compute_saved"]) * 4))
-    assert f"It freezes all up to {json.loads(best['stop_events'])[0]['name']} from the first step on" in done.stdout
+    baseline = trials[(trials["control"] == "other seed") & (trials["candidate"] == 0)].iloc[0]
+    lost = (baseline[splits := ["accuracy", "test_accuracy"]] - own.iloc[0][splits]).mean()
+    answer = json.loads((tmp_path / "results" / "s" / "study.json").read_text())["answer"]
+    assert (answer["trial"], answer["seeds"], answer["loss"]) == (best["trial"], 1, pytest.approx(lost))
+    assert answer["low"] < lost < answer["high"]
+    assert "points on one further seed (95 %: " in done.stdout
+    cut = trials.index[controls].drop(elsewhere)  # to its compute, with its norms, on both seeds
+    assert set(trials.loc[cut, "epochs"]) == {max(1, int((1 - best["compute_saved"]) * 4))}
+    assert trials.loc[cut, "seed"].tolist() == [0, 1001]
+    assert "Simply training " in done.stdout
+    assert f"reeze all up to {json.loads(best['stop_events'])[0]['name']}" in done.stdout
     sourced = (tmp_path / "results" / "s" / "best.env").read_text()
     for name, value in re.findall(r"^export (\w+)=(\S+)$", sourced, re.MULTILINE):
         monkeypatch.setenv(name, value)

@@ -24,7 +24,10 @@ from tune_cac.cli.main import main
 
 pytestmark = pytest.mark.slow
 
-SEARCH = [sys.executable, "-m", "tune_cac", "search", "--trials", "3", "--epochs", "4", "--name", "s", "--no-controls"]
+SEARCH = [
+    sys.executable, "-m", "tune_cac", "search", "--seeds", "1", "--trials", "3", "--epochs", "4", "--name", "s",
+    "--no-controls",
+]  # fmt: skip
 
 
 def said_first(process: subprocess.Popen[str]) -> None:

@@ -48,8 +48,8 @@ class Searching:
 @pytest.fixture(scope="module")
 def searching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Searching]:
     folder = tmp_path_factory.mktemp("searching")
-    command = [sys.executable, "-m", "tune_cac", "search", "--trials", "2", "--epochs", "5000", "--no-sharing",
-               "--no-controls", "--name", "s"]  # fmt: skip
+    command = [sys.executable, "-m", "tune_cac", "search", "--seeds", "1", "--trials", "2", "--epochs", "5000",
+               "--no-sharing", "--no-controls", "--name", "s"]  # fmt: skip
     log = (folder / "log").open("w")
     process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, text=True)
     try:

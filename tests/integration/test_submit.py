@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from job_cluster import TOKEN, job_cluster
+from one_seed import one_seed
 from runs import assert_equals_alone
 
 import analysis
@@ -35,7 +36,7 @@ def run_as(folder: Path, cluster: dict[str, str], *command: str) -> subprocess.C
 
 
 def tune_cac(folder: Path, cluster: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_as(folder, cluster, sys.executable, "-m", "tune_cac", *arguments)
+    return run_as(folder, cluster, sys.executable, "-m", "tune_cac", *one_seed(arguments))
 
 
 def ray_job(folder: Path, cluster: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from one_seed import one_seed
 from studies import study_of
 
 from analysis.io.studies import read_journal
@@ -60,7 +61,7 @@ def wait_until(
 def started(folder: Path, environment: Mapping[str, str], *arguments: str) -> subprocess.Popen[str]:
     """Start a command of tune_cac in a folder."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tune_cac", *arguments], cwd=folder, env={**os.environ, **environment},
+        [sys.executable, "-m", "tune_cac", *one_seed(arguments)], cwd=folder, env={**os.environ, **environment},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

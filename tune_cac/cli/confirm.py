@@ -16,6 +16,12 @@ from tune_cac.study.search_options import SearchOptions
 @command(
     argument("--top", type=int, default=5, help="settings to retrain"),
     argument("--seeds", type=int, default=5, help="fresh seeds"),
+    argument(
+        "--until-decided",
+        action="store_true",
+        help="look at the results after 3, 6, 12, ... seeds and go on with what is neither confirmed nor refuted; "
+        "intervals are wider by that",
+    ),
     argument("--concurrency", type=int, help="runs at a time (default: what the assigned processors allow)"),
     *(argument_of(one) for one in options_of(SearchOptions) if one.name in ("checkpoint_budget", "address")),
     *STUDY,
@@ -39,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         results=arguments.results,
         top=arguments.top,
         seeds=arguments.seeds,
+        until_decided=arguments.until_decided,
         concurrency=arguments.concurrency,
         checkpoint_budget=arguments.checkpoint_budget or SearchOptions.checkpoint_budget,
         address=arguments.address,

@@ -66,7 +66,7 @@ def _best(layout: Layout, info: StudyInfo, drop: float | str, format: str) -> st
     found = answer(layout, allowed_drop=drop)
     best = found.best
     if best is None or not is_answer(best):
-        reason = headline(found.ranking, None, drop, sure=found.sure).rstrip(".")
+        reason = headline(found.ranking, None, drop).rstrip(".")
         raise UserError(f"{layout.root} has no best trial to export: {reason[0].lower()}{reason[1:]}; give --trial")
     if format in ("env", "schedule"):
         write = best_env if format == "env" else best_schedule

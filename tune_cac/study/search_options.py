@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import search_spaces
 from analysis.io.study_files import StudyInfo
-from analysis.io.study_options import RESULTS, TRIALS, StudyOptions, option, options_of, results_here
+from analysis.io.study_options import RESULTS, SEEDS, TRIALS, StudyOptions, option, options_of, results_here
 from search_spaces import _FILES, Space, first_options
 from search_spaces.grid_file import COMBINATIONS, GRID
 from search_spaces.yaml_space import text_of
@@ -237,6 +237,7 @@ class SearchOptions(StudyOptions):
         # Without shared processes there is no training state that trials could share.
         alone = self.is_script or self.workers_per_trial > 1 or self.fresh_processes
         self._set(sharing=not alone and self.sharing is not False, hold=check_hold(space, self.fixed))
+        self._set(seeds=SEEDS if self.seeds is None else self.seeds)
         if self.points is not None:
             check_points(self.points, self.fixed)
 
@@ -307,8 +308,6 @@ class SearchOptions(StudyOptions):
                 self._set(**{name: read_duration(given, flag)})
         if (cost := self.cost_budget) is not None and not (is_number(cost) and cost > 0):
             raise UserError(f"--cost-budget must be a positive number of full trainings, such as 12.5, got {cost!r}")
-        if self.sure is not None and not (is_number(self.sure) and 0 <= self.sure < 1):
-            raise UserError(f"--sure must be a probability in [0, 1), such as 0.8 (0: off), got {self.sure!r}")
         if self.is_script and self.epochs is None and "epochs" in names(options["command"]):
             raise UserError("--epochs must be given where the command has {epochs}, got none")
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):

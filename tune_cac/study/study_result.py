@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,14 @@ from analysis.io.study_files import Layout
 from analysis.metrics.accounting import SearchCost, search_cost
 from analysis.metrics.confirmation import read_confirmation, without_refuted
 from analysis.metrics.duplicates import outcomes
-from analysis.metrics.noise import with_holds
 from analysis.metrics.ranking import beats_shorter, best, control_line, rank
 from analysis.presentation.best_env import best_env, best_schedule
 from analysis.presentation.markdown_report import ranked_table, report_markdown, search_cost_line
-from analysis.presentation.summary_text import headline
+from analysis.presentation.summary_text import Answer, answer_of, headline, is_answer
 
 
 def write_answer(layout: Layout, result: SearchResult) -> None:
-    """Write a study's `trials.parquet`, `ranking.csv`, `best.env` and `report.md`.
+    """Write a study's `trials.parquet`, `ranking.csv`, `best.env` and `report.md`, and its answer into `study.json`.
 
     `best.yaml` exists only if the best trial compresses, and `best.env` only if a baseline has completed, without which
     nothing can be judged.
@@ -45,6 +44,8 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
             file.unlink(missing_ok=True)
         else:
             file.write_text(text, encoding="utf-8")
+    numbers = None if result.answer is None else asdict(result.answer)
+    layout.write_info(replace(info, answer=numbers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,6 @@ class SearchResult:
     interrupted: bool  # true if the search was interrupted before all trials ended
     used_up: str = ""
     """The budget that ended the search, what is trained and how to go on, in one line; empty if none did."""
-    sure: float = 0.0  # probability with which the best setting is to hold on another seed
     why_little: str = ""
     """The reason why settings of the space do nothing or little on this run; empty if that is unknown."""
 
@@ -71,11 +71,16 @@ class SearchResult:
         return self.trials.loc[self.trials["status"] == "failed", ["trial", "error"]]
 
     @property
+    def answer(self) -> Answer | None:
+        """Return the numbers of the answer: what it saves and loses, with the interval over seeds; None for none."""
+        return answer_of(self.best, self.confirmation) if self.best is not None and is_answer(self.best) else None
+
+    @property
     def headline(self) -> str:
         """Return the answer in one sentence."""
         return headline(
             self.ranking, self.best, self.allowed_drop, confirmation=self.confirmation, line=self.control_line,
-            why_little=self.why_little, sure=self.sure,
+            why_little=self.why_little,
         )  # fmt: skip
 
     @property
@@ -109,16 +114,12 @@ def answer(layout: Layout, *, allowed_drop: float | str, interrupted: bool = Fal
     """Load and rank a study (`analysis.rank`); write nothing."""
     trials, info = load(layout.root), layout.read_info() if layout.info.exists() else None
     ranking = rank(trials, allowed_drop=allowed_drop)
-    if info is not None and info.allowed_drop == allowed_drop:
-        ranking = with_holds(ranking, info.holds)
     confirmation = read_confirmation(layout, ranking, allowed_drop=allowed_drop)
-    sure = 0.0 if info is None else info.answer_sure
     return SearchResult(
         folder=layout.root,
         trials=trials,
         ranking=ranking,
-        best=best_or_confirmed(ranking, confirmation, sure=sure),
-        sure=sure,
+        best=best_or_confirmed(ranking, confirmation),
         allowed_drop=allowed_drop,
         confirmation=confirmation,
         interrupted=interrupted,
@@ -126,12 +127,10 @@ def answer(layout: Layout, *, allowed_drop: float | str, interrupted: bool = Fal
     )
 
 
-def best_or_confirmed(
-    ranking: pd.DataFrame, confirmation: pd.DataFrame | None, *, sure: float = 0.0
-) -> pd.Series | None:
+def best_or_confirmed(ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> pd.Series | None:
     """Return the confirmed setting that saves most; else the best not refuted."""
     confirmed = [] if confirmation is None else confirmation.loc[confirmation["confirmed"], "candidate"].tolist()
     found = ranking[ranking["within_drop"] & outcomes(ranking).isin(confirmed)]
     if found.empty:
-        return best(without_refuted(ranking, confirmation), sure=sure)
+        return best(without_refuted(ranking, confirmation))
     return found.iloc[outcomes(found).map(confirmed.index).argmin()]

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import TrialState, create_trial
 
 from analysis.formatting import ROUNDING, plural
-from analysis.io.study_options import SURE_ON_AVERAGE
-from analysis.metrics.noise import is_less
-from analysis.metrics.ranking import OTHER_SEED
 from search_spaces import SpaceContext
 from search_spaces.grid import GridPoints
 from search_spaces.space import Tried
@@ -30,11 +26,9 @@ from trainables.errors import UserError
 from trainables.quality import allowed_amount
 from tune_cac.study.search_options import AUTO_LENGTHS, read_lengths
 from tune_cac.tuning.plan import SearchPlan
-from tune_cac.tuning.probability_on_other_seeds import loss_scale
 from tune_cac.tuning.trials import (
     EPOCHS,
     OF_EPOCHS,
-    PredefinedTrial,
     StudyTrials,
     as_key,
     queued_parameters,
@@ -44,10 +38,6 @@ from tune_cac.tuning.trials import (
 #: Most settings drawn in a row that the study has: by the sampler, which may stay where it was best, and then at
 #: random; then it is taken to have all. 500 draws miss the last one of a hundred with 0.7 %.
 _MOST_REPEATED, _MOST_REPEATED_AT_RANDOM = 25, 500
-#: Distance of the further seeds of a setting from the study's, behind which those of a confirmation follow.
-_FURTHER_SEEDS = 1000
-#: Degrees of freedom that the noise over seeds has by what is known of accuracies, before any runs are compared.
-_EXPECTED_NOISE = 2
 #: Most combinations of values in a row that do not fit the model; then the search ends.
 _MOST_IMPOSSIBLE = 200
 
@@ -199,101 +189,52 @@ class Candidates:
 class SpaceWalk:
     """Start the settings that `Space.next_point` returns.
 
-    A setting is within the allowed loss if its mean over the seeds that it was trained on is, and that on the study's
-    seed. It is surely so if the mean over all seeds is, with a probability of `sure`: runs are taken as normal.
+    ``beyond`` returns the trials whose settings lose too much over further seeds.
     """
 
     why_ended = "all that the space tries one after the other is done"
 
-    def __init__(self, trials: StudyTrials, plan: SearchPlan, context: Callable[[], SpaceContext]) -> None:
-        self._trials, self._plan, self._context = trials, plan, context
-        self.sure = SURE_ON_AVERAGE if plan.sure is None else plan.sure
+    def __init__(
+        self, trials: StudyTrials, plan: SearchPlan, context: Callable[[], SpaceContext],
+        beyond: Callable[[], Collection[int]],
+    ) -> None:  # fmt: skip
+        self._trials, self._plan, self._context, self._beyond = trials, plan, context, beyond
         self.ended = False  # True once nothing is left
 
-    def start_next(
-        self, baseline: Mapping[str, Any], predefined: Callable[[PredefinedTrial], optuna.Trial]
-    ) -> optuna.Trial | None:
-        """Start the next setting; None if none is left, or one that runs decides it. Then `ended` says which.
-
-        ``predefined`` starts a setting on another seed.
-        """
+    def start_next(self, baseline: Mapping[str, Any]) -> optuna.Trial | None:
+        """Start the next setting; None if none is left, or one that runs decides it. Then `ended` says which."""
         tried, epochs = [*self._tried(baseline)], self._plan.base.epochs
         context = replace(self._context(), epochs=epochs)
         if self._plan.lengths != AUTO_LENGTHS:
             context = replace(context, lengths=tuple(s for s in read_lengths(self._plan.lengths or "1.0") if s < 1))
         assert self._plan.space.next_point is not None
-        found = self._plan.space.next_point(context, [one for _, one in tried])
+        found = self._plan.space.next_point(context, tried)
         if found is None:
-            self.ended = all(one.has_ended for _, one in tried)
+            self.ended = all(one.has_ended for one in tried)
             return None
         length = {} if found.epochs == epochs else {EPOCHS: found.epochs}
         attrs = {**length, OF_EPOCHS: epochs} if length else {}
-        if again := next((t for t, one in tried if replace(found, seeds=1).among([one])), None):
-            return predefined(self._on_seed(again, self._plan.base.seed + _FURTHER_SEEDS + found.seeds - 1))
         self._trials.study.enqueue_trial({**found.parameters, **length}, user_attrs={"role": "search", **attrs})
         return self._trials.study.ask()
 
-    def _on_seed(self, trial: FrozenTrial, seed: int) -> PredefinedTrial:
-        """Return a trial's setting on another seed."""
-        base, config = self._plan.base.to_dict(), trial.user_attrs["config"]
-        values = {name: value for name, value in config.items() if base.get(name) != value}
-        attrs = {"role": "control", "control": OTHER_SEED, "candidate": trial.number}
-        if EPOCHS in values:
-            attrs[OF_EPOCHS] = base["epochs"]
-        return PredefinedTrial(attrs=attrs, values={**values, "seed": wrapped_seed(seed)})
-
-    def _tried(self, baseline: Mapping[str, Any]) -> Iterator[tuple[FrozenTrial, Tried]]:
-        """Yield the settings that were begun, each with its trial on the study's seed."""
-        holds, full = self.holds(), self._plan.base.epochs
+    def _tried(self, baseline: Mapping[str, Any]) -> Iterator[Tried]:
+        """Yield the settings that were begun."""
+        full, quality, beyond = self._plan.base.epochs, self._plan.base.quality, self._beyond()
         allowed = allowed_amount(self._plan.allowed_drop, baseline["quality"])
-        for trial, others, losses in self._settings(baseline):
-            row = trial.user_attrs.get("row")
-            tried = Tried(
-                parameters={n: value for n, value in queued_parameters(trial).items() if n != EPOCHS},
-                epochs=trial.user_attrs.get(EPOCHS, trial.user_attrs.get("given", {}).get(EPOCHS, full)),
-                has_ended=len(losses) == 1 + others,
-                seeds=1 + others,
-                saved=0.0 if row is None else saved_of_row(row, self._plan.base.saving, baseline),
-                lost=float(np.mean(losses or math.inf)),
-                is_within=max((losses or [math.inf])[0], float(np.mean(losses or math.inf))) <= allowed + ROUNDING,
-                is_sure=not is_less(holds[trial.number], self.sure),
-            )
-            yield trial, tried
-
-    def _settings(self, baseline: Mapping[str, Any]) -> Iterator[tuple[FrozenTrial, int, list[float]]]:
-        """Yield the trials on the study's seed, how many runs each has on others, and the losses of what has ended."""
-        quality = self._plan.base.quality
-        begun = [t for t in self._trials.all() if "continued_by" not in t.user_attrs]
-        for trial in begun:
-            if trial.user_attrs.get("role") in ("baseline", "control"):
+        for trial in self._trials.all():
+            attrs = trial.user_attrs
+            if attrs.get("role") in ("baseline", "control") or "continued_by" in attrs:
                 continue
-            runs = [trial, *(other for other in begun if other.user_attrs.get("candidate") == trial.number)]
-            rows = [t.user_attrs.get("row") for t in runs if "row" in t.user_attrs or t.state.is_finished()]
-            losses = [math.inf if row is None else quality.lost(row["quality"], baseline["quality"]) for row in rows]
-            yield trial, len(runs) - 1, losses
-
-    def holds(self) -> dict[int, float]:
-        """Return probabilities that settings stay within the allowed loss on average over seeds, by their trials."""
-        if (baseline := self._trials.baseline_row()) is None:
-            return {}
-        rows = [trial.user_attrs.get("row") for trial in self._trials.all()]
-        values = [float(row["quality"]) for row in rows if row is not None]
-        scale = loss_scale(baseline["quality"], values, self._plan.base.quality, self._plan.allowed_drop)
-        found, settings = {}, [*self._settings(baseline)]
-        repeated = [losses for _, _, losses in settings if losses and math.isfinite(max(losses))]
-        squares = _EXPECTED_NOISE * scale.seed_noise**2 + sum(
-            len(losses) * float(np.var(losses)) for losses in repeated
-        )
-        noise = math.sqrt(squares / (_EXPECTED_NOISE + sum(len(losses) - 1 for losses in repeated)))
-        for trial, _, losses in settings:
-            deviation = noise * math.sqrt(1 / max(1, len(losses)) + 1)  # of the runs' mean, and the baseline
-            beyond = float(np.mean(losses or math.inf)) - scale.other_limit
-            found[trial.number] = 0.5 * math.erfc(beyond / deviation / math.sqrt(2))
-        return found
-
-    def unsure(self) -> list[int]:
-        """Return trials whose settings are less sure to hold than the answer is to be."""
-        return [trial for trial, share in self.holds().items() if is_less(share, self.sure)]
+            row = attrs.get("row")
+            lost = math.inf if row is None else quality.lost(row["quality"], baseline["quality"])
+            yield Tried(
+                parameters={n: value for n, value in queued_parameters(trial).items() if n != EPOCHS},
+                epochs=attrs.get(EPOCHS, attrs.get("given", {}).get(EPOCHS, full)),
+                has_ended=row is not None or trial.state.is_finished(),
+                saved=0.0 if row is None else saved_of_row(row, self._plan.base.saving, baseline),
+                lost=lost,
+                is_within=lost <= allowed + ROUNDING and trial.number not in beyond,
+            )
 
 
 # --- The trials of a grid search: its points in their order, each once, whatever interrupted the search ---------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from optuna.trial import TrialState
 from analysis.formatting import drop_text, drop_words, plural
 from analysis.io.studies import load
 from analysis.io.study_files import Layout, StudyInfo
-from analysis.metrics.confirmation import FEWEST_PAIRS, compared_column, expected_half_width
+from analysis.metrics.confirmation import FEWEST_PAIRS, expected_half_width, looks_at
 from analysis.metrics.duplicates import outcomes
-from analysis.metrics.noise import is_unsure, resolution_of, seed_noise, with_holds
+from analysis.metrics.noise import resolution_of, seed_noise
+from analysis.metrics.over_seeds import compared_column
 from analysis.metrics.ranking import is_cut, rank
 from analysis.metrics.saving import quality_of
 from analysis.presentation.summary_text import config_of
@@ -46,7 +47,7 @@ class FixedListSearch(StudySearch):
 
     def __init__(self, plan: SearchPlan, wanted: Sequence[PredefinedTrial]) -> None:
         super().__init__(plan)
-        self.outcomes = self.walk = None  # none is chosen, and runs of several seeds say nothing of other seeds to it
+        self.outcomes = self.walk = None  # none is chosen
         self._wanted = list(wanted)
         self._again = self._failed_before()
 
@@ -80,6 +81,7 @@ def confirm(
     results: str | Path = "results",
     top: int = 5,
     seeds: int = 5,
+    until_decided: bool = False,
     concurrency: int | None = None,
     checkpoint_budget: int | str = SearchOptions.checkpoint_budget,
     address: str | None = None,
@@ -95,6 +97,8 @@ def confirm(
         results: folder that holds the studies.
         top: number of candidates, >= 1: the settings within the allowed drop that save most.
         seeds: number of fresh seeds, >= 3; they follow the study's own seed.
+        until_decided: True to look at the results in between (`confirmation.looks_at`), which widens the intervals, and
+            to train what is neither confirmed nor refuted on more of the seeds alone.
         concurrency: runs at a time; None for as many as the processors allow.
         checkpoint_budget: as in `search`.
         address: as in `search`.
@@ -118,7 +122,7 @@ def confirm(
             "where it failed"
         )
     base = config_of(baseline.iloc[0])
-    candidates = candidates_of(trials, info.allowed_drop, top, holds=info.holds, sure=info.answer_sure)
+    candidates = candidates_of(trials, info.allowed_drop, top)
     if candidates.empty:
         raise UserError(
             f"nothing to confirm in {layout.root}: no setting saves compute within the allowed "
@@ -126,7 +130,7 @@ def confirm(
             "--allowed-drop"
         )
     fresh = [wrapped_seed(info.seed + 1 + n) for n in range(seeds)]
-    wanted = runs(candidates, base, fresh)
+    wanted, looks = runs(candidates, base, fresh), looks_at(seeds) if until_decided else [seeds]
     child = layout.confirmation
     check_writable(layout.root)
     if base.device == "cuda" and not (address or os.environ.get("RAY_ADDRESS")):
@@ -137,14 +141,16 @@ def confirm(
                 f"{layout.root} was trained on a GPU and torch sees none here: confirm it where it was searched, or "
                 "give --address"
             )
-    go_on = f"confirm {layout.root} --top {top} --seeds {seeds}"
+    go_on = f"confirm {layout.root} --top {top} --seeds {seeds}{' --until-decided' * until_decided}"
     with locked(layout), copied_to_storage(layout), written(layout, go_on):
         child.root.mkdir(exist_ok=True)
         picked = candidates["trial"].tolist()
         if child.info.is_file():
             picked = sorted({*picked, *child.read_info().candidates})
         place = str(joined(info.storage, child.root.name)) if info.storage else ""
-        own: dict[str, Any] = {"controls": False, "candidates": picked, "storage": place, "holds": {}}
+        own: dict[str, Any] = {"controls": False, "candidates": picked, "storage": place, "looks": len(looks)}
+        if child.info.is_file():
+            own["looks"] = max(own["looks"], child.read_info().looks)
         child.write_info(replace(info, trials=len(wanted), versions=package_versions(), **own))
         how: dict[str, Any] = {
             "concurrency": concurrency, "checkpoint_budget": checkpoint_budget, "address": address,
@@ -155,8 +161,16 @@ def confirm(
             f"{fresh[-1]}, {len(wanted)} runs of {info.length_text}, {what_to_expect(trials, candidates, wanted)}"
         )
         mend_journal(child.journal)
-        interrupted = _train(child, options, base, wanted)
-        found = answer(layout, allowed_drop=info.allowed_drop)
+        for look in looks:
+            interrupted = _train(child, options, base, runs(candidates, base, fresh[:look]))
+            found = answer(layout, allowed_drop=info.allowed_drop)
+            table = found.confirmation
+            if interrupted or table is None:
+                break
+            decided = table.loc[table["confirmed"] | table["refuted"], "candidate"]
+            candidates = candidates[~candidates["trial"].isin(decided)]
+            if candidates.empty:
+                break
         write_answer(layout, found)
     return replace(found, interrupted=interrupted)
 
@@ -186,19 +200,12 @@ def options_of(info: StudyInfo, child: Layout, base: TrialConfig, **how: Any) ->
     )
 
 
-def candidates_of(
-    trials: pd.DataFrame, allowed_drop: float | str, top: int, *, holds: Mapping[str, float] | None = None,
-    sure: float = 0.0,
-) -> pd.DataFrame:  # fmt: skip
-    """Return at most ``top`` settings to confirm: within the allowed drop, saving compute, outcomes once.
-
-    What is less likely than ``sure`` to hold on another seed (`StudyInfo.holds`) comes after the others.
-    """
-    ranking = with_holds(rank(trials, allowed_drop=allowed_drop), holds or {})
+def candidates_of(trials: pd.DataFrame, allowed_drop: float | str, top: int) -> pd.DataFrame:
+    """Return at most ``top`` settings to confirm: within the allowed drop, saving compute, outcomes once."""
+    ranking = rank(trials, allowed_drop=allowed_drop)
     acts = (ranking["method"] != "none") | is_cut(ranking)
     worth = ranking["within_drop"] & (ranking["saved"] > 0) & acts
-    found = ranking[worth & (outcomes(ranking) == ranking["trial"])]
-    return found.iloc[is_unsure(found, sure).argsort(kind="stable")].head(top)
+    return ranking[worth & (outcomes(ranking) == ranking["trial"])].head(top)
 
 
 def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[PredefinedTrial]:

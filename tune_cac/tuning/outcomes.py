@@ -3,8 +3,8 @@
 Settings with one outcome, which layers stop when, train alike, bit for bit, so only one of them is trained. What they
 stop and save is predicted by replay on recorded runs; their quality is not, so a model of it chooses the outcome with
 the highest expected improvement of answer and front for the compute that its training executes. The answer
-should stay within the allowed loss on another seed, too: outcomes that are less likely to than ``sure`` are trained
-only to extend the front. The search ends when no outcome left is expected to improve them by a worthwhile share.
+should stay within the allowed loss on average over seeds, too: outcomes of which that is not expected are trained only
+to extend the front. The search ends when no outcome left is expected to improve them by a worthwhile share.
 
 Everything is a function of the study's trials and the recorded runs, so a resumed search goes on in the same way.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import isnan
@@ -24,8 +24,7 @@ import optuna
 from numpy.typing import NDArray
 from optuna.trial import TrialState
 
-from analysis.io.study_options import SURE
-from analysis.metrics.noise import is_less
+from analysis.metrics.over_seeds import OTHER_SEED
 from analysis.metrics.ranking import CUT
 from analysis.trace_replay.traces import RunTrace, read_trace
 from trainables.config import TrialConfig
@@ -33,7 +32,7 @@ from trainables.gradskip.variables import BY_NAME, MEASURED_RULES
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.baseline import WarmStart, completed, outcome_identity, predictions
 from tune_cac.tuning.plan import SearchPlan
-from tune_cac.tuning.probability_on_other_seeds import (
+from tune_cac.tuning.quality_model import (
     WORTHWHILE,
     WORTHWHILE_AREA,
     LossScale,
@@ -239,16 +238,19 @@ class BegunOutcome:
 class OutcomeQueue:
     """Choose the outcomes that a study trains.
 
-    ``roots`` returns what was learned from the recorded dense runs, by their epochs, the full one first.
+    ``roots`` returns what was learned from the recorded dense runs, by their epochs, the full one first, and
+    ``refused`` the trials that lost too much over further seeds.
     """
 
-    def __init__(self, trials: StudyTrials, plan: SearchPlan, roots: Callable[[], Mapping[int, WarmStart]]) -> None:
-        self._trials, self._plan, self._roots = trials, plan, roots
-        self.sure = SURE if plan.sure is None else plan.sure
+    def __init__(
+        self, trials: StudyTrials, plan: SearchPlan, roots: Callable[[], Mapping[int, WarmStart]],
+        refused: Callable[[], Collection[int]],
+    ) -> None:  # fmt: skip
+        self._trials, self._plan, self._roots, self._refused = trials, plan, roots, refused
         self._quality, self._seed, self._epochs = plan.base.quality, plan.base.seed, plan.base.epochs
         self._outcomes: dict[int, list[Outcome]] = {}  # by epochs
         self._unpredicted: list[DrawnSetting] = []  # of the full length
-        self._holds: tuple[int, dict[int, float]] = 0, {}  # how many trials had ended, and probabilities of theirs
+        self._beyond: tuple[int, list[int]] = 0, []  # how many trials had ended, and what `beyond` was
         self.ended = False  # True once no outcome is left that is worth its training
 
     @property
@@ -378,24 +380,38 @@ class OutcomeQueue:
                 found.append(BegunOutcome(trial=trial.number, epochs=epochs, config=config, loss=loss, **own))
         return found
 
-    def holds(self) -> dict[int, float]:
-        """Return probabilities that trained outcomes stay within the allowed loss on another seed, by trial."""
+    def beyond(self) -> list[int]:
+        """Return trials whose outcomes are expected to lose more than is allowed on average over seeds."""
         baseline = self._trials.baseline_row()
-        if baseline is None or not self.predicts:
-            return dict(self._plan.holds or {})  # where outcomes are known no longer
+        if baseline is None or self._plan.seeds == 1 or not self.predicts:
+            return []
         _, finished = self._trials.counts()
-        if self._holds[0] != finished:  # asked for often, and each time a fit
-            found: dict[int, float] = {}
-            if ended := [one for one in self._begun_outcomes(baseline, self._traces()) if not isnan(one.loss)]:
-                scale = self._scale(baseline)
-                shares = self._expected(ended, ended, scale).other_share_within(scale.other_limit)
-                found = {one.trial: share for one, share in zip(ended, shares.tolist(), strict=True)}
-            self._holds = finished, found
-        return self._holds[1]
+        if self._beyond[0] != finished:  # asked for often, and each time a fit
+            ended = [one for one in self._begun_outcomes(baseline, self._traces()) if not isnan(one.loss)]
+            self._beyond = finished, self._expected_beyond(ended, ended, self._scale(baseline)) if ended else []
+        return self._beyond[1]
 
-    def unsure(self) -> list[int]:
-        """Return trials whose outcomes are less sure to hold on another seed than the answer is to be."""
-        return [trial for trial, share in self.holds().items() if is_less(share, self.sure)]
+    def _expected_beyond(
+        self, runs: Sequence[BegunOutcome], ended: Sequence[BegunOutcome], scale: LossScale
+    ) -> list[int]:
+        means = self._expected(runs, ended, scale).mean_over_seeds
+        return [one.trial for one, mean in zip(runs, means, strict=True) if mean > scale.mean_limit]
+
+    def _further_runs(self) -> list[tuple[int, float, tuple[float, float, float]]]:
+        """Return seed, loss against the baseline of that seed, and features of the runs on further seeds that have it.
+
+        What a seed changes of all runs alike, such as the split of the data, is no loss.
+        """
+        runs = [trial.user_attrs for trial in self._trials.all() if trial.user_attrs.get("control") == OTHER_SEED]
+        runs, numbers = [one for one in runs if "row" in one], [one.number for one in self._trials.baselines()]
+        baselines = {one["given"]["seed"]: one["row"]["quality"] for one in runs if one["candidate"] in numbers}
+        found = []
+        for row, given in ((one["row"], one["given"]) for one in runs if one["given"]["seed"] in baselines):
+            end, stops = given.get(EPOCHS, self._epochs) / self._epochs, stops_in(row)
+            first = stops[0][0] / (end * self._total_steps) if stops else 1.0
+            loss = self._quality.lost(row["quality"], baselines[given["seed"]])
+            found.append((given["seed"], loss, (float(row.get("backward_saved") or 0.0), end, first)))
+        return found
 
     def _scale(self, baseline: Mapping[str, Any]) -> LossScale:
         rows = [trial.user_attrs.get("row", {}).get("quality") for trial in self._trials.all()]
@@ -411,12 +427,12 @@ class OutcomeQueue:
         if not left:
             return None
         scale = self._scale(baseline)
-        tried, unsure = self._with_expected(tried, scale)
+        tried, beyond = self._with_expected(tried, scale)
         points = [(one.loss, one.saved) for one in tried]
-        answers = [one.saved for one in tried if one.loss <= scale.allowed + 1e-9 and one.trial not in unsure]
+        answers = [one.saved for one in tried if one.loss <= scale.allowed + 1e-9 and one.trial not in beyond]
         found = self._expected(left, tried, scale)
         saved, best = np.array([one.saved for one in left]), max(answers, default=0.0)
-        likely = ~is_less(found.other_share_within(scale.other_limit), self.sure)
+        likely = found.mean_over_seeds <= scale.mean_limit
         answer = np.where(likely, found.share_within(scale.limit), 0.0) * np.maximum(saved - best, 0.0)
         front, worst = [(0.0, 0.0), *points], 2 * scale.unit
         area = found.area_gained(saved, front, worst) / worst
@@ -430,27 +446,28 @@ class OutcomeQueue:
         return left[int(np.argmax(worth / self._costs(left, tried)))]
 
     def _with_expected(self, tried: Sequence[BegunOutcome], scale: LossScale) -> tuple[list[BegunOutcome], list[int]]:
-        """Return the begun outcomes, running ones with the expected loss, and the trials too unsure for an answer."""
+        """Return the begun outcomes, running ones with the expected loss, and the trials that are no answer."""
         ended, running = [[one for one in tried if isnan(one.loss) == runs] for runs in (False, True)]
-        unsure = self.unsure()
+        beyond = [*self.beyond(), *self._refused()]
         if running:
-            found = self._expected(running, ended, scale)
-            less = is_less(found.other_share_within(scale.other_limit), self.sure)
-            unsure += [one.trial for one, yes in zip(running, less, strict=True) if yes]
-            ended += [replace(one, loss=mean) for one, mean in zip(running, found.mean.tolist(), strict=True)]
-        return ended, unsure
+            means = self._expected(running, ended, scale).mean.tolist()
+            beyond = [*beyond, *self._expected_beyond(running, ended, scale)]
+            ended += [replace(one, loss=mean) for one, mean in zip(running, means, strict=True)]
+        return ended, beyond
 
     def _expected(
         self, runs: Sequence[Outcome] | Sequence[BegunOutcome], ended: Sequence[BegunOutcome], scale: LossScale
     ) -> Posterior:
         """Return the posterior of the runs' losses, given the losses of ended runs."""
-        newest = ended[-MOST_MODELLED:]
+        newest, further = ended[-MOST_MODELLED:], self._further_runs()
+        numbers, losses, features = zip(*further, strict=True) if further else ((), (), ())
         return posterior(
-            self._features(newest),
-            np.array([one.loss for one in newest], float),
+            np.vstack([self._features(newest), np.array(features, float).reshape(-1, 3)]),
+            np.array([*(one.loss for one in newest), *losses], float),
             self._features(runs),
             unit=scale.unit,
             noise=scale.seed_noise,
+            seeds=np.array([0] * len(newest) + list(numbers), float),
         )
 
     def _features(self, runs: Sequence[Outcome] | Sequence[BegunOutcome]) -> NDArray[np.float64]:

@@ -22,7 +22,7 @@ class SearchPlan:
     base: TrialConfig  # config of the baseline; spaces override its fields
     journal: Path  # the Optuna journal file
     allowed_drop: float | str  # drop of the metric that is allowed (`trainables.quality`)
-    sure: float | None = 0.0  # probability of staying within it on other seeds that the answer has; None: the default
+    seeds: int = 1  # seeds on which what would be the answer is trained at most, the study's own among them
     seed: int  # seed of the sampler
     run_folder: str  # folder of the Ray experiment, relative to the study, for the record
     checkpoint_every_s: float  # seconds between checkpoints of a trial
@@ -37,7 +37,6 @@ class SearchPlan:
     repeats: bool = True  # True if training repeats bit for bit, so that the baseline's run predicts others exactly
     sampler: str = AUTO  # of `candidates.make_sampler`; with ``auto`` outcomes are chosen where they are known
     lengths: str = ""  # dense runs that are cut and searched, too: ``auto`` or shares (`RunLengths`); empty for none
-    holds: Mapping[int, float] | None = None  # probabilities that a search before wrote (`StudyInfo.holds`)
     grid: GridPoints | None = None  # points to train instead of sampled settings
 
     @property

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from ray import tune
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from analysis.formatting import drop_text, drop_words, percent, plural, value_text
+from analysis.metrics.over_seeds import SHORTER_ON_SEED
 from analysis.metrics.ranking import CUT
 from analysis.presentation.markdown_report import full_trainings
 from tune_cac.messages import say
@@ -84,9 +84,13 @@ class SearchProgress(tune.Callback):
             self._know_baseline(row, options)
         measured = f"{self._quality.name} {value_text(row['quality'], self._quality)}"
         if role == CUT:
-            measured = f"{row['epoch']} dense epochs, {measured}"
+            measured = f"{plural(row['epoch'], 'dense epoch')}, {measured}"
         elif role == "control" and (seed := trial.config["config"]["seed"]) != self._searcher.plan.base.seed:
-            measured += f", the best setting on seed {seed}"
+            trials = self._searcher.trials
+            attrs, baselines = trials.all()[number].user_attrs, [one.number for one in trials.baselines()]
+            what = "the baseline" if attrs.get("candidate") in baselines else f"trial {attrs.get('candidate')}"
+            what = plural(row["epoch"], "dense epoch") if attrs.get("control") == SHORTER_ON_SEED else what
+            measured += f", {what} on seed {seed}"
         elif role != "control" and not further:
             measured += f", saved {percent(saved_of_row(row, self._saving, self.baselines.get(options)))}"
         named = f"baseline of {options}, trial {number}" if further else f"trial {number}"
@@ -124,8 +128,6 @@ class SearchProgress(tune.Callback):
         self._say(line)
 
     def _say(self, line: str) -> None:
-        with suppress(OSError):  # Ray would take it for the trial's; they are written again after the next one
-            self._searcher.write_holds()
         if self._bar is None:
             say(line)
         self._show()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.formatting import plural
 from analysis.io.studies import read_journal
 from analysis.io.study_files import Layout
-from analysis.io.study_options import RESULTS
+from analysis.io.study_options import RESULTS, SEEDS
 from search_spaces import SpaceContext
 from search_spaces.grid import GridPoints
 from trainables.config import TrialConfig, wrapped_seed
@@ -106,9 +106,7 @@ def search(**given: Any) -> SearchResult:
                 info,
                 trials=trials_in_all(info.trials, options.trials, grid),
                 allowed_drop=options.drop,
-                sure=options.sure,
-                decided_sure=None,
-                holds=info.holds if info.allowed_drop == options.drop else {},
+                seeds=options.seeds,
                 sharing=bool(options.sharing),
                 fresh_processes=options.fresh_processes,
                 controls=options.controls,
@@ -169,8 +167,9 @@ def resume(name: str, **given: Any) -> SearchResult:
     with locked(layout), copied_to_storage(layout):
         info = layout.read_info()
         here = {"gpus_per_trial": SearchOptions.gpus_per_trial, **given}  # the study's are taken with its device
-        if here.get("sharing") is None:
-            here["sharing"] = info.sharing
+        for kept in ("sharing", "seeds"):
+            if here.get(kept) is None:
+                here[kept] = getattr(info, kept)
         mend_journal(layout.journal)
         options = SearchOptions.of_study(info, trials=max(1, info.trials), **{**threads_in(layout.journal), **here})
         check_processors(options)
@@ -212,12 +211,9 @@ def _run(
                     f"--lengths {options.lengths} has no effect: runs are cut where auto searches Gradient-Skip alone, "
                     "those of a script if its command takes {epochs}"
                 )
-            if options.sure is not None and searcher.outcomes is searcher.walk is None:
-                say("--sure has no effect: auto alone tells what holds on other seeds, where it searches Gradient-Skip")
             to_run = info.trials - searcher.trials.finished_count()
             if to_run > 0 or _lacks_beside(searcher, options):
                 interrupted, used_up = _search(layout, options, searcher, max(0, to_run), begun)
-            searcher.write_holds()
             layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))
             choosers = (searcher.outcomes, searcher.walk, searcher.candidates)
             ended = [one for one in choosers if one is not None and one.ended]
@@ -233,8 +229,9 @@ def _run(
 
 
 def _lacks_beside(searcher: StudySearch, options: SearchOptions) -> bool:
-    """Return whether baselines or controls are missing."""
-    return bool(searcher.trials.missing_baselines() or (options.controls and searcher.missing_controls()))
+    """Return whether baselines, runs on further seeds or controls are missing."""
+    missing = searcher.trials.missing_baselines() or searcher.race.next()
+    return bool(missing or (options.controls and searcher.missing_controls()))
 
 
 def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[None]:
@@ -263,11 +260,10 @@ def plan_of(
         base=base,
         journal=layout.journal,
         allowed_drop=options.drop,
-        sure=options.sure,
+        seeds=options.seeds or SEEDS,
         seed=options.seed,
         sampler=options.sampler,
         lengths=options.searched_lengths,
-        holds={int(trial): share for trial, share in info.holds.items()},
         run_folder=f"{layout.ray.name}/run-{len(list(layout.ray.glob('run-*'))):03d}",
         checkpoint_every_s=options.checkpoint_every_s,
         trial_timeout_s=None if options.trial_timeout is None else float(options.trial_timeout),
@@ -325,7 +321,7 @@ def _search(
     progress = SearchProgress(searcher, to_run=to_run)
     time_s = None if options.time_budget is None else float(options.time_budget)
     budget = Budget(searcher, progress, time_s=time_s, trainings=options.cost_budget, begun=begun)
-    searcher.ask_for(to_run, controls=options.controls)
+    searcher.ask_for(to_run, controls=options.controls, seeds=True)
     train(layout, options, searcher, progress, budget)
     go_on = f"python -m tune_cac search --resume {layout.root}"
     if searcher.gave_up:

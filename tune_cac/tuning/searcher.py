@@ -16,7 +16,7 @@ from optuna.trial import FixedTrial, TrialState
 from ray.tune.search import Searcher
 
 from analysis.formatting import plural
-from analysis.io.study_files import Layout
+from analysis.metrics.over_seeds import WITHIN
 from analysis.metrics.ranking import CUT
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
@@ -32,6 +32,7 @@ from tune_cac.tuning.candidates import Candidates, GridWalk, SpaceWalk, make_sam
 from tune_cac.tuning.controls import RandomStops, RunLengths, cut_with_norms_of, shorter_trainings
 from tune_cac.tuning.outcomes import OutcomeQueue
 from tune_cac.tuning.plan import SearchPlan
+from tune_cac.tuning.race import Race
 from tune_cac.tuning.restarts import Restarts
 from tune_cac.tuning.run_context import run_context
 from tune_cac.tuning.trials import EPOCHS, BestSetting, PredefinedTrial, StudyTrials, open_study
@@ -102,12 +103,17 @@ class StudySearch(Searcher):
         cuts = chooses and plan.lengths and plan.space.method == "gradskip" and not plan.space.options
         # Of cut dense runs those that the study has are known in any case.
         self.lengths = RunLengths(self.trials, plan, self._learned, searched=bool(cuts and base.saving is None))
+        self.race = Race(self.trials, plan, lambda: self.trials.settings(saving=base.saving), self._may_answer)
         self.outcomes: OutcomeQueue | None = None  # chooses settings in place of a sampler
         if chooses:
             self.outcomes = OutcomeQueue(
-                self.trials, plan, lambda: self._roots() if self.lengths.searched else {base.epochs: self.learn()}
+                self.trials,
+                plan,
+                lambda: self._roots() if self.lengths.searched else {base.epochs: self.learn()},
+                self.race.beyond,
             )
         self._random_stops = RandomStops(plan)
+        self._beyond = 0  # settings that lost too much over further seeds when settings were last looked for
         self._most: int | None = None  # trials at a time, since memory ran out
         self._begun_beside: set[str] = set()  # trials that had more beside them, which may fit with fewer
         self._warm_start: WarmStart | None = None
@@ -115,7 +121,7 @@ class StudySearch(Searcher):
         self._claims_name: str | None = None  # of the coordinator of the stage tree's leases
         self._to_ask: int | None = None
         self._nothing_at: tuple[int, int] | None = None  # `StudyTrials.counts` when no trial was worth it
-        self._with_controls, self._nothing_can_be = False, ""
+        self._with_controls, self._with_seeds, self._nothing_can_be = False, False, ""
         self._running: dict[str, optuna.Trial] = {}  # those that have not ended, by Ray's id
         self._rows_so_far: dict[str, dict[str, Any]] = {}
 
@@ -138,7 +144,8 @@ class StudySearch(Searcher):
         self._claims_name = None
 
     def _walk_through(self, space: Space) -> None:
-        self.walk = SpaceWalk(self.trials, replace(self.plan, space=space), lambda: self.learn().context)
+        plan = replace(self.plan, space=space)
+        self.walk = SpaceWalk(self.trials, plan, lambda: self.learn().context, lambda: self.race.beyond())
 
     # --- before trials are asked for ---
 
@@ -155,9 +162,12 @@ class StudySearch(Searcher):
         """Report the trials of an interrupted search; call before suggesting."""
         self.trials.report_ended(self.restarts.adopt_unfinished())
 
-    def ask_for(self, trials: int, *, controls: bool = False) -> None:
-        """Set the number of trials to suggest, and whether missing controls follow; until then there is no end."""
-        self._to_ask, self._with_controls = trials, controls
+    def ask_for(self, trials: int, *, controls: bool = False, seeds: bool = False) -> None:
+        """Set the number of trials to suggest, and whether further seeds and missing controls follow.
+
+        Until then there is no end.
+        """
+        self._to_ask, self._with_controls, self._with_seeds = trials, controls, seeds
 
     # --- the next trial ---
 
@@ -217,7 +227,9 @@ class StudySearch(Searcher):
             return FINISHED
         if missing := self.trials.missing_baselines():
             return self.restarts.start_predefined(missing[0])
-        if self._to_ask == 0 or self.nothing_left:
+        if self._is_over() and self._with_seeds and (run := self._next_seed()) is not None:
+            return self.restarts.start_predefined(run)
+        if self._is_over():
             if self._with_controls:
                 return self._next_control()
             if (run := self.lengths.next()) is not None:
@@ -228,11 +240,30 @@ class StudySearch(Searcher):
             self._nothing_can_be = why_not
             return FINISHED
         if trial is None and self._with_controls:
-            return self._next_control(shorter_alone=True)  # they depend on no other trial, so no processor idles
+            trial = self._next_control(shorter_alone=True)  # they depend on no other trial, so no processor idles
+        if trial is None and self._with_seeds and self.race.leader()[0] is not None:
+            run = self.race.next_baseline()
+            trial = None if run is None else self.restarts.start_predefined(run)
         counts = isinstance(trial, optuna.Trial) and trial.user_attrs.get("role") not in (CUT, "control")
         if counts and self._to_ask is not None:
             self._to_ask -= 1
         return trial
+
+    def _is_over(self) -> bool:
+        """Return whether no further setting is to be suggested."""
+        return self._to_ask == 0 or self.nothing_left
+
+    def _next_seed(self) -> PredefinedTrial | None:
+        """Return the next run on a further seed; settings are looked for anew first where one has lost too much."""
+        if self.trials.settings_are_trained():
+            return self.race.next_baseline() if self.race.leader()[0] is not None else None
+        if (beyond := len(self.race.beyond())) > self._beyond:
+            self._beyond, self._nothing_at = beyond, None
+            for chooser in (self.outcomes, self.walk):
+                if chooser is not None:
+                    chooser.ended = False
+            return None if not self._is_over() else self.race.next()
+        return self.race.next()
 
     def _ask(self) -> optuna.Trial | str | None:
         """Return the next trial that can change training; None until the baseline ends."""
@@ -255,7 +286,7 @@ class StudySearch(Searcher):
         if (now := self.trials.counts()) == self._nothing_at:  # asked again while others run
             return None
         if self.walk is not None:
-            trial = self.walk.start_next(baseline, self.restarts.start_predefined)
+            trial = self.walk.start_next(baseline)
         elif self.outcomes is not None and self.outcomes.predicts:
             trial = self.outcomes.start_next(baseline)
         else:
@@ -289,12 +320,13 @@ class StudySearch(Searcher):
         if self.walk is not None:
             best = None if shorter_alone else self.best()
             found = cut_with_norms_of(self.plan.base, best) if best and shorter_trainings(self.plan.base) else []
+            found += [] if best is None else self.race.beside(best)
             return [run for run in found if run.key not in self.trials.begun()]
         wanted: list[PredefinedTrial | None] = [self.lengths.next()]
         if not self.lengths.searched:
             wanted += shorter_trainings(self.plan.base)
         if not shorter_alone and (best := self.best()) is not None and shorter_trainings(self.plan.base):
-            wanted += [self.lengths.beside(best), *self._stops_beside(best)]  # the cut run may be the best then
+            wanted += [self.lengths.beside(best), *self.race.beside(best), *self._stops_beside(best)]
         begun = self.trials.begun()
         return [run for run in wanted if run is not None and run.key not in begun]
 
@@ -321,27 +353,25 @@ class StudySearch(Searcher):
 
     def best(self, saving: str | None = None) -> BestSetting | None:
         """Return the setting that is the answer so far, ranked by some saving; None if none saves anything."""
-        return self.trials.best(self.unsure(), saving=saving)
+        leader, decided = self.race.leader()
+        if decided == WITHIN:
+            return leader
+        beyond, settings = self.race.beyond(), self.trials.settings(saving=saving)
+        return next((one for one in settings if one.trial not in beyond and self._may_answer(one)), None)
+
+    def _may_answer(self, one: BestSetting) -> bool:
+        """Return whether a setting is expected to be within the allowed loss over seeds; else whether it is on its own.
+
+        Only a model of the quality tells what to expect.
+        """
+        if self.outcomes is None or self.plan.seeds == 1 or self.gave_up or not self.outcomes.predicts:
+            return one.is_within
+        return one.trial not in self.outcomes.beyond()
 
     def _learn_if_possible(self) -> None:
         """Learn which space is searched, once the baseline has ended."""
         if not self.gave_up and self.trials.baseline_row() is not None:
             self.learn()
-
-    def write_holds(self) -> None:
-        """Write the probabilities that outcomes hold on other seeds into `study.json`, unless it has the same."""
-        self._learn_if_possible()
-        if (chooser := self.outcomes or self.walk) is None or self.gave_up:
-            return
-        layout, known = Layout(self.plan.journal.parent), chooser.holds()
-        holds = {str(trial): share for trial, share in known.items()}
-        if ((info := layout.read_info()).holds, info.decided_sure) != (holds, chooser.sure):
-            layout.write_info(replace(info, holds=holds, decided_sure=chooser.sure))
-
-    def unsure(self) -> list[int]:
-        """Return trials that are less sure to hold on another seed than the answer is to be, as far as is known."""
-        chooser = self.outcomes or self.walk
-        return [] if chooser is None or self.gave_up else chooser.unsure()
 
     def learn(self) -> WarmStart:
         """Return what the baseline's run shows about this space; nothing is known if it failed."""

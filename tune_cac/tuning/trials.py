@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,8 @@ class BestSetting:
 
     trial: int  # number of its trial
     saved: float  # compute saved, a fraction of that of the baseline
-    lost: float  # loss of the metric against the baseline
+    lost: float  # loss of the metric against the baseline on the study's seed
+    is_within: bool  # whether that is no more than the allowed one
     own_saved: float  # compute saved, a fraction of that of a dense run of its own length
     config: Mapping[str, Any]  # fields of its configuration
 
@@ -203,10 +204,10 @@ class StudyTrials:
             if t.user_attrs.get("role") not in ("control", "baseline", CUT) or "given" not in t.user_attrs
         )
 
-    def best(self, without: Collection[int] = (), *, saving: str | None = None) -> BestSetting | None:
-        """Return the setting within the allowed drop that saves most so far, if any saves something.
+    def settings(self, *, saving: str | None = None) -> list[BestSetting]:
+        """Return the settings that save something, what saves most first.
 
-        ``without`` are numbers of trials that are no answer; ``saving`` is what they are ranked by, None for training.
+        ``saving`` is what they are ranked by, None for training.
         """
         ended = (t for t in reversed(self.baselines()) if "row" in t.user_attrs)
         baselines = {self._combination_of(t): t.user_attrs["row"] for t in ended}
@@ -214,16 +215,18 @@ class StudyTrials:
         for trial in self.all():
             row, config = trial.user_attrs.get("row"), trial.user_attrs.get("config", {})
             baseline = baselines.get(self.combination(config))
-            if row is None or baseline is None or trial.user_attrs.get("role") == "control" or trial.number in without:
+            if row is None or baseline is None or trial.user_attrs.get("role") == "control":
                 continue
-            lost = self._quality.lost(row["quality"], baseline["quality"])
-            if lost <= allowed_amount(self._allowed_drop, baseline["quality"]) + ROUNDING:
-                saved, own_saved = saved_of_row(row, saving, baseline), row["compute_saved"]
+            lost, saved = self._quality.lost(row["quality"], baseline["quality"]), saved_of_row(row, saving, baseline)
+            if saved > 0:
+                within = lost <= allowed_amount(self._allowed_drop, baseline["quality"]) + ROUNDING
                 found.append(
-                    BestSetting(trial=trial.number, saved=saved, lost=lost, own_saved=own_saved, config=config)
-                )
-        best = max(found, key=lambda one: (one.saved, -one.lost), default=None)
-        return best if best is not None and best.saved > 0 else None
+                    BestSetting(
+                        trial=trial.number, saved=saved, lost=lost, own_saved=row["compute_saved"], config=config,
+                        is_within=bool(within),
+                    )
+                )  # fmt: skip
+        return sorted(found, key=lambda one: (-one.saved, one.lost))
 
     def tell_why_little(self, reason: str) -> None:
         """Say, and note in the study, why settings of its space do nothing or little, if there is a reason."""

@@ -117,8 +117,8 @@ def _header(data: ReportData) -> str:
 def first_sentence(text: str) -> tuple[str, str]:
     """Split a text into its first sentence and the rest.
 
-    >>> first_sentence("You can skip 3.1 % (allowed: 0.50 points). One seed, not confirmed. So be it.")
-    ('You can skip 3.1 % (allowed: 0.50 points).', 'One seed, not confirmed. So be it.')
+    >>> first_sentence("Freeze all up to a.b: saves 3.1 %, 0.50 points allowed. That is not certain. So be it.")
+    ('Freeze all up to a.b: saves 3.1 %, 0.50 points allowed.', 'That is not certain. So be it.')
     """
     first, *others = re.split(r"(?<=\.)\s+(?=[A-Z])", text, maxsplit=1)
     return first, "".join(others)
@@ -259,7 +259,7 @@ def _ranking(data: ReportData) -> str:
         data.ranking, top=_MOST_RANKED, test=True, beats=beats_shorter(data.ranking, control_line(data.trials)),
         allowed_drop=data.allowed_drop,
     )  # fmt: skip
-    words = ("trial", "within", "front", "beats cut dense run", "configuration")
+    words = ("trial", "within", "front", "than cut dense run", "configuration")
     numeric = [place for place, heading in enumerate(cells[0]) if heading not in words]
     table = _table("The completed trials, best first", cells, numeric=numeric)
     return table + _and_more(len(data.ranking) + 1 - len(cells), "trial")

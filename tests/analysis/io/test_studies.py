@@ -167,7 +167,7 @@ def stored(tmp_path: Path) -> Layout:
 
 def test_its_settings_are_read_though_some_are_gone(stored: Layout) -> None:
     found = json.loads(stored.info.read_text())
-    assert {"prior", "early_ending", "prior_runs", "study_storage"} <= found.keys()
+    assert {"prior", "early_ending", "prior_runs", "study_storage", "sure", "holds"} <= found.keys()
     assert stored.read_info() == StudyInfo(**{name: found[name] for name in found if name in vars(stored.read_info())})
 
 

@@ -142,5 +142,5 @@ def test_searched_options_are_told_where_settings_are() -> None:
     assert dict(zip(header, first, strict=True))["baseline"] == "2"
     assert [settings_text(row) for _, row in ranking.iterrows()] == ["lr=0.5", "lr=0.1", "lr=0.1", "lr=0.5", "lr=0.5"]
     said = headline(ranking, analysis.best(ranking), 0.01)
-    assert said.startswith("With lr=0.5, against the baseline of these options: you can skip 40.0 % of the training")
+    assert said.startswith("With lr=0.5, against the baseline of these options: take the settings of trial 3: saves")
     assert baseline_of(ranking, ranking.iloc[0])["trial"] == 2

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from analysis.metrics.confirmation import confirm_columns, confirm_table, mean_limits, paired_interval
+from analysis.metrics.confirmation import confirm_columns, confirm_table, looks_at, mean_limits, paired_interval
 from trainables.errors import UserError
 from trainables.quality import ACCURACY
 
@@ -61,6 +61,13 @@ def test_coverage_is_as_documented(kind: str, n: int, comparisons: int, promised
 
 
 @pytest.mark.slow
+def test_looking_several_times_confirms_what_loses_too_much_in_less_than_5_of_100_cases() -> None:
+    """A setting that loses just what is allowed, looked at after 3, 6, 12 and 16 seeds."""
+    losses, looks = np.random.default_rng(0).normal(0.5, 0.65, size=(2000, 16)), looks_at(16)
+    highs = [mean_limits(losses[:, :n], confidence=1 - 0.05 / len(looks), resamples=200)[1] for n in looks]
+    assert 0.005 < np.any([high <= 0.5 for high in highs], axis=0).mean() < 0.05
+
+
 def test_five_intervals_hold_together() -> None:
     rng = np.random.default_rng(0)
     shared = rng.normal(size=(1, SAMPLES, 5))  # the baseline's luck is in every candidate's differences

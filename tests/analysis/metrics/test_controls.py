@@ -63,7 +63,7 @@ def test_a_sample_or_what_a_seed_changes_decides_nothing() -> None:
     # e = 0.05 and n = 600: a seed changes sqrt(e / n) = 0.0091, 5.5 samples of 600; with fewer errors a little less.
     assert insignificant_difference(line, 0.95) == pytest.approx((0.05 / 600) ** 0.5)
     found = beats_shorter(SMALL, line).tolist()[3:]
-    assert found == ["about equal"] * 3 + ["no", "yes", "yes", "no", "yes"]
+    assert found == ["alike"] * 3 + ["behind", "ahead", "ahead", "behind", "ahead"]
 
 
 def test_one_sample_is_the_least_difference_that_counts() -> None:
@@ -74,7 +74,7 @@ def test_one_sample_is_the_least_difference_that_counts() -> None:
     line = control_line(trials)
     assert accuracy_when_shorter(line, [0.2]).tolist() == [pytest.approx(1199 / 1200)]
     assert insignificant_difference(line, 1.0) == pytest.approx(1 / 600)
-    assert beats_shorter(trials, line).iloc[2] == "about equal"
+    assert beats_shorter(trials, line).iloc[2] == "alike"
 
 
 def test_the_noise_of_a_seed_against_calibrated_networks_that_err_at_random() -> None:

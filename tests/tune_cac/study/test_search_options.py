@@ -40,7 +40,7 @@ NOT_A_NUMBER = {
     "time_budget": ["", "0", "-5", "30m1h", "1,5h", "m", "nan", "1h30", True, 0, float("inf")],
     "trial_timeout": ["soon"],
     "cost_budget": [0, -1.5, float("nan"), float("inf"), True],
-    "sure": [1.0, -0.1, float("nan"), "likely"],
+    "seeds": [0, 17, 2.5, True, "four"],
 }
 
 
@@ -48,7 +48,7 @@ NOT_A_NUMBER = {
     ("name", "value"), [(name, value) for name, values in NOT_A_NUMBER.items() for value in values]
 )
 def test_what_is_no_number(name: str, value: Any) -> None:
-    with pytest.raises(UserError, match=rf"^--{name.replace('_', '-')} must be a .*, got {re.escape(repr(value))}$"):
+    with pytest.raises(UserError, match=rf"^--{name.replace('_', '-')} must be an? .*, got {re.escape(repr(value))}$"):
         SearchOptions(**{name: value})
 
 
@@ -99,8 +99,7 @@ def test_a_resumed_study_takes_no_option_that_it_has_settled(capsys: pytest.Capt
 def test_the_study_keeps_the_options_and_what_it_found() -> None:
     kept = {found.name for found in fields(StudyOptions)}
     assert {found.name for found in fields(StudyInfo)} - kept == {
-        "versions", "candidates", "method", "why_little", "script_epochs", "format", "storage", "holds",
-        "decided_sure",
+        "versions", "candidates", "method", "why_little", "script_epochs", "format", "storage", "answer", "looks",
     }  # fmt: skip
     info = StudyInfo(epochs=3, versions={}, trials=7, seed=5, hold={"forward_cache_mb": 1}, gpus_per_trial=0.5)
     again = SearchOptions.of_study(info, concurrency=2)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from studies import DENSE_FLOPS, result_row
 
+from analysis.metrics.over_seeds import SHORTER_ON_SEED
 from trainables.config import TrialConfig
 from tune_cac.ray_backend import workers
 from tune_cac.ray_backend.session import DEATHS
@@ -22,7 +22,7 @@ def a_trial(number: int) -> Any:
 
 def quiet_searcher(*, sharing: bool = True, **more: Any) -> Any:
     plan = SimpleNamespace(base=TrialConfig(method="none"), allowed_drop=0.005, sharing=sharing, trial_timeout_s=None)
-    known = {"best": lambda saving: None, "trials": SimpleNamespace(baselines=list), "write_holds": lambda: None}
+    known = {"best": lambda saving: None, "trials": SimpleNamespace(baselines=list)}
     return SimpleNamespace(**{"plan": plan, "judges": True, **known, **more})
 
 
@@ -52,20 +52,23 @@ def test_live_trials_count_with_what_they_have_executed(capsys: pytest.CaptureFi
 def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    searcher = quiet_searcher()
-    progress = SearchProgress(searcher, to_run=1)
+    """The first baseline's worker died, and trial 1 is the one that ended."""
+    attrs = [{}, {}, {"candidate": 1}, {"candidate": 7}, {"candidate": 7, "control": SHORTER_ON_SEED}]
+    trials = [SimpleNamespace(number=number, user_attrs=one) for number, one in enumerate(attrs)]
+    known = SimpleNamespace(all=lambda: trials, baselines=lambda: trials[:2])
+    progress = SearchProgress(quiet_searcher(trials=known), to_run=1)
     progress.on_trial_result(0, [], a_trial(0), result_row())
     progress.on_trial_complete(0, [], a_trial(0))
-    control = SimpleNamespace(trial_id="c", config={"trial": 1, "role": "control", "config": {"seed": 1}})
     half = DENSE_FLOPS // 2
     row = result_row(0.99, dense_flops=half, executed_flops=half, search_flops=half)
-    progress.on_trial_result(0, [], control, row)
-    progress.on_trial_complete(0, [], control)
+    for number in (2, 3, 4):
+        control = SimpleNamespace(trial_id="c", config={"trial": number, "role": "control", "config": {"seed": 1}})
+        progress.on_trial_result(0, [], control, row)
+        progress.on_trial_complete(0, [], control)
     assert progress.ended == 1
-    assert progress.summary() == "nothing saved yet, compute so far: 1.5 full trainings, 1 control"
-    assert (
-        capsys.readouterr().err.splitlines()[-1] == "[control 1] trial 1: accuracy 0.9900, the best setting on seed 1"
-    )
+    assert progress.summary() == "nothing saved yet, compute so far: 2.5 full trainings, 3 controls"
+    told = [line.partition("0.9900, ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert told[1:] == ["the baseline on seed 1", "trial 7 on seed 1", "1 dense epoch on seed 1"]
 
 
 def test_a_cost_budget_is_not_used_up_before_the_baseline_says_what_a_training_costs() -> None:
@@ -103,7 +106,7 @@ def test_the_best_so_far_is_the_searchers_and_asked_for_when_a_trial_has_ended()
 
     def best(saving: str | None) -> BestSetting:
         asked.append(saving)
-        return BestSetting(trial=1, saved=0.25, lost=0.001, own_saved=0.25, config={})
+        return BestSetting(trial=1, saved=0.25, lost=0.001, is_within=True, own_saved=0.25, config={})
 
     progress = SearchProgress(quiet_searcher(best=best), to_run=4)
     for number, row in enumerate([result_row(0.97), result_row(0.969, saved=0.25)]):
@@ -111,16 +114,6 @@ def test_the_best_so_far_is_the_searchers_and_asked_for_when_a_trial_has_ended()
         progress.on_trial_complete(0, [], a_trial(number))
     assert progress.summary().startswith("best 25.0 % saved at 0.10 points of accuracy loss (trial 1), ")
     assert asked == [None] * 2
-
-
-def test_a_disk_that_is_full_when_what_holds_is_written_fails_no_trial() -> None:
-    def full() -> None:
-        raise OSError(errno.ENOSPC, "no space left")
-
-    progress = SearchProgress(quiet_searcher(write_holds=full), to_run=4)
-    progress.on_trial_result(0, [], a_trial(0), result_row())
-    progress.on_trial_complete(0, [], a_trial(0))  # Ray would take an error for the trial's
-    assert progress.ended == 1
 
 
 @pytest.mark.parametrize("error", [*DEATHS, None])

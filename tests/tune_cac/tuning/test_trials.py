@@ -62,18 +62,19 @@ def test_a_shorter_run_saves_of_the_baselines_budget() -> None:
     assert saved_of_baseline(ended(0.9, executed=1500), BASELINE) == -0.5
 
 
-def test_the_best_setting_saves_most_within_the_drop_and_may_be_the_answer(tmp_path: Path) -> None:
+def test_settings_are_ranked_by_what_they_save_and_the_answer_is_within_the_drop(tmp_path: Path) -> None:
     search = searcher(tmp_path)
     assert search.best() is None
     rows = [row(0.9, 0.25), row(0.89, 0.5), row(0.88, 0.9), row(0.9, 0.5)]  # the third loses too much
     for number, one in enumerate(rows):
         search.suggest(str(number))
         search.on_trial_complete(str(number), {**one, "inference_saved": 0.9 if number == 0 else 0.0})
-    best = search.trials.best()
-    assert (best.trial, best.saved, best.lost) == (4, 0.5, 0.0)  # of equal savings the one that loses least
-    assert best.config == told(tmp_path)[4].user_attrs["config"]
-    second, inference = search.trials.best([2, 4]), search.trials.best(saving="inference")
-    assert (second.trial, inference.trial, inference.saved) == (1, 1, 0.9)
+    found = search.trials.settings()
+    ranked = [(one.trial, one.saved, one.is_within) for one in found]  # of equal savings the one that loses least first
+    assert ranked == [(3, 0.9, False), (4, 0.5, True), (2, 0.5, True), (1, 0.25, True)]
+    assert search.best() == found[1]
+    assert found[1].config == told(tmp_path)[4].user_attrs["config"]
+    assert [(one.trial, one.saved) for one in search.trials.settings(saving="inference")] == [(1, 0.9)]
 
 
 # --- baselines of combinations of options: who trains when, what a trial is told against, and what cannot be judged ---

@@ -5,8 +5,8 @@ cut. Losses beyond it are smooth in features that are shares, so that they mean 
 
 A loss is measured on one seed against one baseline, and another seed would give another one. Runs of one length share
 their beginning, and so the effect of the seed, the less the more their stops differ; a shorter run shares nothing with
-the baseline. A model that does not know this takes a lucky length for a good one. So the process is one of the
-quality, over the features and the seed: the baseline is one of its runs, and a loss the difference of two of them.
+the baseline. A model that does not know this takes a length that one seed favours for a good one. So the process is one
+of the quality, over the features and the seed: the baseline is one of its runs, and a loss the difference of two.
 
 Shapes: n outcomes trained, m candidates. Features (n, 3): share of the backward FLOPs of its own run that an outcome
 spares, share of the full run at which its run ends, share of its own run at which its first layer stops.
@@ -18,7 +18,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -50,8 +50,8 @@ class LossScale:
     unit: float  # usual loss, which the model of the quality counts in: the allowed one, unless that is too small; > 0
 
     @property
-    def other_limit(self) -> float:
-        """Return the smooth loss up to which a run on another seed counts as within the allowed one."""
+    def mean_limit(self) -> float:
+        """Return the smooth loss up to which a mean over seeds counts as within the allowed one."""
         return max(self.allowed, self.limit)
 
 
@@ -100,16 +100,12 @@ class Posterior:
 
     mean: Array  # (m,) expected loss on the study's own seed
     deviation: Array  # (m,) its standard deviation, without a run's noise: else each training were a lottery ticket
-    other_mean: Array  # (m,) expected loss on another seed
-    other_deviation: Array  # (m,) its standard deviation
+    mean_over_seeds: Array  # (m,) expected loss on a seed of which no run is known
 
     def share_within(self, limit: float) -> Array:
         """Return (m,) probabilities that a loss on the study's own seed is at most the limit."""
-        return _normal_share((limit - self.mean) / np.maximum(self.deviation, 1e-12))
-
-    def other_share_within(self, limit: float) -> Array:
-        """Return (m,) probabilities that a loss on another seed is at most the limit."""
-        return _normal_share((limit - self.other_mean) / self.other_deviation)
+        z = (limit - self.mean) / np.maximum(self.deviation, 1e-12)
+        return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z])
 
     def area_gained(self, saved: Array, front: Iterable[tuple[float, float]], worst: float) -> Array:
         """Return (m,) areas by which the candidates are expected to raise a front's hypervolume.
@@ -137,10 +133,6 @@ class Posterior:
         return found
 
 
-def _normal_share(z: Array) -> Array:
-    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z])
-
-
 def _kernel(noise: float) -> Kernel:
     """Return the covariance of qualities, in units, over features and the seed, of which every two share nothing."""
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel  # the command line starts without it
@@ -163,23 +155,26 @@ def _likeliest(negative: Callable[[Array], tuple[float, Array]], expected: Array
     return found.x, found.fun
 
 
-def posterior(trained: Array, losses: Array, candidates: Array, *, unit: float, noise: float = 0.0) -> Posterior:
+def posterior(
+    trained: Array, losses: Array, candidates: Array, *, unit: float, noise: float = 0.0, seeds: Array | None = None
+) -> Posterior:
     """Return what trained outcomes say of candidates.
 
     Args:
-        trained: (n, 3) features.
-        losses: (n,) their losses against the baseline.
+        trained: (n, 3) features; of the baseline on a further seed 0, 1, 1.
+        losses: (n,) their losses against the baseline of the same seed.
         candidates: (m, 3) features.
         unit: usual loss, > 0.
         noise: standard deviation of a run's quality over seeds.
+        seeds: (n,) numbers of the seeds, 0 for the study's own; None for that alone.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
 
-    def runs(features: Array, *, seed: int) -> Array:
-        """Return features and seed of the baseline and of runs."""
+    def runs(features: Array, seed: Any, own: float = 0.0) -> Array:
+        """Return features and seeds of the baseline and of runs."""
         rows = np.vstack([[[0.0, 1.0, 1.0]], features])
-        return np.column_stack([rows, np.full(len(rows), seed)])
+        return np.column_stack([rows, np.append(own, np.broadcast_to(seed, len(features)))])
 
     frozen, end = np.vstack([trained, candidates])[:, :2].T
     known, expected = np.split(_EXPECTED * (frozen**2 + (1 - end) ** 2), [len(trained)])
@@ -187,16 +182,16 @@ def posterior(trained: Array, losses: Array, candidates: Array, *, unit: float, 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # of hyperparameters at their bounds
         # Diverged trainings are as bad as one that lost ten times the unit: the fit must not follow them.
-        process.fit(runs(trained, seed=0), np.append(0.0, np.clip(losses / unit, -10.0, 10.0) - known))
-    here, deviation = process.predict(runs(candidates, seed=0), return_std=True)
-    there, other = process.predict(runs(candidates, seed=1), return_cov=True)
+        process.fit(
+            runs(trained, 0 if seeds is None else seeds), np.append(0.0, np.clip(losses / unit, -10.0, 10.0) - known)
+        )
+    here, deviation = process.predict(runs(candidates, 0), return_std=True)
+    there = process.predict(runs(candidates, -1, own=-1))
     of_run = process.kernel_.k2.noise_level
-    variance = np.diag(other)[1:] + other[0, 0] - 2 * other[0, 1:] - of_run
     return Posterior(
         mean=(expected + here[1:]) * unit,
         deviation=np.sqrt(np.maximum(deviation[1:] ** 2 - of_run, 0.0)) * unit,
-        other_mean=(expected + there[1:] - there[0]) * unit,
-        other_deviation=np.sqrt(variance) * unit,
+        mean_over_seeds=(expected + there[1:] - there[0]) * unit,
     )
 
 

@@ -1,0 +1,247 @@
+"""Replay searches on a table of qualities: what answers over seeds save, lose and cost, and how often they are right.
+
+    python benchmarks/seeds.py [--searches 200] [--allowed 0.5] [--table seeds_digits.csv]
+
+The table has 40 outcomes of digits (`late_stops.py`) on 24 seeds: compute saved, and how many of 599 samples of either
+split are right. A search draws an order of these seeds. On the first it trains outcomes as `tune_cac.tuning.outcomes`
+chooses them, by validation; then what saves most, beside the baseline, on the next ones, as `tune_cac.tuning.race`
+decides with `analysis.metrics.over_seeds`. Where nothing is left that may be the answer, the outcome follows that
+saves most of those that are expected to be within the allowed loss. Truth is the mean loss on the test split over all
+seeds of the table, those of the search among them.
+
+Printed for each rule: share of searches with an answer; of answers: compute saved, true loss, share of true losses
+within the allowed one, share of intervals with the true loss in it, half width; full trainings of all that was executed
+(what follows the steps shared with another run of the same length and seed). ``one seed`` has no further ones;
+``fixed`` is 15 of 30 epochs with stops from 60 % on, without a search.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from machine import header
+from numpy.typing import NDArray
+
+from analysis.metrics import over_seeds
+from analysis.metrics.noise import seed_noise
+from analysis.metrics.over_seeds import BEYOND, OPEN, WITHIN
+from trainables.quality import ACCURACY
+from tune_cac.tuning.outcomes import LEAST
+from tune_cac.tuning.quality_model import (
+    WORTHWHILE,
+    WORTHWHILE_AREA,
+    are_new,
+    area_of,
+    loss_scale,
+    posterior,
+    worthwhile,
+)
+
+SAMPLES, FULL = 599, 30
+DENSE, FIXED = "30 dense", "15 late 0.6"
+#: Number of further seeds, and confidence with which a mean has to be within the allowed loss.
+RULES = {
+    "one seed": (0, 0.0),
+    "3 seeds": (3, 2 / 3),
+    "7 seeds": (7, 2 / 3),
+    "3 seeds, 95 %": (3, 0.95),
+    "7 seeds, 95 %": (7, 0.95),
+}
+
+
+class Table:
+    """Qualities of outcomes (k,) on seeds (s,), as fractions."""
+
+    def __init__(self, file: Path) -> None:
+        rows = pd.read_csv(file)
+        rows["outcome"] = rows["epochs"].astype(str) + " " + rows["name"]
+        self.seeds = sorted(rows["seed"].unique())
+        names = [name for name in rows["outcome"].unique() if name != DENSE]
+        self.validation, self.test = (
+            rows.pivot_table(index="outcome", columns="seed", values=split) / SAMPLES
+            for split in ("validation", "test")
+        )
+        self.names, saved = np.array(names), rows.groupby("outcome")["saved"].mean()
+        self.saved = saved[names].to_numpy()
+        self.length = np.array([int(name.split()[0]) / FULL for name in names])
+        self.first = np.array([1.0 if name.endswith("dense") else float(name.split()[-1]) for name in names])
+        own_saved = 1 - (1 - self.saved) / self.length
+        self.features = np.column_stack(
+            [1.5 * own_saved, self.length, self.first]
+        )  # a backward pass is two forward ones
+        self.true = (self.test.loc[DENSE] - self.test.loc[names]).mean(axis=1).to_numpy()
+
+
+class ReplayedSearch:
+    """One search; numbers of outcomes are places in the table, -1 is the baseline's."""
+
+    def __init__(self, table: Table, allowed: float, draw: int) -> None:
+        self.table, self.allowed = table, allowed
+        self.order = np.random.default_rng(draw).permutation(table.seeds)
+        self.trainings, self.lost = 1.0, dict[int, float]()  # on the own seed
+        self.further: dict[tuple[int, int], float] = {}  # value by number and place of the seed
+        self.scale = loss_scale(self.quality(-1, 0), [1 / SAMPLES], ACCURACY, allowed)
+
+    def quality(self, number: int, place: int, *, test: bool = False) -> float:
+        """Return the accuracy of an outcome on a seed."""
+        split = self.table.test if test else self.table.validation
+        return float(split.loc[DENSE if number < 0 else self.table.names[number], self.order[place]])
+
+    def train(self, number: int) -> None:
+        """Train an outcome on the own seed."""
+        table = self.table
+        alike = [1.0] if table.length[number] == 1 else [
+            table.first[other] for other in self.lost if table.length[other] == table.length[number]
+        ]  # fmt: skip
+        self.trainings += self._cost(number, max(alike, default=0.0))
+        self.lost[number] = self.quality(-1, 0) - self.quality(number, 0)
+
+    def _cost(self, number: int, until: float) -> float:
+        shared = self.table.length[number] * min(self.table.first[number], until)
+        return float(max(0.05, 1 - self.table.saved[number] - shared))
+
+    def model(self, numbers: Sequence[int]) -> Any:
+        """Return the posterior of outcomes' losses."""
+        table = self.table
+        own, further = [*self.lost], [*self.further]
+        features = [table.features[one] for one in own]
+        features += [table.features[one] if one >= 0 else np.array([0.0, 1.0, 1.0]) for one, _ in further]
+        losses = [*self.lost.values(), *(self.quality(-1, place) - self.quality(one, place) for one, place in further)]
+        seeds = np.array([0] * len(own) + [place for _, place in further], float)
+        return posterior(
+            np.array(features), np.array(losses), table.features[list(numbers)], unit=self.scale.unit,
+            noise=self.scale.seed_noise, seeds=seeds,
+        )  # fmt: skip
+
+    def search(self) -> None:
+        """Train outcomes on the own seed until none is worth it."""
+        table, shortest = self.table, list(self.table.names).index("15 dense")
+        self.train(shortest)
+        if self.lost[shortest] > self.allowed:
+            self.train(list(table.names).index("24 dense"))
+        while (chosen := self._chosen()) is not None:
+            self.train(chosen)
+
+    def _chosen(self) -> int | None:
+        table, tried = self.table, [*self.lost]
+        left = np.array([one for one in range(len(table.names)) if one not in self.lost])
+        left = left[are_new(table.features[left], table.features[tried])]
+        if not left.size:
+            return None
+        found, means = self.model(left), self.model(tried).mean_over_seeds
+        answers = [
+            table.saved[one]
+            for one, mean in zip(tried, means, strict=True)
+            if self.lost[one] <= self.allowed + 1e-9 and mean <= self.scale.mean_limit
+        ]
+        best, worst = max(answers, default=0.0), 2 * self.scale.unit
+        likely = found.mean_over_seeds <= self.scale.mean_limit
+        answer = np.where(likely, found.share_within(self.scale.limit), 0) * np.maximum(table.saved[left] - best, 0)
+        front = [(0.0, 0.0), *((self.lost[one], table.saved[one]) for one in tried)]
+        area = found.area_gained(table.saved[left], front, worst) / worst
+        worth: NDArray[np.float64] = answer + area
+        if len(tried) >= LEAST:
+            enough = answer >= worthwhile(best, WORTHWHILE)
+            enough |= area >= worthwhile(area_of(front, worst), WORTHWHILE_AREA)
+            worth = np.where(enough, worth, 0.0)
+        costs = np.array([self._cost(one, 1.0) for one in left])
+        return int(left[np.argmax(worth / costs)]) if worth.any() else None
+
+    def answer(self, seeds: int) -> int | None:
+        """Return the answer over further seeds, which are trained."""
+        while True:
+            number, decided = self._leader(seeds)
+            if number is None:
+                left = [one for one in range(len(self.table.names)) if one not in self.lost]
+                means = self.model(left).mean_over_seeds
+                good = [one for one, mean in zip(left, means, strict=True) if mean <= self.allowed]
+                if not good or len(self.lost) > 25:
+                    return None
+                self.train(max(good, key=lambda one: self.table.saved[one]))
+            elif decided == WITHIN:
+                return number
+            else:
+                place = next(p for p in range(1, seeds + 1) if (number, p) not in self.further)
+                for one in (-1, number):
+                    if (one, place) not in self.further:
+                        whole = self.table.length[number] == 1
+                        self.trainings += 1 if one < 0 else self._cost(one, 1.0 if whole else 0.0)
+                        values = [self.quality(one, place, test=test) for test in (False, True)]
+                        self.further[one, place] = float(np.mean(values))
+
+    def _leader(self, seeds: int) -> tuple[int | None, str]:
+        found, doubted = self.over_seeds(), None
+        for one in sorted(self.lost, key=lambda one: -self.table.saved[one]):
+            if one not in found:
+                if doubted is None:
+                    means = self.model([*self.lost]).mean_over_seeds
+                    doubted = {n for n, mean in zip(self.lost, means, strict=True) if mean > self.scale.mean_limit}
+                if one not in doubted:
+                    return one, OPEN
+            elif (decided := found[one].decides(self.allowed, seeds)) != BEYOND:
+                return one, decided
+        return None, BEYOND
+
+    def over_seeds(self) -> dict[int, over_seeds.OverSeeds]:
+        """Return what is known of outcomes over further seeds."""
+        losses: dict[int, list[float]] = {}
+        for (one, place), value in self.further.items():
+            if one >= 0:
+                losses.setdefault(one, []).append(self.further[-1, place] - value)
+        expected = float(seed_noise(self.quality(-1, 0), 1 / SAMPLES)) / 2**0.5  # of the mean of two splits
+        return over_seeds.over_seeds(losses, expected)
+
+
+def replayed(table: Table, allowed: float, seeds: int, confidence: float, draw: int) -> dict[str, float]:
+    """Return what one search gives."""
+    over_seeds.DECIDES = confidence
+    search = ReplayedSearch(table, allowed, draw)
+    search.search()
+    within = [one for one, loss in search.lost.items() if loss <= allowed + 1e-9]
+    number = search.answer(seeds) if seeds else max(within, key=lambda one: table.saved[one], default=None)
+    if number is None:
+        return {"trainings": search.trainings, "answered": 0.0}
+    row = {
+        "trainings": search.trainings,
+        "answered": 1.0,
+        "saved": table.saved[number],
+        "true loss": 100 * table.true[number],
+    }
+    row["within"] = float(table.true[number] <= allowed)
+    if seeds:
+        low, high = search.over_seeds()[number].interval
+        row |= {"covered": float(low <= table.true[number] <= high), "half width": 50 * (high - low)}
+    return row
+
+
+def main() -> None:
+    """Print a line for each rule."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--searches", type=int, default=200)
+    parser.add_argument("--allowed", type=float, default=0.5, help="points")
+    parser.add_argument("--table", type=Path, default=Path(__file__).with_name("seeds_digits.csv"))
+    given = parser.parse_args()
+    table, allowed, lines = Table(given.table), given.allowed / 100, {}
+    most = table.saved[table.true <= allowed].max()
+    print(
+        header("benchmarks/seeds.py"),
+        f"| {given.searches} searches, {len(table.seeds)} seeds; at most {most:.3f} can be saved",
+    )
+    with ProcessPoolExecutor(2) as pool:
+        for name, (seeds, confidence) in RULES.items():
+            one = partial(replayed, table, allowed, seeds, confidence)
+            lines[name] = pd.DataFrame(pool.map(one, range(given.searches), chunksize=10)).mean()
+    fixed = list(table.names).index(FIXED)
+    lines["fixed"] = pd.Series({"saved": table.saved[fixed], "true loss": 100 * table.true[fixed], "trainings": 0.0})
+    print(pd.DataFrame(lines).T.to_string(float_format="{:.3f}".format))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Seeds for the answer: which runs follow the search, and what they decide. Trainings are played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from searchers import row, searcher, told
+
+from tune_cac.tuning.searcher import FINISHED, StudySearch
+
+Losses = Callable[[int, int], float]
+
+
+def play(search: StudySearch, losses: Losses, *, settings: int, controls: bool = False) -> list[dict[str, Any]]:
+    """Train all that a search suggests: settings save .5, .4, ... and lose what a trial's number and seed say."""
+    search.ask_for(settings, controls=controls, seeds=True)
+    sent = []
+    while isinstance(one := search.suggest("a"), dict):
+        attrs, seed = told(search.plan.journal.parent)[one["trial"]].user_attrs, one["config"]["seed"]
+        number = attrs.get("candidate", one["trial"])
+        saved = 0.6 - 0.1 * number if number else 0.0
+        sent.append(attrs | {"seed": seed, "epochs": one["config"]["epochs"]})
+        # A thousandth on the own seed tells on how many samples accuracies are.
+        quality = 0.9 + seed % 7 / 1000 - (losses(number, seed) + 0.001 * (seed == 0) if number else 0.0)
+        flops = {"dense_flops": 1000, "executed_flops": round(1000 * (1 - saved))}
+        search.on_trial_complete("a", row(quality, saved) | flops | {"test_quality": None})
+    assert one == FINISHED
+    return sent
+
+
+def on_seeds(sent: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Number of the setting and seed of the runs on further seeds, in their order."""
+    return [(one["candidate"], one["seed"]) for one in sent if one.get("control") == "other seed"]
+
+
+def a_search(folder: Path, **more: Any) -> StudySearch:
+    return searcher(folder, sampler="random", **{"seeds": 4, "baseline": False, **more})
+
+
+def test_what_saves_most_is_trained_beside_the_baseline_until_it_is_decided(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = a_search(tmp_path)
+    runs = on_seeds(play(search, lambda number, seed: 0.0, settings=4))
+    assert runs == [(0, 1001), (1, 1001), (0, 1002), (1, 1002), (0, 1003), (1, 1003)]
+    best = search.best()
+    assert best is not None
+    assert best.trial == 1
+    assert (
+        "trial 1 saves 50.0 %: it and the baseline on up to 3 further seeds, at most 4.5 full"
+        in capsys.readouterr().err
+    )
+
+
+def test_where_the_mean_loses_too_much_the_next_one_follows_on_the_same_baselines(tmp_path: Path) -> None:
+    """Trial 1 loses 30 points from its first further seed on; 1 is allowed."""
+    search = a_search(tmp_path)
+    runs = on_seeds(play(search, lambda number, seed: 0.3 * (number == 1 and seed > 0), settings=4))
+    assert runs == [(0, 1001), (1, 1001), (2, 1001), (0, 1002), (2, 1002), (0, 1003), (2, 1003)]
+    best = search.best()
+    assert best is not None
+    assert best.trial == 2
+
+
+def test_what_loses_too_much_on_the_own_seed_is_not_trained_on_others(tmp_path: Path) -> None:
+    assert on_seeds(play(a_search(tmp_path), lambda number, seed: 0.1, settings=4)) == []
+
+
+def test_one_seed_is_the_studys_own(tmp_path: Path) -> None:
+    assert on_seeds(play(a_search(tmp_path, seeds=1), lambda number, seed: 0.0, settings=4)) == []
+
+
+def test_a_resumed_search_trains_what_is_missing(tmp_path: Path) -> None:
+    first = play(a_search(tmp_path, seeds=2), lambda number, seed: 0.0, settings=3)
+    assert on_seeds(first) == [(0, 1001), (1, 1001)]
+    again = play(a_search(tmp_path, begin=False, seeds=3), lambda number, seed: 0.0, settings=0)
+    assert on_seeds(again) == [(0, 1002), (1, 1002)]
+
+
+def test_the_dense_run_cut_to_the_same_compute_is_trained_on_the_same_seeds(tmp_path: Path) -> None:
+    search = a_search(tmp_path)
+    sent = play(search, lambda number, seed: 0.0, settings=3, controls=True)
+    cut = [one for one in sent if one.get("control") == "shorter on other seed"]
+    assert [(one["candidate"], one["seed"]) for one in cut] == [(1, 1001), (1, 1002), (1, 1003)]
+    assert {one["epochs"] for one in cut} == {search.plan.base.epochs // 2}
+
+
+def test_a_script_that_ignores_its_seed_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search = a_search(tmp_path)
+    search.ask_for(2, seeds=True)
+    while isinstance(one := search.suggest("a"), dict):
+        saved = 0.5 * (one["config"]["method"] != "none")
+        search.on_trial_complete("a", row(0.9, saved))
+    assert "the same result on every seed: the answer is of one run" in capsys.readouterr().err
+    assert search.best() is not None

@@ -1,0 +1,178 @@
+"""Seeds for the answer: what would be it is trained beside the baseline on further seeds until that is decided.
+
+A search chooses on one seed. The setting that saves most there is trained on further ones, each time beside the
+baseline, whose runs it shares. Where its mean loss is not within the allowed one (`analysis.metrics.over_seeds`), the
+setting that saves most of the others follows. Settings are taken one after the other, since each has to beat the
+allowed loss and not the others: what saves less is not trained as long as what saves more may be the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from analysis.formatting import percent, plural
+from analysis.metrics.over_seeds import (
+    BEYOND,
+    OPEN,
+    OTHER_SEED,
+    SHORTER_ON_SEED,
+    OverSeeds,
+    both_splits,
+    expected_deviation,
+    ignores_seed,
+    number_of_run,
+    over_seeds,
+    paired_losses,
+)
+from trainables.config import wrapped_seed
+from trainables.quality import allowed_amount
+from tune_cac.messages import say
+from tune_cac.tuning.controls import cut_with_norms_of
+from tune_cac.tuning.plan import SearchPlan
+from tune_cac.tuning.trials import EPOCHS, OF_EPOCHS, BestSetting, PredefinedTrial, StudyTrials
+
+#: Distance of the further seeds from the study's, behind which those of a confirmation follow.
+FURTHER_SEEDS = 1000
+#: Settings that are trained on further seeds at most.
+MOST_SETTINGS = 4
+#: Compute that a setting saves less, at least, than one that lost too much, a fraction: closer ones would only be
+#: further chances of the same.
+LESS = 0.01
+
+
+def _value(row: Mapping[str, Any]) -> float:
+    return float(both_splits(row["quality"], row.get("test_quality")))
+
+
+class Race:
+    """Choose the runs on further seeds.
+
+    ``settings`` returns those that save something, what saves most first, and ``may_answer`` whether it is worth to
+    begin with one.
+    """
+
+    def __init__(
+        self, trials: StudyTrials, plan: SearchPlan, settings: Callable[[], Sequence[BestSetting]],
+        may_answer: Callable[[BestSetting], bool],
+    ) -> None:  # fmt: skip
+        self._trials, self._plan, self._settings, self._may_answer = trials, plan, settings, may_answer
+        seeds = 1 if plan.space.options else plan.seeds  # combinations have baselines of their own
+        self.seeds = [wrapped_seed(plan.base.seed + FURTHER_SEEDS + n) for n in range(1, seeds)]
+        self._found: tuple[tuple[int, int], dict[int, str]] = (0, 0), {}  # at `StudyTrials.counts`
+
+    def next(self) -> PredefinedTrial | None:
+        """Return the next run; None if none is left, or if one that is being trained decides it."""
+        one, decided = self.leader()
+        if one is None or decided != OPEN:
+            return None
+        begun, baseline = self._trials.begun(), self._baseline()
+        for seed in self.seeds:
+            for number in (baseline, one.trial):
+                if (run := self._again(number, seed)).key not in begun:
+                    if seed == self.seeds[0]:
+                        self._say_cost(one)
+                    return run
+        return None
+
+    def next_baseline(self) -> PredefinedTrial | None:
+        """Return the next run of the baseline, which every setting is compared with: work for idle processors."""
+        if self._trials.baseline_row() is None:
+            return None
+        runs = (self._again(self._baseline(), seed) for seed in self.seeds)
+        return next((run for run in runs if run.key not in self._trials.begun()), None)
+
+    def leader(self) -> tuple[BestSetting | None, str]:
+        """Return the setting that saves most of those that are not beyond the allowed loss, and what is decided of it.
+
+        None where all are beyond that, or as many as are tried.
+        """
+        verdicts, beyond, tried = self._verdicts(), math.inf, 0
+        begun = {t.user_attrs.get("candidate") for t in self._trials.all() if t.user_attrs.get("role") == "control"}
+        for one in self._settings() if self.seeds else ():
+            verdict = verdicts.get(one.trial, OPEN)
+            is_next = one.saved <= beyond - LESS and tried < MOST_SETTINGS and self._may_answer(one)
+            if verdict == BEYOND:
+                beyond, tried = one.saved, tried + 1
+            elif one.trial in begun or is_next:
+                return one, verdict
+        return None, BEYOND
+
+    def beyond(self) -> list[int]:
+        """Return the trials whose settings lose more than is allowed over the seeds."""
+        return [trial for trial, verdict in self._verdicts().items() if verdict == BEYOND]
+
+    def beside(self, best: BestSetting) -> list[PredefinedTrial]:
+        """Return the dense run cut to the compute of a setting, on the setting's further seeds; none for such a run."""
+        losses = self._losses() if self.seeds and best.config["method"] != "none" else {}
+        return [
+            replace(run, attrs={"role": "control", "control": SHORTER_ON_SEED, "candidate": best.trial},
+                    values={**run.values, "seed": seed})
+            for run in cut_with_norms_of(self._plan.base, best)
+            for seed in losses.get(best.trial, ())
+        ]  # fmt: skip
+
+    def _again(self, trial: int, seed: int) -> PredefinedTrial:
+        """Return a trial's setting on another seed."""
+        base, config = self._plan.base.to_dict(), self._trials.all()[trial].user_attrs["config"]
+        values = {name: value for name, value in config.items() if base.get(name) != value} | {"seed": seed}
+        attrs = {"role": "control", "control": OTHER_SEED, "candidate": trial}
+        return PredefinedTrial(attrs=attrs | ({OF_EPOCHS: base["epochs"]} if EPOCHS in values else {}), values=values)
+
+    def _baseline(self) -> int:
+        return next(t.number for t in self._trials.baselines() if "row" in t.user_attrs)
+
+    def _verdicts(self) -> dict[int, str]:
+        """Return what is decided of the settings, by their trials; without those of which nothing is known yet."""
+        if self._trials.counts() != self._found[0]:  # asked for often
+            baseline, found = self._trials.baseline_row(), {}
+            if baseline is not None and self.seeds:
+                allowed = float(allowed_amount(self._plan.allowed_drop, baseline["quality"]))
+                for trial, one in self._over_seeds().items():
+                    found[trial] = one.decides(allowed, len(self.seeds))
+            self._found = self._trials.counts(), found
+        return self._found[1]
+
+    def _over_seeds(self) -> dict[int, OverSeeds]:
+        quality, rows = self._plan.base.quality, [t.user_attrs.get("row") for t in self._trials.all()]
+        expected, baseline = 0.0, self._trials.baseline_row()
+        if quality.is_accuracy and baseline is not None:
+            ended = pd.DataFrame([row for row in rows if row is not None])
+            tested = baseline.get("test_quality") is not None
+            tests = ended["test_quality"].astype(float) if tested else None
+            expected = expected_deviation(_value(baseline), ended["quality"], tests)
+        return over_seeds({trial: list(one.values()) for trial, one in self._losses().items()}, expected)
+
+    def _losses(self) -> dict[int, dict[int, float]]:
+        """Return the losses on further seeds, by setting and seed; says so, once, where seeds change nothing."""
+        runs, baseline = [], self._baseline()
+        for trial in self._trials.all():
+            attrs = trial.user_attrs
+            control = attrs.get("control")
+            is_run = control in (OTHER_SEED, SHORTER_ON_SEED) and "continued_by" not in attrs
+            if is_run and ("row" in attrs or trial.state.is_finished()):
+                value = _value(attrs["row"]) if "row" in attrs else math.nan
+                runs.append((number_of_run(control, attrs["candidate"]), attrs["given"]["seed"], value))
+        own = _value(self._trials.all()[baseline].user_attrs["row"])
+        if ignores_seed(own, [value for number, _, value in runs if number == baseline]):
+            self._say_once("ignores its seed", "the same result on every seed: the answer is of one run (a script gets "
+                           "the seed as {seed} and TUNE_CAC_SEED)")  # fmt: skip
+            self.seeds = []
+        return paired_losses(runs, baseline, own, self._plan.base.quality)
+
+    def _say_cost(self, one: BestSetting) -> None:
+        cost = len(self.seeds) * (2 - one.saved)
+        self._say_once(
+            f"seeds of {one.trial}",
+            f"trial {one.trial} saves {percent(one.saved)}: it and the baseline on up to "
+            f"{plural(len(self.seeds), 'further seed')}, at most {cost:.1f} full trainings",
+        )
+
+    def _say_once(self, key: str, text: str) -> None:
+        if key not in self._trials.study.user_attrs:
+            self._trials.study.set_user_attr(key, True)
+            say(text)
