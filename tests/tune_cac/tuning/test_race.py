@@ -14,11 +14,13 @@ from tune_cac.tuning.searcher import FINISHED, StudySearch
 Losses = Callable[[int, int], float]
 
 
-def play(search: StudySearch, losses: Losses, *, settings: int, controls: bool = False) -> list[dict[str, Any]]:
-    """Train all that a search suggests: settings save .5, .4, ... and lose what a trial's number and seed say."""
+def play(
+    search: StudySearch, losses: Losses, *, settings: int, controls: bool = False, most: int = 99
+) -> list[dict[str, Any]]:
+    """Train what a search suggests: settings save .5, .4, ... and lose what a trial's number and seed say."""
     search.ask_for(settings, controls=controls, seeds=True)
     sent = []
-    while isinstance(one := search.suggest("a"), dict):
+    while len(sent) < most and isinstance(one := search.suggest("a"), dict):
         attrs, seed = told(search.plan.journal.parent)[one["trial"]].user_attrs, one["config"]["seed"]
         number = attrs.get("candidate", one["trial"])
         saved = 0.6 - 0.1 * number if number else 0.0
@@ -27,7 +29,7 @@ def play(search: StudySearch, losses: Losses, *, settings: int, controls: bool =
         quality = 0.9 + seed % 7 / 1000 - (losses(number, seed) + 0.001 * (seed == 0) if number else 0.0)
         flops = {"dense_flops": 1000, "executed_flops": round(1000 * (1 - saved))}
         search.on_trial_complete("a", row(quality, saved) | flops | {"test_quality": None})
-    assert one == FINISHED
+    assert one == FINISHED or len(sent) == most
     return sent
 
 
@@ -78,6 +80,16 @@ def test_a_resumed_search_trains_what_is_missing(tmp_path: Path) -> None:
     assert on_seeds(first) == [(0, 1001), (1, 1001)]
     again = play(a_search(tmp_path, begin=False, seeds=3), lambda number, seed: 0.0, settings=0)
     assert on_seeds(again) == [(0, 1002), (1, 1002)]
+
+
+def test_a_search_whose_time_is_up_in_between_has_an_answer_and_goes_on(tmp_path: Path) -> None:
+    search = a_search(tmp_path)
+    assert on_seeds(play(search, lambda number, seed: 0.0, settings=4, most=6)) == [(0, 1001), (1, 1001)]
+    best = search.best()
+    assert best is not None
+    assert best.trial == 1
+    again = play(a_search(tmp_path, begin=False), lambda number, seed: 0.0, settings=0)
+    assert on_seeds(again) == [(0, 1002), (1, 1002), (0, 1003), (1, 1003)]
 
 
 def test_the_dense_run_cut_to_the_same_compute_is_trained_on_the_same_seeds(tmp_path: Path) -> None:
