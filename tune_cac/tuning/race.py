@@ -132,8 +132,8 @@ class Race:
             baseline, found = self._trials.baseline_row(), {}
             if baseline is not None and self.seeds:
                 allowed = float(allowed_amount(self._plan.allowed_drop, baseline["quality"]))
-                for trial, one in self._over_seeds().items():
-                    found[trial] = one.decides(allowed, len(self.seeds))
+                over = self._over_seeds().items()  # of cut dense runs, too, which are no settings (`shorter_of`)
+                found = {trial: one.decides(allowed, len(self.seeds)) for trial, one in over if trial >= 0}
             self._found = self._trials.counts(), found
         return self._found[1]
 

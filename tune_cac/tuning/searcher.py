@@ -262,7 +262,8 @@ class StudySearch(Searcher):
             for chooser in (self.outcomes, self.walk):
                 if chooser is not None:
                     chooser.ended = False
-            return None if not self._is_over() else self.race.next()
+            if not self._is_over():
+                return None
         return self.race.next()
 
     def _ask(self) -> optuna.Trial | str | None:

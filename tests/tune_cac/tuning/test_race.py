@@ -17,16 +17,17 @@ Losses = Callable[[int, int], float]
 def play(
     search: StudySearch, losses: Losses, *, settings: int, controls: bool = False, most: int = 99
 ) -> list[dict[str, Any]]:
-    """Train what a search suggests: settings save .5, .4, ... and lose what a trial's number and seed say."""
+    """Train what a search suggests: settings save .5, .4, ... and lose what number (-1: a control) and seed say."""
     search.ask_for(settings, controls=controls, seeds=True)
     sent = []
     while len(sent) < most and isinstance(one := search.suggest("a"), dict):
         attrs, seed = told(search.plan.journal.parent)[one["trial"]].user_attrs, one["config"]["seed"]
         number = attrs.get("candidate", one["trial"])
+        setting = -1 if attrs.get("control") == "shorter on other seed" else number
         saved = 0.6 - 0.1 * number if number else 0.0
         sent.append(attrs | {"seed": seed, "epochs": one["config"]["epochs"]})
         # A thousandth on the own seed tells on how many samples accuracies are.
-        quality = 0.9 + seed % 7 / 1000 - (losses(number, seed) + 0.001 * (seed == 0) if number else 0.0)
+        quality = 0.9 + seed % 7 / 1000 - (losses(setting, seed) + 0.001 * (seed == 0) if number else 0.0)
         flops = {"dense_flops": 1000, "executed_flops": round(1000 * (1 - saved))}
         search.on_trial_complete("a", row(quality, saved) | flops | {"test_quality": None})
     assert one == FINISHED or len(sent) == most
@@ -94,10 +95,11 @@ def test_a_search_whose_time_is_up_in_between_has_an_answer_and_goes_on(tmp_path
 
 def test_the_dense_run_cut_to_the_same_compute_is_trained_on_the_same_seeds(tmp_path: Path) -> None:
     search = a_search(tmp_path)
-    sent = play(search, lambda number, seed: 0.0, settings=3, controls=True)
+    sent = play(search, lambda number, seed: 0.5 * (number < 0), settings=3, controls=True)
     cut = [one for one in sent if one.get("control") == "shorter on other seed"]
     assert [(one["candidate"], one["seed"]) for one in cut] == [(1, 1001), (1, 1002), (1, 1003)]
     assert {one["epochs"] for one in cut} == {search.plan.base.epochs // 2}
+    assert search.race.beyond() == []  # what a control loses refuses no setting
 
 
 def test_a_script_that_ignores_its_seed_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
