@@ -1,35 +1,42 @@
 """Replay searches on a table of qualities: what answers over seeds save, lose and cost, and how often they are right.
 
-    python benchmarks/seeds.py [--searches 200] [--allowed 0.5] [--table seeds_digits.csv]
+    python benchmarks/seeds.py [--searches 200] [--allowed 0.5] [--rules NAME ...] [--table seeds_digits.csv]
 
 The table has 40 outcomes of digits (`late_stops.py`) on 24 seeds: compute saved, and how many of 599 samples of either
 split are right. A search draws an order of these seeds. On the first it trains outcomes as `tune_cac.tuning.outcomes`
 chooses them, by validation; then what saves most, beside the baseline, on the next ones, as `tune_cac.tuning.race`
 decides with `analysis.metrics.over_seeds`. Where nothing is left that may be the answer, the outcome follows that
-saves most of those that are expected to be within the allowed loss. Truth is the mean loss on the test split over all
-seeds of the table, those of the search among them.
+saves most of those that are expected to be within the allowed loss. The true loss is the mean on the test split, over
+all seeds of the table; whether an interval has it is judged by the seeds alone that the search did not use.
 
 Printed for each rule: share of searches with an answer; of answers: compute saved, true loss, share of true losses
 within the allowed one, share of intervals with the true loss in it, half width; full trainings of all that was executed
 (what follows the steps shared with another run of the same length and seed). ``one seed`` has no further ones;
-``fixed`` is 15 of 30 epochs with stops from 60 % on, without a search.
+``confirm`` then trains the three that save most and the baseline on three seeds and asks for simultaneous 95 %
+intervals of the test split (`analysis.confirm_table`); ``TPE`` draws outcomes by Optuna's sampler, savings and losses
+its objectives, for as much compute as the search on one seed. ``fixed`` is 15 of 30 epochs with stops from 60 % on,
+without a search.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pandas as pd
 from machine import header
 from numpy.typing import NDArray
 
 from analysis.metrics import over_seeds
+from analysis.metrics.confirmation import paired_interval
 from analysis.metrics.noise import seed_noise
 from analysis.metrics.over_seeds import BEYOND, OPEN, WITHIN
 from trainables.quality import ACCURACY
@@ -47,13 +54,9 @@ from tune_cac.tuning.quality_model import (
 SAMPLES, FULL = 599, 30
 DENSE, FIXED = "30 dense", "15 late 0.6"
 #: Number of further seeds, and confidence with which a mean has to be within the allowed loss.
-RULES = {
-    "one seed": (0, 0.0),
-    "3 seeds": (3, 2 / 3),
-    "7 seeds": (7, 2 / 3),
-    "3 seeds, 95 %": (3, 0.95),
-    "7 seeds, 95 %": (7, 0.95),
-}
+RULES = {"3 seeds": (3, 2 / 3), "7 seeds": (7, 2 / 3), "3 seeds, 95 %": (3, 0.95), "7 seeds, 95 %": (7, 0.95)}
+#: Searches on one seed; settings and seeds of ``confirm``; full trainings of a search on one seed, the mean of ours.
+ON_ONE, TOP, CONFIRMED, ON_ONE_COST = ("one seed", "one seed, confirm", "TPE, confirm"), 3, 3, 3.8
 
 
 class Table:
@@ -76,7 +79,11 @@ class Table:
         self.features = np.column_stack(
             [1.5 * own_saved, self.length, self.first]
         )  # a backward pass is two forward ones
-        self.true = (self.test.loc[DENSE] - self.test.loc[names]).mean(axis=1).to_numpy()
+
+    def true(self, number: int, seeds: Iterable[int]) -> float:
+        """Return the mean loss of an outcome on the test split over some seeds."""
+        test = self.test[list(seeds)]
+        return float((test.loc[DENSE] - test.loc[self.names[number]]).mean())
 
 
 class ReplayedSearch:
@@ -96,16 +103,16 @@ class ReplayedSearch:
 
     def train(self, number: int) -> None:
         """Train an outcome on the own seed."""
-        table = self.table
-        alike = [1.0] if table.length[number] == 1 else [
-            table.first[other] for other in self.lost if table.length[other] == table.length[number]
-        ]  # fmt: skip
-        self.trainings += self._cost(number, max(alike, default=0.0))
+        self.trainings += self._cost(number, [-1, *self.lost])
         self.lost[number] = self.quality(-1, 0) - self.quality(number, 0)
 
-    def _cost(self, number: int, until: float) -> float:
-        shared = self.table.length[number] * min(self.table.first[number], until)
-        return float(max(0.05, 1 - self.table.saved[number] - shared))
+    def _cost(self, number: int, others: Sequence[int]) -> float:
+        """Return what an outcome executes behind the steps that it shares with others of its seed and length."""
+        table, places = self.table, [one for one in others if one >= 0]
+        alike = [table.first[one] for one in places if table.length[one] == table.length[number]]
+        alike += [1.0] if -1 in others and table.length[number] == 1 else []
+        shared = table.length[number] * min(table.first[number], max(alike, default=0.0))
+        return float(max(0.05, 1 - table.saved[number] - shared))
 
     def model(self, numbers: Sequence[int]) -> Any:
         """Return the posterior of outcomes' losses."""
@@ -135,7 +142,7 @@ class ReplayedSearch:
         left = left[are_new(table.features[left], table.features[tried])]
         if not left.size:
             return None
-        found, means = self.model(left), self.model(tried).mean_over_seeds
+        found, means = self.model(left.tolist()), self.model(tried).mean_over_seeds
         answers = [
             table.saved[one]
             for one, mean in zip(tried, means, strict=True)
@@ -151,8 +158,38 @@ class ReplayedSearch:
             enough = answer >= worthwhile(best, WORTHWHILE)
             enough |= area >= worthwhile(area_of(front, worst), WORTHWHILE_AREA)
             worth = np.where(enough, worth, 0.0)
-        costs = np.array([self._cost(one, 1.0) for one in left])
+        costs = np.array([self._cost(one, [-1, *self.lost]) for one in left])
         return int(left[np.argmax(worth / costs)]) if worth.any() else None
+
+    def drawn(self, draw: int) -> None:
+        """Train what Optuna's sampler draws, the nearest outcome of a length, until `ON_ONE_COST`."""
+        sampler = optuna.samplers.TPESampler(seed=draw, multivariate=True)
+        study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+        table, kinds = self.table, sorted({name.split()[1] for name in self.table.names})
+        while self.trainings < ON_ONE_COST and len(study.trials) < 200:
+            trial = study.ask()
+            length = trial.suggest_categorical("length", sorted({float(one) for one in table.length}))
+            kind, first = trial.suggest_categorical("kind", kinds), trial.suggest_float("first", 0.05, 1.0)
+            distances = 10 * (table.length != length) + np.array([name.split()[1] != kind for name in table.names])
+            number = int(np.argmin(distances + np.abs(table.first - first)))
+            if number not in self.lost:
+                self.train(number)
+            study.tell(trial, [table.saved[number], self.lost[number]])
+
+    def confirmed(self) -> tuple[int | None, tuple[float, float] | None]:
+        """Return the setting that `tune_cac confirm` confirms, and the interval of its loss."""
+        within, places = (
+            [one for one, loss in self.lost.items() if loss <= self.allowed + 1e-9],
+            range(1, 1 + CONFIRMED),
+        )
+        top = sorted(within, key=lambda one: -self.table.saved[one])[:TOP]
+        self.trainings += CONFIRMED * (1 + sum(self._cost(one, [-1, *top[:rank]]) for rank, one in enumerate(top)))
+        for one in top:
+            losses = [self.quality(-1, place, test=True) - self.quality(one, place, test=True) for place in places]
+            found = paired_interval(losses, comparisons=len(top), resolution=1 / SAMPLES)
+            if found.high <= self.allowed:
+                return one, (found.low, found.high)
+        return None, None
 
     def answer(self, seeds: int) -> int | None:
         """Return the answer over further seeds, which are trained."""
@@ -171,8 +208,8 @@ class ReplayedSearch:
                 place = next(p for p in range(1, seeds + 1) if (number, p) not in self.further)
                 for one in (-1, number):
                     if (one, place) not in self.further:
-                        whole = self.table.length[number] == 1
-                        self.trainings += 1 if one < 0 else self._cost(one, 1.0 if whole else 0.0)
+                        there = [other for other, at in self.further if at == place]
+                        self.trainings += 1 if one < 0 else self._cost(one, there)
                         values = [self.quality(one, place, test=test) for test in (False, True)]
                         self.further[one, place] = float(np.mean(values))
 
@@ -199,25 +236,31 @@ class ReplayedSearch:
         return over_seeds.over_seeds(losses, expected)
 
 
-def replayed(table: Table, allowed: float, seeds: int, confidence: float, draw: int) -> dict[str, float]:
+def replayed(table: Table, allowed: float, rule: str, draw: int) -> dict[str, float]:
     """Return what one search gives."""
-    over_seeds.DECIDES = confidence
-    search = ReplayedSearch(table, allowed, draw)
-    search.search()
-    within = [one for one, loss in search.lost.items() if loss <= allowed + 1e-9]
-    number = search.answer(seeds) if seeds else max(within, key=lambda one: table.saved[one], default=None)
+    search, interval = ReplayedSearch(table, allowed, draw), None
+    seeds, over_seeds.DECIDES = RULES.get(rule, (0, 0.0))
+    if rule.startswith("TPE"):
+        search.drawn(draw)
+    else:
+        search.search()
+    if "confirm" in rule:
+        (number, interval), seeds = search.confirmed(), CONFIRMED
+    elif seeds:
+        number = search.answer(seeds)
+        interval = search.over_seeds()[number].interval if number is not None else None
+    else:
+        within = [one for one, loss in search.lost.items() if loss <= allowed + 1e-9]
+        number = max(within, key=lambda one: table.saved[one], default=None)
+    row = {"trainings": search.trainings, "answered": float(number is not None)}
     if number is None:
-        return {"trainings": search.trainings, "answered": 0.0}
-    row = {
-        "trainings": search.trainings,
-        "answered": 1.0,
-        "saved": table.saved[number],
-        "true loss": 100 * table.true[number],
-    }
-    row["within"] = float(table.true[number] <= allowed)
-    if seeds:
-        low, high = search.over_seeds()[number].interval
-        row |= {"covered": float(low <= table.true[number] <= high), "half width": 50 * (high - low)}
+        return row
+    true = table.true(number, table.seeds)
+    row |= {"saved": table.saved[number], "true loss": 100 * true, "within": float(true <= allowed)}
+    if interval is not None:
+        low, high = interval
+        others = table.true(number, search.order[1 + seeds :])
+        row |= {"covered": float(low <= others <= high), "half width": 50 * (high - low)}
     return row
 
 
@@ -225,21 +268,26 @@ def main() -> None:
     """Print a line for each rule."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--searches", type=int, default=200)
+    parser.add_argument("--rules", nargs="+", choices=[*ON_ONE, *RULES], default=[*ON_ONE, *RULES])
     parser.add_argument("--allowed", type=float, default=0.5, help="points")
     parser.add_argument("--table", type=Path, default=Path(__file__).with_name("seeds_digits.csv"))
     given = parser.parse_args()
     table, allowed, lines = Table(given.table), given.allowed / 100, {}
-    most = table.saved[table.true <= allowed].max()
+    numbers = range(len(table.names))
+    most = max(table.saved[one] for one in numbers if table.true(one, table.seeds) <= allowed)
     print(
         header("benchmarks/seeds.py"),
         f"| {given.searches} searches, {len(table.seeds)} seeds; at most {most:.3f} can be saved",
     )
-    with ProcessPoolExecutor(2) as pool:
-        for name, (seeds, confidence) in RULES.items():
-            one = partial(replayed, table, allowed, seeds, confidence)
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
+        for name in given.rules:
+            one = partial(replayed, table, allowed, name)
             lines[name] = pd.DataFrame(pool.map(one, range(given.searches), chunksize=10)).mean()
     fixed = list(table.names).index(FIXED)
-    lines["fixed"] = pd.Series({"saved": table.saved[fixed], "true loss": 100 * table.true[fixed], "trainings": 0.0})
+    true = 100 * table.true(fixed, table.seeds)
+    lines["fixed"] = pd.Series({"saved": table.saved[fixed], "true loss": true, "trainings": 0.0})
     print(pd.DataFrame(lines).T.to_string(float_format="{:.3f}".format))
 
 

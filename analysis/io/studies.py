@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,11 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     A trial that failed or was interrupted has no result; its row has only its cost, where known. UserError: the file
     does not exist, or contains no study.
     """
-    trials = read_study(path)
+    return records_of(read_study(path))
+
+
+def records_of(trials: Sequence[JournalTrial]) -> list[dict[str, Any]]:
+    """Return the records of `read_journal` of a study's trials, by number."""
     for trial in trials:  # a failed trial that a later search restarted
         if "continues" in trial.user_attrs:
             trials[trial.user_attrs["continues"]].user_attrs.setdefault("continued_by", trial.number)

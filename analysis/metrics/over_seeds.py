@@ -11,7 +11,7 @@ is expected to be (`noise.seed_noise`), which counts as much as `EXPECTED_DF` de
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,17 +22,16 @@ from analysis.formatting import ROUNDING
 from analysis.io.checked import is_value, numbers_of
 from analysis.metrics.noise import resolution_of, seed_noise
 from analysis.metrics.saving import quality_of
-from trainables.quality import Quality
 
 #: Values of the column ``control``: a setting, or the baseline, that is trained again on a further seed, its number in
 #: the column ``candidate``; and the dense run cut to the compute of a setting of that number.
 OTHER_SEED, SHORTER_ON_SEED = "other seed", "shorter on other seed"
 #: Confidence of the interval that is stated.
 CONFIDENCE = 0.95
-#: One-sided confidence with which the mean is within the allowed loss, of an answer that has all its seeds, and with
-#: which it is within or beyond that, so that no more are trained. More certainty costs more than it gives
+#: One-sided confidence with which the mean of an answer, over all its seeds, is within the allowed loss; and the
+#: probability to become one below which a setting gets no more seeds. More certainty costs more than it gives
 #: (docs/findings.md "Seeds").
-DECIDES, DECIDES_EARLY = 2 / 3, 0.95
+DECIDES, HOPELESS = 2 / 3, 0.1
 #: Degrees of freedom of the expected deviation.
 EXPECTED_DF = 2
 #: What is decided of a setting.
@@ -66,14 +65,22 @@ class OverSeeds:
         return (self.at_most(confidence) if self.df else self.mean) <= allowed + ROUNDING
 
     def decides(self, allowed: float, seeds: int) -> str:
-        """Return whether the mean is within the allowed loss or beyond, with so many further seeds planned."""
+        """Return whether the mean is within the allowed loss or beyond, with so many further seeds planned.
+
+        Given n losses the mean of N varies around theirs by s sqrt(1 / n - 1 / N).
+        """
+        from scipy import stats
+
         if math.isinf(self.mean):
             return BEYOND
         if self.n >= seeds:
             return WITHIN if self.is_within(allowed, DECIDES) else BEYOND
-        if self.n > 1 and self.df and self.is_within(allowed, DECIDES_EARLY):
-            return WITHIN
-        return BEYOND if self.at_most(1 - DECIDES_EARLY) > allowed else OPEN
+        if not self.df:
+            return OPEN
+        one = self.deviation * math.sqrt(self.n)
+        highest = allowed - float(stats.t.ppf(DECIDES, self.df)) * one / math.sqrt(seeds)
+        z = (highest - self.mean) / max(one * math.sqrt(1 / self.n - 1 / seeds), ROUNDING)
+        return BEYOND if stats.t.cdf(z, self.df) < HOPELESS else OPEN
 
 
 def over_seeds(losses: Mapping[int, Sequence[float]], expected: float) -> dict[int, OverSeeds]:
@@ -95,47 +102,6 @@ def over_seeds(losses: Mapping[int, Sequence[float]], expected: float) -> dict[i
         )
         for number, one in known.items()
     }
-
-
-def paired_losses(
-    runs: Iterable[tuple[int, int, float]], baseline: int, own: float, quality: Quality
-) -> dict[int, dict[int, float]]:
-    """Return the losses against the baseline of the same seed, by setting and seed; none where seeds change nothing.
-
-    Args:
-        runs: number of the setting, seed, and value of the metric; NaN of a run that failed, whose loss is infinite.
-        baseline: the baseline's number.
-        own: its value on the study's own seed.
-        quality: the metric.
-    """
-    values: dict[int, dict[int, float]] = {}
-    for number, seed, value in runs:
-        values.setdefault(number, {})[seed] = value
-    baselines = {seed: value for seed, value in values.pop(baseline, {}).items() if math.isfinite(value)}
-    if ignores_seed(own, list(baselines.values())):
-        return {}
-    return {
-        number: {
-            seed: quality.lost(value, baselines[seed]) if math.isfinite(value) else math.inf
-            for seed, value in found.items()
-            if seed in baselines
-        }
-        for number, found in values.items()
-    }
-
-
-def ignores_seed(own: float, others: Sequence[float]) -> bool:
-    """Return whether a run has the same value on several further seeds, as that of a script that does not read them."""
-    return len(others) > 1 and all(value == own for value in others)
-
-
-def both_splits(values: Any, test: Any) -> Any:
-    """Return the mean of the values of both splits, which may have any shape; that of validation without a test split.
-
-    >>> both_splits(0.5, 0.75), both_splits(0.5, None)
-    (0.625, 0.5)
-    """
-    return values if test is None else (values + test) / 2
 
 
 def expected_deviation(value: float, values: pd.Series, tests: pd.Series | None) -> float:
@@ -165,33 +131,64 @@ def number_of_run(control: str, candidate: int) -> int:
     return shorter_of(candidate) if control == SHORTER_ON_SEED else candidate
 
 
-def losses_of(trials: pd.DataFrame) -> tuple[dict[int, dict[int, float]], float]:
-    """Return the losses of a study's settings on further seeds (`paired_losses`), and their expected deviation."""
+def compared_values(trials: pd.DataFrame) -> pd.Series[float]:
+    """Return what runs are compared by over seeds: the mean of both splits, or the only split's value."""
     quality = quality_of(trials)
-    if "control" not in trials:
+    values = numbers_of(trials, quality.name)
+    return (values + numbers_of(trials, quality.test)) / 2 if compared_column(trials) == quality.test else values
+
+
+def ignores_seed(trials: pd.DataFrame) -> bool:
+    """Return whether the baseline is the same on several further seeds, as of a script that does not read them."""
+    first = trials[is_value(trials, "role", "baseline") & is_value(trials, "status", "completed")].head(1)
+    again = trials[is_value(trials, "control", OTHER_SEED) & is_value(trials, "status", "completed")]
+    again = again[again["candidate"].isin(first["trial"])]
+    values = compared_values(trials)
+    return len(again) > 1 and bool((values[again.index] == values[first.index].sum()).all())
+
+
+def losses_of(trials: pd.DataFrame, split: str | None = None) -> tuple[dict[int, dict[int, float]], float]:
+    """Return the losses of a study's settings on further seeds, by number and seed, and their expected deviation.
+
+    Each is against the baseline of the same seed, infinite of a run that failed; there are none where seeds change
+    nothing (`ignores_seed`). They are of `compared_values`, or of the column ``split`` alone.
+    """
+    quality = quality_of(trials)
+    if not {"control", "candidate"} <= set(trials):
         return {}, 0.0
     ended = trials[
         trials["control"].isin([OTHER_SEED, SHORTER_ON_SEED]) & trials["status"].isin(["completed", "failed"])
     ]
     baselines = trials[is_value(trials, "role", "baseline") & is_value(trials, "status", "completed")]
-    if ended.empty or baselines.empty or "candidate" not in trials:
+    if ended.empty or baselines.empty or ignores_seed(trials):
         return {}, 0.0
-    first, tests = baselines.iloc[0], None
-    if compared_column(trials) == quality.test:
-        tests = numbers_of(trials, quality.test)
-    values = both_splits(numbers_of(trials, quality.name), tests)
-    own, expected = float(values[baselines.index[0]]), 0.0
+    values = numbers_of(trials, split) if split else compared_values(trials)
+    expected = 0.0
     if quality.is_accuracy:
+        tests = numbers_of(trials, quality.test) if compared_column(trials) == quality.test else None
+        own = float(compared_values(trials)[baselines.index[0]])
         expected = expected_deviation(own, numbers_of(trials, quality.name), tests)
+    found: dict[int, dict[int, float]] = {}
     shown = values[ended.index].where(ended["status"] == "completed")
     numbers = map(number_of_run, ended["control"], ended["candidate"].astype(int))
-    runs = zip(numbers, ended["seed"].astype(int), shown, strict=True)
-    return paired_losses(runs, int(first["trial"]), own, quality), expected
+    for number, seed, value in zip(numbers, ended["seed"].astype(int), shown, strict=True):
+        found.setdefault(number, {})[seed] = value
+    beside = {seed: one for seed, one in found.pop(int(baselines["trial"].iloc[0]), {}).items() if math.isfinite(one)}
+    losses = {
+        number: {
+            seed: quality.lost(value, beside[seed]) if math.isfinite(value) else math.inf
+            for seed, value in one.items()
+            if seed in beside
+        }
+        for number, one in found.items()
+    }
+    return losses, expected
 
 
-#: Columns that `with_seeds` adds: number of further seeds, mean loss with its interval, loss of the worst seed, and
-#: whether the mean is within the allowed loss: NA where it is, but not with enough confidence.
-SEED_COLUMNS = ("seeds", "drop_mean", "drop_low", "drop_high", "drop_worst", "within_over_seeds")
+#: Columns that `with_seeds` adds: number of further seeds, mean loss with its interval, loss of the worst seed, by how
+#: much the mean losses of both splits differ, NaN with one split, and whether the mean is within the allowed loss: NA
+#: where it is, but not with enough confidence.
+SEED_COLUMNS = ("seeds", "drop_mean", "drop_low", "drop_high", "drop_worst", "drop_splits", "within_over_seeds")
 
 
 def with_seeds(ranking: pd.DataFrame, trials: pd.DataFrame, limit: pd.Series) -> pd.DataFrame:
@@ -206,13 +203,16 @@ def with_seeds(ranking: pd.DataFrame, trials: pd.DataFrame, limit: pd.Series) ->
     found = over_seeds({number: list(one.values()) for number, one in losses.items()}, expected)
     if not found:
         return ranking
-    rows = {}
+    quality, rows = quality_of(trials), {}
+    both = compared_column(trials) == quality.test and quality.name in trials
+    splits = [losses_of(trials, name)[0] for name in (quality.name, quality.test)] if both else []
     for number, one in found.items():
         if number < 0:
             continue
         allowed = float(limit[ranking["trial"] == number].max())
         within = True if one.is_within(allowed, DECIDES) else False if one.mean > allowed + ROUNDING else pd.NA
-        rows[number] = (one.n, one.mean, *one.interval, one.worst, within)
+        means = [float(np.mean([*split[number].values()])) for split in splits] if math.isfinite(one.mean) else []
+        rows[number] = (one.n, one.mean, *one.interval, one.worst, float(np.ptp(means)) if means else math.nan, within)
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(SEED_COLUMNS)).reindex(ranking["trial"])
     kinds: dict[str, Any] = {**dict.fromkeys(SEED_COLUMNS, "float64"), "seeds": "Int64", "within_over_seeds": "boolean"}
     return ranking.assign(**{name: table[name].astype(kinds[name]).set_axis(ranking.index) for name in SEED_COLUMNS})

@@ -129,6 +129,7 @@ class Answer:
     low: float | None  # ends of its interval; None for the search's own seed, and where nothing is known of the noise
     high: float | None
     worst: float | None  # loss of the worst seed
+    splits: float | None = None  # by how much the losses on both splits differ, which other data could, too
     seeds: int  # seeds that chose nothing; 1: the search's own alone
     confidence: float | None  # of the interval
     compared: str  # what the loss is of, such as "test accuracy"
@@ -159,10 +160,12 @@ def answer_of(best: pd.Series, confirmation: pd.DataFrame | None = None) -> Answ
         )  # fmt: skip
     within, tested = best["within_over_seeds"], not pd.isna(best.get(quality.test))
     words = f"{quality.name} of both splits" if tested else metric_words(quality)
-    low, high = (None if pd.isna(best[name]) else float(best[name]) for name in ("drop_low", "drop_high"))
+    low, high, splits = (
+        None if pd.isna(best.get(name)) else float(best[name]) for name in ("drop_low", "drop_high", "drop_splits")
+    )
     return Answer(
-        **common, loss=float(best["drop_mean"]), low=low, high=high, worst=float(best["drop_worst"]), seeds=int(seeds),
-        confidence=CONFIDENCE, compared=words, certain=bool(within is not pd.NA and within),
+        **common, loss=float(best["drop_mean"]), low=low, high=high, splits=splits, worst=float(best["drop_worst"]),
+        seeds=int(seeds), confidence=CONFIDENCE, compared=words, certain=bool(within is not pd.NA and within),
     )  # fmt: skip
 
 
@@ -233,6 +236,8 @@ def answer_sentence(best: pd.Series, allowed_drop: float | str, confirmation: pd
             about.append(f"{whole_percent(found.confidence)}: {words.range(found.low, found.high)}")
         if found.seeds > 1 and found.worst is not None:
             about.append(f"worst seed {words.change(found.worst, unit=False)}")
+        if found.splits is not None:
+            about.append(f"splits {drop_number(found.splits, words.quality)} apart")
         lost += f" on average over {found.seeds} seeds" if found.seeds > 1 else " on one further seed"
         lost += f" ({'; '.join(about)}), {allowed}" if about else f", {allowed}"
         if not found.certain and found.loss <= words.limit + ROUNDING:

@@ -9,26 +9,13 @@ allowed loss and not the others: what saves less is not trained as long as what 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
-
-import pandas as pd
 
 from analysis.formatting import percent, plural
-from analysis.metrics.over_seeds import (
-    BEYOND,
-    OPEN,
-    OTHER_SEED,
-    SHORTER_ON_SEED,
-    OverSeeds,
-    both_splits,
-    expected_deviation,
-    ignores_seed,
-    number_of_run,
-    over_seeds,
-    paired_losses,
-)
+from analysis.io.journal import JournalTrial
+from analysis.io.studies import records_of, to_frame
+from analysis.metrics.over_seeds import BEYOND, OPEN, OTHER_SEED, SHORTER_ON_SEED, ignores_seed, losses_of, over_seeds
 from trainables.config import wrapped_seed
 from trainables.quality import allowed_amount
 from tune_cac.messages import say
@@ -45,10 +32,6 @@ MOST_SETTINGS = 4
 LESS = 0.01
 
 
-def _value(row: Mapping[str, Any]) -> float:
-    return float(both_splits(row["quality"], row.get("test_quality")))
-
-
 class Race:
     """Choose the runs on further seeds.
 
@@ -63,7 +46,8 @@ class Race:
         self._trials, self._plan, self._settings, self._may_answer = trials, plan, settings, may_answer
         seeds = 1 if plan.space.options else plan.seeds  # combinations have baselines of their own
         self.seeds = [wrapped_seed(plan.base.seed + FURTHER_SEEDS + n) for n in range(1, seeds)]
-        self._found: tuple[tuple[int, int], dict[int, str]] = (0, 0), {}  # at `StudyTrials.counts`
+        # At `StudyTrials.counts`.
+        self._found: tuple[tuple[int, int], tuple[dict[int, dict[int, float]], float]] = (0, 0), ({}, 0.0)
 
     def next(self) -> PredefinedTrial | None:
         """Return the next run; None if none is left, or if one that is being trained decides it."""
@@ -108,7 +92,7 @@ class Race:
 
     def beside(self, best: BestSetting) -> list[PredefinedTrial]:
         """Return the dense run cut to the compute of a setting, on the setting's further seeds; none for such a run."""
-        losses = self._losses() if self.seeds and best.config["method"] != "none" else {}
+        losses = self._losses()[0] if self.seeds and best.config["method"] != "none" else {}
         return [
             replace(run, attrs={"role": "control", "control": SHORTER_ON_SEED, "candidate": best.trial},
                     values={**run.values, "seed": seed})
@@ -128,41 +112,29 @@ class Race:
 
     def _verdicts(self) -> dict[int, str]:
         """Return what is decided of the settings, by their trials; without those of which nothing is known yet."""
-        if self._trials.counts() != self._found[0]:  # asked for often
-            baseline, found = self._trials.baseline_row(), {}
-            if baseline is not None and self.seeds:
-                allowed = float(allowed_amount(self._plan.allowed_drop, baseline["quality"]))
-                over = self._over_seeds().items()  # of cut dense runs, too, which are no settings (`shorter_of`)
-                found = {trial: one.decides(allowed, len(self.seeds)) for trial, one in over if trial >= 0}
-            self._found = self._trials.counts(), found
+        losses, expected = self._losses()
+        if not losses:
+            return {}
+        baseline = self._trials.baseline_row() or {}
+        allowed = float(allowed_amount(self._plan.allowed_drop, baseline["quality"]))
+        found = over_seeds({trial: list(one.values()) for trial, one in losses.items()}, expected).items()
+        # Of cut dense runs, too, which are no settings (`shorter_of`).
+        return {trial: one.decides(allowed, len(self.seeds)) for trial, one in found if trial >= 0}
+
+    def _losses(self) -> tuple[dict[int, dict[int, float]], float]:
+        """Return `losses_of` the running study."""
+        if self._trials.counts() != self._found[0] and self._trials.baseline_row() is not None:  # asked for often
+            trials = [
+                JournalTrial(number=t.number, state=t.state.name, user_attrs=dict(t.user_attrs))
+                for t in self._trials.all()
+            ]
+            frame = to_frame(records_of(trials))
+            self._found = self._trials.counts(), losses_of(frame)
+            if self.seeds and ignores_seed(frame):
+                self._say_once("ignores its seed", "the same result on every seed: the answer is of one run (a script "
+                               "gets the seed as {seed} and TUNE_CAC_SEED)")  # fmt: skip
+                self.seeds = []
         return self._found[1]
-
-    def _over_seeds(self) -> dict[int, OverSeeds]:
-        quality, rows = self._plan.base.quality, [t.user_attrs.get("row") for t in self._trials.all()]
-        expected, baseline = 0.0, self._trials.baseline_row()
-        if quality.is_accuracy and baseline is not None:
-            ended = pd.DataFrame([row for row in rows if row is not None])
-            tested = baseline.get("test_quality") is not None
-            tests = ended["test_quality"].astype(float) if tested else None
-            expected = expected_deviation(_value(baseline), ended["quality"], tests)
-        return over_seeds({trial: list(one.values()) for trial, one in self._losses().items()}, expected)
-
-    def _losses(self) -> dict[int, dict[int, float]]:
-        """Return the losses on further seeds, by setting and seed; says so, once, where seeds change nothing."""
-        runs, baseline = [], self._baseline()
-        for trial in self._trials.all():
-            attrs = trial.user_attrs
-            control = attrs.get("control")
-            is_run = control in (OTHER_SEED, SHORTER_ON_SEED) and "continued_by" not in attrs
-            if is_run and ("row" in attrs or trial.state.is_finished()):
-                value = _value(attrs["row"]) if "row" in attrs else math.nan
-                runs.append((number_of_run(control, attrs["candidate"]), attrs["given"]["seed"], value))
-        own = _value(self._trials.all()[baseline].user_attrs["row"])
-        if ignores_seed(own, [value for number, _, value in runs if number == baseline]):
-            self._say_once("ignores its seed", "the same result on every seed: the answer is of one run (a script gets "
-                           "the seed as {seed} and TUNE_CAC_SEED)")  # fmt: skip
-            self.seeds = []
-        return paired_losses(runs, baseline, own, self._plan.base.quality)
 
     def _say_cost(self, one: BestSetting) -> None:
         cost = len(self.seeds) * (2 - one.saved)

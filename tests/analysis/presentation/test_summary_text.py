@@ -78,22 +78,22 @@ def over_seeds(ranking: pd.DataFrame, found: dict[int, tuple[Any, ...]]) -> pd.D
 
 TAKE = "Take the settings of trial 1: saves 31.0 % of the training compute (31.0 % of the time); "
 NOTHING = "No setting tried saves compute within the allowed accuracy loss of 0.50 points."
-FAILED = (1, float("inf"), float("nan"), float("nan"), float("inf"), False)
+FAILED = (1, float("inf"), float("nan"), float("nan"), float("inf"), float("nan"), False)
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        ((None,) * 6, f"{TAKE}validation accuracy -0.30 points on one seed, 0.50 points allowed. What other seeds give "
+        ((None,) * 7, f"{TAKE}validation accuracy -0.30 points on one seed, 0.50 points allowed. What other seeds give "
          "is not known."),
-        ((3, 0.002, -0.001, 0.0045, 0.004, True), f"{TAKE}accuracy of both splits -0.20 points on average over 3 seeds "
-         "(95 %: -0.45 to +0.10; worst seed -0.40), 0.50 points allowed."),
-        ((3, 0.004, 0.001, 0.00501, 0.006, None), f"{TAKE}accuracy of both splits -0.40 points on average over 3 seeds "
+        ((3, 0.002, -0.001, 0.0045, 0.004, 0.001, True), f"{TAKE}accuracy of both splits -0.20 points on average over 3 seeds "
+         "(95 %: -0.45 to +0.10; worst seed -0.40; splits 0.10 apart), 0.50 points allowed."),
+        ((3, 0.004, 0.001, 0.00501, 0.006, None, None), f"{TAKE}accuracy of both splits -0.40 points on average over 3 seeds "
          "(95 %: -0.501 to -0.10; worst seed -0.60), 0.50 points allowed. That is not certain to be within the "
          "allowed loss."),
-        ((1, 0.004, None, None, 0.004, True), f"{TAKE}accuracy of both splits -0.40 points on one further seed, 0.50 "
+        ((1, 0.004, None, None, 0.004, None, True), f"{TAKE}accuracy of both splits -0.40 points on one further seed, 0.50 "
          "points allowed."),
-        ((3, 0.02, 0.01, 0.03, 0.025, False), f"{NOTHING} Nearest is trial 1: t{TAKE[1:]}accuracy of both splits -2.00 "
+        ((3, 0.02, 0.01, 0.03, 0.025, None, False), f"{NOTHING} Nearest is trial 1: t{TAKE[1:]}accuracy of both splits -2.00 "
          "points on average over 3 seeds (95 %: -3.00 to -1.00; worst seed -2.50), 0.50 points allowed."),
         (FAILED, NOTHING),
     ],
@@ -125,7 +125,7 @@ def test_the_answer_of_a_metric_where_smaller_is_better() -> None:
     assert headline(ranking, analysis.best(ranking), "10%") == (
         f"{take} +0.03 nats on one seed, 0.09 nats allowed. What other seeds give is not known."
     )
-    ranking = over_seeds(ranking, {1: (3, 0.02, -0.01, 0.05, 0.04, True)})
+    ranking = over_seeds(ranking, {1: (3, 0.02, -0.01, 0.05, 0.04, None, True)})
     best = analysis.best(ranking)
     assert headline(ranking, best, "10%") == (
         f"{take} of both splits +0.02 nats on average over 3 seeds (95 %: -0.01 to +0.05; worst seed +0.04), 0.09 nats "
@@ -321,7 +321,7 @@ def test_the_report_shows_test_accuracy_and_failures() -> None:
     ranking = analysis.rank(trials)
     text = report_markdown(INFO, trials, ranking, analysis.best(ranking), 0.005)
     assert "On the test split, which no choice was made by, seed 0: 0.9670, baseline 0.9700." in text
-    further = over_seeds(ranking, {1: (3, 0.0, -0.001, 0.001, 0.0, True)})  # by both splits
+    further = over_seeds(ranking, {1: (3, 0.0, -0.001, 0.001, 0.0, None, True)})  # by both splits
     text = report_markdown(INFO, trials, further, analysis.best(further), 0.005)
     assert "On the test split, seed 0: 0.9670, baseline 0.9700." in text
     assert "- trial 2: ValueError: no" in text
