@@ -18,7 +18,8 @@ dense runs, its baseline included; ``hypervolume`` is that of the front above no
 ``area`` the same with gains over the baseline counted as no loss. With ``--fresh N`` every answer and its baseline are
 trained on N fresh seeds, others for each search: ``loss`` is the mean of validation and test loss over them, in points,
 ``kept`` the share of these seeds on which that mean is within the allowed loss; an answer that saves nothing loses
-nothing. The lines at the end are medians over the searches' seeds, with ratios to the last one named, seed by seed.
+nothing. ``low`` and ``high`` are the ends of the interval that comes with the answer, in points.
+The lines at the end are medians over the searches' seeds, with ratios to the last one named, seed by seed.
 Searches that a folder has already are not run again.
 """
 
@@ -70,6 +71,9 @@ class Found:
     """Mean loss of the answer on fresh seeds, a fraction; NaN without them."""
     kept: float
     """Share of the fresh seeds on which the answer's loss is within the allowed one; NaN without them."""
+    low: float = float("nan")
+    """Ends of the answer's interval, fractions; NaN without seeds of its own."""
+    high: float = float("nan")
 
 
 def run(folder: Path, *arguments: str) -> None:
@@ -119,6 +123,8 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
     within = ended[ended["accuracy_drop"] <= ALLOWED + 1e-9]
     points = ended[["accuracy_drop", "saved"]].to_numpy(float) * (-1.0, 1.0)
     loss, kept = on_fresh_seeds(config_of(best), float(best["saved"]), seed, folder, arguments)
+    handed = found.answer
+    low, high = (handed.low, handed.high) if handed is not None and handed.low is not None else (np.nan, np.nan)
     return Found(
         saved=float(best["saved"]),
         most=float(within["saved"].max()),
@@ -129,6 +135,8 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
         wall_time_s=wall_time_s,
         loss=loss,
         kept=kept,
+        low=low,
+        high=high if high is not None else np.nan,
     )
 
 
@@ -219,7 +227,7 @@ def main() -> None:
         f"{arguments.concurrency} at a time"
     )
     print(
-        f"{'search':<9}{'seed':>5}{'settings':>9}{'executed':>9}{'answer':>8}{'most':>7}{'hypervolume':>12}{'loss':>7}{'kept':>6}"
+        f"{'search':<9}{'seed':>5}{'settings':>9}{'executed':>9}{'answer':>8}{'most':>7}{'hypervolume':>12}{'loss':>7}{'kept':>6}{'low':>7}{'high':>6}"
         f"{'wall s':>8}"
     )
     with tempfile.TemporaryDirectory() as temporary:
@@ -233,8 +241,8 @@ def main() -> None:
                 budget = (budget or one.executed) if arguments.equal_compute else None
                 print(
                     f"{kind:<9}{seed:>5}{one.settings:>9}{one.executed:>9.2f}{one.saved:>8.1%}{one.most:>7.1%}"
-                    f"{one.hypervolume:>12.6f}"
-                    f"{100 * one.loss:>7.2f}{one.kept:>6.0%}{one.wall_time_s:>8.1f}",
+                    f"{one.hypervolume:>12.6f}{100 * one.loss:>7.2f}{one.kept:>6.0%}"
+                    f"{100 * one.low:>7.2f}{100 * one.high:>6.2f}{one.wall_time_s:>8.1f}",
                     flush=True,
                 )
     reference = of[arguments.searches[-1]]
@@ -251,7 +259,8 @@ def main() -> None:
             f"{arguments.searches[-1]}: answer median {shown(saved)}, most within on its seed {shown(most)}, "
             f"hypervolume {shown(volumes)}, area {shown(areas)}"
             + (f"; fresh seeds: loss {100 * fmean(one.loss for one in runs):.2f} points, kept "
-               f"{fmean(one.kept for one in runs):.0%}" if arguments.fresh else "")
+               f"{fmean(one.kept for one in runs):.0%}; mean within for {sum(one.loss <= ALLOWED for one in runs)}, in "
+               f"the interval for {sum(one.low <= one.loss <= one.high for one in runs)}" if arguments.fresh else "")
         )  # fmt: skip
 
 

@@ -30,13 +30,13 @@ def last_row(config: TrialConfig) -> dict[str, Any]:
 
 
 def fresh_seeds(seed: int, count: int) -> range:
-    """Return seeds for the answer of one search; those of two searches have none in common.
+    """Return seeds for the answer of one search, which no other search has, nor any as its further seeds.
 
     Args:
         seed: of the search, or the first one of several.
         count: at most 1000.
     """
-    return range(1000 * (seed + 1), 1000 * (seed + 1) + count)
+    return range(100_000 + 1000 * seed, 100_000 + 1000 * seed + count)
 
 
 def fresh_losses(

@@ -136,7 +136,12 @@ def _baseline_of_each(trials: pd.DataFrame, quality: Quality) -> tuple[pd.DataFr
 
 
 def _is_done_baseline(trials: pd.DataFrame) -> NDArray[np.bool_]:
-    return (is_value(trials, "role", "baseline") & is_value(trials, "status", "completed")).to_numpy()
+    """Return a mask of the completed baselines, those on further seeds among them."""
+    found = is_value(trials, "role", "baseline")
+    if "candidate" in trials.columns:
+        again = is_value(trials, "control", OTHER_SEED) & trials["candidate"].isin(trials.loc[found, "trial"])
+        found |= again.fillna(False).astype(bool)
+    return (found & is_value(trials, "status", "completed")).to_numpy()
 
 
 def _baseline_numbers(trials: pd.DataFrame) -> pd.Series[int] | None:

@@ -12,7 +12,7 @@ from scipy import stats
 import analysis
 from analysis.metrics.noise import seed_noise
 from analysis.metrics.over_seeds import BEYOND, OPEN, WITHIN, losses_of, over_seeds
-from analysis.metrics.ranking import ahead_of_shorter, control_line
+from analysis.metrics.ranking import ahead_of_shorter, control_line, relative_to_baseline
 
 
 def test_of_one_setting_without_an_expected_deviation_it_is_students_interval() -> None:
@@ -118,6 +118,16 @@ def test_a_loss_is_the_mean_of_both_splits_against_the_baseline_of_the_same_seed
     found = ahead_of_shorter(ranking.iloc[0], line)
     assert found is not None
     assert (found[0], found[1].mean, found[2].mean) == (10, pytest.approx(0.025), pytest.approx(0.01))
+
+
+def test_runs_on_a_further_seed_are_compared_with_the_baseline_there() -> None:
+    flops = [100.0, 50.0, 200.0, 50.0, 100.0, 50.0, 80.0, 40.0, 50.0]
+    epochs = STUDY["epochs"].where(STUDY["control"] != SHORTER, 5)
+    trials = relative_to_baseline(
+        STUDY.assign(executed_flops=flops, dense_flops=[*flops[:1], 100.0, *flops[2:]], epochs=epochs)
+    )
+    assert trials["compute_saved"][6:8].tolist() == [0.6, 0.6]
+    assert trials["accuracy_drop"][6:8].tolist() == pytest.approx([0.03, 0.02])
 
 
 def test_a_failed_run_loses_everything_and_one_without_its_baseline_says_nothing() -> None:

@@ -86,15 +86,15 @@ FAILED = (1, float("inf"), float("nan"), float("nan"), float("inf"), float("nan"
     [
         ((None,) * 7, f"{TAKE}validation accuracy -0.30 points on one seed, 0.50 points allowed. What other seeds give "
          "is not known."),
-        ((3, 0.002, -0.001, 0.0045, 0.004, 0.001, True), f"{TAKE}accuracy of both splits -0.20 points on average over 3 seeds "
-         "(95 %: -0.45 to +0.10; worst seed -0.40; splits 0.10 apart), 0.50 points allowed."),
-        ((3, 0.004, 0.001, 0.00501, 0.006, None, None), f"{TAKE}accuracy of both splits -0.40 points on average over 3 seeds "
-         "(95 %: -0.501 to -0.10; worst seed -0.60), 0.50 points allowed. That is not certain to be within the "
+        ((3, 0.002, -0.001, 0.0045, 0.004, 0.001, True), f"{TAKE}accuracy of both splits -0.20 points on average over "
+         "3 seeds (95 %: -0.45 to +0.10; worst seed -0.40; splits 0.10 apart), 0.50 points allowed."),
+        ((3, 0.004, 0.001, 0.00501, 0.006, None, None), f"{TAKE}accuracy of both splits -0.40 points on average over "
+         "3 seeds (95 %: -0.501 to -0.10; worst seed -0.60), 0.50 points allowed. That is not certain to be within the "
          "allowed loss."),
-        ((1, 0.004, None, None, 0.004, None, True), f"{TAKE}accuracy of both splits -0.40 points on one further seed, 0.50 "
-         "points allowed."),
-        ((3, 0.02, 0.01, 0.03, 0.025, None, False), f"{NOTHING} Nearest is trial 1: t{TAKE[1:]}accuracy of both splits -2.00 "
-         "points on average over 3 seeds (95 %: -3.00 to -1.00; worst seed -2.50), 0.50 points allowed."),
+        ((1, 0.004, None, None, 0.004, None, True), f"{TAKE}accuracy of both splits -0.40 points on one further seed, "
+         "0.50 points allowed."),
+        ((3, 0.02, 0.01, 0.03, 0.025, None, False), f"{NOTHING} Nearest is trial 1: t{TAKE[1:]}accuracy of both splits "
+         "-2.00 points on average over 3 seeds (95 %: -3.00 to -1.00; worst seed -2.50), 0.50 points allowed."),
         (FAILED, NOTHING),
     ],
 )  # fmt: skip
