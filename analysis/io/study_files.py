@@ -32,7 +32,7 @@ class StudyInfo(StudyOptions):
     grid: Mapping[str, Any] | None = None
     """Points of its grid file: ``settings``, one map a point, and ``unnamed``; None for a space."""
     controls: bool = False  # of a study that has not recorded it
-    """True if controls (cut dense runs and random stops) are trained in addition to its trials."""
+    """True if controls (cut dense runs) are trained in addition to its trials."""
     seeds: int | None = 1  # of a study that has not recorded it
     """Seeds on which its answer is trained at most."""
     lengths: str = "1.0"  # of a study that has not recorded it

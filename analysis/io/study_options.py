@@ -217,8 +217,7 @@ class StudyOptions:
     )
     controls: bool = option(
         True,
-        "train beside the trials what a setting has to beat: dense runs of fewer epochs, and random stops of the best "
-        "setting's compute",
+        "train beside the trials what a setting has to beat: dense runs of fewer epochs",
         rare=True,
     )
     sharing: bool | None = option(

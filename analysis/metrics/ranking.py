@@ -171,7 +171,7 @@ def _are_several(trials: pd.DataFrame) -> bool:
     return len(np.unique(_groups(trials))) > 1
 
 
-# --- Controls: cut dense runs of the same compute, and stops at random places -----------------------------------------
+# --- Controls: cut dense runs of the same compute ---------------------------------------------------------------------
 # A setting that saves 30 % of the compute with an accuracy loss of 0.3 points is useless if training for 70 % of the
 # epochs, with the schedule shortened accordingly, reaches the same accuracy. Settings are compared with a line through
 # the baseline, which saves nothing, and the cut dense runs. At a saving s its value is the larger of:
@@ -186,11 +186,10 @@ def _are_several(trials: pd.DataFrame) -> bool:
 #: Role of a cut dense run that is a result of its own: the search chose its length, and searches stops on it.
 CUT = "cut"
 #: Values of the column ``control``.
-SHORTER, RANDOM_STOPS = "shorter", "random stops"
+SHORTER = "shorter"
 #: The same as readers see them.
 CONTROL_NAMES = {
     SHORTER: "cut dense run",
-    RANDOM_STOPS: "random stops",
     OTHER_SEED: "further seed",
     SHORTER_ON_SEED: "cut dense run",
 }

@@ -20,11 +20,11 @@ from analysis.formatting import (
     value_text,
     whole_percent,
 )
-from analysis.io.checked import is_value, number_of
+from analysis.io.checked import number_of
 from analysis.io.study_files import StudyInfo
 from analysis.metrics.accounting import SearchCost, search_cost, search_fraction
 from analysis.metrics.confirmation import compared, rate_excluded, retrained_saving
-from analysis.metrics.ranking import RANDOM_STOPS, allowed_limit, baseline_of, beats_shorter, control_line
+from analysis.metrics.ranking import allowed_limit, baseline_of, beats_shorter, control_line
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.best_env import best_env
 from analysis.presentation.figures.figure import stop_events
@@ -312,13 +312,13 @@ def _about_best(best: pd.Series, ranking: pd.DataFrame, confirmation: pd.DataFra
 
 def control_cells(trials: pd.DataFrame, line: pd.DataFrame) -> list[list[str]]:
     """Return what the controls saved and reached as text cells, header first; empty if there are none."""
-    stops = trials[(trials["status"] == "completed") & is_value(trials, "control", RANDOM_STOPS)]
-    if len(line) == 0 and len(stops) == 0:
+    if len(line) == 0:
         return []
     quality = quality_of(trials)
-    rows = [(plural(int(row["epochs"]), "epoch"), row) for _, row in line.iterrows()]
-    rows += [(settings_text(row), row) for _, row in stops.iterrows()]
-    cells = [[trained, percent(row["compute_saved"]), value_text(row[quality.name], quality)] for trained, row in rows]
+    cells = [
+        [plural(int(row["epochs"]), "epoch"), percent(row["compute_saved"]), value_text(row[quality.name], quality)]
+        for _, row in line.iterrows()
+    ]
     return [["trained", "compute saved", quality.name], *cells]
 
 

@@ -14,7 +14,7 @@ from runs import assert_equals_alone, finish
 
 import analysis
 from analysis.io.study_files import Layout
-from analysis.metrics.ranking import RANDOM_STOPS, SHORTER, control_line
+from analysis.metrics.ranking import SHORTER, control_line
 from analysis.presentation.summary_text import config_of
 from trainables.training.run import TrainingRun
 from tune_cac.cli.main import main
@@ -49,12 +49,6 @@ def test_controls_are_trained_beside_the_trials(tmp_path: Path) -> None:
         last = finish(run)[-1]
     assert last["quality"] == row["accuracy"]
     assert last["executed_flops"] == row["executed_flops"] == last["dense_flops"]
-    most = analysis.rank(trials, allowed_drop=0.9).iloc[0]["compute_saved"]
-    stops = controls[controls["control"] == RANDOM_STOPS]
-    assert len(stops) == 3
-    assert stops["compute_saved"].tolist() == pytest.approx([most] * 3, abs=0.015)
-    for _, row in stops.iterrows():
-        assert_equals_alone(row)
     assert len(control_line(trials)) == 6
     assert "than cut dense run" in printed
     assert "## Controls" in Layout(study).report.read_text()

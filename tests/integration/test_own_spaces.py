@@ -61,9 +61,7 @@ def test_the_example_of_the_page(project: Path) -> None:
     how = ("--trials", "7", "--epochs", "2", "--name", "s", "--concurrency", "2", "--allowed-drop", "0.9")
     done = run_here(project, *searches[1].split(), *how)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "no controls: cut dense runs and random stops would belong to one combination of lr, width alone\n" in (
-        done.stderr
-    )
+    assert "no controls: cut dense runs would belong to one combination of lr, width alone\n" in (done.stderr)
     text = (project / "my_space.yaml").read_text()
     assert Layout(study).read_info().space_files == {"my_space.yaml": text}
 

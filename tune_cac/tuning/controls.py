@@ -1,35 +1,25 @@
-"""Controls of a search, trained beside its settings: dense runs cut short, and runs with stops at random.
+"""Controls of a search: dense runs cut short, which a setting of their compute has to beat.
 
-Both are trials whose values are given in full and which do not count among the requested ones. A cut dense run is what
-a setting of its compute has to beat. Where stops are searched on it, too, it is an answer like any other (role
-``cut``), and its length is chosen. Random stops are trained last, once the savings of the best setting are known.
+They are trials whose values are given in full and which do not count among the requested ones. Where stops are searched
+on one, too, it is an answer like any other (role ``cut``), and its length is chosen.
 """
 
 from __future__ import annotations
 
-import random
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from optuna.trial import FrozenTrial
 
-from analysis.metrics.ranking import CUT, RANDOM_STOPS, SHORTER
-from analysis.trace_replay.replay_frame import replay
-from analysis.trace_replay.traces import RunTrace
+from analysis.metrics.ranking import CUT, SHORTER
 from trainables.config import TrialConfig
 from trainables.gradskip.settings import OFF_FIELD
 from trainables.quality import allowed_amount
 from trainables.savings import INFERENCE, TIME
-from trainables.stage_tree.store import StageStore
 from tune_cac.study.search_options import AUTO_LENGTHS, read_lengths
-from tune_cac.tuning.baseline import WarmStart, completed
+from tune_cac.tuning.baseline import WarmStart
 from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.trials import EPOCHS, OF_EPOCHS, BestSetting, PredefinedTrial, StudyTrials, missing_objectives
-
-# --- Cut dense runs ---------------------------------------------------------------------------------------------------
 
 #: Lengths of the cut dense runs that are controls, as shares of the full one.
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
@@ -143,88 +133,3 @@ class RunLengths:
             for t in self._trials.all()
             if t.user_attrs.get("role") == CUT and "continued_by" not in t.user_attrs
         }
-
-
-# --- Random stops -----------------------------------------------------------------------------------------------------
-
-#: Number of runs with random stops.
-RANDOM_RUNS = 3
-#: Largest difference between the savings of a random run and of the best setting, a fraction.
-EQUAL_COMPUTE = 0.01
-#: Most draws to find random stops that save as much.
-_DRAWS = 200
-#: Number of positions tried for the stops of a draw, and the largest power that moves them.
-_TRIED, _POWER = 64, 64.0
-
-
-class RandomStops:
-    """Find random stops that save what a setting saves; they are kept, as the best setting is asked for often."""
-
-    def __init__(self, plan: SearchPlan) -> None:
-        self._base, self._tree = plan.base, plan.tree
-        self._found: dict[tuple[float, int], list[PredefinedTrial]] = {}
-
-    def of(self, best: BestSetting, trace: RunTrace | None, ends: Sequence[int]) -> list[PredefinedTrial]:
-        """Return runs with random stops, as long as a setting, that save as much; none for one that stops nothing.
-
-        Args:
-            best: the setting.
-            trace: of the dense run of its length; None if that was not recorded.
-            ends: numbers of the parameters through which a stop may reach (`SpaceContext.unit_ends`).
-        """
-        if best.own_saved <= EQUAL_COMPUTE or trace is None:
-            return []
-        # Rounded, so that a new best setting with nearly equal savings needs no new runs.
-        near = round(best.own_saved / EQUAL_COMPUTE) * EQUAL_COMPUTE
-        base = replace(self._base, epochs=best.config[EPOCHS])
-        if (near, base.epochs) not in self._found:
-            drawn: list[dict[str, Any]] = []
-            try:
-                drawn = self._drawn(trace, base, ends, near) if ends else []
-            except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
-                warnings.warn(f"no controls with random stops: {error}", stacklevel=2)
-            cut = base.epochs < self._base.epochs
-            attrs, length = ({OF_EPOCHS: self._base.epochs}, {EPOCHS: base.epochs}) if cut else ({}, {})
-            self._found[near, base.epochs] = [_control(RANDOM_STOPS, {**values, **length}, **attrs) for values in drawn]
-        return self._found[near, base.epochs]
-
-    def _drawn(self, trace: RunTrace, base: TrialConfig, ends: Sequence[int], saved: float) -> list[dict[str, Any]]:
-        """Return values of runs with stops that save so much, by replay; fewer if stops cannot.
-
-        A draw picks layers and random times in ascending order; the times are then moved together towards the run's
-        start or end until the savings match.
-        """
-        draw = random.Random(base.seed)
-        trace = completed(StageStore(self._tree, trace.root), trace, [_manual(base, ends, range(len(ends)))])
-        found: list[dict[str, Any]] = []
-        for _ in range(_DRAWS):
-            if len(found) == RANDOM_RUNS:
-                break
-            layers = sorted(draw.sample(list(ends), draw.randint(1, len(ends))))
-            late = sorted(draw.random() for _ in layers)
-            tried = [_manual(base, layers, times) for times in _moved(late, trace.total_steps)]
-            if not tried:
-                continue
-            distance = np.abs(replay(trace, tried)["compute_saved"].to_numpy(float) - saved)
-            nearest = int(np.argmin(distance))
-            if distance[nearest] <= EQUAL_COMPUTE:
-                config = tried[nearest].to_dict()
-                found.append({name: config[name] for name in ("method", "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR")})
-        return found
-
-
-def _moved(late: Sequence[float], total_steps: int) -> list[list[int]]:
-    """Return iterations of stops at fractions of the run raised to powers, from all at its end to all at its start."""
-    found = []
-    for power in np.geomspace(1 / _POWER, _POWER, _TRIED):
-        times = [round(fraction**power * (total_steps - 1)) for fraction in late]
-        for place in range(1, len(times)):
-            times[place] = max(times[place], times[place - 1] + 1)
-        if times[-1] < total_steps:
-            found.append(times)
-    return found
-
-
-def _manual(base: TrialConfig, layers: Sequence[int], times: Sequence[int]) -> TrialConfig:
-    stops = {"CAC_STOP_LAYER_NUM": tuple(layers), "CAC_STOP_LAYER_ITR": tuple(times)}
-    return replace(base, method="gradskip", **stops)  # type: ignore[arg-type]  # the fields come from the variables

@@ -95,9 +95,7 @@ def search(**given: Any) -> SearchResult:
     grid = _grid(options, context)
     layout = open_study(options)
     if varied := options.loaded_space.options:
-        say(
-            f"no controls: cut dense runs and random stops would belong to one combination of {', '.join(varied)} alone"
-        )
+        say(f"no controls: cut dense runs would belong to one combination of {', '.join(varied)} alone")
     with locked(layout), copied_to_storage(layout):
         info = layout.read_info()
         mend_journal(layout.journal)

@@ -16,7 +16,7 @@ from optuna.trial import FixedTrial, TrialState
 from ray.tune.search import Searcher
 
 from analysis.formatting import plural
-from analysis.metrics.over_seeds import WITHIN
+from analysis.metrics.over_seeds import OPEN, WITHIN
 from analysis.metrics.ranking import CUT
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
@@ -29,7 +29,7 @@ from tune_cac.ray_backend.worker_leases import CoordinatorLeases
 from tune_cac.study.folder import SPENT, trial_folder_name
 from tune_cac.tuning.baseline import WarmStart, learn
 from tune_cac.tuning.candidates import Candidates, GridWalk, SpaceWalk, make_sampler
-from tune_cac.tuning.controls import RandomStops, RunLengths, cut_with_norms_of, shorter_trainings
+from tune_cac.tuning.controls import RunLengths, cut_with_norms_of, shorter_trainings
 from tune_cac.tuning.outcomes import OutcomeQueue
 from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.race import Race
@@ -112,7 +112,6 @@ class StudySearch(Searcher):
                 lambda: self._roots() if self.lengths.searched else {base.epochs: self.learn()},
                 self.race.beyond,
             )
-        self._random_stops = RandomStops(plan)
         self._beyond = 0  # settings that lost too much over further seeds when settings were last looked for
         self._most: int | None = None  # trials at a time, since memory ran out
         self._begun_beside: set[str] = set()  # trials that had more beside them, which may fit with fewer
@@ -306,13 +305,14 @@ class StudySearch(Searcher):
         self.study.set_user_attr("spread", True)
 
     def _next_control(self, *, shorter_alone: bool = False) -> optuna.Trial | str | None:
-        shorter_alone = shorter_alone or self.trials.settings_are_trained()
+        undecided = self._with_seeds and self._running and self.race.leader()[1] == OPEN  # by one that runs
+        shorter_alone = shorter_alone or undecided or self.trials.settings_are_trained()
         if missing := self.missing_controls(shorter_alone=shorter_alone):
             return self.restarts.start_predefined(missing[0])
         return None if shorter_alone or self._running else FINISHED
 
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
-        """Return the controls that this study lacks: cut dense runs, and random stops of the best's compute.
+        """Return the controls that this study lacks: cut dense runs, the last of the best's compute and on its seeds.
 
         With ``shorter_alone`` the latter are left out, as long as the best setting is not known. Of a space that
         decides itself: a dense run of the best's norms, cut to its compute.
@@ -327,16 +327,9 @@ class StudySearch(Searcher):
         if not self.lengths.searched:
             wanted += shorter_trainings(self.plan.base)
         if not shorter_alone and (best := self.best()) is not None and shorter_trainings(self.plan.base):
-            wanted += [self.lengths.beside(best), *self.race.beside(best), *self._stops_beside(best)]
+            wanted += [self.lengths.beside(best), *self.race.beside(best)]
         begun = self.trials.begun()
         return [run for run in wanted if run is not None and run.key not in begun]
-
-    def _stops_beside(self, best: BestSetting) -> list[PredefinedTrial]:
-        """Return random stops that save what the best setting saves."""
-        known = self._roots().get(best.config[EPOCHS])
-        if self._search_space.method != "gradskip" or known is None:
-            return []
-        return self._random_stops.of(best, known.trace, self._context.unit_ends)
 
     # --- what is known ---
 

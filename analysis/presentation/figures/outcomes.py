@@ -26,7 +26,7 @@ from analysis.formatting import (
 )
 from analysis.io.checked import array_of, number_of
 from analysis.metrics.confirmation import compared, retrained_saving
-from analysis.metrics.ranking import CONTROL_NAMES, RANDOM_STOPS, SHORTER, dense_with_held_norms
+from analysis.metrics.ranking import CONTROL_NAMES, SHORTER, dense_with_held_norms
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.figures.figure import (
     Figure,
@@ -74,7 +74,7 @@ def pareto(data: ReportData) -> Figure | None:
     baseline, published = of_role("baseline"), of_role("published")
     front = _by_x(_outcomes(ranking[(array_of(ranking, "on_front") == 1) & ~is_control]), quality)
     chosen = _outcomes(ranking.iloc[:0] if data.best is None else data.best.to_frame().T)
-    shorter, random_stops = _controls(data.controls if data.saving == TRAINING else None, quality)
+    shorter = _controls(data.controls if data.saving == TRAINING else None, quality)
     if len(shorter) and data.controls is not None:  # the line begins at full length, with the norms of the cut runs
         held = dense_with_held_norms(ranking) if dense_with_held_norms(data.controls) else []
         shorter = _by_x(pd.concat([_outcomes(ranking.loc[held[:1]]) if held else baseline, shorter]), quality)
@@ -90,7 +90,6 @@ def pareto(data: ReportData) -> Figure | None:
             marks("cut dense runs", shorter, "triangle-down", "@control", size=9, mode="lines+markers", line=dashed)
         )
     for name, group, symbol, colour, size in (
-        ("random stops", random_stops, "x", "@control", 9),
         ("published defaults", published, "diamond", "@published", 11),
         ("baseline", baseline, "square", "@text", 10),
         ("chosen", chosen, "star", "@chosen", 17),
@@ -101,7 +100,7 @@ def pareto(data: ReportData) -> Figure | None:
     limits = [] if len(baseline) == 0 else [float(baseline["y"].mean()) - lost]
     references = [*baseline["y"], *shorter["y"], *chosen["y"], *limits] or [front["y"].iloc[0]]
     y_range = _y_range(references, [*trials["y"], *front["y"]], quality)
-    others = pd.concat([trials, published, random_stops])
+    others = pd.concat([trials, published])
     x_range = _x_range(list(others["x"]), [*baseline["x"], *shorter["x"], *front["x"]])
     below = quality.sign * (others["y"] - y_range[0]) < 0
     left = others["x"] < (-np.inf if x_range is None else x_range[0])
@@ -192,8 +191,8 @@ def _outcome_label(first: pd.Series, trials: list[int]) -> str:
     return "\n".join(lines)
 
 
-def _controls(controls: pd.DataFrame | None, quality: Quality) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the points of the shortened dense trainings and those of the other controls, by compute saved."""
+def _controls(controls: pd.DataFrame | None, quality: Quality) -> pd.DataFrame:
+    """Return the points of the cut dense runs, by compute saved."""
     if controls is None:
         controls = pd.DataFrame()
     names = texts(controls, "control")
@@ -207,8 +206,7 @@ def _controls(controls: pd.DataFrame | None, quality: Quality) -> tuple[pd.DataF
     found = pd.DataFrame({"x": percent_values(compute), "y": metric_values(value, quality)})
     found = found.assign(label=labels, count=1)
     known = np.isfinite(compute) & np.isfinite(value)
-    cut, stops = (known & np.array([name == kind for name in names], dtype=bool) for kind in (SHORTER, RANDOM_STOPS))
-    return _by_x(found[cut], quality), _by_x(found[stops], quality)
+    return _by_x(found[known & np.array([name == SHORTER for name in names], dtype=bool)], quality)
 
 
 def _by_x(points: pd.DataFrame, quality: Quality) -> pd.DataFrame:

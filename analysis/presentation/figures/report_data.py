@@ -31,7 +31,7 @@ class ReportData:
     best_env: str  # the chosen settings as lines that a POSIX shell can source
     status: str = "finished"  # ``finished`` or ``running``
     controls: pd.DataFrame | None = None
-    """Trials that any setting has to beat: control (for example ``shorter 0.8``, ``random stops``), compute_saved,
+    """Trials that any setting has to beat: control (for example ``shorter``), compute_saved,
     accuracy or the study's metric."""
     confirmation: pd.DataFrame | None = None
     """One row per retrained candidate: candidate, seeds, compute_saved, saved (if the study does not rank by training

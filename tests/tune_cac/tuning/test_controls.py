@@ -1,4 +1,4 @@
-"""Cut dense runs, stops that are searched on them, and random stops of the best setting's compute."""
+"""Cut dense runs, and stops that are searched on them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from tiny_workload import tiny  # noqa: F401 - a fixture
 
 import analysis
 from analysis.io.studies import read_journal
-from analysis.metrics.ranking import CUT, RANDOM_STOPS, SHORTER
+from analysis.metrics.ranking import CUT, SHORTER
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.stage_tree.shared_run import SharedRun, Sharing
-from trainables.training.run import TrainingRun
 from tune_cac.study.search_options import SearchOptions, read_lengths
-from tune_cac.tuning.controls import EQUAL_COMPUTE, in_epochs, shorter_trainings
+from tune_cac.tuning.controls import in_epochs, shorter_trainings
 from tune_cac.tuning.searcher import FINISHED, StudySearch
 from tune_cac.tuning.trials import BestSetting
 
@@ -43,33 +42,6 @@ def asked(search: Any, *names: str) -> list[dict[str, Any]]:
 
 def complete(search: Any, name: str, **columns: Any) -> None:
     search.on_trial_complete(name, {**row(0.9, 0.0), "dense_flops": 1000, "executed_flops": 1000, **columns})
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
-def test_random_stops_save_what_the_best_setting_saves(tmp_path: Path) -> None:
-    search = learning(tmp_path)
-    search.ask_for(1, controls=True)
-    baseline = told(tmp_path)[0].user_attrs["row"]
-    setting = search.suggest("setting")
-    assert [a["config"]["epochs"] for a in asked(search, "a", "b")] == [3, 2]
-    assert search.suggest("c") is None  # the best setting is not known yet
-    search.on_trial_complete("setting", {**baseline, "compute_saved": 0.3})
-    stops = asked(search, "c", "d", "e")
-    assert search.suggest("f") is None  # some are at work, and one that dies is begun again
-    for name in "abcde":
-        complete(search, name)
-    assert search.suggest("f") == FINISHED
-    assert setting["role"] != "control"
-    assert {a["role"] for a in stops} == {"control"}
-    # Trained alone, each saves what it was drawn for.
-    for suggested in stops:
-        with TrainingRun(TrialConfig.from_mapping(suggested["config"])) as run:
-            saved = finish(run)[-1]["compute_saved"]
-        assert saved == pytest.approx(0.3, abs=1.5 * EQUAL_COMPUTE)
-    assert len({str(a["config"]) for a in stops}) == 3
-    trials = analysis.load(tmp_path)
-    assert trials["control"].dropna().tolist() == [SHORTER] * 2 + [RANDOM_STOPS] * 3
 
 
 def test_a_control_is_told_against_the_baselines_budget_and_not_counted(tmp_path: Path) -> None:
@@ -275,7 +247,7 @@ def test_stops_are_searched_on_cut_runs_and_are_those_of_runs_trained_alone(tmp_
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.thorough
-def test_random_stops_are_as_long_as_the_best_setting(tmp_path: Path) -> None:
+def test_a_dense_run_is_cut_to_the_compute_of_the_best_setting(tmp_path: Path) -> None:
     search = learning(tmp_path, lengths="0.5")
     search.ask_for(2, controls=True)
     last = train_cut(search, tmp_path)
@@ -288,14 +260,11 @@ def test_random_stops_are_as_long_as_the_best_setting(tmp_path: Path) -> None:
     trial = search._running["second"]
     trial.set_user_attr("config", {**trial.user_attrs["config"], "epochs": 2})
     search.on_trial_complete("second", {**half, "executed_flops": int(0.4 * baseline["dense_flops"])})
-    stops, beside = [], []
-    while isinstance(suggested := search.suggest(f"control {len(stops) + len(beside)}"), dict):
-        (beside if suggested["role"] == CUT else stops).append(suggested["config"])
-        if suggested["role"] == CUT:  # it may be the best, so random stops wait for it
-            search.on_trial_complete(f"control {len(stops) + len(beside) - 1}", {**last, "quality": 0.0})
-    assert len(stops) == 3
-    assert {config["epochs"] for config in stops} == {2}
-    assert [(config["method"], config["epochs"]) for config in beside] == [("none", 1)]  # saves 60 % or more
+    beside = search.suggest("control")
+    assert isinstance(beside, dict)
+    assert (beside["config"]["method"], beside["config"]["epochs"]) == ("none", 1)  # saves 60 % or more
+    search.on_trial_complete("control", {**last, "quality": 0.0})
+    assert search.suggest("control") == FINISHED
 
 
 @pytest.mark.thorough

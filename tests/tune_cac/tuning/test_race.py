@@ -102,6 +102,25 @@ def test_the_dense_run_cut_to_the_same_compute_is_trained_on_the_same_seeds(tmp_
     assert search.race.beyond() == []  # what a control loses refuses no setting
 
 
+def test_no_control_is_trained_beside_a_setting_that_is_not_decided(tmp_path: Path) -> None:
+    search = a_search(tmp_path)
+    play(search, lambda number, seed: 0.0, settings=3, most=8)
+    search.ask_for(0, controls=True, seeds=True)
+    last = search.suggest("a")
+    assert isinstance(last, dict)
+    assert (told(tmp_path)[last["trial"]].user_attrs["candidate"], last["config"]["seed"]) == (1, 1003)
+    kinds = []
+    while isinstance(control := search.suggest("b"), dict):
+        kinds.append(told(tmp_path)[control["trial"]].user_attrs["control"])
+        search.on_trial_complete("b", row(0.9, 0.1) | {"test_quality": None})
+    assert set(kinds) == {"shorter"}
+    assert control is None
+    search.on_trial_complete("a", row(0.9, 0.5) | {"test_quality": None})
+    control = search.suggest("b")
+    assert isinstance(control, dict)
+    assert told(tmp_path)[control["trial"]].user_attrs["control"] == "shorter on other seed"
+
+
 def test_a_script_that_ignores_its_seed_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     search = a_search(tmp_path)
     search.ask_for(2, seeds=True)

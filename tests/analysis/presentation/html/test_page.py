@@ -238,7 +238,7 @@ def test_pictures_are_drawn_over_what_the_study_ranks_by(data: ReportData) -> No
         (100 * inference, pytest.approx(100 * accuracy)) for accuracy, inference, _ in TRIALS
     )
     assert (traces["chosen"]["x"], traces["Pareto front"]["x"]) == ([70], [0, 20, 50, 60, 70, 90])
-    assert not {"cut dense runs", "random stops"} & set(traces)  # rivals of training compute alone
+    assert "cut dense runs" not in traces  # rivals of training compute alone
     assert "inference compute saved 70.0 %" in traces["chosen"]["hovertext"][0]
     frame = pd.DataFrame(
         {"candidate": [2], "seeds": [5], "compute_saved": [0.1], "saved": [0.66], "accuracy_drop": [0.001],
