@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import optuna
 from numpy.typing import NDArray
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from analysis.metrics.over_seeds import OTHER_SEED
 from analysis.metrics.ranking import CUT
@@ -358,27 +358,34 @@ class OutcomeQueue:
                 continue
             row, config = attrs.get("row"), attrs.get("config", {})
             epochs = config.get(EPOCHS, self._epochs)
-            facts: Mapping[str, Any] | None = None
             if row is not None and not missing_objectives(row, self._quality):
-                loss = self._quality.lost(row["quality"], baseline["quality"])
-                saved = saved_of_baseline(row, baseline)
-                frozen = row.get("backward_saved")  # a script may know what it saves in all alone
-                facts = {
-                    "stops": stops_in(row),
-                    "saved": saved,
-                    "frozen": row["compute_saved"] if frozen is None else frozen,
-                    "identity": outcome_identity(row, config),
-                }
-            else:
-                loss = np.nan if trial.state == TrialState.RUNNING else np.inf
-                if attrs.get("role") == CUT:
-                    facts = {"stops": (), "saved": 1 - epochs / self._epochs, "frozen": 0.0, "identity": ""}
-                elif config and epochs in traces:
-                    facts = self._predicted(traces[epochs], [config])[0]
+                found.append(self._ended(trial, baseline))
+                continue
+            facts: Mapping[str, Any] | None = None
+            loss = np.nan if trial.state == TrialState.RUNNING else np.inf
+            if attrs.get("role") == CUT:
+                facts = {"stops": (), "saved": 1 - epochs / self._epochs, "frozen": 0.0, "identity": ""}
+            elif config and epochs in traces:
+                facts = self._predicted(traces[epochs], [config])[0]
             if facts is not None:
                 own = {name: facts[name] for name in ("stops", "saved", "frozen", "identity")}
                 found.append(BegunOutcome(trial=trial.number, epochs=epochs, config=config, loss=loss, **own))
         return found
+
+    def _ended(self, trial: FrozenTrial, baseline: Mapping[str, Any]) -> BegunOutcome:
+        """Return the outcome of a run with a result, against a row of the baseline."""
+        row, config = trial.user_attrs["row"], trial.user_attrs.get("config", {})
+        frozen = row.get("backward_saved")  # a script may know what it saves in all alone
+        return BegunOutcome(
+            trial=trial.number,
+            epochs=config.get(EPOCHS, self._epochs),
+            stops=stops_in(row),
+            saved=saved_of_baseline(row, baseline),
+            frozen=row["compute_saved"] if frozen is None else frozen,
+            loss=self._quality.lost(row["quality"], baseline["quality"]),
+            identity=outcome_identity(row, config),
+            config=config,
+        )
 
     def beyond(self) -> list[int]:
         """Return trials whose outcomes are expected to lose more than is allowed on average over seeds."""
@@ -397,21 +404,18 @@ class OutcomeQueue:
         means = self._expected(runs, ended, scale).mean_over_seeds
         return [one.trial for one, mean in zip(runs, means, strict=True) if mean > scale.mean_limit]
 
-    def _further_runs(self) -> list[tuple[int, float, tuple[float, float, float]]]:
-        """Return seed, loss against the baseline of that seed, and features of the runs on further seeds that have it.
+    def _further_runs(self) -> list[tuple[int, BegunOutcome]]:
+        """Return seed and outcome of the runs on further seeds, against the baseline of that seed.
 
         What a seed changes of all runs alike, such as the split of the data, is no loss.
         """
-        runs = [trial.user_attrs for trial in self._trials.all() if trial.user_attrs.get("control") == OTHER_SEED]
-        runs, numbers = [one for one in runs if "row" in one], [one.number for one in self._trials.baselines()]
-        baselines = {one["given"]["seed"]: one["row"]["quality"] for one in runs if one["candidate"] in numbers}
-        found = []
-        for row, given in ((one["row"], one["given"]) for one in runs if one["given"]["seed"] in baselines):
-            end, stops = given.get(EPOCHS, self._epochs) / self._epochs, stops_in(row)
-            first = stops[0][0] / (end * self._total_steps) if stops else 1.0
-            loss = self._quality.lost(row["quality"], baselines[given["seed"]])
-            found.append((given["seed"], loss, (float(row.get("backward_saved") or 0.0), end, first)))
-        return found
+        numbers, runs = [one.number for one in self._trials.baselines()], []
+        for trial in self._trials.all():
+            attrs = trial.user_attrs
+            if attrs.get("control") == OTHER_SEED and "row" in attrs:
+                runs.append((attrs["given"]["seed"], attrs["candidate"] in numbers, trial))
+        baselines = {seed: trial.user_attrs["row"] for seed, is_baseline, trial in runs if is_baseline}
+        return [(seed, self._ended(trial, baselines[seed])) for seed, _, trial in runs if seed in baselines]
 
     def _scale(self, baseline: Mapping[str, Any]) -> LossScale:
         rows = [trial.user_attrs.get("row", {}).get("quality") for trial in self._trials.all()]
@@ -459,15 +463,16 @@ class OutcomeQueue:
         self, runs: Sequence[Outcome] | Sequence[BegunOutcome], ended: Sequence[BegunOutcome], scale: LossScale
     ) -> Posterior:
         """Return the posterior of the runs' losses, given the losses of ended runs."""
-        newest, further = ended[-MOST_MODELLED:], self._further_runs()
-        numbers, losses, features = zip(*further, strict=True) if further else ((), (), ())
+        further = self._further_runs()
+        known = [*ended[-MOST_MODELLED:], *(one for _, one in further)]
+        seeds = [0] * (len(known) - len(further)) + [seed for seed, _ in further]
         return posterior(
-            np.vstack([self._features(newest), np.array(features, float).reshape(-1, 3)]),
-            np.array([*(one.loss for one in newest), *losses], float),
+            self._features(known),
+            np.array([one.loss for one in known], float),
             self._features(runs),
             unit=scale.unit,
             noise=scale.seed_noise,
-            seeds=np.array([0] * len(newest) + list(numbers), float),
+            seeds=np.array(seeds, float),
         )
 
     def _features(self, runs: Sequence[Outcome] | Sequence[BegunOutcome]) -> NDArray[np.float64]:
