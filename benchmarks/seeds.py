@@ -21,6 +21,7 @@ without a search.
 from __future__ import annotations
 
 import argparse
+import math
 import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -50,6 +51,7 @@ from tune_cac.tuning.quality_model import (
     posterior,
     worthwhile,
 )
+from tune_cac.tuning.race import LESS, MOST_SETTINGS
 
 SAMPLES, FULL = 599, 30
 DENSE, FIXED = "30 dense", "15 late 0.6"
@@ -214,16 +216,18 @@ class ReplayedSearch:
                         self.further[one, place] = float(np.mean(values))
 
     def _leader(self, seeds: int) -> tuple[int | None, str]:
-        found, doubted = self.over_seeds(), None
+        found, doubted, refused, tried = self.over_seeds(), None, math.inf, 0
         for one in sorted(self.lost, key=lambda one: -self.table.saved[one]):
-            if one not in found:
+            if one in found:
+                if (decided := found[one].decides(self.allowed, seeds)) != BEYOND:
+                    return one, decided
+                refused, tried = self.table.saved[one], tried + 1
+            elif self.table.saved[one] <= refused - LESS and tried < MOST_SETTINGS:
                 if doubted is None:
                     means = self.model([*self.lost]).mean_over_seeds
                     doubted = {n for n, mean in zip(self.lost, means, strict=True) if mean > self.scale.mean_limit}
                 if one not in doubted:
                     return one, OPEN
-            elif (decided := found[one].decides(self.allowed, seeds)) != BEYOND:
-                return one, decided
         return None, BEYOND
 
     def over_seeds(self) -> dict[int, over_seeds.OverSeeds]:
