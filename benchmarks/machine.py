@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +20,7 @@ def header(script: str) -> str:
     if cpuinfo.exists():
         names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
         model = names[0] if names else model
-    packages = ", ".join(f"{p} {version(p)}" for p in ("torch", "ray", "optuna", "pandas"))
+    packages = ", ".join(f"{p} {version(p)}" for p in ("torch", "ray", "optuna", "pandas") if find_spec(p))
     return f"{script} | {model}, {os.cpu_count()} cores | Python {platform.python_version()}, {packages}"
 
 

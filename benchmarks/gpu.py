@@ -1,0 +1,361 @@
+"""Print what a GPU does with Gradient-Skip, as ratios in one run: steps, memory, compiled models, searches.
+
+    python benchmarks/gpu.py [--device cuda] [--parts steps host sync compile correct recipe search] [--tiny]
+
+One prepared script of at most six minutes on a data-centre card; ``--tiny`` runs it on a CPU in a minute, as a test of
+itself. Models are transformers' ResNet-50 (224 px, batch 128), ViT-B/16 (batch 64) and GPT-2 (8 x 1,024 tokens) with
+random weights, in bfloat16 autocast, by fused AdamW.
+
+steps     a step with nothing, a half and three quarters of the tensors stopped, over torch's own full step; beside it
+          the same tensors frozen by hand (`requires_grad`); peak memory behind the first step
+host      a step of the small network of digits, which waits for the host, over torch's own
+sync      synchronizing calls of the optimizer in 40 steps with a decision each 20
+compile   seconds of the first step and of those behind a stop, graphs, largest difference of losses to eager ones
+correct   stopped weights still, a resumed run equal bit for bit, replayed savings equal to executed ones
+recipe    `recipe.py`, every item of the training recipe
+search    time of a search of digits, 1, 2 and 4 trials at a time, over that of the executed steps in a plain loop
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from machine import header, spread
+from torch import Tensor, nn
+
+from trainables.gradskip import SGD, AdamW, Settings
+
+#: Shares of the tensors that are stopped, in the order in which the model runs.
+SHARES = (0.5, 0.75)
+PARTS = ("steps", "host", "sync", "compile", "correct", "recipe", "search")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model and what it is trained on."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    batch: Callable[[str], dict[str, Tensor]]  # by device; arguments of the model, which returns its loss
+
+
+def cases(*, tiny: bool) -> list[Case]:
+    """Return the three models."""
+    from transformers import (
+        GPT2Config,
+        GPT2LMHeadModel,
+        ResNetConfig,
+        ResNetForImageClassification,
+        ViTConfig,
+        ViTForImageClassification,
+    )
+
+    px, (images, pictures, texts, length) = (32, (2, 2, 2, 16)) if tiny else (224, (128, 64, 8, 1024))
+    small_resnet = {"embedding_size": 8, "hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]} if tiny else {}
+    small_vit = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64,
+                 "image_size": 32, "patch_size": 8} if tiny else {}  # fmt: skip
+    small_gpt = {"n_layer": 4, "n_embd": 32, "n_head": 2, "vocab_size": 100, "n_positions": 16,
+                 "bos_token_id": 0, "eos_token_id": 0} if tiny else {}  # fmt: skip
+    words = 100 if tiny else 50_257
+
+    def pictures_of(count: int) -> Callable[[str], dict[str, Tensor]]:
+        return lambda device: {
+            "pixel_values": torch.randn(count, 3, px, px, device=device),
+            "labels": torch.randint(10, (count,), device=device),
+        }
+
+    def sentences(device: str) -> dict[str, Tensor]:
+        found = torch.randint(words, (texts, length), device=device)
+        return {"input_ids": found, "labels": found}
+
+    return [
+        Case(name="ResNet-50", batch=pictures_of(images),
+             model=lambda: ResNetForImageClassification(ResNetConfig(num_labels=10, **small_resnet))),
+        Case(name="ViT-B/16", batch=pictures_of(pictures),
+             model=lambda: ViTForImageClassification(ViTConfig(num_labels=10, **small_vit))),
+        Case(name="GPT-2", batch=sentences,
+             model=lambda: GPT2LMHeadModel(GPT2Config(loss_type="ForCausalLM", **small_gpt))),
+    ]  # fmt: skip
+
+
+def now(device: str) -> float:
+    """Return seconds, after the device has finished."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+class Training:
+    """Steps of a model on one batch, with a share of its tensors stopped by our optimizer, or by hand."""
+
+    def __init__(self, case: Case, device: str, share: float, *, by_hand: bool) -> None:
+        torch.manual_seed(0)
+        self.device, self.model, self.batch = device, case.model().to(device), case.batch(device)
+        parameters = list(self.model.parameters())
+        last = round(share * len(parameters)) - 1
+        settings = (
+            Settings(stop_layer_num=(last,), stop_layer_itr=(0,), whole_units=True)
+            if share
+            else Settings(start_itr=10**9)
+        )
+        self.optimizer: Any = AdamW(parameters, lr=1e-4, fused=True, model=self.model, settings=settings)
+        self.step()  # in which the stop comes
+        self.stopped = [name for name, p in self.model.named_parameters() if not p.requires_grad]
+        if by_hand:
+            self.optimizer = torch.optim.AdamW([p for p in parameters if p.requires_grad], lr=1e-4, fused=True)
+        self.step()
+        self.peak_mb = float("nan")
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            self.step()
+            self.peak_mb = (torch.cuda.max_memory_allocated() - before) / 2**20
+
+    def step(self) -> float:
+        """Return the loss of a step."""
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device, torch.bfloat16):
+            loss: Tensor = self.model(**self.batch).loss
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()  # type: ignore[return-value]  # not read: that would wait for the device
+
+
+def compare(runs: dict[str, Training], first: str, rounds: int, steps: int) -> dict[str, list[float]]:
+    """Return the ratio of each training's steps to the first one's, by round; they take turns in random order."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 1):
+        seconds = {}
+        for name in random.sample(list(runs), len(runs)):
+            begun = now(runs[name].device)
+            for _ in range(steps):
+                runs[name].step()
+            seconds[name] = now(runs[name].device) - begun
+        if number:  # the first warms up
+            for name, took in seconds.items():
+                found[name].append(took / seconds[first])
+    return found
+
+
+def steps(device: str, *, tiny: bool) -> None:
+    """Print steps and memory of the three models."""
+    for case in cases(tiny=tiny):
+        runs = {"torch's own": Training(case, device, 0.0, by_hand=True)}
+        runs |= {"nothing stopped": Training(case, device, 0.0, by_hand=False)}
+        for share in SHARES:
+            runs[f"{share:.0%} stopped"] = Training(case, device, share, by_hand=False)
+            runs[f"{share:.0%} by hand"] = Training(case, device, share, by_hand=True)
+            assert runs[f"{share:.0%} stopped"].stopped == runs[f"{share:.0%} by hand"].stopped
+        for name, ratios in compare(runs, "torch's own", *((2, 1) if tiny else (12, 4))).items():
+            print(f"{case.name:<10} {name:<16} step {spread(ratios)}; peak {runs[name].peak_mb:.0f} MiB", flush=True)
+        del runs
+
+
+def host(device: str, *, tiny: bool) -> None:
+    """Print a step that waits for the host."""
+    from trainables.workloads.digits import Digits
+
+    model = Digits().make_model()
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = model
+
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            loss = nn.functional.cross_entropy(self.network(x), y)
+            return argparse.Namespace(loss=loss)
+
+    x = next(iter(Digits().train_batches(0, 0)))
+    case = Case(name="digits", model=Small, batch=lambda d: {"x": x[0].to(d), "y": x[1].to(d)})
+    runs = {
+        "torch's own": Training(case, device, 0.0, by_hand=True),
+        "ours": Training(case, device, 0.0, by_hand=False),
+    }
+    found = compare(runs, "torch's own", *((2, 5) if tiny else (12, 100)))
+    print(f"digits, a step of the small network: {spread(found['ours'])} of torch's own", flush=True)
+
+
+def sync(device: str, *, tiny: bool) -> None:
+    """Print how often the optimizer waits for the device."""
+    model = cases(tiny=True)[1].model().to(device)
+    batch = cases(tiny=True)[1].batch(device)
+    optimizer = AdamW(model.parameters(), lr=1e-4, fused=True, model=model,
+                      settings=Settings(start_itr=0, samples=20, start_thr=0.5))  # fmt: skip
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(**batch).loss.backward()
+        optimizer.step()
+
+    step()
+    waits = 0
+    for _ in range(40):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("warn")
+            step()
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        waits += sum("synchroniz" in str(one.message) for one in said)
+    print(f"synchronizing calls in 40 steps with a decision each 20: {waits if device == 'cuda' else 'not on a CPU'}")
+
+
+def compiled(device: str, *, tiny: bool) -> None:
+    """Print what a stop costs a compiled model."""
+    from stopped_steps import resnet18
+    from torch._dynamo.utils import counters
+
+    generator, width, count = torch.Generator().manual_seed(0), 8 if tiny else 64, 8 if tiny else 256
+    x = torch.randn(count, 3, 32, 32, generator=generator).to(device)
+    y = torch.randint(10, (count,), generator=generator).to(device)
+    expected: list[float] = []
+    for mode in ("eager", "default", "reduce-overhead"):
+        model: Any = resnet18(width).to(device)
+        settings = Settings(stop_layer_num=(20,), stop_layer_itr=(5,), whole_units=True)
+        optimizer = SGD(model.parameters(), lr=0.01, momentum=0.9, model=model, settings=settings, example_inputs=x)
+        torch._dynamo.reset()
+        counters.clear()
+        if mode != "eager":
+            model.compile(mode=mode, dynamic=False)
+        took, losses = [], []
+        for _ in range(12):
+            begun = now(device)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            took.append(now(device) - begun)
+            losses.append(loss.item())
+        expected = expected or losses
+        differs = max(abs(one - other) for one, other in zip(losses, expected, strict=True))
+        graphs = counters["stats"]["unique_graphs"]
+        print(
+            f"compile {mode:<16} first step {took[0]:.2f} s, behind the stop {max(took[6:9]):.2f} s, then "
+            f"{1000 * median(took[9:]):.1f} ms; {graphs} graphs; losses within {differs:.1e} of eager",
+            flush=True,
+        )
+
+
+def correct(device: str, *, tiny: bool) -> None:
+    """Check what has to be equal on this device."""
+    from analysis.trace_replay.replay_frame import replay
+    from analysis.trace_replay.traces import read_trace
+    from trainables.config import TrialConfig
+    from trainables.stage_tree.shared_run import SharedRun, Sharing
+    from trainables.training.run import TrainingRun
+    from tune_cac.tuning.baseline import completed
+
+    epochs, more = 4, {"device": device, "deterministic": True}
+    stops = TrialConfig(method="gradskip", epochs=epochs, CAC_STOP_LAYER_NUM=(5,), CAC_STOP_LAYER_ITR=(12,), **more)  # type: ignore[arg-type]
+    with TrainingRun(stops) as run, TrainingRun(stops) as again:
+        for _ in range(2):
+            run.train_epoch()
+        still = [p.detach().clone() for p in run.model.parameters() if not p.requires_grad]
+        again.load_state_dict(deepcopy(run.state_dict()))
+        rows = [[one.train_epoch() for _ in range(2)][-1] for one in (run, again)]
+        frozen = [p for p in run.model.parameters() if not p.requires_grad]
+        assert still
+        assert all(torch.equal(a, b) for a, b in zip(still, frozen, strict=True))
+        print(f"stopped weights still: {len(still)} tensors")
+        pairs = zip(run.model.state_dict().values(), again.model.state_dict().values(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+        assert rows[0]["quality"] == rows[1]["quality"]
+        print("a resumed run equals the uninterrupted one, bit for bit")
+    with tempfile.TemporaryDirectory() as folder:
+        dense = TrialConfig(method="none", epochs=epochs, **more)  # type: ignore[arg-type]
+        with SharedRun(dense, Sharing(tree=folder)) as recorded:
+            while not recorded.finished:
+                recorded.train_epoch()
+            trace = completed(recorded.store, read_trace(recorded.store), [stops])
+        predicted = float(replay(trace, [stops])["compute_saved"].iloc[0])
+    assert predicted == rows[0]["compute_saved"], (predicted, rows[0]["compute_saved"])
+    print(f"replayed savings equal executed ones: {predicted:.4f}", flush=True)
+
+
+def recipe(device: str, *, tiny: bool) -> None:
+    """Run the benchmark of the recipe."""
+    size = ("--batch-size", "4", "--rounds", "1", "--steps", "1") if tiny else ("--rounds", "3", "--steps", "3")
+    script = Path(__file__).with_name("recipe.py")
+    subprocess.run([sys.executable, str(script), "--device", device, *size], check=True)
+
+
+def search(device: str, *, tiny: bool) -> None:
+    """Print what a search takes over the steps that it executes."""
+    if importlib.util.find_spec("ray") is None:
+        print("search: not measured, Ray is not installed")
+        return
+    import analysis
+    from trainables.config import TrialConfig
+    from trainables.training.run import TrainingRun
+
+    epochs = 3 if tiny else 30
+    seconds = []
+    for _ in range(2):  # the first warms up
+        with TrainingRun(TrialConfig(method="none", epochs=epochs, device=device)) as run:
+            begun = now(device)
+            while not run.finished:
+                run.train_epoch()
+            seconds.append(now(device) - begun)
+    with tempfile.TemporaryDirectory() as folder:
+        for at_a_time in (1,) if tiny else (1, 2, 4):
+            name, begun = f"n{at_a_time}", time.perf_counter()
+            command = f"search --trials {2 if tiny else 12} --epochs {epochs} --seeds 1 --no-controls --name {name}"
+            own = ["--device", device, "--concurrency", str(at_a_time)]
+            subprocess.run([sys.executable, "-m", "tune_cac", *command.split(), *own], cwd=folder, check=True,
+                           capture_output=True)  # fmt: skip
+            took = time.perf_counter() - begun
+            cost = analysis.search_cost(analysis.load(f"{folder}/results/{name}")).dense_equivalents
+            print(
+                f"search of digits, {at_a_time} at a time: {took:.1f} s, {cost:.2f} full trainings of "
+                f"{seconds[-1]:.2f} s: {took / cost / seconds[-1]:.2f} times a plain loop, start and end included",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Print the parts; a part that fails says so and the others follow."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--tiny", action="store_true")
+    given = parser.parse_args()
+    random.seed(0)
+    warnings.filterwarnings("ignore", message="Gradient-Skip (will|may) stop nothing")
+    card = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
+    print(header("benchmarks/gpu.py"), "|", card, flush=True)
+    does = {"steps": steps, "host": host, "sync": sync, "compile": compiled, "correct": correct, "recipe": recipe,
+            "search": search}  # fmt: skip
+    failed = []
+    for part in given.parts:
+        begun = time.perf_counter()
+        try:
+            does[part](given.device, tiny=given.tiny)
+        except Exception as error:  # noqa: BLE001 - the time on a lent card is short
+            failed.append(part)
+            print(f"{part}: {type(error).__name__}: {error}", flush=True)
+        print(f"({part}: {time.perf_counter() - begun:.0f} s)", flush=True)
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
