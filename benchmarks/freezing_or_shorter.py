@@ -335,7 +335,9 @@ def draw(table: pd.DataFrame, name: str, file: Path) -> None:
             continue
         how = {"color": pyplot.cm.tab20(number), "linewidth": 3 if method == "shorter" else 1}
         axes.plot(found["executed"], found["accuracy"], marker="osx"[number % 3], label=method, **how)
-    pyplot.rcParams["svg.fonttype"], limits = "none", (table["accuracy"].quantile(0.1) - 1, table["accuracy"].max() + 1)
+    pyplot.rcParams["svg.fonttype"], values = "none", table["accuracy"]
+    lowest = values[table["method"] == "shorter"].min() - 10  # a linear probe may be far below
+    limits = (values[values > lowest].min() - 1, values.max() + 1)
     axes.set(xlabel="compute executed, share of the dense training", ylabel="accuracy, %", title=name, ylim=limits)
     figure.legend(fontsize=8, loc="outside right upper")
     figure.savefig(file)
