@@ -19,7 +19,6 @@ search    time of a search of digits, 1, 2 and 4 trials at a time, over that of 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import random
 import subprocess
@@ -35,8 +34,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from machine import header, spread
+from machine import header, now, spread
 from torch import Tensor, nn
+from trainings import last_row
 
 from trainables.gradskip import SGD, AdamW, Settings
 
@@ -93,13 +93,6 @@ def cases(*, tiny: bool) -> list[Case]:
     ]  # fmt: skip
 
 
-def now(device: str) -> float:
-    """Return seconds, after the device has finished."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 class Training:
     """Steps of a model on one batch, with a share of its tensors stopped by our optimizer, or by hand."""
 
@@ -126,14 +119,13 @@ class Training:
             self.step()
             self.peak_mb = (torch.cuda.max_memory_allocated() - before) / 2**20
 
-    def step(self) -> float:
-        """Return the loss of a step."""
+    def step(self) -> None:
+        """Take a step, without waiting for the device."""
         self.optimizer.zero_grad()
         with torch.autocast(self.device, torch.bfloat16):
             loss: Tensor = self.model(**self.batch).loss
         loss.backward()
         self.optimizer.step()
-        return loss.detach()  # type: ignore[return-value]  # not read: that would wait for the device
 
 
 def compare(runs: dict[str, Training], first: str, rounds: int, steps: int) -> dict[str, list[float]]:
@@ -303,16 +295,10 @@ def search(device: str, *, tiny: bool) -> None:
         return
     import analysis
     from trainables.config import TrialConfig
-    from trainables.training.run import TrainingRun
 
     epochs = 3 if tiny else 30
-    seconds = []
-    for _ in range(2):  # the first warms up
-        with TrainingRun(TrialConfig(method="none", epochs=epochs, device=device)) as run:
-            begun = now(device)
-            while not run.finished:
-                run.train_epoch()
-            seconds.append(now(device) - begun)
+    dense = TrialConfig(method="none", epochs=epochs, device=device)
+    alone_s = [last_row(dense)["train_time_s"] for _ in range(2)][-1]  # the first warms up
     with tempfile.TemporaryDirectory() as folder:
         for at_a_time in (1,) if tiny else (1, 2, 4):
             name, begun = f"n{at_a_time}", time.perf_counter()
@@ -324,7 +310,7 @@ def search(device: str, *, tiny: bool) -> None:
             cost = analysis.search_cost(analysis.load(f"{folder}/results/{name}")).dense_equivalents
             print(
                 f"search of digits, {at_a_time} at a time: {took:.1f} s, {cost:.2f} full trainings of "
-                f"{seconds[-1]:.2f} s: {took / cost / seconds[-1]:.2f} times a plain loop, start and end included",
+                f"{alone_s:.2f} s: {took / cost / alone_s:.2f} times a plain loop, start and end included",
                 flush=True,
             )
 
@@ -351,8 +337,7 @@ def main() -> None:
             failed.append(part)
             print(f"{part}: {type(error).__name__}: {error}", flush=True)
         print(f"({part}: {time.perf_counter() - begun:.0f} s)", flush=True)
-        with contextlib.suppress(RuntimeError):
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

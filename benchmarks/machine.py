@@ -24,6 +24,15 @@ def header(script: str) -> str:
     return f"{script} | {model}, {os.cpu_count()} cores | Python {platform.python_version()}, {packages}"
 
 
+def now(device: str) -> float:
+    """Return seconds, after the device has finished."""
+    if device == "cuda":
+        import torch  # stopped_memory.py measures the import
+
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def seconds(call: Callable[[], Any], repeats: int) -> list[float]:
     """Wall time of each call after a first one."""
     call()

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from machine import header, spread
+from machine import header, now, spread
 from stopped_steps import resnet18
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -167,14 +167,10 @@ def step_times(arguments: argparse.Namespace) -> None:
 
 def timed(step: Callable[[], None], count: int, device: torch.device) -> float:
     """Seconds of some steps."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
+    begun = now(device.type)
     for _ in range(count):
         step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun
+    return now(device.type) - begun
 
 
 def loader_speed(arguments: argparse.Namespace) -> None:

@@ -21,11 +21,10 @@ without a search.
 from __future__ import annotations
 
 import argparse
-import math
 import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ from tune_cac.tuning.quality_model import (
     posterior,
     worthwhile,
 )
-from tune_cac.tuning.race import LESS, MOST_SETTINGS
+from tune_cac.tuning.race import leading
 
 SAMPLES, FULL = 599, 30
 DENSE, FIXED = "30 dense", "15 late 0.6"
@@ -216,19 +215,17 @@ class ReplayedSearch:
                         self.further[one, place] = float(np.mean(values))
 
     def _leader(self, seeds: int) -> tuple[int | None, str]:
-        found, doubted, refused, tried = self.over_seeds(), None, math.inf, 0
-        for one in sorted(self.lost, key=lambda one: -self.table.saved[one]):
-            if one in found:
-                if (decided := found[one].decides(self.allowed, seeds)) != BEYOND:
-                    return one, decided
-                refused, tried = self.table.saved[one], tried + 1
-            elif self.table.saved[one] <= refused - LESS and tried < MOST_SETTINGS:
-                if doubted is None:
-                    means = self.model([*self.lost]).mean_over_seeds
-                    doubted = {n for n, mean in zip(self.lost, means, strict=True) if mean > self.scale.mean_limit}
-                if one not in doubted:
-                    return one, OPEN
-        return None, BEYOND
+        """Return the outcome whose turn it is, and what is decided of it."""
+        table, found = self.table, self.over_seeds()
+        verdicts = {one: known.decides(self.allowed, seeds) for one, known in found.items()}
+        saved = {one: table.saved[one] for one in sorted(self.lost, key=lambda one: -table.saved[one])}
+
+        @cache
+        def means() -> dict[int, float]:
+            return dict(zip(self.lost, self.model([*self.lost]).mean_over_seeds, strict=True))
+
+        number = leading(saved, verdicts, found, lambda one: means()[one] <= self.scale.mean_limit)
+        return number, BEYOND if number is None else verdicts.get(number, OPEN)
 
     def over_seeds(self) -> dict[int, over_seeds.OverSeeds]:
         """Return what is known of outcomes over further seeds."""

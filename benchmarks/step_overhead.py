@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from statistics import median
 
 import torch
-from machine import header, spread
+from machine import header, now, spread
 from torch import nn
 
 from trainables.gradskip import SGD, Adam, AdamW, Settings
@@ -66,13 +65,9 @@ def many(*, stopped: bool) -> list[nn.Parameter]:
 
 def timed_step(optimizer: torch.optim.Optimizer) -> float:
     """Seconds of one step, finished on the device."""
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
+    begun = now(DEVICE)
     optimizer.step()
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun
+    return now(DEVICE) - begun
 
 
 def parameters(shapes: list[tuple[int, ...]]) -> list[nn.Parameter]:

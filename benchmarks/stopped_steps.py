@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 from statistics import median
 
 import torch
-from machine import header, spread
+from machine import header, now, spread
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -94,22 +93,16 @@ class Run:
             loss.backward()
         self.forward_flops, self.backward_flops = forward.get_total_flops(), backward.get_total_flops()
 
-    def now(self) -> float:
-        """Seconds, after the device has finished."""
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
     def step(self) -> tuple[float, float]:
         """Seconds of the backward pass and of the whole step."""
         self.optimizer.zero_grad()
-        begun = self.now()
+        begun = now(self.device)
         loss = nn.functional.cross_entropy(self.model(self.x), self.y)
-        between = self.now()
+        between = now(self.device)
         loss.backward()
-        after = self.now()
+        after = now(self.device)
         self.optimizer.step()
-        return after - between, self.now() - begun
+        return after - between, now(self.device) - begun
 
 
 def main() -> None:

@@ -185,14 +185,8 @@ def _are_several(trials: pd.DataFrame) -> bool:
 
 #: Role of a cut dense run that is a result of its own: the search chose its length, and searches stops on it.
 CUT = "cut"
-#: Values of the column ``control``.
+#: Value of the column ``control``; `over_seeds` has those of runs on further seeds.
 SHORTER = "shorter"
-#: The same as readers see them.
-CONTROL_NAMES = {
-    SHORTER: "cut dense run",
-    OTHER_SEED: "further seed",
-    SHORTER_ON_SEED: "cut dense run",
-}
 #: Results of the comparison of a setting with a cut dense run.
 AHEAD, ALIKE, BEHIND = "ahead", "alike", "behind"
 

@@ -258,7 +258,7 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
             f"{compared(confirmation.iloc[0])}, with intervals that hold together.{_rare_losses(confirmation)}",
             _table(cells, "--:|--:|--:|--:|--:|--:|:--"),
         ]
-    if controls := control_cells(trials, line):
+    if controls := control_cells(line):
         parts += ["## Controls", _table(controls, ":--|--:|--:")]
     table = ranked_table(ranking, top=top, test=True, beats=beats_shorter(ranking, line), allowed_drop=allowed_drop)
     parts += ["## Ranking", _table(table, "|".join(["--"] * len(table[0])))]
@@ -310,11 +310,11 @@ def _about_best(best: pd.Series, ranking: pd.DataFrame, confirmation: pd.DataFra
     return parts
 
 
-def control_cells(trials: pd.DataFrame, line: pd.DataFrame) -> list[list[str]]:
-    """Return what the controls saved and reached as text cells, header first; empty if there are none."""
+def control_cells(line: pd.DataFrame) -> list[list[str]]:
+    """Return what the runs of `analysis.control_line` saved and reached as text cells, header first; empty for none."""
     if len(line) == 0:
         return []
-    quality = quality_of(trials)
+    quality = line.attrs["quality"]
     cells = [
         [plural(int(row["epochs"]), "epoch"), percent(row["compute_saved"]), value_text(row[quality.name], quality)]
         for _, row in line.iterrows()

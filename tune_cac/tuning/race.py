@@ -9,7 +9,7 @@ allowed loss and not the others: what saves less is not trained as long as what 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from analysis.formatting import percent, plural
@@ -30,6 +30,26 @@ MOST_SETTINGS = 8
 #: Compute that a setting saves less, at least, than one that lost too much, a fraction: closer ones would only be
 #: further chances of the same.
 LESS = 0.01
+
+
+def leading(
+    saved: Mapping[int, float], verdicts: Mapping[int, str], begun: Collection[int], may_answer: Callable[[int], bool]
+) -> int | None:
+    """Return the setting that saves most of those that are not beyond the allowed loss; None if no more are tried.
+
+    Args:
+        saved: by setting, what saves most first.
+        verdicts: what is decided, of settings with runs on further seeds.
+        begun: settings with such runs, whose turn has come.
+        may_answer: whether it is worth to begin with a setting.
+    """
+    least, tried = math.inf, 0  # what the last refused one saves, and how many were
+    for number, share in saved.items():
+        if verdicts.get(number) == BEYOND:
+            least, tried = share, tried + 1
+        elif number in begun or (share <= least - LESS and tried < MOST_SETTINGS and may_answer(number)):
+            return number
+    return None
 
 
 class Race:
@@ -75,16 +95,12 @@ class Race:
 
         None where all are beyond that, or as many as are tried.
         """
-        verdicts, beyond, tried = self._verdicts(), math.inf, 0
+        verdicts = self._verdicts()
         begun = {t.user_attrs.get("candidate") for t in self._trials.all() if t.user_attrs.get("role") == "control"}
-        for one in self._settings() if self.seeds else ():
-            verdict = verdicts.get(one.trial, OPEN)
-            is_next = one.saved <= beyond - LESS and tried < MOST_SETTINGS and self._may_answer(one)
-            if verdict == BEYOND:
-                beyond, tried = one.saved, tried + 1
-            elif one.trial in begun or is_next:
-                return one, verdict
-        return None, BEYOND
+        settings = {one.trial: one for one in self._settings()} if self.seeds else {}
+        saved = {trial: one.saved for trial, one in settings.items()}
+        found = leading(saved, verdicts, begun, lambda trial: self._may_answer(settings[trial]))
+        return (None, BEYOND) if found is None else (settings[found], verdicts.get(found, OPEN))
 
     def beyond(self) -> list[int]:
         """Return the trials whose settings lose more than is allowed over the seeds."""

@@ -138,7 +138,6 @@ class BestSetting:
     saved: float  # compute saved, a fraction of that of the baseline
     lost: float  # loss of the metric against the baseline on the study's seed
     is_within: bool  # whether that is no more than the allowed one
-    own_saved: float  # compute saved, a fraction of that of a dense run of its own length
     config: Mapping[str, Any]  # fields of its configuration
 
 
@@ -222,8 +221,7 @@ class StudyTrials:
                 within = lost <= allowed_amount(self._allowed_drop, baseline["quality"]) + ROUNDING
                 found.append(
                     BestSetting(
-                        trial=trial.number, saved=saved, lost=lost, own_saved=row["compute_saved"], config=config,
-                        is_within=bool(within),
+                        trial=trial.number, saved=saved, lost=lost, config=config, is_within=bool(within)
                     )
                 )  # fmt: skip
         return sorted(found, key=lambda one: (-one.saved, one.lost))

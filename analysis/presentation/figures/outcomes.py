@@ -26,7 +26,7 @@ from analysis.formatting import (
 )
 from analysis.io.checked import array_of, number_of
 from analysis.metrics.confirmation import compared, retrained_saving
-from analysis.metrics.ranking import CONTROL_NAMES, SHORTER, dense_with_held_norms
+from analysis.metrics.ranking import dense_with_held_norms, is_shorter
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.figures.figure import (
     Figure,
@@ -74,7 +74,7 @@ def pareto(data: ReportData) -> Figure | None:
     baseline, published = of_role("baseline"), of_role("published")
     front = _by_x(_outcomes(ranking[(array_of(ranking, "on_front") == 1) & ~is_control]), quality)
     chosen = _outcomes(ranking.iloc[:0] if data.best is None else data.best.to_frame().T)
-    shorter = _controls(data.controls if data.saving == TRAINING else None, quality)
+    shorter = _cut_dense_runs(data.controls if data.saving == TRAINING else None, quality)
     if len(shorter) and data.controls is not None:  # the line begins at full length, with the norms of the cut runs
         held = dense_with_held_norms(ranking) if dense_with_held_norms(data.controls) else []
         shorter = _by_x(pd.concat([_outcomes(ranking.loc[held[:1]]) if held else baseline, shorter]), quality)
@@ -191,22 +191,17 @@ def _outcome_label(first: pd.Series, trials: list[int]) -> str:
     return "\n".join(lines)
 
 
-def _controls(controls: pd.DataFrame | None, quality: Quality) -> pd.DataFrame:
+def _cut_dense_runs(controls: pd.DataFrame | None, quality: Quality) -> pd.DataFrame:
     """Return the points of the cut dense runs, by compute saved."""
-    if controls is None:
-        controls = pd.DataFrame()
-    names = texts(controls, "control")
-    compute, value = array_of(controls, "compute_saved"), array_of(controls, quality.name)
-    epochs = ["" if np.isnan(n) else f" ({n:.0f} epochs)" for n in array_of(controls, "epochs")]
+    runs = pd.DataFrame() if controls is None else controls[is_shorter(controls)]
+    compute, value = array_of(runs, "compute_saved"), array_of(runs, quality.name)
+    epochs = ["" if np.isnan(n) else f" ({n:.0f} epochs)" for n in array_of(runs, "epochs")]
     labels = [
-        f"control: {CONTROL_NAMES.get(name, name)}{length}\ncompute saved {percent(x)}\n"
-        f"{quality.name} {value_with_unit(y, quality)}"
-        for name, length, x, y in zip(names, epochs, compute, value, strict=True)
+        f"control: cut dense run{length}\ncompute saved {percent(x)}\n{quality.name} {value_with_unit(y, quality)}"
+        for length, x, y in zip(epochs, compute, value, strict=True)
     ]
     found = pd.DataFrame({"x": percent_values(compute), "y": metric_values(value, quality)})
-    found = found.assign(label=labels, count=1)
-    known = np.isfinite(compute) & np.isfinite(value)
-    return _by_x(found[known & np.array([name == SHORTER for name in names], dtype=bool)], quality)
+    return _by_x(found.assign(label=labels, count=1)[np.isfinite(compute) & np.isfinite(value)], quality)
 
 
 def _by_x(points: pd.DataFrame, quality: Quality) -> pd.DataFrame:

@@ -169,7 +169,7 @@ def _settings(data: ReportData) -> str:
 def _controls(data: ReportData) -> str:
     if data.saving != TRAINING:
         return ""
-    if cells := control_cells(data.trials, control_line(data.trials)):
+    if cells := control_cells(control_line(data.trials)):
         return _table("Controls: what any setting has to beat", cells, numeric=(1, 2))
     return _paragraph(
         f"No controls were trained, so the {data.quality.name} of a dense run cut to the same compute is not known.",

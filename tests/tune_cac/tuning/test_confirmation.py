@@ -25,6 +25,7 @@ from analysis.presentation.best_env import best_env
 from analysis.presentation.markdown_report import control_cells
 from analysis.presentation.summary_text import headline
 from trainables.config import TrialConfig
+from trainables.quality import ACCURACY
 from tune_cac.cli.main import main
 from tune_cac.study.study_result import answer, best_or_confirmed, write_answer
 from tune_cac.tuning import confirmation as confirming
@@ -121,8 +122,8 @@ def test_no_baseline_is_trained_of_options_that_no_candidate_has(tmp_path: Path)
 
 def test_controls_are_told_in_whole_epochs() -> None:
     line = pd.DataFrame({"epochs": [30.0, 15.0], "compute_saved": [0.0, 0.5], "accuracy": [0.9, 0.8]})
-    none = pd.DataFrame({"status": [], "role": [], "control": []})
-    assert control_cells(none, line)[1:] == [["30 epochs", "0.0 %", "0.9000"], ["15 epochs", "50.0 %", "0.8000"]]
+    line.attrs["quality"] = ACCURACY
+    assert control_cells(line)[1:] == [["30 epochs", "0.0 %", "0.9000"], ["15 epochs", "50.0 %", "0.8000"]]
 
 
 def confirmation(*rows: tuple[int, float, float, float, bool]) -> pd.DataFrame:

@@ -150,7 +150,7 @@ def train_cut(search: StudySearch, folder: Path) -> dict[str, Any]:
 
 
 def best(saved: float) -> BestSetting:
-    return BestSetting(trial=1, saved=saved, lost=0.0, is_within=True, own_saved=saved, config={})
+    return BestSetting(trial=1, saved=saved, lost=0.0, is_within=True, config={})
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_the_best_so_far_is_the_searchers_and_asked_for_when_a_trial_has_ended()
 
     def best(saving: str | None) -> BestSetting:
         asked.append(saving)
-        return BestSetting(trial=1, saved=0.25, lost=0.001, is_within=True, own_saved=0.25, config={})
+        return BestSetting(trial=1, saved=0.25, lost=0.001, is_within=True, config={})
 
     progress = SearchProgress(quiet_searcher(best=best), to_run=4)
     for number, row in enumerate([result_row(0.97), result_row(0.969, saved=0.25)]):
